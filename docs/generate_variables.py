@@ -22,9 +22,9 @@ ORDER = (
 )
 HEAD = """# Variables
 
-Every variable of every role, written by `make docs` from the roles' `meta/argument_specs.yml`. Set them in the
-inventory: for the whole cluster under `all: vars:`, for one node beside its name. The variables that start with
-`rdm_`, and `my_ip`, belong to the cluster and are listed under *preflight*, which checks them.
+Every variable of every role, written by `make docs` from the roles' `meta/argument_specs.yml`.
+Set them in the inventory: for the whole cluster under `all: vars:`, for one node beside its name.
+The variables that start with `rdm_`, and `my_ip`, belong to the cluster and are listed under *preflight*.
 """
 
 
