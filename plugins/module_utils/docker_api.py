@@ -1,0 +1,417 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A thin client of the Docker Engine API over its unix socket, with the standard library only.
+
+It runs on nodes (Python 3.8 or newer), where the Docker SDK may be missing, and where an image of 50 GB
+must go through without growing the process. The API is described at
+https://docs.docker.com/reference/api/engine/.
+"""
+
+from __future__ import annotations
+
+import errno
+import http.client
+import json
+import os
+import socket
+import struct
+import time
+from typing import Any, Iterable, Iterator, NamedTuple
+from urllib.parse import quote, urlencode
+
+DEFAULT_SOCKET = "/var/run/docker.sock"
+
+# The newest API that this client was written against (Docker 28.3). An older engine gets its own version.
+NEWEST_API = (1, 51)
+
+_READ_SIZE = 64 * 1024
+_STDERR = 2
+
+
+class DockerProblem(Exception):  # noqa: N818  # not every problem is an error of the engine
+    """Anything that went wrong with the engine; its text is one sentence for a person."""
+
+
+class DockerUnavailable(DockerProblem):
+    """No engine answers: the socket is missing, refuses, or stays silent."""
+
+
+class DockerForbidden(DockerProblem):
+    """There is a socket, but this user may not use it."""
+
+
+class DockerTimeout(DockerProblem):
+    """A command in a container did not finish before its deadline."""
+
+
+class DockerError(DockerProblem):
+    """The engine answered and said no.
+
+    Attributes:
+        status: the HTTP status; 200 when an operation that had begun reports its failure in its output.
+        message: the engine's own words.
+    """
+
+    def __init__(self, status: int, message: str, request: str = "") -> None:
+        self.status = status
+        self.message = message.strip()
+        what = "Docker Engine refused {0}".format(request) if request else "Docker Engine reports"
+        super().__init__("{0}: {1} (status {2})".format(what, self.message, status))
+
+
+class ExecResult(NamedTuple):
+    """How a command in a container ended, and what it wrote."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """An HTTP connection whose far end is a unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("docker", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Open the socket; called by http.client before the first byte is sent."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.sock.settimeout(self.timeout)
+            self.sock.connect(self._path)
+        except OSError:
+            self.sock.close()
+            raise
+
+
+def socket_path(given: str = "") -> str:
+    """Return the path of the engine's socket: as given, else of DOCKER_HOST, else Docker's default.
+
+    Args:
+        given: a path, or a unix:// address.
+
+    Raises:
+        DockerUnavailable: the address is not that of a unix socket.
+    """
+    address = given or os.environ.get("DOCKER_HOST", "") or DEFAULT_SOCKET
+    if address.startswith("unix://"):
+        return address[len("unix://") :]
+    if "://" in address:
+        raise DockerUnavailable("{0} is not the address of a unix socket (unix:///path)".format(address))
+    return address
+
+
+class DockerAPI:
+    """The engine behind one unix socket.
+
+    Every request has a connection of its own, so that one object serves several threads.
+
+    Args:
+        socket: path or unix:// address; empty means DOCKER_HOST, else /var/run/docker.sock.
+        timeout: seconds that the engine may stay silent.
+    """
+
+    def __init__(self, socket: str = "", timeout: float = 60) -> None:
+        self.socket = socket_path(socket)
+        self.timeout = timeout
+        self._version: dict[str, Any] | None = None
+
+    # ---- what the engine is
+
+    def version(self) -> dict[str, Any]:
+        """Return the engine's /version, asked once."""
+        if self._version is None:
+            self._version = self._json("GET", "/version")
+        return self._version
+
+    @property
+    def api_version(self) -> str:
+        """The API version in use: the older of ours and the engine's.
+
+        Raises:
+            DockerUnavailable: the engine has dropped every version that this client knows.
+        """
+        version = self.version()
+        oldest = _numbers(version.get("MinAPIVersion", "1.12"))
+        if oldest > NEWEST_API:
+            raise DockerUnavailable(
+                "Docker Engine {0} at {1} speaks API {2} and newer; the newest known here is {3}".format(
+                    version.get("Version", "?"), self.socket, _dotted(oldest), _dotted(NEWEST_API)
+                )
+            )
+        return _dotted(min(NEWEST_API, _numbers(version["ApiVersion"])))
+
+    # ---- requests
+
+    def get(self, path: str, **query: Any) -> Any:
+        """Return the answer to GET: the JSON value, or the text where it is not JSON."""
+        return self._json("GET", self._versioned(path, query))
+
+    def post(self, path: str, body: Any = None, **query: Any) -> Any:
+        """Return the answer to POST with a JSON body (None: no body); None when the answer is empty."""
+        return self._json("POST", self._versioned(path, query), body)
+
+    def delete(self, path: str, **query: Any) -> Any:
+        """Return the answer to DELETE; None when the answer is empty."""
+        return self._json("DELETE", self._versioned(path, query))
+
+    def post_stream(
+        self,
+        path: str,
+        chunks: Iterable[bytes],
+        headers: dict[str, str] | None = None,
+        idle_timeout: float = 600,
+        **query: Any,
+    ) -> Iterator[dict[str, Any]]:
+        """Upload a stream in constant memory and yield the engine's progress, one JSON line each.
+
+        The upload is complete when this returns; the lines are read as they are asked for. An engine that
+        writes much before it has read the whole stream would block: ask /images/load for quiet=1.
+
+        Args:
+            path: such as /images/load.
+            chunks: the body; what iterating over it raises goes to the caller.
+            headers: such as {"Content-Type": "application/x-tar"}.
+            idle_timeout: seconds that the engine may stay silent while it works.
+            query: the parameters of the request.
+
+        Raises:
+            DockerError: at once when the engine refuses, and while reading when it reports an error.
+        """
+        target = self._versioned(path, query)
+        request = "POST " + path
+        connection = _UnixConnection(self.socket, idle_timeout)
+        try:
+            response = self._send(connection, "POST", target, _non_empty(chunks), dict(headers or {}))
+            _raise_for_status(response, request)
+        except BaseException:
+            connection.close()
+            raise
+        return self._progress(connection, response, request)
+
+    def exec(self, container: str, argv: list[str], timeout: float, user: str = "") -> ExecResult:
+        """Run a command in a running container, without a terminal, and wait for its end.
+
+        The engine cannot end a command that it has started: past the deadline the command goes on, so a
+        command that may hang should carry a limit of its own.
+
+        Args:
+            container: name or id.
+            argv: the command and its arguments; no shell is involved.
+            timeout: seconds from now to the deadline.
+            user: user[:group] in the container; empty means the container's own.
+
+        Raises:
+            DockerTimeout: the deadline passed.
+            DockerError: no such container, or it does not run.
+        """
+        deadline = time.monotonic() + timeout
+        spec = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(argv), "User": user}
+        exec_id = self.post("/containers/{0}/exec".format(quote(container, safe="")), spec)["Id"]
+        late = "{0} in container {1} did not finish within {2:g} s".format(argv[0], container, timeout)
+        stdout, stderr = self._attach(exec_id, deadline, late)
+        while True:
+            state = self.get("/exec/{0}/json".format(exec_id))
+            if not state["Running"] and state["ExitCode"] is not None:
+                return ExecResult(state["ExitCode"], stdout, stderr)
+            # The output has ended but the engine has not yet collected the exit status.
+            if time.monotonic() > deadline:
+                raise DockerTimeout(late)
+            time.sleep(0.01)
+
+    # ---- inside
+
+    def _versioned(self, path: str, query: dict[str, Any]) -> str:
+        """Return the request target: version prefix, path, and the query with JSON for lists and maps."""
+        words = {key: _query_value(value) for key, value in query.items() if value is not None}
+        return "/v{0}{1}{2}".format(self.api_version, path, "?" + urlencode(words) if words else "")
+
+    def _json(self, method: str, target: str, body: Any = None) -> Any:
+        connection = _UnixConnection(self.socket, self.timeout)
+        headers = {}
+        payload = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            payload = json.dumps(body).encode()
+        try:
+            response = self._send(connection, method, target, payload, headers)
+            _raise_for_status(response, "{0} {1}".format(method, target.partition("?")[0]))
+            text = response.read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise self._problem(error) from error
+        finally:
+            connection.close()
+        if not text.strip():
+            return None
+        if "json" in response.headers.get("Content-Type", ""):
+            return json.loads(text)
+        return text
+
+    def _send(
+        self, connection: _UnixConnection, method: str, target: str, body: Any, headers: dict[str, str]
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.connect()
+        except OSError as error:
+            raise self._problem(error) from error
+        upload = _Upload(body) if body is not None and not isinstance(body, bytes) else None
+        try:
+            connection.request(method, target, body=upload or body, headers=headers, encode_chunked=True)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # The engine may refuse an upload before it has read all of it; its answer says why.
+            if upload is not None and upload.error is error:
+                raise
+        except OSError as error:
+            if upload is not None and upload.error is error:
+                raise
+            raise self._problem(error) from error
+        try:
+            return connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._problem(error) from error
+
+    def _progress(
+        self, connection: _UnixConnection, response: http.client.HTTPResponse, request: str
+    ) -> Iterator[dict[str, Any]]:
+        try:
+            for raw in response:
+                line = raw.strip()
+                if not line:
+                    continue
+                value = json.loads(line)
+                if "error" in value:
+                    raise DockerError(response.status, str(value["error"]), request)
+                yield value
+        except (OSError, http.client.HTTPException) as error:
+            raise self._problem(error) from error
+        except ValueError as error:
+            raise DockerError(
+                response.status, "unreadable answer {0!r}".format(line[:200]), request
+            ) from error
+        finally:
+            connection.close()
+
+    def _attach(self, exec_id: str, deadline: float, late: str) -> tuple[bytes, bytes]:
+        """Start an exec and return what it writes until it ends: (stdout, stderr)."""
+        connection = _UnixConnection(self.socket, self.timeout)
+        target = self._versioned("/exec/{0}/start".format(exec_id), {})
+        try:
+            response = self._send(
+                connection,
+                "POST",
+                target,
+                json.dumps({"Detach": False, "Tty": False}).encode(),
+                {"Content-Type": "application/json"},
+            )
+            _raise_for_status(response, "POST /exec/start")
+            return _demultiplex(_until(response, deadline))
+        except socket.timeout as error:
+            raise DockerTimeout(late) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._problem(error) from error
+        finally:
+            connection.close()
+
+    def _problem(self, error: Exception) -> DockerProblem:
+        """Turn a failure of the connection into one sentence."""
+        number = getattr(error, "errno", None)
+        if number in (errno.EACCES, errno.EPERM):
+            return DockerForbidden(
+                "user {0} may not use {1}: add it to the group that owns the socket (usually docker)".format(
+                    _user_name(), self.socket
+                )
+            )
+        if number in (errno.ENOENT, errno.ENOTDIR):
+            reason = "there is no such socket"
+        elif number == errno.ECONNREFUSED:
+            reason = "the socket is there, but nothing listens on it"
+        elif isinstance(error, socket.timeout):
+            reason = "it stayed silent for {0:g} s".format(self.timeout)
+        else:
+            reason = str(error) or type(error).__name__
+        return DockerUnavailable("no Docker Engine answers at {0}: {1}".format(self.socket, reason))
+
+
+class _Upload:
+    """An iterable body that remembers the error of its own source, to tell it from the connection's."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = chunks
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._chunks
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _non_empty(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Leave out empty chunks: in a chunked body an empty one would mean the end."""
+    return (chunk for chunk in chunks if chunk)
+
+
+def _raise_for_status(response: http.client.HTTPResponse, request: str) -> None:
+    if response.status < 400:
+        return
+    text = response.read().decode("utf-8", "replace")
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError):
+        message = text or response.reason
+    raise DockerError(response.status, str(message), request)
+
+
+def _until(response: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
+    """Yield the pieces of a response as they come; socket.timeout when the deadline passes first."""
+    connection = response.fp.raw._sock  # type: ignore[attr-defined]  # http.client offers no other way
+    while True:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        piece = response.read1(_READ_SIZE)
+        if not piece:
+            return
+        yield piece
+
+
+def _demultiplex(pieces: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """Split the engine's raw stream into (stdout, stderr).
+
+    Each frame has 8 bytes of header: the stream (1 stdout, 2 stderr), three zeros, and the length of the
+    payload as a big-endian 32-bit number.
+    """
+    stdout, stderr, buffer = bytearray(), bytearray(), bytearray()
+    for piece in pieces:
+        buffer += piece
+        while len(buffer) >= 8:
+            stream, length = struct.unpack(">BxxxL", buffer[:8])
+            if len(buffer) < 8 + length:
+                break
+            (stderr if stream == _STDERR else stdout).extend(buffer[8 : 8 + length])
+            del buffer[: 8 + length]
+    return bytes(stdout), bytes(stderr)
+
+
+def _query_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, (dict, list)):
+        return json.dumps(value)
+    return str(value)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def _user_name() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
