@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The controller's half of rdm.provision.image_archive: bring an archive to the nodes that need it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.image_archive import (
+    ArchiveMissing,
+    ArchiveProblem,
+    cached_index,
+    default_cache_dir,
+)
+
+MODULE = "rdm.provision.image_archive"
+
+
+class ActionModule(ActionBase):
+    """Read the archive here, ask the node whether it needs it, and only then copy it there and load it."""
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the module, twice when the archive has to be copied."""
+        task_vars = task_vars or {}
+        super().run(tmp, task_vars)
+        arguments = dict(self._task.args)
+        if boolean(arguments.get("remote_src", True), strict=False):
+            return self._module(arguments, task_vars)
+        if not arguments.get("path"):
+            raise AnsibleActionFail("path is missing: where is the archive?")
+        path = self._local_path(str(arguments["path"]), task_vars)
+        absent = arguments.get("state") == "absent"
+        cache_dir = str(arguments.get("cache_dir") or default_cache_dir())
+        try:
+            index = cached_index(path, str(arguments.get("sha256") or ""), cache_dir, stale=absent)
+        except ArchiveMissing as problem:
+            if not absent:
+                raise AnsibleActionFail(f"on the controller, {problem}") from None
+            self._display.warning(
+                f"{problem} on the controller: its images cannot be told from others and stay"
+            )
+            return {"changed": False, "actions": [], "copy_needed": False}
+        except ArchiveProblem as problem:
+            raise AnsibleActionFail(f"on the controller, {problem}") from None
+        arguments.update(path=path, remote_src=False, copy=None, index=index.to_json())
+        result = self._module(arguments, task_vars)
+        if self._task.check_mode or result.get("failed") or not result.get("copy_needed"):
+            return result
+        return self._copy_and_load(path, arguments, task_vars)
+
+    def _module(self, arguments: dict[str, Any], task_vars: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = self._execute_module(
+            module_name=MODULE, module_args=arguments, task_vars=task_vars
+        )
+        return result
+
+    def _local_path(self, path: str, task_vars: dict[str, Any]) -> str:
+        return os.path.join(task_vars.get("inventory_dir") or os.getcwd(), os.path.expanduser(path))
+
+    def _copy_and_load(
+        self, path: str, arguments: dict[str, Any], task_vars: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Copy the archive to the node, run the module on the copy, and remove it in any case."""
+        copy = self._remote_copy_path(path, task_vars)
+        try:
+            try:
+                self._connection.put_file(path, copy)
+            except AnsibleError as error:
+                size = os.path.getsize(path) / 1e9
+                raise AnsibleActionFail(
+                    f"{path} could not be copied to {copy} on the node (is there room for {size:.1f} GB?): "
+                    f"{error}"
+                ) from error
+            self._fixup_perms2([self._connection._shell.tmpdir, copy])
+            return self._module({**arguments, "copy": copy}, task_vars)
+        finally:
+            self._low_level_execute_command(self._connection._shell.remove(copy), sudoable=False)
+            self._remove_tmp_path(self._connection._shell.tmpdir)
+
+    def _remote_copy_path(self, path: str, task_vars: dict[str, Any]) -> str:
+        """Return where the copy goes on the node.
+
+        The name is the same in every run, so that a later run replaces what one that was killed left
+        behind; it differs between nodes, which may share a home directory.
+        """
+        shell = self._connection._shell
+        if shell.tmpdir is None:
+            self._make_tmp_path()
+        if self._is_become_unprivileged():
+            return str(shell.join_path(shell.tmpdir, "image-archive"))
+        node = f"{task_vars.get('inventory_hostname')}\0{path}"
+        name = "rdm-image-" + hashlib.sha256(node.encode()).hexdigest()[:16]
+        return str(shell.join_path(os.path.dirname(shell.tmpdir.rstrip("/")), name))

@@ -1,0 +1,366 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""rdm.provision.image_archive: the images of an archive are in the Docker Engine."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: image_archive
+short_description: Load the images of an archive into Docker Engine, only when they are not there
+version_added: 0.1.0
+description:
+  - Makes sure that the images of an archive (what C(docker save) writes, or an OCI image layout) are in
+    the engine under their tags, and that they are the right ones.
+  - An image is compared by the digest of its configuration and by its layers, so that nothing is loaded
+    twice, whichever image store the engine has.
+  - Archives may be plain tars, or compressed with gzip or zstd. They are streamed, so memory does not grow
+    with the image.
+  - A tag that points to another image is moved; the other image stays, without that tag.
+options:
+  path:
+    description:
+      - The archive.
+      - On the controller (O(remote_src=false)) a relative path is relative to the inventory's directory.
+    type: path
+    required: true
+  remote_src:
+    description:
+      - Whether the archive is on the node, or on a file system that the node mounts.
+      - Otherwise it is on the controller, and is copied to the node for as long as it takes, only when
+        the node needs it.
+    type: bool
+    default: true
+  sha256:
+    description:
+      - What the digest of the archive must be, in hexadecimal. It is verified before anything is loaded.
+      - Empty means that any will do.
+    type: str
+    default: ""
+  name:
+    description:
+      - The image that must be in the archive and in the engine, such as V(repository:tag).
+      - An archive with one image that has no name is given this one.
+      - Empty means all images of the archive, under the names that they have in it.
+    type: str
+    default: ""
+  state:
+    description:
+      - V(present) loads what is missing.
+      - V(absent) removes the tags that point to the images of the archive, and with its last tag the image.
+    type: str
+    choices: [present, absent]
+    default: present
+  cache_dir:
+    description:
+      - Where it is remembered what is in an archive that has to be read whole for that, so that this is
+        done only once.
+      - Empty means C(/var/cache/rdm) for root, and C(~/.cache/rdm) for others.
+    type: str
+    default: ""
+  index:
+    description:
+      - What is in the archive. Set by the action plugin for an archive on the controller.
+    type: dict
+  copy:
+    description:
+      - Where the archive was copied to. Set by the action plugin for an archive on the controller.
+    type: path
+attributes:
+  check_mode:
+    support: full
+    description: Tells what would change, and changes nothing.
+  diff_mode:
+    support: full
+    description: Shows the image behind each tag, before and after.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+requirements:
+  - Docker Engine 20.10 or newer
+  - The program zstd, for archives compressed with it, where the archive is.
+author:
+  - The rdm-provision authors
+"""
+
+EXAMPLES = r"""
+- name: The training image comes from a file system that every node mounts
+  rdm.provision.image_archive:
+    path: /shared/images/training-2026.11.tar.zst
+    name: registry.example.com/training:2026.11
+    sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+
+- name: The training image is an archive on the controller
+  rdm.provision.image_archive:
+    path: images/training.tar.gz
+    name: training:1
+    remote_src: false
+
+- name: The image goes
+  rdm.provision.image_archive:
+    path: /shared/images/training-2026.11.tar.zst
+    state: absent
+"""
+
+RETURN = r"""
+images:
+  description: The images of the archive that were asked for.
+  returned: when the archive could be read
+  type: list
+  elements: dict
+  contains:
+    digest:
+      description: The digest of the image's configuration.
+      type: str
+    tags:
+      description: The names that it has, or would have.
+      type: list
+      elements: str
+actions:
+  description: What was done, or would be done in check mode.
+  returned: always
+  type: list
+  elements: str
+  sample: ["load /shared/images/training-2026.11.tar.zst"]
+copy_needed:
+  description: The node needs the archive, which is on the controller.
+  returned: always
+  type: bool
+"""
+
+import contextlib
+import os
+from typing import Any
+from urllib.parse import quote
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.image_archive import (
+    ArchiveIndex,
+    ArchiveMissing,
+    ArchiveProblem,
+    Image,
+    cached_index,
+    default_cache_dir,
+    file_sha256,
+    forget_index,
+    load_chunks,
+    same_image,
+    wanted_images,
+)
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "path": {"type": "path", "required": True},
+    "remote_src": {"type": "bool", "default": True},
+    "sha256": {"type": "str", "default": ""},
+    "name": {"type": "str", "default": ""},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "cache_dir": {"type": "str", "default": ""},
+    "index": {"type": "dict"},
+    "copy": {"type": "path"},
+}
+
+NO_IMAGE = "absent"
+
+
+class Images:
+    """The images of one archive, and what the engine has of them.
+
+    Raises:
+        ArchiveProblem: the archive is not usable.
+        DockerProblem: the engine does not answer or refuses.
+    """
+
+    def __init__(self, params: dict[str, Any], api: DockerAPI, check_mode: bool) -> None:
+        self.api = api
+        self.check_mode = check_mode
+        self.path: str = params["path"]
+        self.sha256: str = params["sha256"]
+        self.copy: str | None = params["copy"]
+        self.cache_dir: str = params["cache_dir"] or default_cache_dir()
+        self.on_node: bool = params["remote_src"]
+        if self.on_node:
+            self.index = cached_index(
+                self.path, self.sha256, self.cache_dir, stale=params["state"] == "absent"
+            )
+        elif params["index"]:
+            self.index = ArchiveIndex.from_json(params["index"])
+        else:
+            raise ArchiveProblem("remote_src=false works through Ansible only")
+        self.wanted = wanted_images(self.index, self.path, params["name"], api.version()["Arch"])
+        self.before = {name: self._id(name) for name in self._names()}
+        self.after = dict(self.before)
+        self.actions: list[str] = []
+        self.copy_needed = False
+
+    def present(self) -> None:
+        """Load and tag what is missing."""
+        wrong = [(image, tag) for image, tag in self._tagged() if not self._is(image, tag)]
+        missing = [image for image, _tags in self.wanted if self._find(image) is None]
+        if not wrong and not missing:
+            return
+        if missing:
+            self.actions.append("load {0}".format(self.path))
+            self._check_room()
+            self.copy_needed = not self.on_node and self.copy is None
+            if not self.check_mode and not self.copy_needed:
+                self._load()
+        if self.check_mode or self.copy_needed:
+            for image, tags in self.wanted:
+                for name in tags or [image.ids[0]]:
+                    self.after[name] = self._find(image) or image.ids[0]
+            self.actions.extend("tag {0}".format(tag) for _image, tag in wrong if not missing)
+            return
+        for image, tag in self._tagged():
+            if not self._is(image, tag):
+                self._tag(image, tag)
+        for image, _tags in self.wanted:
+            if self._find(image) is None:
+                raise ArchiveProblem(
+                    "the engine accepted {0}, but image {1} is not in it".format(self.path, image.ids[0])
+                )
+        self.after = {name: self._id(name) for name in self._names()}
+
+    def absent(self) -> None:
+        """Remove the tags that point to these images, and images without tags."""
+        for image, tags in self.wanted:
+            for name in tags or image.ids[:1]:
+                if not self._is(image, name):
+                    continue
+                self.actions.append("remove {0}".format(name))
+                self.after[name] = NO_IMAGE
+                if not self.check_mode:
+                    self.api.delete("/images/{0}".format(quote(name, safe="/:@")))
+        if self.on_node and not self.check_mode:
+            forget_index(self.path, self.cache_dir)
+
+    def result(self) -> dict[str, Any]:
+        """Return what the module tells."""
+        return {
+            "changed": bool(self.actions),
+            "actions": self.actions,
+            "copy_needed": self.copy_needed,
+            "images": [{"digest": image.ids[0], "tags": tags} for image, tags in self.wanted],
+            "diff": {"before": self.before, "after": self.after},
+        }
+
+    # ---- the engine
+
+    def _names(self) -> list[str]:
+        return [name for image, tags in self.wanted for name in tags or image.ids[:1]]
+
+    def _tagged(self) -> list[tuple[Image, str]]:
+        return [(image, tag) for image, tags in self.wanted for tag in tags]
+
+    def _inspect(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self.api.get("/images/{0}/json".format(quote(name, safe="/:@")))
+        except DockerError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def _id(self, name: str) -> str:
+        found = self._inspect(name)
+        return NO_IMAGE if found is None else str(found["Id"])
+
+    def _is(self, image: Image, name: str) -> bool:
+        found = self._inspect(name)
+        return found is not None and same_image(image, found)
+
+    def _find(self, image: Image) -> str | None:
+        """Return the Id that the image has in the engine, under whatever name."""
+        tags = next(tags for other, tags in self.wanted if other is image)
+        for name in [*tags, *image.ids]:
+            found = self._inspect(name)
+            if found is not None and same_image(image, found):
+                return str(found["Id"])
+        return None
+
+    def _tag(self, image: Image, tag: str) -> None:
+        image_id = self._find(image)
+        if image_id is not None:
+            repository, _, word = tag.rpartition(":")
+            self.api.post("/images/{0}/tag".format(image_id), repo=repository, tag=word)
+            self.actions.append("tag {0}".format(tag))
+
+    def _check_room(self) -> None:
+        """Refuse when the image certainly does not fit where the engine stores images."""
+        info = self.api.get("/info")
+        root = info.get("DockerRootDir", "")
+        other_store = any("containerd" in str(value) for _key, value in info.get("DriverStatus") or [])
+        if other_store or not os.path.isdir(root):
+            return
+        status = os.statvfs(root)
+        free = status.f_bavail * status.f_frsize
+        if free < self.index.unpacked:
+            raise ArchiveProblem(
+                "the disk is too small for {0}: it unpacks to {1}, and {2} has {3} free".format(
+                    self.path, _size(self.index.unpacked), root, _size(free)
+                )
+            )
+
+    def _load(self) -> None:
+        source = self.path if self.copy is None else self.copy
+        if self.copy is not None:
+            self._verify_copy(self.copy)
+        # An archive may hold images for other architectures under the same tags.
+        index = self.index._replace(images=[image for image, _tags in self.wanted])
+        try:
+            with contextlib.closing(load_chunks(source, index)) as chunks:
+                progress = self.api.post_stream(
+                    "/images/load", chunks, {"Content-Type": "application/x-tar"}, quiet=True
+                )
+                for _line in progress:
+                    pass
+        except DockerError as error:
+            if "no space left" in error.message:
+                raise ArchiveProblem(
+                    "the disk of the engine became full while loading {0}, which unpacks to {1}".format(
+                        self.path, _size(self.index.unpacked)
+                    )
+                ) from None
+            raise
+
+    def _verify_copy(self, copy: str) -> None:
+        try:
+            size = os.stat(copy).st_size
+        except OSError as error:
+            raise ArchiveProblem("the copy of {0} cannot be read: {1}".format(self.path, error)) from None
+        if size != self.index.size:
+            raise ArchiveProblem(
+                "the copy of {0} has {1} bytes, not {2}".format(self.path, size, self.index.size)
+            )
+        if self.index.sha256 and file_sha256(copy) != self.index.sha256:
+            raise ArchiveProblem("the copy of {0} is corrupt: its sha256 differs".format(self.path))
+
+
+def _size(count: int) -> str:
+    return "{0:.1f} GB".format(count / 1e9) if count >= 1e9 else "{0:.1f} MB".format(count / 1e6)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    try:
+        images = Images(module.params, DockerAPI(), module.check_mode)
+        if module.params["state"] == "present":
+            images.present()
+        else:
+            images.absent()
+    except ArchiveMissing as problem:
+        if module.params["state"] == "present":
+            module.fail_json(msg=str(problem), actions=[], copy_needed=False)
+        module.warn("{0}: its images cannot be told from others and stay".format(problem))
+        module.exit_json(changed=False, actions=[], copy_needed=False)
+    except (ArchiveProblem, DockerProblem) as problem:
+        module.fail_json(msg=str(problem), actions=[], copy_needed=False)
+    module.exit_json(**images.result())
+
+
+if __name__ == "__main__":
+    main()
