@@ -1,0 +1,146 @@
+"""A Docker Engine of the tests' own: it shares nothing with the machine's and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
+
+START_TIMEOUT = 60.0
+STOP_TIMEOUT = 30.0
+
+
+@dataclass
+class Engine:
+    """A private dockerd.
+
+    Attributes:
+        root: a short directory (a unix socket's path has at most 107 bytes) with everything the engine has.
+        options: further options of dockerd.
+    """
+
+    root: Path
+    options: list[str] = field(default_factory=list)
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> str:
+        """The path of the engine's socket."""
+        return str(self.root / "docker.sock")
+
+    @property
+    def api(self) -> DockerAPI:
+        """A client of this engine."""
+        return DockerAPI(self.socket)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment that makes the docker command and the Docker SDK talk to this engine."""
+        return {**os.environ, "DOCKER_HOST": f"unix://{self.socket}"}
+
+    @property
+    def pid(self) -> int:
+        """The process id of dockerd."""
+        assert self._process is not None, "the engine is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start dockerd and wait until it answers."""
+        log = self.root / "dockerd.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    "dockerd",
+                    f"--host=unix://{self.socket}",
+                    f"--data-root={self.root / 'data'}",
+                    f"--exec-root={self.root / 'exec'}",
+                    f"--pidfile={self.root / 'docker.pid'}",
+                    # Used only where the system's containerd runs, which several engines then share.
+                    f"--containerd-namespace={self.root.name}",
+                    f"--containerd-plugins-namespace={self.root.name}-plugins",
+                    # Leave the machine's firewall, forwarding and links alone.
+                    "--bridge=none",
+                    "--iptables=false",
+                    "--ip6tables=false",
+                    "--ip-forward=false",
+                    *self.options,
+                ],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        if not wait_until(self._answers, START_TIMEOUT):
+            self.stop()
+            pytest.fail(f"the tests' own dockerd did not start:\n{log.read_text()[-2000:]}")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            return False
+        try:
+            self.api.version()
+        except DockerProblem:
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Stop dockerd in good order; its images and stopped containers stay for the next start."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def remove(self) -> None:
+        """Remove every container and network, stop the engine and delete all that it had."""
+        if self._process is not None and self._answers():
+            for container in self.api.get("/containers/json", all=True):
+                self.api.delete(f"/containers/{container['Id']}", force=True, v=True)
+            self.api.post("/networks/prune")
+        self.stop()
+        for mount in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+            where = mount.split()[1]
+            if where.startswith(f"{self.root}/"):
+                subprocess.run(["umount", "--lazy", where], check=True)
+        shutil.rmtree(self.root)
+
+
+@contextmanager
+def private_engine(*options: str) -> Iterator[Engine]:
+    """Run a private dockerd for the length of a with block.
+
+    Args:
+        options: further options of dockerd.
+    """
+    if os.geteuid() != 0:
+        pytest.fail("the integration tests start a Docker Engine of their own, which only root can do")
+    if shutil.which("dockerd") is None:
+        pytest.fail("the integration tests need the dockerd program: apt-get install docker.io")
+    engine = Engine(Path(tempfile.mkdtemp(prefix="rdm-engine-", dir="/tmp")), list(options))
+    try:
+        engine.start()
+        yield engine
+    finally:
+        engine.remove()
+
+
+def wait_until(condition: Callable[[], bool], timeout: float, interval: float = 0.05) -> bool:
+    """Return whether the condition came true within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(interval)
+    return True

@@ -1,0 +1,62 @@
+"""Images made here and now, without a registry: a root file system of one static busybox."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
+
+
+def busybox_rootfs(extra: dict[str, bytes] | None = None) -> bytes:
+    """Return a tar of a root file system: busybox under all its names, and `extra` files by path."""
+    program = shutil.which("busybox")
+    if program is None:
+        pytest.fail("the integration tests need a static busybox: apt-get install busybox-static")
+    applets = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    files = {
+        "bin/busybox": Path(program).read_bytes(),
+        "etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
+        "etc/group": b"root:x:0:\nvideo:x:44:\nnogroup:x:65534:\n",
+        **(extra or {}),
+    }
+    output = io.BytesIO()
+    with tarfile.open(fileobj=output, mode="w") as archive:
+        for directory in ("bin", "etc", "root", "tmp"):
+            entry = tarfile.TarInfo(directory)
+            entry.type = tarfile.DIRTYPE
+            entry.mode = 0o1777 if directory == "tmp" else 0o755
+            archive.addfile(entry)
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            entry.mode = 0o755 if path.startswith("bin/") else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+        for name in applets:
+            if name != "busybox":
+                entry = tarfile.TarInfo(f"bin/{name}")
+                entry.type = tarfile.SYMTYPE
+                entry.linkname = "busybox"
+                archive.addfile(entry)
+    return output.getvalue()
+
+
+def import_image(api: DockerAPI, name: str, rootfs: bytes) -> str:
+    """Import a root file system as the image `name` (with tag), whose command sleeps; return its id."""
+    repository, _, tag = name.rpartition(":")
+    lines = list(
+        api.post_stream(
+            "/images/create",
+            [rootfs],
+            {"Content-Type": "application/x-tar"},
+            fromSrc="-",
+            repo=repository,
+            tag=tag,
+            changes='CMD ["/bin/sleep", "infinity"]',
+        )
+    )
+    return str(lines[-1]["status"])

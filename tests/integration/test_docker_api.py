@@ -1,0 +1,199 @@
+"""The client of the engine's API, against a real engine."""
+
+from __future__ import annotations
+
+import io
+import resource
+import socket
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+    DockerAPI,
+    DockerError,
+    DockerTimeout,
+    DockerUnavailable,
+)
+
+from tests.integration.engine import Engine
+from tests.integration.images import import_image
+
+
+@pytest.fixture(scope="module")
+def container(engine: Engine, busybox_image: str) -> Iterator[str]:
+    """A running container."""
+    spec = {"Image": busybox_image, "HostConfig": {"NetworkMode": "none", "Init": True}}
+    name = "rdm-test-exec"
+    engine.api.post("/containers/create", spec, name=name)
+    engine.api.post(f"/containers/{name}/start")
+    yield name
+    engine.api.delete(f"/containers/{name}", force=True)
+
+
+def test_uses_no_newer_api_than_the_engine_has(engine: Engine) -> None:
+    spoken = [int(part) for part in engine.api.api_version.split(".")]
+    offered = [int(part) for part in engine.api.version()["ApiVersion"].split(".")]
+    assert spoken <= offered
+
+
+def test_get_returns_json_and_text(engine: Engine, container: str) -> None:
+    assert engine.api.get("/_ping") == "OK"
+    assert engine.api.get(f"/containers/{container}/json")["State"]["Running"] is True
+
+
+def test_filters_are_sent_as_json(engine: Engine, container: str) -> None:
+    found = engine.api.get("/containers/json", filters={"name": [container]})
+    assert [entry["Names"] for entry in found] == [[f"/{container}"]]
+    assert engine.api.get("/containers/json", filters={"name": ["nothing-of-this-name"]}) == []
+
+
+def test_post_and_delete_return_none_for_an_empty_answer(engine: Engine) -> None:
+    network = engine.api.post("/networks/create", {"Name": "rdm-test-api", "Driver": "bridge"})
+    assert engine.api.delete(f"/networks/{network['Id']}") is None
+
+
+def test_a_refusal_carries_status_and_the_engines_words(engine: Engine) -> None:
+    with pytest.raises(
+        DockerError, match=r"Docker Engine refused GET .*: No such container: nothing"
+    ) as caught:
+        engine.api.get("/containers/nothing/json")
+    assert caught.value.status == 404
+
+
+def test_exec_keeps_the_two_streams_apart(engine: Engine, container: str) -> None:
+    result = engine.api.exec(container, ["sh", "-c", "echo out; echo err >&2; exit 7"], timeout=10)
+    assert result == (7, b"out\n", b"err\n")
+
+
+def test_exec_passes_arguments_untouched(engine: Engine, container: str) -> None:
+    words = ["a b", "$(reboot)", "line\nbreak", "'\"", ""]
+    result = engine.api.exec(container, ["printf", "<%s>", *words], timeout=10)
+    assert result.stdout.decode() == "".join(f"<{word}>" for word in words)
+
+
+def test_exec_as_another_user(engine: Engine, container: str) -> None:
+    assert engine.api.exec(container, ["id", "-u"], timeout=10, user="nobody").stdout == b"65534\n"
+
+
+def test_exec_reads_much_output(engine: Engine, container: str) -> None:
+    result = engine.api.exec(container, ["head", "-c", "3000000", "/dev/zero"], timeout=30)
+    assert len(result.stdout) == 3_000_000
+
+
+def test_exec_ends_at_its_deadline(engine: Engine, container: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(DockerTimeout, match=r"sleep in container rdm-test-exec did not finish within 0\.5 s"):
+        engine.api.exec(container, ["sleep", "2"], timeout=0.5)
+    assert time.monotonic() - began < 2
+
+
+def test_exec_in_a_container_that_does_not_exist(engine: Engine) -> None:
+    with pytest.raises(DockerError) as caught:
+        engine.api.exec("nothing", ["true"], timeout=5)
+    assert caught.value.status == 404
+
+
+def test_an_upload_does_not_grow_the_process(engine: Engine) -> None:
+    size = 200 * 1024 * 1024
+    entry = tarfile.TarInfo("large")
+    entry.size = size
+
+    def archive() -> Iterator[bytes]:
+        yield entry.tobuf()
+        block = bytes(1024 * 1024)
+        for _ in range(size // len(block)):
+            yield block
+        yield bytes(2 * tarfile.BLOCKSIZE)
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = list(
+        engine.api.post_stream("/images/create", archive(), fromSrc="-", repo="rdm-test/large", tag="1")
+    )
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert lines[-1]["status"].startswith("sha256:")
+    engine.api.delete("/images/rdm-test/large:1")
+    assert grown < 16 * 1024  # KiB
+
+
+def test_a_load_that_fails_in_the_engine_is_an_error(engine: Engine) -> None:
+    with pytest.raises(DockerError):
+        list(engine.api.post_stream("/images/load", [b"this is no image"] * 10_000, quiet=True))
+
+
+def test_an_error_of_the_source_reaches_the_caller(engine: Engine) -> None:
+    def broken() -> Iterator[bytes]:
+        yield bytes(1024)
+        raise OSError("the disk went away")
+
+    with pytest.raises(OSError, match="the disk went away"):
+        engine.api.post_stream("/images/load", broken())
+
+
+def test_an_image_saved_by_the_engine_loads_again(engine: Engine, tmp_path: Path) -> None:
+    rootfs = io.BytesIO()
+    with tarfile.open(fileobj=rootfs, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("empty"))
+    image_id = import_image(engine.api, "rdm-test/again:1", rootfs.getvalue())
+    saved = tmp_path / "again.tar"
+    subprocess.run(
+        ["docker", "save", "-o", str(saved), "rdm-test/again:1"], check=True, env=engine.environment
+    )
+    engine.api.delete("/images/rdm-test/again:1")
+
+    with saved.open("rb") as source:
+        lines = list(engine.api.post_stream("/images/load", iter(lambda: source.read(65536), b"")))
+    assert "rdm-test/again:1" in lines[-1]["stream"]
+    assert engine.api.get("/images/rdm-test/again:1/json")["Id"] == image_id
+    engine.api.delete("/images/rdm-test/again:1")
+
+
+def test_no_socket(tmp_path: Path) -> None:
+    with pytest.raises(DockerUnavailable, match=r"no Docker Engine answers at .*: there is no such socket"):
+        DockerAPI(str(tmp_path / "docker.sock")).version()
+
+
+def test_a_socket_on_which_nothing_listens(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as unused:
+        unused.bind(str(path))
+    with pytest.raises(DockerUnavailable, match="nothing listens on it"):
+        DockerAPI(str(path)).version()
+
+
+def test_an_engine_that_stays_silent(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(path))
+        silent.listen()
+        with pytest.raises(DockerUnavailable, match=r"it stayed silent for 0\.2 s"):
+            DockerAPI(str(path), timeout=0.2).version()
+
+
+def test_a_user_who_may_not_use_the_socket(engine: Engine) -> None:
+    # Another process, because giving up root cannot be taken back.
+    root = Path(__file__).resolve().parents[2]
+    code = (
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(root / '.collections')!r})\n"
+        "from ansible_collections.rdm.provision.plugins.module_utils.docker_api import *\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        f"try: DockerAPI({engine.socket!r}).version()\n"
+        "except DockerForbidden as problem: print(problem)\n"
+    )
+    engine.root.chmod(0o755)
+    spoken = subprocess.run(["python3", "-c", code], check=True, capture_output=True, text=True).stdout
+    assert spoken.startswith(f"user nobody may not use {engine.socket}: add it to the group")
+
+
+def test_docker_host_is_honoured(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
+    assert DockerAPI().socket == engine.socket
+    monkeypatch.setenv("DOCKER_HOST", "tcp://192.0.2.1:2375")
+    with pytest.raises(
+        DockerUnavailable, match=r"tcp://192\.0\.2\.1:2375 is not the address of a unix socket"
+    ):
+        DockerAPI()
