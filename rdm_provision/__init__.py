@@ -1,0 +1,72 @@
+"""Turn a list of hosts into a cluster that trains large models.
+
+>>> from rdm_provision import Cluster
+>>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+>>> result = cluster.up().result()  # doctest: +SKIP
+>>> result.exit_code  # doctest: +SKIP
+0
+
+The names below are loaded when first used, so that ``import rdm_provision`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import Cluster, Node
+    from rdm_provision.errors import ClusterBusyError, InputError, InventoryError, RdmError, ToolMissingError
+    from rdm_provision.events import (
+        Event,
+        NodeRecap,
+        NodeResult,
+        Notice,
+        PhaseStarted,
+        Problem,
+        RunFinished,
+        RunResult,
+        RunStarted,
+        Status,
+        TaskStarted,
+    )
+    from rdm_provision.run import Run
+
+__all__ = [
+    "Cluster",
+    "ClusterBusyError",
+    "Event",
+    "InputError",
+    "InventoryError",
+    "Node",
+    "NodeRecap",
+    "NodeResult",
+    "Notice",
+    "PhaseStarted",
+    "Problem",
+    "RdmError",
+    "Run",
+    "RunFinished",
+    "RunResult",
+    "RunStarted",
+    "Status",
+    "TaskStarted",
+    "ToolMissingError",
+]
+
+_HOME = {
+    "Cluster": "cluster",
+    "Node": "cluster",
+    "Run": "run",
+    "ClusterBusyError": "errors",
+    "InputError": "errors",
+    "InventoryError": "errors",
+    "RdmError": "errors",
+    "ToolMissingError": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rdm_provision' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"rdm_provision.{_HOME.get(name, 'events')}"), name)

@@ -1,0 +1,150 @@
+"""The log of a run, beside the inventory: ``.rdm/runs/<time>-<verb>/``, the newest twenty kept.
+
+``events.jsonl`` has one line per event worth keeping, ``result.json`` the result, ``command`` what was run,
+and ``ansible.log`` what ansible-playbook printed when the run did not end well. Git and Ansible both ignore
+the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from rdm_provision.errors import ClusterBusyError
+from rdm_provision.events import (
+    Event,
+    NodeResult,
+    NodeStarted,
+    Output,
+    RunFinished,
+    RunResult,
+    Status,
+    to_json,
+)
+
+__all__ = ["KEEP", "Lock", "Record", "state_folder"]
+
+KEEP = 20
+"""How many records stay."""
+
+_DIFF_LIMIT = 64 * 1024
+
+
+def state_folder(home: Path) -> Path:
+    """Make and return ``.rdm`` in the folder HOME, with the ``.gitignore`` that keeps secrets out of commits.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder = home / ".rdm"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
+    return folder
+
+
+class Record:
+    """The log of one run. A folder that cannot be written to makes no trouble: there is no log then."""
+
+    def __init__(self, home: Path | None, verb: str, command: str) -> None:
+        """Begin a record under the folder HOME (None: keep none)."""
+        self.folder: Path | None = None
+        self._events: IO[str] | None = None
+        if home is None:
+            return
+        with contextlib.suppress(OSError):
+            runs = state_folder(home) / "runs"
+            runs.mkdir(exist_ok=True)
+            self.folder = _fresh(runs, verb)
+            (self.folder / "command").write_text(command + "\n", encoding="utf-8")
+            self._events = (self.folder / "events.jsonl").open("w", encoding="utf-8", buffering=1)
+            _prune(runs)
+
+    def add(self, event: Event) -> None:
+        """Write EVENT down, if it says more than that nothing happened."""
+        if self._events is None or isinstance(event, (NodeStarted, Output, RunFinished)):
+            return
+        if isinstance(event, NodeResult) and event.status in (Status.OK, Status.SKIPPED):
+            return
+        data = to_json(event)
+        if len(data.get("diff", "")) > _DIFF_LIMIT:
+            data["diff"] = data["diff"][:_DIFF_LIMIT] + "\n(cut)\n"
+        with contextlib.suppress(OSError):
+            self._events.write(json.dumps(data, separators=(",", ":")) + "\n")
+
+    def finish(self, result: RunResult, log: Path | None) -> None:
+        """Close the record with RESULT, and a copy of ansible-playbook's LOG when it did not end well."""
+        if self.folder is None:
+            return
+        with contextlib.suppress(OSError):
+            if self._events is not None:
+                self._events.close()
+            text = json.dumps(result.to_json(), indent=1) + "\n"
+            (self.folder / "result.json").write_text(text, encoding="utf-8")
+            if log is not None and log.is_file() and not result.ok:
+                shutil.copyfile(log, self.folder / "ansible.log")
+
+
+def _fresh(runs: Path, verb: str) -> Path:
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    for number in range(1, 1000):
+        folder = runs / (f"{stamp}-{verb}" if number == 1 else f"{stamp}-{verb}-{number}")
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(runs / stamp)
+
+
+def _prune(runs: Path) -> None:
+    for old in sorted(entry for entry in runs.iterdir() if entry.is_dir())[:-KEEP]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+class Lock:
+    """Only one run may change a cluster at a time. The kernel lets go of the lock when its holder dies."""
+
+    def __init__(self, home: Path, verb: str) -> None:
+        """Take the lock of the cluster in the folder HOME.
+
+        Raises:
+            ClusterBusyError: another run holds it.
+        """
+        self._file: IO[str] | None = None
+        try:
+            file = (state_folder(home) / "lock").open("a+", encoding="utf-8")
+        except OSError:
+            return
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another run"
+            file.close()
+            raise ClusterBusyError(
+                f"{holder} is working on this cluster", hint="wait for it to end, or stop it with Ctrl-C"
+            ) from None
+        except OSError:
+            # A file system without locks.
+            file.close()
+            return
+        file.truncate(0)
+        file.write(f"rdm-provision {verb} (process {os.getpid()})\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Let go of the lock. Does nothing the second time."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.truncate(0)
+            self._file.close()
+            self._file = None
