@@ -418,7 +418,7 @@ def _compression(raw: BinaryIO, path: str) -> str:
         if start.startswith(magic):
             if name not in _SUPPORTED:
                 raise ArchiveProblem(
-                    "{0} is compressed with {1}; use plain tar, gzip or zstd".format(path, name)
+                    "{0} is compressed with {1}; use a plain tar, gzip or zstd".format(path, name)
                 )
             return name
     return "plain"
@@ -511,9 +511,7 @@ def _explained(path: str) -> Iterator[None]:
     except tarfile.ReadError as error:
         if "unexpected end" in str(error):
             raise ArchiveProblem("{0} is truncated: it ends in the middle".format(path)) from None
-        raise ArchiveProblem(
-            "{0} is not an image archive: it is no tar file ({1})".format(path, error)
-        ) from None
+        raise ArchiveProblem("{0} is not an image archive: not a tar ({1})".format(path, error)) from None
     except OSError as error:
         if error.filename != path and error.errno not in (errno.EIO, errno.EISDIR, errno.ESTALE):
             raise  # not about this file
@@ -548,9 +546,7 @@ def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
                 documents[name] = content
                 total += len(content)
                 if total > _JSON_TOTAL:
-                    raise ArchiveProblem(
-                        "{0} is not an image archive: it holds too many JSON files".format(path)
-                    )
+                    raise ArchiveProblem("{0} is not an image archive: too many JSON files".format(path))
         end = archive.offset
         if seekable:
             # tarfile takes a damaged header for the end; a real end is a block of zeros.
@@ -576,9 +572,7 @@ def _images(members: _Members, path: str) -> list[Image]:
         images = oci
     if not images:
         raise ArchiveProblem(
-            "{0} is not an image archive: it has no manifest.json or index.json that names an image".format(
-                path
-            )
+            "{0} is not an image archive: no manifest.json or index.json names an image".format(path)
         )
     for image in images:
         for layer in image.layer_paths:
@@ -659,9 +653,7 @@ def _document(members: _Members, name: str, path: str) -> Any:
         raise ArchiveProblem("{0} is incomplete: {1} is missing in it".format(path, name))
     digest = os.path.basename(name).partition(".")[0]
     if re.fullmatch("[0-9a-f]{64}", digest) and hashlib.sha256(content).hexdigest() != digest:
-        raise ArchiveProblem(
-            "{0} is corrupt: {1} does not have the digest that it is named by".format(path, name)
-        )
+        raise ArchiveProblem("{0} is corrupt: {1} does not match its digest".format(path, name))
     with _well_formed(path, name):
         return json.loads(content)
 
