@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a refusal is made of, and how it reads.
+
+A refusal is raised before anything has changed. It carries every problem of every node, each with
+the node, the value at fault, the reason, and what would work instead.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+
+NAMES_SHOWN = 8
+
+
+class Problem(NamedTuple):
+    """One reason to refuse.
+
+    :ivar node: the inventory name of the node, or None when the whole cluster is meant.
+    :ivar value: what is at fault, as the user wrote it or as the node reports it.
+    :ivar reason: what is wrong with the value; continues the sentence that the value begins.
+    :ivar remedy: what would work instead, in the imperative.
+    """
+
+    node: Optional[str]
+    value: str
+    reason: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """The problem without its node: value, reason and remedy in one sentence."""
+        what = " ".join(part for part in (self.value, self.reason) if part)
+        return f"{what}: {self.remedy}" if self.remedy else what
+
+
+class RefusedError(Exception):
+    """Raised instead of a change, with every problem that was found.
+
+    :ivar problems: the problems, in the order in which they were found.
+    """
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems: List[Problem] = list(problems)
+        super().__init__(report(self.problems))
+
+
+def names(items: Iterable[str], limit: int = NAMES_SHOWN) -> str:
+    """Return `a, b, c and 97 more`."""
+    listed = list(items)
+    shown = ", ".join(listed[:limit])
+    return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
+
+
+def report(problems: Iterable[Problem]) -> str:
+    """Return all problems as a list for people; nodes that share a problem share a line."""
+    grouped: Dict[Tuple[bool, str], List[str]] = {}
+    count = 0
+    for problem in problems:
+        count += 1
+        nodes = grouped.setdefault((problem.node is None, problem.sentence), [])
+        if problem.node is not None:
+            nodes.append(problem.node)
+    lines = [f"{names(nodes)}: {sentence}" if nodes else sentence for (_, sentence), nodes in grouped.items()]
+    head = "Refused before anything was changed, because of {}:".format(
+        "1 problem" if count == 1 else f"{count} problems"
+    )
+    return "\n".join([head, *(f"- {line}" for line in lines)])
