@@ -1,0 +1,172 @@
+"""The module that writes the small files: in one step, only what changes, nothing half done."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.modules import node_files
+
+from tests.unit.plugins.modules.running import Failed, documented_options, run_module
+
+
+def run(*, check: bool = False, diff: bool = False, **params: Any) -> dict[str, Any]:
+    return run_module(node_files, params, check=check, diff=diff)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_the_documentation_says_what_the_module_takes() -> None:
+    assert documented_options(node_files.DOCUMENTATION) == documented_options(node_files.ARGUMENT_SPEC)
+
+
+def everything(root: Path, secret: str = "hush") -> dict[str, Any]:
+    return {
+        "directories": [{"path": str(root / "etc")}, {"path": str(root / "etc/ssh"), "mode": "0700"}],
+        "files": [
+            {"path": str(root / "etc/nodes"), "content": "node1 10.0.0.1\n"},
+            {"path": str(root / "etc/ssh/key"), "secret_content": secret, "mode": "0600"},
+        ],
+        "blocks": [
+            {"path": str(root / "bashrc"), "name": "my_ip", "content": "export A=1", "insert": "start"}
+        ],
+    }
+
+
+def test_writes_all_of_it_and_then_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bashrc").write_text("old\n")
+    first = run(**everything(tmp_path))
+    assert first["changed"]
+    assert first["made"] == [str(tmp_path / "etc"), str(tmp_path / "etc/ssh")]
+    assert (tmp_path / "etc/nodes").read_text() == "node1 10.0.0.1\n"
+    assert mode(tmp_path / "etc/nodes") == 0o644
+    assert mode(tmp_path / "etc/ssh/key") == 0o600
+    assert mode(tmp_path / "etc/ssh") == 0o700
+    assert (tmp_path / "bashrc").read_text().startswith("# BEGIN rdm-provision my_ip\nexport A=1\n")
+    inodes = {path: path.stat().st_ino for path in tmp_path.rglob("*")}
+
+    assert run(**everything(tmp_path)) == {"changed": False, "paths": [], "made": [], "kept": []}
+    assert inodes == {path: path.stat().st_ino for path in tmp_path.rglob("*")}
+
+
+def test_check_mode_says_the_same_and_does_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bashrc").write_text("old\n")
+    checked = run(check=True, **everything(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bashrc"]
+    assert (tmp_path / "bashrc").read_text() == "old\n"
+    assert run(**everything(tmp_path)) == checked
+
+
+def test_the_difference_shows_lines_but_no_secret(tmp_path: Path) -> None:
+    diff = run(diff=True, **everything(tmp_path))["diff"]
+    assert {"node1 10.0.0.1\n", "(secret)\n"} <= {part["after"] for part in diff}
+    again = run(diff=True, **everything(tmp_path, secret="another"))["diff"]
+    assert [part["after"] for part in again] == ["(another secret)\n"]
+    gone = run(diff=True, files=[{"path": str(tmp_path / "etc/ssh/key"), "state": "absent"}])["diff"]
+    assert [(part["before"], part["after"]) for part in gone] == [("(secret)\n", "")]
+    assert "hush" not in str(diff + again + gone)
+
+
+def test_a_wrong_mode_is_mended_and_shown(tmp_path: Path) -> None:
+    run(**everything(tmp_path))
+    (tmp_path / "etc/ssh/key").chmod(0o644)
+    (tmp_path / "etc/ssh").chmod(0o777)
+    result = run(diff=True, **everything(tmp_path))
+    assert result["paths"] == [str(tmp_path / "etc/ssh"), str(tmp_path / "etc/ssh/key")]
+    assert any("0644" in part["before_header"] and "0600" in part["after_header"] for part in result["diff"])
+    assert mode(tmp_path / "etc/ssh/key") == 0o600
+    assert mode(tmp_path / "etc/ssh") == 0o700
+
+
+def taken_away(root: Path) -> dict[str, Any]:
+    params = everything(root)
+    for entry in [*params["directories"], *params["files"], *params["blocks"]]:
+        entry["state"] = "absent"
+    return params
+
+
+@pytest.mark.parametrize("before", [None, "", "old", "old\n"])
+def test_absent_leaves_what_was_there_before(tmp_path: Path, before: str | None) -> None:
+    bashrc = tmp_path / "bashrc"
+    if before is not None:
+        bashrc.write_text(before)
+        bashrc.chmod(0o640)
+    run(**everything(tmp_path))
+    result = run(**taken_away(tmp_path))
+    assert result["changed"]
+    assert list(tmp_path.iterdir()) == ([] if before is None else [bashrc])
+    if before is not None:
+        assert bashrc.read_text() == before
+        assert mode(bashrc) == 0o640
+    assert not run(**taken_away(tmp_path))["changed"]
+
+
+def test_a_directory_with_other_things_in_it_stays(tmp_path: Path) -> None:
+    run(**everything(tmp_path))
+    (tmp_path / "etc/foreign").write_text("mine")
+    (tmp_path / "etc/ssh/.rdm-provision-x1y2").write_text("left by a killed run")
+    result = run(**taken_away(tmp_path))
+    assert result["kept"] == [str(tmp_path / "etc")]
+    assert [path.name for path in (tmp_path / "etc").iterdir()] == ["foreign"]
+
+
+def test_a_block_only_where_the_file_is(tmp_path: Path) -> None:
+    assert not run(
+        blocks=[{"path": str(tmp_path / "no/zshenv"), "name": "a", "content": "x", "create": False}]
+    )["changed"]
+
+
+def test_a_link_is_followed_for_a_block(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
+    (tmp_path / "dotfiles/bashrc").write_text("old\n")
+    (tmp_path / ".bashrc").symlink_to("dotfiles/bashrc")
+    run(blocks=[{"path": str(tmp_path / ".bashrc"), "name": "a", "content": "x"}])
+    assert (tmp_path / ".bashrc").is_symlink()
+    assert "x\n" in (tmp_path / "dotfiles/bashrc").read_text()
+
+
+def test_home_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run(files=[{"path": "~/a", "content": "$(id) 'q' \"d\"\n\nend"}])
+    assert (tmp_path / "a").read_text() == "$(id) 'q' \"d\"\n\nend"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"files": [{"path": "relative", "content": ""}]}, "not an absolute path"),
+        ({"files": [{"path": "/nowhere/at/all", "content": ""}]}, "there is no directory /nowhere/at"),
+        ({"files": [{"path": "/proc/x", "content": "", "mode": "rw"}]}, "no mode"),
+        ({"files": [{"path": "/dev/null", "content": ""}]}, "not a regular file"),
+        ({"files": [{"path": "/tmp/x"}]}, "content"),
+        ({"directories": [{"path": "/dev/null"}]}, "not a directory"),
+        ({"blocks": [{"path": "/x", "name": "a\nb"}]}, "cannot name a block"),
+        ({"owner": "nobody-has-this-name"}, "no such owner"),
+    ],
+)
+def test_a_problem_is_one_sentence_and_nothing_changes(
+    tmp_path: Path, wrong: dict[str, Any], why: str
+) -> None:
+    params = everything(tmp_path)
+    for key, value in wrong.items():
+        params[key] = params[key] + value if key in params else value
+    with pytest.raises(Failed, match=why):
+        run(**params)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_text("old")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "a"))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(Failed, match="No space left"):
+        run(files=[{"path": str(tmp_path / "a"), "content": "new"}])
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old"
