@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judge the fabric from what all hosts of the play have registered; see plugins/modules/fabric_verdict.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils import fabric
+from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
+
+
+class ActionModule(ActionBase):
+    """The action: collects, judges, and returns; it talks to no node."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the judgement.
+
+        Raises:
+            AnsibleActionFail: the list of nodes cannot be read.
+        """
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        try:
+            names = list(fabric.parse_nodes(options["nodes"]))
+        except ValueError as error:
+            raise AnsibleActionFail(str(error)) from error
+        measurements = {}
+        for host, registered in self._registered(options["measurements"], variables).items():
+            measurement = fabric.measurement(names, registered)
+            if self._task.check_mode and measurement.container_state not in ("running", "unknown"):
+                continue  # a run would start it first
+            measurements[host] = measurement
+        judged = fabric.judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
+        result.update(changed=False, fabric=fabric.as_dict(judged), msg=fabric.table(judged))
+        return result
+
+    @staticmethod
+    def _registered(name: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return what each host of the play registered under a name; hosts without it are left out."""
+        found = {}
+        for host in variables["ansible_play_hosts_all"]:
+            # Raw, because a registered result holds no templates, and templating all variables of a
+            # thousand hosts takes minutes.
+            registered = variables["hostvars"].raw_get(host).get(name)
+            if isinstance(registered, dict) and not registered.get("unreachable"):
+                found[host] = registered
+        return found

@@ -1,0 +1,560 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Judge the fabric: from what every container measured to which node is at fault, and why.
+
+The art is in naming the fault once. Where one node of a hundred is cut off, each of the others reports it
+silent, and it reports all of them silent: 198 failing pairs, one cause. So the nodes are first sorted into
+groups that reach each other. Who is alone is cut off, a small group is split off, and only what remains
+inside a group is told pair by pair, beginning with the node that explains most.
+
+Pure: it reads nothing and prints nothing. Times are in microseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import names as listed
+
+MATRIX_NODES = 12
+FULL_MATRIX_NODES = 128
+WORST_PAIRS = 10
+
+Pair = Tuple[str, str]
+
+
+class Measurement(NamedTuple):
+    """What the container of one node measured.
+
+    Attributes:
+        measured: whether there is anything; if not, `reason` says why.
+        reason: one sentence.
+        container_state: the engine's word, or `missing`.
+        method: `icmp` or `tcp`.
+        note: why the method is not the usual one.
+        link: name of the interface that has MY_IP.
+        link_up: whether it is up and has a carrier; None when not known.
+        rtt_us: median round-trip time by peer; None where the peer was silent.
+        loss: share of requests without answer, for peers that answered some of them.
+        errors: the kernel's words where a request could not be sent.
+        ssh: for the peers whose sshd was asked, what is wrong; empty when it greets.
+    """
+
+    measured: bool
+    reason: str = ""
+    container_state: str = "running"
+    method: str = "icmp"
+    note: str = ""
+    link: str = ""
+    link_up: Optional[bool] = None
+    rtt_us: Mapping[str, Optional[float]] = {}
+    loss: Mapping[str, float] = {}
+    errors: Mapping[str, str] = {}
+    ssh: Mapping[str, str] = {}
+
+
+class Verdict(NamedTuple):
+    """Whether a node takes its part in the fabric, and if not, or not well, why."""
+
+    ok: bool
+    reason: str = ""
+
+
+class Fabric(NamedTuple):
+    """The judgement on the whole cluster.
+
+    Attributes:
+        nodes: the nodes of this run in the order of ranks.
+        outside: the nodes of the cluster that took no part in this run.
+        verdicts: by node of this run.
+        findings: one sentence for each cause, the failing ones first.
+        warnings: what does not fail the run: slow nodes, losses, silent nodes outside this run.
+        rtt_us: median round-trip times, row to column, None where there was no answer.
+        median_us: what each node's links take, None without any.
+        cluster_median_us: the usual link of this cluster.
+        slow: nodes whose links take much longer than the usual.
+        failed_pairs: pairs of this run where the second does not answer the first.
+        method: `icmp`, `tcp`, `mixed`, or empty when nothing was measured.
+    """
+
+    nodes: List[str]
+    outside: List[str]
+    verdicts: Dict[str, Verdict]
+    findings: List[str]
+    warnings: List[str]
+    rtt_us: Dict[str, Dict[str, Optional[float]]]
+    median_us: Dict[str, Optional[float]]
+    cluster_median_us: Optional[float]
+    slow: List[str]
+    failed_pairs: List[Pair]
+    method: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether every pair of this run talks."""
+        return all(verdict.ok for verdict in self.verdicts.values())
+
+
+def parse_nodes(text: str) -> Dict[str, str]:
+    """Return MY_IP by name, in the order of ranks, from lines `name MY_IP`.
+
+    Raises:
+        ValueError: a line has another form.
+    """
+    nodes = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2:
+            raise ValueError(
+                "line {0} of the cluster's nodes is not `name MY_IP`: {1!r}".format(number, line)
+            )
+        nodes[fields[0]] = fields[1]
+    return nodes
+
+
+def measurement(nodes: Sequence[str], result: Mapping[str, Any]) -> Measurement:
+    """Return what a result of the module fabric_probe says.
+
+    Args:
+        nodes: all names of the cluster in the order of ranks, as the module was given them.
+        result: as registered.
+    """
+    if not result.get("measured"):
+        reason = str(result.get("reason") or result.get("msg") or "the measurement did not run")
+        return Measurement(False, reason, str(result.get("container_state", "unknown")))
+    return Measurement(
+        measured=True,
+        method=str(result["method"]),
+        note=str(result["note"]),
+        link=str(result["link"]["name"]),
+        link_up=result["link"]["up"],
+        rtt_us=dict(zip(nodes, result["rtt_us"])),
+        loss=result["loss"],
+        errors=result["errors"],
+        ssh=result["ssh"],
+    )
+
+
+def judge(
+    nodes: Sequence[str],
+    measurements: Mapping[str, Measurement],
+    slow_factor: float = 4.0,
+    slow_floor_us: float = 300.0,
+) -> Fabric:
+    """Judge the fabric.
+
+    Args:
+        nodes: all names of the cluster in the order of ranks.
+        measurements: of the nodes that take part in this run.
+        slow_factor: a node is slow when its links take so many times the cluster's median …
+        slow_floor_us: … and also so much longer than that.
+    """
+    return _Judge(nodes, measurements, slow_factor, slow_floor_us).judge()
+
+
+class _Judge:
+    """The steps of one judgement, and what they know of each other."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        measurements: Mapping[str, Measurement],
+        slow_factor: float,
+        slow_floor_us: float,
+    ) -> None:
+        self.nodes = [name for name in nodes if name in measurements]
+        self.outside = [name for name in nodes if name not in measurements]
+        self.measurements = measurements
+        self.slow_factor = slow_factor
+        self.slow_floor_us = slow_floor_us
+        self.reasons: Dict[str, List[str]] = {name: [] for name in self.nodes}
+        self.findings: List[str] = []
+        self.warnings: List[str] = []
+        self.measuring = [name for name in self.nodes if measurements[name].measured]
+        members = set(self.nodes)
+        self.silent: Dict[str, Set[str]] = {
+            name: {
+                peer
+                for peer, rtt in measurements[name].rtt_us.items()
+                if rtt is None and peer != name and peer in members and not self._greets(name, peer)
+            }
+            for name in self.measuring
+        }
+
+    def judge(self) -> Fabric:
+        """Take the steps in their order: from the causes that explain most to those that explain least."""
+        failed_pairs = [
+            (one, other) for one in self.measuring for other in self.nodes if other in self.silent[one]
+        ]
+        explained = self._not_measured()
+        explained |= self._cut_off(explained)
+        self._pairs([pair for pair in failed_pairs if not explained & set(pair)])
+        self._sshd(explained)
+        medians, usual, slow = self._slow()
+        self._outside()
+        self._remarks()
+        verdicts = {
+            name: Verdict(not self.reasons[name], "; ".join(self.reasons[name])) for name in self.nodes
+        }
+        for name in slow:
+            if verdicts[name].ok:
+                verdicts[name] = Verdict(True, self._slowness(medians[name], usual))
+        methods = {self.measurements[name].method for name in self.measuring}
+        return Fabric(
+            nodes=self.nodes,
+            outside=self.outside,
+            verdicts=verdicts,
+            findings=self.findings,
+            warnings=self.warnings,
+            rtt_us={
+                name: {peer: rtt for peer, rtt in self.measurements[name].rtt_us.items() if peer != name}
+                for name in self.measuring
+            },
+            median_us=medians,
+            cluster_median_us=usual,
+            slow=slow,
+            failed_pairs=failed_pairs,
+            method=methods.pop() if len(methods) == 1 else "mixed" if methods else "",
+        )
+
+    # ---- steps
+
+    def _not_measured(self) -> Set[str]:
+        """Name the nodes that could not measure; return those of them that nobody reaches either."""
+        dead = set()
+        for name in self.nodes:
+            own = self.measurements[name]
+            if own.measured:
+                continue
+            asked = [peer for peer in self.measuring if name in self.measurements[peer].rtt_us]
+            if (
+                asked
+                and own.container_state == "running"
+                and not any(name in self.silent[peer] for peer in asked)
+            ):
+                self.warnings.append(
+                    "{0} answers all others, but cannot measure: {1}".format(name, own.reason)
+                )
+                continue
+            self._blame([name], own.reason)
+            dead.add(name)
+        return dead
+
+    def _cut_off(self, dead: Set[str]) -> Set[str]:
+        """Name the nodes, and the groups of them, that do not reach the main part of the cluster."""
+        groups = self._groups([name for name in self.nodes if name not in dead])
+        if len(groups) == 1 and not self._hears_nobody(groups[0]):
+            return set()
+        main = groups[0] if len(groups) > 1 and len(groups[0]) > len(groups[1]) else []
+        split = [group for group in groups if len(group) > 1 and group is not main]
+        for group in split:
+            share = "{0} of {1} nodes".format(len(group), len(self.nodes))
+            self._blame(group, "reaches only {0}: the fabric is split".format(share))
+        alone = [group[0] for group in groups if len(group) == 1]
+        down = [name for name in alone if self.measurements[name].link_up is False]
+        if not main and not split and len(down) == len(alone) - 1:
+            alone = down  # each of them knows that it is cut off, so the one that is left is not at fault
+        causes: Dict[str, List[str]] = {}
+        for name in alone:
+            causes.setdefault(self._suspicion(name), []).append(name)
+        for cause, names in causes.items():
+            self._blame(names, "no answer from any peer: {0}".format(cause))
+        return {*alone, *(name for group in split for name in group)}
+
+    def _pairs(self, pairs: List[Pair]) -> None:
+        """Name the causes of the other failing pairs, the node that explains most of them first."""
+        silent: Dict[str, Set[str]] = {}
+        for one, other in pairs:
+            silent.setdefault(one, set()).add(other)
+            silent.setdefault(other, set()).add(one)
+        left = set(pairs)
+        while left:
+            worst = max(self.nodes, key=lambda name: len(silent.get(name, ())))
+            peers = [name for name in self.nodes if name in silent.get(worst, ())]
+            if len(peers) < 2:
+                break
+            self._blame(
+                [worst],
+                "no answer between it and {0} ({1} of {2} peers)".format(
+                    listed(peers), len(peers), len(self.nodes) - 1
+                ),
+            )
+            for peer in peers:
+                silent[peer].discard(worst)
+                left -= {(worst, peer), (peer, worst)}
+            del silent[worst]
+        rank = {name: index for index, name in enumerate(self.nodes)}
+        for one, other in sorted(left, key=lambda pair: (rank[pair[0]], rank[pair[1]])):
+            back = (other, one) in left
+            if back and rank[other] < rank[one]:
+                continue  # told already, the other way round
+            error = self.measurements[one].errors.get(other, "")
+            self._tell_pair(
+                one,
+                other,
+                "{0} {1} {2}: no answer{3}{4}".format(
+                    one,
+                    "<->" if back else "->",
+                    other,
+                    ""
+                    if back or not self.measurements[other].measured
+                    else ", though there is one the other way",
+                    " ({0})".format(error) if error else "",
+                ),
+            )
+
+    def _sshd(self, explained: Set[str]) -> None:
+        """Name the sshds that do not answer on nodes that are otherwise reached."""
+        for name in self.nodes:
+            if name in explained:
+                continue
+            asked = {
+                peer: self.measurements[peer].ssh[name]
+                for peer in self.measuring
+                if name in self.measurements[peer].ssh
+                and name not in self.silent[peer]
+                and peer not in explained
+            }
+            wrong = {peer: text for peer, text in asked.items() if text}
+            if not wrong:
+                continue
+            if len(wrong) == len(asked):
+                text = statistics.mode(sorted(wrong.values()))
+                self._blame([name], "its sshd does not answer: {0}".format(text))
+                continue
+            for peer, text in wrong.items():
+                self._tell_pair(
+                    peer, name, "{0} -> {1}: the sshd does not answer: {2}".format(peer, name, text)
+                )
+
+    def _slow(self) -> Tuple[Dict[str, Optional[float]], Optional[float], List[str]]:
+        """Return what each node's links take, what is usual, and who is slow.
+
+        The lower median is used, so that in a cluster of three one slow node does not make its two
+        neighbours look slow as well.
+        """
+        links: Dict[str, List[float]] = {name: [] for name in self.nodes}
+        for one in self.measuring:
+            for other, rtt in self.measurements[one].rtt_us.items():
+                if rtt is not None and other != one and other in links:
+                    links[one].append(rtt)
+                    links[other].append(rtt)
+        medians = {name: statistics.median_low(times) if times else None for name, times in links.items()}
+        known = [median for median in medians.values() if median is not None]
+        if not known:
+            return medians, None, []
+        usual = statistics.median_low(known)
+        slow = [
+            name
+            for name, median in medians.items()
+            if median is not None
+            and median > usual * self.slow_factor
+            and median - usual > self.slow_floor_us
+        ]
+        for name in slow:
+            self.warnings.append("{0} is slow: {1}".format(name, self._slowness(medians[name], usual)))
+        return medians, usual, slow
+
+    def _outside(self) -> None:
+        """Warn of nodes outside this run that nobody in it reaches, and of those that some do not reach."""
+        nobody, some = [], []
+        for name in self.outside:
+            asked = [peer for peer in self.measuring if name in self.measurements[peer].rtt_us]
+            silent = [
+                peer
+                for peer in asked
+                if self.measurements[peer].rtt_us[name] is None and not self._greets(peer, name)
+            ]
+            if silent and len(silent) == len(asked):
+                nobody.append(name)
+            elif silent:
+                some.append("{0} does not answer {1}".format(name, listed(silent)))
+        if nobody:
+            self.warnings.append("no answer from nodes that are not in this run: {0}".format(listed(nobody)))
+        if some:
+            self.warnings.append("nodes that are not in this run: {0}".format(listed(some)))
+
+    def _remarks(self) -> None:
+        """Warn of losses and of measurements of another kind."""
+        losses = [
+            (share, one, other)
+            for one in self.measuring
+            for other, share in self.measurements[one].loss.items()
+            if other in self.reasons
+        ]
+        if losses:
+            losses.sort(key=lambda loss: -loss[0])
+            self.warnings.append(
+                "lost on the way: {0}".format(
+                    listed(
+                        "{0:.0%} from {1} to {2}".format(share, one, other) for share, one, other in losses
+                    )
+                )
+            )
+        notes: Dict[str, List[str]] = {}
+        for name in self.measuring:
+            if self.measurements[name].note:
+                notes.setdefault(self.measurements[name].note, []).append(name)
+        for note, names in notes.items():
+            self.warnings.append("{0}: {1}".format(listed(names), note))
+
+    # ---- what they share
+
+    def _hears_nobody(self, group: List[str]) -> bool:
+        """Whether this is the only node of the run, its link is down, and nobody outside answers it."""
+        own = self.measurements[group[0]]
+        others = [rtt for peer, rtt in own.rtt_us.items() if peer != group[0]]
+        lonely = len(group) == 1 and own.link_up is False and len(others) > 0
+        return lonely and all(rtt is None for rtt in others)
+
+    def _greets(self, one: str, other: str) -> bool:
+        """Whether the sshd of `other` greeted `one`: then they talk, even where ICMP is not let through."""
+        return self.measurements[one].ssh.get(other) == ""
+
+    def _groups(self, names: List[str]) -> List[List[str]]:
+        """Return the groups that reach each other, the largest first, members in the order of ranks."""
+        links: Dict[str, Set[str]] = {name: set() for name in names}
+        for one in names:
+            if not self.measurements[one].measured:
+                continue
+            for other in self.measurements[one].rtt_us:
+                if other in links and other != one and other not in self.silent[one]:
+                    links[one].add(other)
+                    links[other].add(one)
+        groups, seen = [], set()
+        for name in names:
+            if name in seen:
+                continue
+            group, front = {name}, [name]
+            while front:
+                fresh = links[front.pop()] - group
+                group |= fresh
+                front.extend(fresh)
+            seen |= group
+            groups.append([member for member in names if member in group])
+        return sorted(groups, key=len, reverse=True)
+
+    def _suspicion(self, name: str) -> str:
+        """Return what is probably wrong with a node that reaches nobody."""
+        own = self.measurements[name]
+        if own.link_up is False:
+            return "{0} in its container has no carrier, so the interface below it is down".format(own.link)
+        errors = sorted(own.errors.values())
+        if errors:
+            return statistics.mode(errors)
+        return "its fabric interface or the port of the switch may be down"
+
+    @staticmethod
+    def _slowness(median: Optional[float], usual: Optional[float]) -> str:
+        return "median {0:.0f} us, cluster median {1:.0f} us".format(median or 0, usual or 0)
+
+    def _blame(self, names: List[str], reason: str) -> None:
+        """Note what is wrong with one node, or with several that share it."""
+        for name in names:
+            self.reasons[name].append(reason)
+        self.findings.append("{0}: {1}".format(listed(names), reason))
+
+    def _tell_pair(self, one: str, other: str, finding: str) -> None:
+        """Note what is wrong between two nodes: neither is known to be the cause, so both are told."""
+        for name in (one, other):
+            self.reasons[name].append(finding)
+        self.findings.append(finding)
+
+
+def table(fabric: Fabric) -> str:
+    """Return a matrix for people while it fits a screen, else a line per node and the longest pairs."""
+    if len(fabric.nodes) <= MATRIX_NODES:
+        lines = ["Round-trip time in microseconds, from the container of the row to that of the column:"]
+        lines += _matrix(fabric)
+    else:
+        lines = ["Round-trip time between containers in microseconds:", *_lines(fabric)]
+    if fabric.outside:
+        lines.append("Not in this run: {0}".format(listed(fabric.outside)))
+    lines += ["FAILED " + finding for finding in fabric.findings]
+    lines += ["warning: " + warning for warning in fabric.warnings]
+    if not fabric.findings:
+        lines.append(
+            "Every container of this run reaches every other." if len(fabric.nodes) > 1 else "No other node."
+        )
+    return "\n".join(lines)
+
+
+def _time(rtt: Optional[float]) -> str:
+    return "--" if rtt is None else "{0:.0f}".format(rtt)
+
+
+def _matrix(fabric: Fabric) -> List[str]:
+    rows = [["", *fabric.nodes]]
+    for one in fabric.nodes:
+        times = fabric.rtt_us.get(one)
+        rows.append(
+            [one]
+            + [
+                "." if one == other else "?" if times is None else _time(times.get(other))
+                for other in fabric.nodes
+            ]
+        )
+    return _aligned(rows)
+
+
+def _lines(fabric: Fabric) -> List[str]:
+    members = set(fabric.nodes)
+    rows = [["node", "median", "silent", ""]]
+    for name in fabric.nodes:
+        times = fabric.rtt_us.get(name)
+        silent = (
+            "?"
+            if times is None
+            else str(sum(1 for peer, rtt in times.items() if rtt is None and peer in members))
+        )
+        verdict = fabric.verdicts[name]
+        word = "FAILED" if not verdict.ok else "slow" if name in fabric.slow else "ok"
+        rows.append([name, _time(fabric.median_us[name]), silent, word])
+    pairs = [
+        (rtt, one, other)
+        for one, times in fabric.rtt_us.items()
+        for other, rtt in times.items()
+        if rtt is not None and other in members
+    ]
+    pairs.sort(key=lambda pair: -pair[0])
+    worst = ["{0} -> {1} {2:.0f}".format(one, other, rtt) for rtt, one, other in pairs[:WORST_PAIRS]]
+    return [*_aligned(rows), "Longest: {0}".format(", ".join(worst))] if worst else _aligned(rows)
+
+
+def _aligned(rows: List[List[str]]) -> List[str]:
+    """Return rows with the first column to the left and the others to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def as_dict(fabric: Fabric) -> Dict[str, Any]:
+    """Return the fabric as plain data.
+
+    Beyond 128 nodes the matrix is left out, because a thousand nodes would make it a million numbers; the
+    medians and the failing pairs remain.
+    """
+    whole = len(fabric.nodes) <= FULL_MATRIX_NODES
+    return {
+        "ok": fabric.ok,
+        "nodes": fabric.nodes,
+        "outside": fabric.outside,
+        "verdicts": {
+            name: {"ok": verdict.ok, "reason": verdict.reason} for name, verdict in fabric.verdicts.items()
+        },
+        "findings": fabric.findings,
+        "warnings": fabric.warnings,
+        "rtt_us": {one: dict(times) for one, times in fabric.rtt_us.items()} if whole else {},
+        "median_us": fabric.median_us,
+        "cluster_median_us": fabric.cluster_median_us,
+        "slow": fabric.slow,
+        "failed_pairs": [list(pair) for pair in fabric.failed_pairs[:1000]],
+        "method": fabric.method,
+    }

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Measure, inside one container, how each peer on the fabric answers.
+
+`rdm.provision.fabric_probe` sends the text of this file into the training container as `python3 -c`. So it
+uses nothing but the standard library of Python 3.7 or newer, and no other file of ours.
+
+It takes one JSON object, cut into as many arguments as needed (Linux allows 128 KiB for one), and prints one:
+
+    {"source": MY_IP, "peers": [address…], "tries": 3, "deadline": 10, "patience": 5, "port": 22,
+     "ssh": [index…]}
+
+    {"problem": "", "method": "icmp", "note": "", "link": {"name": "eth0", "up": true},
+     "rtt_us": [median or null…], "min_us": [least or null…], "sent": [n…], "answered": [n…],
+     "errors": {"index": text}, "ssh": {"index": "" or what is wrong}}
+
+Peers are asked in the order given, so a caller that turns the list by its own rank keeps all nodes from
+asking the same peer at once. `patience` is what a silent peer gets after its regular tries; nothing lasts
+longer than `deadline`.
+
+Times are in microseconds, limits in seconds. The time of arrival is the kernel's, so that a busy processor in
+the container does not pass for a slow network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import struct
+import sys
+import time
+from typing import Any, NamedTuple, Tuple
+
+Stream = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+ECHO_REPLY, ECHO_REQUEST = 0, 8
+HEADER = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence number
+STAMP = struct.Struct("!8sIH")  # our token, index of the peer, number of the try
+SO_TIMESTAMPNS = 35
+SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
+IFF_UP, IFF_RUNNING = 0x1, 0x40
+
+GAP = 0.001  # between two sends: nobody floods the switch
+SPACING = 0.02  # between two tries to the same peer
+LATE = 0.5  # what the other answers of a peer that did answer may take
+AGAIN = 0.25  # between two tries to a silent peer
+CONNECTIONS = 500  # at a time, below the usual limit of open files
+
+
+class Settings(NamedTuple):
+    """What is asked of this measurement: see the top of this file."""
+
+    source: str
+    peers: list[str]
+    tries: int
+    deadline: float
+    patience: float
+    port: int
+    ssh: list[int]
+
+
+class Peer:
+    """One peer and what is known of it."""
+
+    def __init__(self, index: int, address: str) -> None:
+        self.index = index
+        self.address = address
+        self.sent = 0
+        self.rtts: list[float] = []
+        self.error = ""
+        self.ssh: str | None = None
+        self.heard = asyncio.Event()
+
+
+class Icmp:
+    """Echo requests through a raw socket, or through the kernel's own ping socket where raw ones are refused.
+
+    Raises:
+        PermissionError: neither kind is allowed here.
+        OSError: with errno EADDRNOTAVAIL when the container does not have the source address.
+    """
+
+    method = "icmp"
+
+    def __init__(self, source: str, peers: list[Peer]) -> None:
+        try:
+            self.socket = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
+            self.raw = True
+        except PermissionError:
+            self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+            self.raw = False
+        self.peers = peers
+        self.token = os.urandom(8)
+        self.identifier = random.randrange(1, 0xFFFF)  # noqa: S311
+        self.times: dict[tuple[int, int], tuple[int, float]] = {}
+        if self.raw:  # SOL_RAW, ICMP_FILTER: wake up for echo replies only
+            self.socket.setsockopt(255, 1, struct.pack("=I", ~(1 << ECHO_REPLY) & 0xFFFFFFFF))
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self.socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        self.socket.setblocking(False)
+        if source:
+            try:
+                self.socket.bind((source, 0))
+            except OSError:
+                self.socket.close()
+                raise
+        asyncio.get_running_loop().add_reader(self.socket.fileno(), self.receive)
+
+    def send(self, peer: Peer) -> None:
+        """Send one request; its answer is counted when it comes."""
+        number = peer.sent
+        fields = (self.identifier, number & 0xFFFF)
+        payload = STAMP.pack(self.token, peer.index, number).ljust(56, b"\0")
+        total = checksum(HEADER.pack(ECHO_REQUEST, 0, 0, *fields) + payload)
+        packet = HEADER.pack(ECHO_REQUEST, 0, total, *fields) + payload
+        self.times[peer.index, number] = (time.time_ns(), time.perf_counter())
+        try:
+            self.socket.sendto(packet, (peer.address, 0))
+        except OSError as error:
+            if error.errno in (
+                errno.ENOBUFS,
+                errno.EAGAIN,
+            ):  # our own queue is full: that is not the peer's fault
+                return
+            peer.error = words(error)
+        peer.sent += 1
+
+    def receive(self) -> None:
+        """Count all the answers that have come."""
+        while True:
+            try:
+                data, ancillary, _flags, sender = self.socket.recvmsg(2048, 256)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # an ICMP error that came back: the silence of the peer will tell
+                return
+            now_ns, now = time.time_ns(), time.perf_counter()
+            if self.raw:
+                data = data[(data[0] & 0x0F) * 4 :]
+            if len(data) < HEADER.size + STAMP.size or data[0] != ECHO_REPLY:
+                continue
+            token, index, number = STAMP.unpack_from(data, HEADER.size)
+            if token != self.token or index >= len(self.peers) or sender[0] != self.peers[index].address:
+                continue
+            sent = self.times.pop((index, number), None)
+            if sent is None:  # a duplicate
+                continue
+            for level, kind, content in ancillary:
+                if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(content) >= 16:
+                    seconds, nanoseconds = struct.unpack("=qq", content[:16])
+                    now_ns = seconds * 10**9 + nanoseconds
+            rtt = (now_ns - sent[0]) / 1000.0
+            if not 0 < rtt <= (now - sent[1]) * 1e6 + 1000:  # the clock was set in between
+                rtt = (now - sent[1]) * 1e6
+            peer = self.peers[index]
+            peer.rtts.append(rtt)
+            peer.heard.set()
+
+
+class Tcp:
+    """Times of connections, for containers that may not send ICMP. A refusal is an answer too."""
+
+    method = "tcp"
+
+    def __init__(self, source: str, port: int) -> None:
+        self.source = source
+        self.port = port
+        self.running: dict[int, asyncio.Future[None]] = {}
+        self.room = asyncio.Semaphore(CONNECTIONS)
+
+    def send(self, peer: Peer) -> None:
+        """Begin one connection, unless one to this peer is still under way."""
+        if peer.index in self.running:
+            return
+        peer.sent += 1
+        task = asyncio.ensure_future(self.connect(peer))
+        self.running[peer.index] = task
+        task.add_done_callback(lambda _task: self.running.pop(peer.index))
+
+    async def connect(self, peer: Peer) -> None:
+        """Time one connection."""
+        async with self.room:
+            begin = time.perf_counter()
+            try:
+                _reader, writer = await connection(peer.address, self.port, self.source)
+                writer.close()
+            except ConnectionRefusedError:
+                pass
+            except OSError as error:
+                peer.error = words(error)
+                return
+        peer.rtts.append((time.perf_counter() - begin) * 1e6)
+        peer.heard.set()
+
+
+def checksum(packet: bytes) -> int:
+    """Return the Internet checksum (RFC 1071) of a packet of even length."""
+    total: int = sum(struct.unpack("!%dH" % (len(packet) // 2), packet))
+    total = (total >> 16) + (total & 0xFFFF)
+    return ~(total + (total >> 16)) & 0xFFFF
+
+
+def words(error: OSError) -> str:
+    """Return the system's words for an error, without the address that asyncio adds."""
+    return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
+async def connection(address: str, port: int, source: str) -> Stream:
+    """Return a TCP connection that leaves from the source address."""
+    return await asyncio.open_connection(address, port, local_addr=(source, 0) if source else None)
+
+
+def link_of(address: str) -> dict[str, Any]:
+    """Return the interface that has an address, and whether it is up and has a carrier."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _index, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                found = socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24])
+            except OSError:  # no IPv4 address on it
+                continue
+            if found == address:
+                flags = struct.unpack_from("=H", fcntl.ioctl(probe, SIOCGIFFLAGS, request), 16)[0]
+                return {"name": name, "up": flags & (IFF_UP | IFF_RUNNING) == IFF_UP | IFF_RUNNING}
+    return {"name": "", "up": None}
+
+
+async def banner(address: str, port: int, source: str) -> str:
+    """Return "" when an sshd greets at an address, else what happens instead."""
+    try:
+        reader, writer = await connection(address, port, source)
+    except OSError as error:
+        return words(error)
+    try:
+        line = await reader.readline()
+    except (OSError, ValueError):  # ValueError: a line without end
+        line = b""
+    finally:
+        writer.close()
+    if line.startswith(b"SSH-"):
+        return ""
+    return "something other than an sshd answers" if line else "connection closed without a greeting"
+
+
+async def ask_ssh(peer: Peer, settings: Settings, until: float) -> None:
+    """Ask for a peer's sshd until it greets or the peer's time is over."""
+    loop = asyncio.get_running_loop()
+    peer.ssh = "no answer"
+    while True:
+        left = until - loop.time()
+        if left <= 0:
+            return
+        try:
+            peer.ssh = await asyncio.wait_for(banner(peer.address, settings.port, settings.source), left)
+        except asyncio.TimeoutError:
+            return
+        if not peer.ssh:
+            return
+        await asyncio.sleep(min(AGAIN, left))
+
+
+async def heard(peer: Peer, seconds: float) -> None:
+    """Wait for the next answer of a peer, but not longer than so many seconds."""
+    peer.heard.clear()
+    try:
+        await asyncio.wait_for(peer.heard.wait(), seconds)
+    except asyncio.TimeoutError:
+        pass
+
+
+async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings) -> None:
+    """Measure one peer: some tries, then, where it stays silent, more of them until its time is over."""
+    loop = asyncio.get_running_loop()
+    tries, count = settings.tries, len(settings.peers)
+    gap = min(GAP, 0.3 * settings.deadline / (tries * count))
+    await asyncio.sleep(peer.index * gap)
+    for _ in range(tries):
+        prober.send(peer)
+        await asyncio.sleep(max(SPACING, count * gap))
+    until = loop.time() + settings.patience
+    ssh = None
+    if peer.index in settings.ssh:
+        ssh = asyncio.ensure_future(ask_ssh(peer, settings, until))
+    while not peer.rtts:
+        await heard(peer, AGAIN)
+        if peer.rtts or loop.time() >= until:
+            break
+        prober.send(peer)
+    late = loop.time() + LATE
+    while 0 < len(peer.rtts) < peer.sent and loop.time() < late:
+        await heard(peer, late - loop.time())
+    if ssh is not None:
+        await ssh
+
+
+async def measure(settings: Settings) -> dict[str, Any]:
+    """Return what the peers answered before the deadline."""
+    peers = [Peer(index, address) for index, address in enumerate(settings.peers)]
+    source = settings.source
+    result: dict[str, Any] = {"problem": "", "method": "icmp", "note": "", "link": link_of(source)}
+    try:
+        prober: Icmp | Tcp = Icmp(source, peers)
+    except PermissionError:
+        prober = Tcp(source, settings.port)
+        result["method"] = Tcp.method
+        result["note"] = (
+            "raw sockets are not allowed in the container (NET_RAW): times are those of TCP connections"
+        )
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        result["problem"] = "the container does not have the address %s" % source
+        return result
+    tasks = [asyncio.ensure_future(watch(peer, prober, settings)) for peer in peers]
+    if tasks:
+        done, pending = await asyncio.wait(tasks, timeout=settings.deadline)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()  # an error of ours must not pass for silence
+    result.update(
+        rtt_us=[round(statistics.median(peer.rtts), 1) if peer.rtts else None for peer in peers],
+        min_us=[round(min(peer.rtts), 1) if peer.rtts else None for peer in peers],
+        sent=[peer.sent for peer in peers],
+        answered=[len(peer.rtts) for peer in peers],
+        errors={str(peer.index): peer.error for peer in peers if peer.error and not peer.rtts},
+        ssh={str(peer.index): peer.ssh for peer in peers if peer.ssh is not None},
+    )
+    return result
+
+
+def main(arguments: list[str]) -> None:
+    """Read the settings from the arguments, measure, print the result."""
+    settings = Settings(**json.loads("".join(arguments)))
+    signal.alarm(int(settings.deadline) + 5)  # the engine cannot end a command: it ends itself
+    json.dump(asyncio.run(measure(settings)), sys.stdout, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

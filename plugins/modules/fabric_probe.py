@@ -1,0 +1,319 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Measure from a node's container how all other containers of the cluster answer over the fabric."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: fabric_probe
+short_description: Measure how the other containers of a cluster answer over the fabric
+description:
+  - Runs one small program in the training container of this node. It sends ICMP echo requests to MY_IP of
+    every other node, all at the same time, and asks the sshd of the next few nodes for its greeting.
+  - Whatever the number of nodes, it ends within O(deadline), plus what the engine needs to start a process.
+  - What cannot be measured is not a failure of this module but a RV(reason). The action
+    M(rdm.provision.fabric_verdict) judges the measurements of all nodes together.
+  - Reads only. The image of the container needs C(python3) (3.7 or newer), nothing else.
+version_added: 0.1.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing, so it measures in check mode too.
+  diff_mode:
+    support: none
+    description: There is nothing that could differ.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  node:
+    description: Name of this node, as in O(nodes).
+    type: str
+    required: true
+  nodes:
+    description:
+      - The whole cluster in the order of ranks, one line C(name MY_IP) per node.
+      - It is the text of the dictionary file, which stays small with thousands of nodes.
+    type: str
+    required: true
+  container:
+    description: Name of the training container.
+    type: str
+    default: rdm
+  deadline:
+    description: Seconds that the whole measurement may last.
+    type: float
+    default: 10.0
+  patience:
+    description: Seconds that a silent peer gets after its regular tries.
+    type: float
+    default: 3.0
+  tries:
+    description: Echo requests to each peer. The median of their times counts.
+    type: int
+    default: 3
+  ssh:
+    description: Whether an sshd must answer on the fabric address of the peers.
+    type: bool
+    default: true
+  ssh_port:
+    description: Port of that sshd.
+    type: int
+    default: 22
+  ssh_peers:
+    description:
+      - How many of the nodes that follow this one in rank are asked for their sshd.
+      - Each sshd is then asked by as many nodes, not by all of them, because one that is asked by a thousand
+        at once drops connections at random.
+    type: int
+    default: 8
+  docker_socket:
+    description: Path of the engine's socket. Empty means E(DOCKER_HOST), else C(/var/run/docker.sock).
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Measure the fabric from every container
+  rdm.provision.fabric_probe:
+    node: "{{ inventory_hostname }}"
+    nodes: "{{ preflight_plan.dictionary }}"
+    container: rdm
+  register: fabric_measurement
+"""
+
+RETURN = r"""
+measured:
+  description: Whether there are measurements.
+  returned: always
+  type: bool
+reason:
+  description: Why there are none, in one sentence.
+  returned: always
+  type: str
+  sample: "there is no container rdm"
+container_state:
+  description: State of the container as the engine names it; V(missing) where there is none.
+  returned: always
+  type: str
+  sample: running
+method:
+  description: V(icmp), or V(tcp) where the container may not send ICMP.
+  returned: when measured
+  type: str
+  sample: icmp
+note:
+  description: Why the method is not V(icmp).
+  returned: when measured
+  type: str
+link:
+  description: The interface in the container that has MY_IP, and whether it is up and has a carrier.
+  returned: when measured
+  type: dict
+  sample: {name: eth0, up: true}
+rtt_us:
+  description:
+    - Median round-trip time to each node in microseconds, in the order of ranks.
+    - Null means that the node did not answer, or is this node itself.
+  returned: when measured
+  type: list
+  elements: float
+  sample: [null, 95.1, 101.7]
+min_us:
+  description: Least round-trip time to each node, in the same form.
+  returned: when measured
+  type: list
+  elements: float
+  sample: [null, 80.0, 84.4]
+loss:
+  description: Share of requests without answer, for the nodes that answered some and not others.
+  returned: when measured
+  type: dict
+  sample: {n3: 0.33}
+errors:
+  description: What the kernel said when a request to a silent node could not be sent.
+  returned: when measured
+  type: dict
+  sample: {n3: network is unreachable}
+ssh:
+  description: For each node whose sshd was asked, what is wrong with it; empty when it greets.
+  returned: when measured
+  type: dict
+  sample: {n2: "", n3: connection refused}
+"""
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils import fabric_script
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.fabric import parse_nodes
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "node": {"type": "str", "required": True},
+    "nodes": {"type": "str", "required": True},
+    "container": {"type": "str", "default": "rdm"},
+    "deadline": {"type": "float", "default": 10.0},
+    "patience": {"type": "float", "default": 3.0},
+    "tries": {"type": "int", "default": 3},
+    "ssh": {"type": "bool", "default": True},
+    "ssh_port": {"type": "int", "default": 22},
+    "ssh_peers": {"type": "int", "default": 8},
+    "docker_socket": {"type": "str", "default": ""},
+}
+
+_ARGUMENT_LENGTH = 100_000
+_START_ALLOWANCE = 10.0  # seconds for the engine to start a process on a busy node
+
+
+class NotMeasuredError(Exception):
+    """There is no measurement; the text says why.
+
+    Attributes:
+        state: the container's state in the engine's word, `missing` where there is no container.
+    """
+
+    def __init__(self, reason: str, state: str) -> None:
+        self.state = state
+        super().__init__(reason)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    parameters = module.params
+    try:
+        nodes = parse_nodes(parameters["nodes"])
+    except ValueError as error:
+        module.fail_json(msg=str(error))
+    if parameters["node"] not in nodes:
+        module.fail_json(msg="{0} is not among the nodes of the cluster".format(parameters["node"]))
+    for name in ("deadline", "tries"):
+        if parameters[name] <= 0:
+            module.fail_json(msg="{0} must be more than 0, not {1}".format(name, parameters[name]))
+    try:
+        module.exit_json(changed=False, **measure(parameters, nodes))
+    except NotMeasuredError as error:
+        module.exit_json(changed=False, measured=False, reason=str(error), container_state=error.state)
+
+
+def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
+    """Return what the container of this node measured.
+
+    Args:
+        parameters: the options of this module.
+        nodes: MY_IP by name, in the order of ranks.
+
+    Raises:
+        NotMeasuredError: with the reason.
+    """
+    node, container = parameters["node"], parameters["container"]
+    names = list(nodes)
+    rank = names.index(node)
+    # Everyone begins with the node after itself, so that no node is asked by all the others at once.
+    peers = names[rank + 1 :] + names[:rank]
+    settings = {
+        "source": nodes[node],
+        "peers": [nodes[name] for name in peers],
+        "tries": parameters["tries"],
+        "deadline": parameters["deadline"],
+        "patience": parameters["patience"],
+        "port": parameters["ssh_port"],
+        "ssh": list(range(min(len(peers), parameters["ssh_peers"]))) if parameters["ssh"] else [],
+    }
+    text = json.dumps(settings, separators=(",", ":"))
+    pieces = [text[start : start + _ARGUMENT_LENGTH] for start in range(0, len(text), _ARGUMENT_LENGTH)]
+    result = _run(parameters, container, ["python3", "-I", "-S", "-c", script(), *pieces])
+    if result["problem"]:
+        raise NotMeasuredError("container {0}: {1}".format(container, result["problem"]), "running")
+
+    def by_rank(values: list[Any]) -> list[Any]:
+        place = dict(zip(peers, values))
+        return [place.get(name) for name in names]
+
+    counts = list(zip(peers, result["sent"], result["answered"]))
+    return {
+        "measured": True,
+        "reason": "",
+        "container_state": "running",
+        "method": result["method"],
+        "note": result["note"],
+        "link": result["link"],
+        "rtt_us": by_rank(result["rtt_us"]),
+        "min_us": by_rank(result["min_us"]),
+        "loss": {name: round(1 - got / sent, 2) for name, sent, got in counts if 0 < got < sent},
+        "errors": {peers[int(index)]: text for index, text in result["errors"].items()},
+        "ssh": {peers[int(index)]: text for index, text in result["ssh"].items()},
+    }
+
+
+def script() -> str:
+    """Return the text of the program that runs in the container.
+
+    It is taken from the import system, because Ansible ships it to the node inside a zip file.
+    """
+    source = fabric_script.__spec__.loader.get_source(fabric_script.__name__)  # type: ignore[union-attr]
+    return str(source)
+
+
+def _run(parameters: dict[str, Any], container: str, argv: list[str]) -> dict[str, Any]:
+    """Run the program in the container and return what it printed.
+
+    Raises:
+        NotMeasuredError: there is no such container, it does not run, or the program does not run in it.
+    """
+    state = "unknown"
+    try:
+        docker = DockerAPI(parameters["docker_socket"])
+        state = _state(docker, container)
+        if state == "missing":
+            raise NotMeasuredError("there is no container {0}".format(container), state)
+        if state != "running":
+            raise NotMeasuredError("container {0} does not run: it is {1}".format(container, state), state)
+        done = docker.exec(container, argv, timeout=parameters["deadline"] + _START_ALLOWANCE, user="0")
+    except DockerError as error:
+        raise NotMeasuredError(_failed_start(container, error.message), state) from error
+    except DockerProblem as error:
+        raise NotMeasuredError(str(error), state) from error
+    if done.exit_code == 0:
+        try:
+            value: dict[str, Any] = json.loads(done.stdout)
+        except ValueError:
+            pass
+        else:
+            return value
+    said = (done.stderr + done.stdout).decode("utf-8", "replace").strip()
+    if done.exit_code in (126, 127):  # the runtime's codes for a program that it could not start
+        raise NotMeasuredError(_failed_start(container, said), state)
+    last = said.splitlines()[-1] if said else "nothing was printed"
+    raise NotMeasuredError(
+        "the measurement in container {0} ended with code {1}: {2}".format(container, done.exit_code, last),
+        state,
+    )
+
+
+def _state(docker: DockerAPI, container: str) -> str:
+    """Return the container's state in the engine's word, `missing` where there is no such container."""
+    try:
+        return str(docker.get("/containers/{0}/json".format(quote(container, safe="")))["State"]["Status"])
+    except DockerError as error:
+        if error.status == 404:
+            return "missing"
+        raise
+
+
+def _failed_start(container: str, said: str) -> str:
+    if "not found" in said or "no such file" in said:
+        return "container {0} has no python3 in its PATH, which the measurement needs".format(container)
+    return "nothing can be run in container {0}: {1}".format(container, said)
+
+
+if __name__ == "__main__":
+    main()

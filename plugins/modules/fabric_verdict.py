@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.fabric_verdict`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: fabric_verdict
+short_description: Judge the fabric from the measurements of all nodes
+description:
+  - Takes what M(rdm.provision.fabric_probe) registered on every host of the play and says for each node
+    whether it takes its part in the fabric, and if not, why.
+  - A fault is named once. One node that is cut off is not told again by each of its peers.
+  - A pair of which one node is not in this run (because of C(--limit), or because it was not reached) can
+    only lead to a warning.
+  - It does not fail on a bad verdict, so that the play can fail the very nodes that are at fault. Run it
+    once.
+version_added: 0.1.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode a node whose container does not run yet counts as not in this run.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  nodes:
+    description: The whole cluster in the order of ranks, one line C(name MY_IP) per node.
+    type: str
+    required: true
+  measurements:
+    description: Name of the variable that M(rdm.provision.fabric_probe) was registered in.
+    type: str
+    required: true
+  slow_factor:
+    description: A node is slow when its links take so many times the median of the cluster...
+    type: float
+    default: 4.0
+  slow_floor_us:
+    description: ...and at least so many microseconds longer than that.
+    type: float
+    default: 300.0
+"""
+
+EXAMPLES = r"""
+- name: Judge the fabric
+  rdm.provision.fabric_verdict:
+    nodes: "{{ preflight_plan.dictionary }}"
+    measurements: fabric_measurement
+  register: fabric_verdict
+  run_once: true
+
+- name: Fail the nodes that do not take part
+  ansible.builtin.fail:
+    msg: "{{ fabric_verdict.fabric.verdicts[inventory_hostname].reason }}"
+  when: not fabric_verdict.fabric.verdicts[inventory_hostname].ok
+"""
+
+RETURN = r"""
+fabric:
+  description: The judgement.
+  returned: always
+  type: dict
+  contains:
+    ok:
+      description: Whether every pair of this run talks.
+      type: bool
+    nodes:
+      description: The nodes of this run, in the order of ranks.
+      type: list
+      elements: str
+    outside:
+      description: The nodes of the cluster that are not in this run.
+      type: list
+      elements: str
+    verdicts:
+      description: For each node of this run, C(ok) and C(reason).
+      type: dict
+      sample: {n1: {ok: true, reason: ""}}
+    findings:
+      description: One sentence for each cause of a failure.
+      type: list
+      elements: str
+    warnings:
+      description: One sentence for each thing that is not as usual but fails nothing.
+      type: list
+      elements: str
+    rtt_us:
+      description:
+        - Median round-trip time in microseconds, from node to node. Null means no answer.
+        - Empty beyond 128 nodes.
+      type: dict
+      sample: {n1: {n2: 95.1}, n2: {n1: 97.0}}
+    median_us:
+      description: The median of each node's links.
+      type: dict
+    cluster_median_us:
+      description: The median of those; null when nothing was measured.
+      type: float
+    slow:
+      description: The nodes that are slow.
+      type: list
+      elements: str
+    failed_pairs:
+      description: Pairs of this run of which the second does not answer the first; at most 1000.
+      type: list
+      elements: list
+    method:
+      description: V(icmp), V(tcp), V(mixed), or empty when nothing was measured.
+      type: str
+msg:
+  description: The same for people, as a table.
+  returned: always
+  type: str
+"""
+
+from typing import Any
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "nodes": {"type": "str", "required": True},
+    "measurements": {"type": "str", "required": True},
+    "slow_factor": {"type": "float", "default": 4.0},
+    "slow_floor_us": {"type": "float", "default": 300.0},
+}
