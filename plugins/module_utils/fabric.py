@@ -440,7 +440,7 @@ class _Judge:
         """Return what is probably wrong with a node that reaches nobody."""
         own = self.measurements[name]
         if own.link_up is False:
-            return "{0} in its container has no carrier, so the interface below it is down".format(own.link)
+            return "{0} in its container has no link: the interface or cable below it is down".format(own.link)
         errors = sorted(own.errors.values())
         if errors:
             return statistics.mode(errors)

@@ -69,7 +69,7 @@ def test_a_node_whose_link_is_down_says_so() -> None:
     measurements["n2"] = measurements["n2"]._replace(link_up=False)
     judged = fabric.judge(nodes, measurements)
     assert judged.findings == [
-        "n2: no answer from any peer: eth0 in its container has no carrier, so the interface below it is down"
+        "n2: no answer from any peer: eth0 in its container has no link: the interface or cable below it is down"
     ]
 
 

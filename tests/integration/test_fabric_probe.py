@@ -1,0 +1,274 @@
+"""The measurement and the judgement of the fabric, between real containers on a real network."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.modules import fabric_probe
+
+from tests.conftest import ROOT
+from tests.integration.engine import Engine, wait_until
+from tests.integration.images import busybox_rootfs, import_image
+
+IMAGE = "rdm-test/python:1"
+NETWORK = "rdm-test-fabric"
+NAMES = ("n1", "n2", "n3")
+ADDRESSES = {name: f"10.213.77.{10 + rank}" for rank, name in enumerate(NAMES)}
+LEFT_OUT = {
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "test",
+    "idlelib",
+    "lib2to3",
+    "ensurepip",
+    "tkinter",
+}
+
+# Stands in for an sshd: all that the measurement wants of one is its greeting.
+GREETER = """
+import socket
+server = socket.create_server(("", 22))
+while True:
+    connection, _ = server.accept()
+    connection.sendall(b"SSH-2.0-stand-in\\r\\n")
+    connection.close()
+"""
+
+
+def python_rootfs() -> bytes:
+    """Return a tar of busybox and of the Python that runs this test: program, libraries, standard library."""
+    program = Path(sys.executable).resolve()
+    library = Path(sysconfig.get_path("stdlib"))
+    objects = [program, *library.glob("lib-dynload/*.so")]
+    needed = subprocess.run(["ldd", *map(str, objects)], check=True, capture_output=True, text=True).stdout
+    shared = {word for word in needed.replace(":", "").split() if word.startswith("/") and ".so" in word}
+    output = io.BytesIO(busybox_rootfs())
+    with tarfile.open(fileobj=output, mode="a", dereference=True) as archive:
+        for path in sorted(shared - {str(path) for path in objects}):
+            archive.add(path, path.lstrip("/"))
+        archive.add(program, str(program).lstrip("/"))
+        archive.add(
+            library,
+            str(library).lstrip("/"),
+            filter=lambda entry: None if LEFT_OUT & set(Path(entry.name).parts) else entry,
+        )
+        link = tarfile.TarInfo("bin/python3")
+        link.type = tarfile.SYMTYPE
+        link.linkname = str(program)
+        archive.addfile(link)
+    return output.getvalue()
+
+
+@dataclass
+class Cluster:
+    """Containers n1, n2, n3, each for a node of its own, on one macvlan network."""
+
+    engine: Engine
+
+    def inside(self, node: str, *argv: str) -> str:
+        """Run a program of this machine in the network namespace of a container."""
+        pid = self.engine.api.get(f"/containers/rdm-{node}/json")["State"]["Pid"]
+        return subprocess.run(
+            ["nsenter", f"--net=/proc/{pid}/ns/net", *argv], check=True, capture_output=True, text=True
+        ).stdout
+
+    def measure(self, node: str, **options: Any) -> dict[str, Any]:
+        """Return the measurement of one node, with the defaults of the module."""
+        parameters = {name: option.get("default") for name, option in fabric_probe.ARGUMENT_SPEC.items()}
+        parameters.update(node=node, container=f"rdm-{node}", docker_socket=self.engine.socket, patience=0.5)
+        parameters.update(options)
+        return fabric_probe.measure(parameters, ADDRESSES)
+
+    def verify(self, directory: Path, *arguments: str) -> tuple[int, dict[str, Any], dict[str, str]]:
+        """Run the role; return the exit code of the play, the judgement, and the reasons of failed hosts."""
+        inventory = {
+            "all": {
+                "vars": {
+                    "ansible_connection": "local",
+                    "ansible_python_interpreter": sys.executable,
+                    "verify_container": "rdm-{{ inventory_hostname }}",
+                    "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
+                    "verify_patience": 0.5,
+                },
+                "children": {
+                    "master": {"hosts": {"n1": {}}},
+                    "workers": {"hosts": {"n2": {}, "n3": {}}},
+                },
+            }
+        }
+        play = {
+            "name": "Verify",
+            "hosts": "master:workers",
+            "gather_facts": False,
+            "environment": {"DOCKER_HOST": f"unix://{self.engine.socket}"},
+            "roles": ["rdm.provision.verify"],
+        }
+        (directory / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        (directory / "play.yml").write_text(yaml.safe_dump([play]))
+        done = subprocess.run(
+            [
+                str(Path(sys.executable).with_name("ansible-playbook")),
+                "-i",
+                str(directory / "hosts.yml"),
+                str(directory / "play.yml"),
+                *arguments,
+            ],
+            env={
+                **self.engine.environment,
+                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            },
+            capture_output=True,
+            text=True,
+        )
+        results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
+        judged = [host["fabric"] for task in results for host in task["hosts"].values() if host.get("fabric")]
+        failed = {
+            name: host["msg"]
+            for task in results
+            for name, host in task["hosts"].items()
+            if host.get("failed")
+        }
+        assert judged, f"{done.stdout}{done.stderr}"
+        return done.returncode, judged[0], failed
+
+
+@pytest.fixture(scope="module")
+def python_image(engine: Engine) -> str:
+    """The name of an image with python3, in the private engine."""
+    import_image(engine.api, IMAGE, python_rootfs())
+    return IMAGE
+
+
+@pytest.fixture
+def cable() -> Iterator[str]:
+    """The name of an interface with a carrier. (A bridge would pass the machine's own firewall rules.)"""
+    ends = [f"rdmt{os.getpid() % 10**6}{end}" for end in "ab"]
+    subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
+    for end in ends:
+        subprocess.run(["ip", "link", "set", end, "up"], check=True)
+    yield ends[0]
+    subprocess.run(["ip", "link", "del", ends[0]], check=True)
+
+
+@pytest.fixture
+def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
+    """Three containers that greet like an sshd."""
+    network = {
+        "Name": NETWORK,
+        "Driver": "macvlan",
+        "Options": {"parent": cable},
+        "IPAM": {"Config": [{"Subnet": "10.213.77.0/24"}]},
+    }
+    engine.api.post("/networks/create", network)
+    try:
+        for name, address in ADDRESSES.items():
+            spec = {
+                "Image": python_image,
+                "Cmd": ["python3", "-c", GREETER],
+                "HostConfig": {"NetworkMode": NETWORK, "Init": True},
+                "NetworkingConfig": {"EndpointsConfig": {NETWORK: {"IPAMConfig": {"IPv4Address": address}}}},
+            }
+            engine.api.post("/containers/create", spec, name=f"rdm-{name}")
+            engine.api.post(f"/containers/rdm-{name}/start")
+        cluster = Cluster(engine)
+        for name in NAMES:
+            assert wait_until(lambda name=name: ":22" in cluster.inside(name, "ss", "-ltn"), 30)  # type: ignore[misc]
+        yield cluster
+    finally:
+        for name in NAMES:
+            for found in engine.api.get("/containers/json", all=True, filters={"name": [f"^/rdm-{name}$"]}):
+                engine.api.delete(f"/containers/{found['Id']}", force=True)
+        engine.api.delete(f"/networks/{NETWORK}")
+
+
+def reason(cluster: Cluster, node: str, **options: Any) -> tuple[str, str]:
+    with pytest.raises(fabric_probe.NotMeasuredError) as caught:
+        cluster.measure(node, **options)
+    return str(caught.value), caught.value.state
+
+
+def test_all_peers_are_measured_in_the_order_of_ranks(cluster: Cluster) -> None:
+    found = cluster.measure("n2")
+    assert found["measured"]
+    assert found["method"] == "icmp"
+    assert found["link"] == {"name": "eth0", "up": True}
+    assert found["rtt_us"][1] is None
+    assert 0 < found["rtt_us"][0] < 1e6
+    assert 0 < found["rtt_us"][2] < 1e6
+    assert found["ssh"] == {"n3": "", "n1": ""}
+    assert found["errors"] == {}
+
+
+def test_only_the_next_peers_are_asked_for_their_sshd(cluster: Cluster) -> None:
+    assert list(cluster.measure("n2", ssh_peers=1)["ssh"]) == ["n3"]
+    assert cluster.measure("n2", ssh=False)["ssh"] == {}
+
+
+def test_each_reason_not_to_measure_is_a_sentence(cluster: Cluster, busybox_image: str) -> None:
+    engine = cluster.engine
+    assert reason(cluster, "n1", container="rdm-none") == ("there is no container rdm-none", "missing")
+    text, _state = reason(cluster, "n1", docker_socket="/nonexistent/docker.sock")
+    assert text == "no Docker Engine answers at /nonexistent/docker.sock: there is no such socket"
+    text, state = reason(cluster, "n2", container="rdm-n1")
+    assert (text, state) == (
+        "container rdm-n1: the container does not have the address 10.213.77.11",
+        "running",
+    )
+    engine.api.post("/containers/rdm-n3/stop", t=1)
+    text, state = reason(cluster, "n3")
+    assert (text, state) == ("container rdm-n3 does not run: it is exited", "exited")
+    engine.api.delete("/containers/rdm-n3", force=True)
+    spec = {"Image": busybox_image, "HostConfig": {"NetworkMode": NETWORK, "Init": True}}
+    engine.api.post("/containers/create", spec, name="rdm-n3")
+    engine.api.post("/containers/rdm-n3/start")
+    text, state = reason(cluster, "n3")
+    assert state == "running"
+    assert text == "container rdm-n3 has no python3 in its PATH, which the measurement needs"
+
+
+def test_the_role_passes_on_a_whole_cluster_and_names_a_node_that_is_cut_off(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    code, fabric, failed = cluster.verify(tmp_path)
+    assert code == 0
+    assert fabric["ok"]
+    assert fabric["method"] == "icmp"
+    assert fabric["rtt_us"]["n1"]["n3"] > 0
+    assert failed == {}
+
+    cluster.inside("n3", "ip", "link", "set", "eth0", "down")
+    code, fabric, failed = cluster.verify(tmp_path)
+    assert code == 2
+    assert not fabric["ok"]
+    assert failed == {
+        "n3": "no answer from any peer: "
+        "eth0 in its container has no link: the interface or cable below it is down"
+    }
+    code, fabric, failed = cluster.verify(tmp_path, "--limit", "n1,n2")
+    assert code == 0
+    assert fabric["outside"] == ["n3"]
+    assert fabric["warnings"] == ["no answer from nodes that are not in this run: n3"]
+
+
+def test_in_check_mode_containers_that_do_not_run_are_left_out(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.engine.api.delete("/containers/rdm-n3", force=True)
+    code, fabric, _failed = cluster.verify(tmp_path, "--check")
+    assert code == 0
+    assert fabric["nodes"] == ["n1", "n2"]
+    code, fabric, failed = cluster.verify(tmp_path)
+    assert code == 2
+    assert failed == {"n3": "there is no container rdm-n3"}
