@@ -1,0 +1,463 @@
+"""rdm.provision.image_archive against a real engine: what it loads, when, and what happens when it cannot."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerError
+
+from tests.image_archives import MadeImage, digest, layer, oci_layout, saved
+from tests.integration.engine import Engine, private_engine
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = "ansible_collections.rdm.provision.plugins.modules.image_archive"
+NAME = "rdm-test/loaded:1"
+
+
+# A small process between: what a process inherits from a large parent counts as its own.
+MEASURE = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, "-m", sys.argv[1]], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
+
+
+class Failed(Exception):  # noqa: N818
+    """What the module said when it failed."""
+
+
+def environment(engine: Engine, **more: str) -> dict[str, str]:
+    return {**engine.environment, "PYTHONPATH": str(ROOT / ".collections"), **more}
+
+
+def arguments(directory: Path, check: bool, **options: Any) -> str:
+    options = {"cache_dir": str(directory / "cache"), **options}
+    return json.dumps({"ANSIBLE_MODULE_ARGS": {**options, "_ansible_check_mode": check}})
+
+
+def run(engine: Engine, directory: Path, *, check: bool = False, **options: Any) -> dict[str, Any]:
+    """Run the module in a process of its own, as on a node."""
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE],
+        input=arguments(directory, check, **options),
+        env=environment(engine),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    if result.get("failed"):
+        assert "Traceback" not in done.stdout + done.stderr
+        raise Failed(result["msg"])
+    return result
+
+
+@pytest.fixture
+def image() -> MadeImage:
+    return MadeImage([layer("one", 3_000_000), layer("two")], [NAME])
+
+
+@pytest.fixture(autouse=True)
+def clean(engine: Engine) -> Iterator[None]:
+    """Remove, after each test, every image that it left in the engine."""
+    before = {image["Id"] for image in engine.api.get("/images/json")}
+    yield
+    for image in engine.api.get("/images/json"):
+        if image["Id"] not in before:
+            engine.api.delete(f"/images/{image['Id']}", force=True)
+
+
+def put(directory: Path, data: bytes, name: str = "image.tar") -> str:
+    path = directory / name
+    path.write_bytes(data)
+    return str(path)
+
+
+def zstd(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-qc"], input=data, check=True, capture_output=True).stdout
+
+
+def image_id(engine: Engine, name: str) -> str:
+    """Return the Id behind a name; empty when there is none."""
+    try:
+        return str(engine.api.get(f"/images/{name}/json")["Id"])
+    except DockerError as error:
+        if error.status == 404:
+            return ""
+        raise
+
+
+# ---- what it does
+
+
+@pytest.mark.parametrize("packing", [bytes, gzip.compress, zstd])
+@pytest.mark.parametrize("make", [saved, oci_layout])
+def test_check_then_load_then_nothing(
+    engine: Engine, tmp_path: Path, image: MadeImage, make: Any, packing: Any
+) -> None:
+    path = put(tmp_path, packing(make(image)))
+    diff = {"before": {NAME: "absent"}, "after": {NAME: image.id}}
+
+    checked = run(engine, tmp_path, path=path, name=NAME, check=True)
+    assert (checked["changed"], checked["diff"], checked["actions"]) == (True, diff, [f"load {path}"])
+    assert image_id(engine, NAME) == ""
+
+    loaded = run(engine, tmp_path, path=path, name=NAME)
+    assert (loaded["changed"], loaded["diff"], loaded["actions"]) == (True, diff, [f"load {path}"])
+    assert loaded["images"] == [{"digest": image.id, "tags": [NAME]}]
+    assert image_id(engine, NAME) == image.id
+
+    for check in (False, True):
+        again = run(engine, tmp_path, path=path, name=NAME, check=check)
+        assert (again["changed"], again["actions"]) == (False, [])
+
+
+def test_an_archive_of_the_engine_itself(engine: Engine, busybox_image: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "busybox.tar")
+    subprocess.run(["docker", "save", "-o", path, busybox_image], env=engine.environment, check=True)
+    assert run(engine, tmp_path, path=path)["changed"] is False
+
+
+def test_an_archive_of_skopeo(engine: Engine, busybox_image: str, tmp_path: Path) -> None:
+    saved_path, path = str(tmp_path / "busybox.tar"), str(tmp_path / "oci.tar")
+    subprocess.run(["docker", "save", "-o", saved_path, busybox_image], env=engine.environment, check=True)
+    subprocess.run(
+        ["skopeo", "copy", "--quiet", f"docker-archive:{saved_path}", f"oci-archive:{path}:{NAME}"],
+        check=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert run(engine, tmp_path, path=path)["changed"] is True
+    assert image_id(engine, NAME) != ""
+    assert run(engine, tmp_path, path=path)["changed"] is False
+
+
+def test_a_tag_that_points_elsewhere_is_moved(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    old = MadeImage([layer("old")], [NAME])
+    run(engine, tmp_path, path=put(tmp_path, saved(old), "old.tar"))
+    result = run(engine, tmp_path, path=put(tmp_path, saved(image)))
+    assert result["diff"] == {"before": {NAME: old.id}, "after": {NAME: image.id}}
+    assert image_id(engine, NAME) == image.id
+    assert image_id(engine, old.id) == old.id, "the other image stays, without the tag"
+
+
+def test_a_tag_is_all_that_is_missing(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    path = put(tmp_path, saved(image))
+    run(engine, tmp_path, path=path)
+    engine.api.post(f"/images/{NAME}/tag", repo="rdm-test/kept", tag="1")
+    engine.api.delete(f"/images/{NAME}")
+    for check in (True, False):
+        assert run(engine, tmp_path, path=path, check=check)["actions"] == [f"tag {NAME}"]
+    assert image_id(engine, NAME) == image.id
+
+
+def test_an_image_without_a_name_is_given_one(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    image.tags = []
+    path = put(tmp_path, saved(image))
+    assert run(engine, tmp_path, path=path)["diff"]["after"] == {image.id: image.id}
+    assert run(engine, tmp_path, path=path)["changed"] is False
+    assert run(engine, tmp_path, path=path, name=NAME)["actions"] == [f"tag {NAME}"]
+    assert run(engine, tmp_path, path=path, name=NAME)["changed"] is False
+
+
+def test_it_goes_only_where_it_is_this_image(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    other = MadeImage([layer("other")], [NAME])
+    path, other_path = put(tmp_path, gzip.compress(saved(image))), put(tmp_path, saved(other), "other.tar")
+    run(engine, tmp_path, path=path)
+    assert run(engine, tmp_path, path=other_path, state="absent")["changed"] is False
+    gone = run(engine, tmp_path, path=path, state="absent", check=True)
+    assert gone["diff"] == {"before": {NAME: image.id}, "after": {NAME: "absent"}}
+    assert image_id(engine, NAME) == image.id
+    Path(path).unlink()
+    assert run(engine, tmp_path, path=path, state="absent")["actions"] == [f"remove {NAME}"]
+    assert image_id(engine, NAME) == ""
+    assert not (tmp_path / "cache").exists()
+    late = run(engine, tmp_path, path=path, state="absent")
+    assert late["changed"] is False
+    assert "there is no archive" in json.dumps(late["warnings"])
+
+
+# ---- what it refuses
+
+
+def test_a_wrong_digest_loads_nothing(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    data = zstd(saved(image))
+    path = put(tmp_path, data)
+    for check in (True, False):
+        with pytest.raises(Failed, match=f"has sha256 {digest(data)[7:]}, not {64 * 'a'}"):
+            run(engine, tmp_path, path=path, sha256=64 * "a", check=check)
+    assert image_id(engine, NAME) == ""
+    assert run(engine, tmp_path, path=path, sha256=digest(data)[7:])["changed"] is True
+
+
+@pytest.mark.parametrize("packing", [bytes, gzip.compress, zstd])
+def test_a_truncated_archive_loads_nothing(
+    engine: Engine, tmp_path: Path, image: MadeImage, packing: Any
+) -> None:
+    data = packing(saved(image))
+    path = put(tmp_path, data[: len(data) // 2])
+    with pytest.raises(Failed, match="is truncated: it ends in the middle"):
+        run(engine, tmp_path, path=path)
+    assert image_id(engine, NAME) == ""
+    put(tmp_path, data)
+    assert run(engine, tmp_path, path=path)["changed"] is True
+
+
+def test_what_is_no_archive(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    with pytest.raises(Failed, match="is not an image archive"):
+        run(engine, tmp_path, path=put(tmp_path, b"#!/bin/sh\n"))
+    with pytest.raises(Failed, match="there is no archive"):
+        run(engine, tmp_path, path=str(tmp_path / "none.tar"))
+    with pytest.raises(Failed, match=r"does not hold wrong:1; it holds rdm-test/loaded:1"):
+        run(engine, tmp_path, path=put(tmp_path, saved(image)), name="wrong:1")
+    with pytest.raises(Failed, match=r"'\$\(id\) x' is not an image name"):
+        run(engine, tmp_path, path=put(tmp_path, saved(image)), name="$(id) x")
+    image.architecture = "riscv64"
+    with pytest.raises(Failed, match="holds an image for riscv64, and this engine runs amd64"):
+        run(engine, tmp_path, path=put(tmp_path, saved(image)))
+
+
+def test_no_engine(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE],
+        input=arguments(tmp_path, False, path=put(tmp_path, saved(image))),
+        env=environment(engine, DOCKER_HOST=f"unix://{tmp_path}/none.sock"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"no Docker Engine answers at {tmp_path}/none.sock" in json.loads(done.stdout)["msg"]
+
+
+# ---- faults
+
+
+@contextmanager
+def slow_link(engine: Engine, path: Path, limit: int, cut: bool) -> Iterator[threading.Event]:
+    """Pass connections on to the engine until one has sent `limit` bytes; then cut it, or stop reading.
+
+    The event says that this has happened.
+    """
+    reached = threading.Event()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+    open_sockets = [listener]
+
+    def pass_on(source: socket.socket, sink: socket.socket, upload: bool) -> None:
+        count = 0
+        try:
+            while data := source.recv(65536):
+                count += len(data)
+                if upload and count > limit:
+                    reached.set()
+                    if cut:
+                        source.shutdown(socket.SHUT_RDWR)
+                        sink.shutdown(socket.SHUT_RDWR)
+                    return
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+    def accept() -> None:
+        while True:
+            try:
+                client, _address = listener.accept()
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            server.connect(engine.socket)
+            open_sockets.extend((client, server))
+            for one, other, upload in ((client, server, True), (server, client, False)):
+                threading.Thread(target=pass_on, args=(one, other, upload), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield reached
+    finally:
+        for one in open_sockets:
+            one.close()
+
+
+@pytest.mark.parametrize("packing", [bytes, zstd])
+def test_a_connection_that_breaks_while_loading(
+    engine: Engine, tmp_path: Path, image: MadeImage, packing: Any
+) -> None:
+    path = put(tmp_path, packing(saved(image)))
+    link = tmp_path / "link.sock"
+    with slow_link(engine, link, 1_000_000, cut=True) as reached:
+        done = subprocess.run(
+            [sys.executable, "-m", MODULE],
+            input=arguments(tmp_path, False, path=path),
+            env=environment(engine, DOCKER_HOST=f"unix://{link}"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert reached.is_set()
+    assert "no Docker Engine answers" in json.loads(done.stdout)["msg"]
+    assert "Traceback" not in done.stderr
+    assert image_id(engine, NAME) == ""
+    assert run(engine, tmp_path, path=path)["changed"] is True
+    assert image_id(engine, NAME) == image.id
+
+
+def test_a_module_killed_while_loading(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    path = put(tmp_path, zstd(saved(image)))
+    link = tmp_path / "link.sock"
+    with slow_link(engine, link, 1_000_000, cut=False) as reached:
+        process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment(engine, DOCKER_HOST=f"unix://{link}"),
+            text=True,
+        )
+        assert process.stdin is not None
+        process.stdin.write(arguments(tmp_path, False, path=path))
+        process.stdin.close()
+        assert reached.wait(30)
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    assert image_id(engine, NAME) == ""
+    assert run(engine, tmp_path, path=path)["changed"] is True
+    assert run(engine, tmp_path, path=path)["changed"] is False
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """Classic stores need room for the archive and for its layers: 40 MB fit at first, and then not."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "rdm-test", str(disk)], check=True)
+    try:
+        with private_engine(f"--data-root={disk}/data") as small:
+            noise = MadeImage([layer("noise", 40_000_000)], [NAME])
+            with pytest.raises(Failed, match=r"became full while loading .*, which unpacks to 40\.0 MB"):
+                run(small, tmp_path, path=put(tmp_path, saved(noise)))
+            huge = MadeImage([layer("huge", 70_000_000)], [NAME])
+            with pytest.raises(Failed, match=r"the disk is too small .* unpacks to 70\.0 MB, and .* free"):
+                run(small, tmp_path, path=put(tmp_path, saved(huge)))
+            assert small.api.get("/images/json") == []
+            fits = MadeImage([layer("fits", 1_000_000)], [NAME])
+            assert run(small, tmp_path, path=put(tmp_path, saved(fits)))["changed"] is True
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("packing", ["tar", "gz", "zst"])
+def test_memory_does_not_grow_with_the_image(engine: Engine, tmp_path: Path, packing: str) -> None:
+    """A quarter of a gigabyte through a process that may hold 100 MB, Python and Ansible included."""
+    path = put(tmp_path, saved(MadeImage([layer("big", 250_000_000)], [NAME])))
+    if packing == "gz":
+        subprocess.run(["gzip", "-1", path], check=True)
+        path += ".gz"
+    elif packing == "zst":
+        subprocess.run(["zstd", "-1", "-q", "--rm", path], check=True)
+        path += ".zst"
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, MODULE],
+        input=arguments(tmp_path, False, path=path),
+        env=environment(engine),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert image_id(engine, NAME) != ""
+    assert int(done.stdout) < 100 * 1024, "KiB"
+
+
+# ---- an archive on the controller
+
+
+def ansible(engine: Engine, directory: Path, *flags: str, **options: Any) -> dict[str, Any]:
+    """Run the action through Ansible on this machine, and return its result.
+
+    Raises:
+        Failed: it failed; the text is its message.
+    """
+    (directory / "inventory").write_text("node1 ansible_connection=local\n")
+    (directory / "ansible.cfg").write_text("[defaults]\n")
+    program = Path(sys.executable).with_name("ansible")
+    done = subprocess.run(
+        [
+            str(program),
+            "node1",
+            f"--inventory={directory / 'inventory'}",
+            "--module-name=rdm.provision.image_archive",
+            "--args",
+            json.dumps({"cache_dir": str(directory / "cache"), **options}),
+            *flags,
+        ],
+        env=environment(
+            engine,
+            ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".collections"),
+            ANSIBLE_CONFIG=str(directory / "ansible.cfg"),
+            ANSIBLE_REMOTE_TEMP=str(directory / "remote"),
+            ANSIBLE_PYTHON_INTERPRETER=sys.executable,
+        ),
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    head, arrow, text = done.stdout.partition("=> ")
+    assert arrow, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(text)
+    if "FAILED" in head:
+        raise Failed(result["msg"])
+    return result
+
+
+def left_over(directory: Path) -> list[Path]:
+    return list((directory / "remote").iterdir())
+
+
+def test_an_archive_on_the_controller(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    put(tmp_path, zstd(saved(image)), "here.tar.zst")
+    options = {"path": "here.tar.zst", "name": NAME, "remote_src": False}
+    checked = ansible(engine, tmp_path, "--check", **options)
+    assert (checked["changed"], checked["copy_needed"]) == (True, True)
+    assert image_id(engine, NAME) == ""
+    loaded = ansible(engine, tmp_path, **options)
+    assert (loaded["changed"], loaded["copy_needed"]) == (True, False)
+    assert image_id(engine, NAME) == image.id
+    assert left_over(tmp_path) == []
+    assert ansible(engine, tmp_path, **options)["changed"] is False
+    assert ansible(engine, tmp_path, state="absent", **options)["changed"] is True
+    assert image_id(engine, NAME) == ""
+
+
+def test_a_copy_goes_away_when_loading_fails(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    image.layers[1] = b"not a tar" * 100  # the engine finds that out, nobody before
+    put(tmp_path, saved(image), "bad.tar")
+    with pytest.raises(Failed, match="Docker Engine refused POST /images/load"):
+        ansible(engine, tmp_path, path="bad.tar", remote_src=False)
+    assert (tmp_path / "remote").exists()
+    assert left_over(tmp_path) == []
+
+
+def test_bad_archives_on_the_controller(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
+    with pytest.raises(Failed, match=f"on the controller, there is no archive {tmp_path}/none.tar"):
+        ansible(engine, tmp_path, path="none.tar", remote_src=False)
+    put(tmp_path, saved(image)[:2_000_000], "short.tar")
+    with pytest.raises(Failed, match=r"on the controller, .*/short.tar is truncated"):
+        ansible(engine, tmp_path, path="short.tar", remote_src=False)
+    put(tmp_path, saved(image), "whole.tar")
+    with pytest.raises(Failed, match=r"on the controller, .*/whole.tar has sha256"):
+        ansible(engine, tmp_path, path="whole.tar", remote_src=False, sha256=64 * "0")
+    gone = ansible(engine, tmp_path, path="none.tar", remote_src=False, state="absent")
+    assert gone["changed"] is False
