@@ -1,0 +1,1 @@
+"""Programs that measure, here and now, and print tables for docs/performance.md."""
