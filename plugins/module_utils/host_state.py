@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node itself: users, distribution, disk, shells, and the limits of its Docker daemon.
+
+Everything is read from files and system calls; nothing is run.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import socket
+import stat
+import struct
+from typing import Any
+
+_PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
+_CAP_SYS_RESOURCE = 24
+
+
+def user() -> dict[str, Any]:
+    """Return the user that this process runs as: name, uid, home, shell, root."""
+    uid = os.geteuid()
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return {
+            "name": str(uid),
+            "uid": uid,
+            "home": os.environ.get("HOME", ""),
+            "shell": "",
+            "root": uid == 0,
+        }
+    return {
+        "name": entry.pw_name,
+        "uid": uid,
+        "home": entry.pw_dir,
+        "shell": entry.pw_shell,
+        "root": uid == 0,
+    }
+
+
+def login_user() -> dict[str, str]:
+    """Return the user who logged in (SUDO_USER, where sudo changed it): name, home."""
+    try:
+        entry = pwd.getpwnam(os.environ["SUDO_USER"])
+    except KeyError:
+        current = user()
+        return {"name": current["name"], "home": current["home"]}
+    return {"name": entry.pw_name, "home": entry.pw_dir}
+
+
+def may_use(name: str, path: str) -> bool:
+    """Return whether a user may read and write a file, by its owner, group and mode."""
+    try:
+        entry = pwd.getpwnam(name)
+        status = os.stat(path)
+    except (KeyError, OSError):
+        return False
+    if entry.pw_uid == 0:
+        return True
+    if entry.pw_uid == status.st_uid:
+        needed = stat.S_IRUSR | stat.S_IWUSR
+    elif status.st_gid in os.getgrouplist(name, entry.pw_gid):
+        needed = stat.S_IRGRP | stat.S_IWGRP
+    else:
+        needed = stat.S_IROTH | stat.S_IWOTH
+    return status.st_mode & needed == needed
+
+
+def groups(*names: str) -> dict[str, Any]:
+    """Return the id of each group; None for one that does not exist."""
+    return {name: _gid(name) for name in names}
+
+
+def distribution(os_release: str) -> dict[str, str]:
+    """Return id, version and name from the text of /etc/os-release."""
+    pairs = dict(line.partition("=")[::2] for line in os_release.splitlines())
+    values = {key.strip(): value.strip().strip("\"'") for key, value in pairs.items()}
+    return {
+        "id": values.get("ID", "linux"),
+        "version": values.get("VERSION_ID", ""),
+        "name": values.get("PRETTY_NAME") or values.get("NAME", "Linux"),
+    }
+
+
+def disk(path: str) -> dict[str, Any]:
+    """Return total and free bytes (free for this user) of the file system that has, or would have, `path`."""
+    existing = path or "/"
+    while not os.path.exists(existing) and existing != "/":
+        existing = os.path.dirname(existing)
+    usage = os.statvfs(existing)
+    return {
+        "path": path,
+        "total": usage.f_blocks * usage.f_frsize,
+        "free": (usage.f_bfree if os.geteuid() == 0 else usage.f_bavail) * usage.f_frsize,
+    }
+
+
+def installed(program: str) -> bool:
+    """Return whether a program is in one of the usual directories."""
+    return shutil.which(program, path=_PATH) is not None
+
+
+def read_text(path: str) -> str:
+    """Return a file's text; "" when it is not there or may not be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def daemon_pid(docker_socket: str, proc: str = "/proc") -> int:
+    """Return the process id of the Docker daemon, 0 when none is found.
+
+    The kernel knows who listens on the socket; under systemd's socket activation that is systemd, so then
+    the first process called dockerd is taken.
+    """
+    pid = _listener(docker_socket)
+    if _command(proc, pid) == "dockerd":
+        return pid
+    others = (int(entry) for entry in sorted(_list(proc)) if entry.isdigit())
+    return next((pid for pid in others if _command(proc, pid) == "dockerd"), 0)
+
+
+def daemon_config(pid: int, proc: str = "/proc") -> str:
+    """Return the path of the configuration file of the daemon with this process id."""
+    words = read_text("{0}/{1}/cmdline".format(proc, pid)).split("\0") if pid else []
+    for position, word in enumerate(words):
+        name, _, value = word.lstrip("-").partition("=")
+        if name == "config-file":
+            return value or words[position + 1]
+    return "/etc/docker/daemon.json"
+
+
+def memlock(pid: int, proc: str = "/proc") -> dict[str, Any]:
+    """Return the limit of locked memory of a process: soft, hard (bytes, -1 unlimited), raise_allowed.
+
+    `raise_allowed`: its containers may get an unlimited one, because its own is, or because it may raise
+    limits: CAP_SYS_RESOURCE, outside a user namespace (a rootless daemon has the capability in vain).
+
+    Args:
+        pid: the daemon's process id; 0 means this process.
+        proc: where procfs is mounted.
+    """
+    directory = "{0}/{1}".format(proc, pid or "self")
+    soft, hard = limits(read_text(directory + "/limits"))
+    capable = effective_capability(read_text(directory + "/status"), _CAP_SYS_RESOURCE)
+    mapping = read_text(directory + "/uid_map").split()
+    return {
+        "soft": soft,
+        "hard": hard,
+        "raise_allowed": hard == -1 or (capable and mapping[:3] in ([], ["0", "0", "4294967295"])),
+    }
+
+
+def limits(text: str) -> tuple[int, int]:
+    """Return the soft and hard limit of locked memory from the text of /proc/PID/limits; 0 when unknown."""
+    name = "Max locked memory"
+    for line in text.splitlines():
+        if line.startswith(name):
+            soft, hard = line[len(name) :].split()[:2]
+            return _limit(soft), _limit(hard)
+    return 0, 0
+
+
+def effective_capability(status: str, number: int) -> bool:
+    """Return whether the text of /proc/PID/status has a capability in the effective set."""
+    for line in status.splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
+
+
+def _limit(word: str) -> int:
+    return -1 if word == "unlimited" else int(word)
+
+
+def _gid(name: str) -> Any:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def _listener(docker_socket: str) -> int:
+    """Return the process that listens on a unix socket, 0 when it cannot be asked (SO_PEERCRED)."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(5)
+            peer.connect(docker_socket)
+            credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    except OSError:
+        return 0
+    return struct.unpack("3i", credentials)[0]
+
+
+def _command(proc: str, pid: int) -> str:
+    return read_text("{0}/{1}/comm".format(proc, pid)).strip()
+
+
+def _list(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []

@@ -1,0 +1,356 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read everything about a node that the plan needs, in one call."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_facts
+short_description: Read everything about a node that the plan needs
+description:
+  - Returns interfaces, routes, the Docker Engine with its networks, containers and images, GPUs, InfiniBand
+    devices, SR-IOV functions, limits, disk space and the operating system.
+  - Runs no vendor tool. What cannot be read is empty in the result and named in its findings.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  sysfs_root:
+    description: Where the kernel's sysfs is; another directory in tests.
+    type: path
+    default: /sys
+  dev_root:
+    description: Where the device nodes are; another directory in tests.
+    type: path
+    default: /dev
+  docker_socket:
+    description:
+      - Path or C(unix://) address of the Docker Engine's socket.
+      - Empty means C(DOCKER_HOST) of the user's environment, else C(/var/run/docker.sock).
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Look at the node
+  rdm.provision.node_facts:
+  register: node_facts
+
+- name: Look at a tree of files instead of the node's hardware
+  rdm.provision.node_facts:
+    sysfs_root: /srv/mi250/sys
+    dev_root: /srv/mi250/dev
+"""
+
+RETURN = r"""
+node:
+  description: What the node is and has.
+  returned: always
+  type: dict
+  contains:
+    hostname: {description: The node's own name., type: str, sample: gpu-001}
+    kernel: {description: The kernel's release., type: str, sample: 5.15.0-91-generic}
+    architecture: {description: The machine's architecture., type: str, sample: x86_64}
+    python: {description: Version of the Python that runs the module., type: str, sample: 3.10.12}
+    python_requests: {description: Whether that Python has the package requests., type: bool}
+    distribution:
+      description: The distribution as C(id), C(version) and C(name).
+      type: dict
+      sample: {id: ubuntu, version: "22.04", name: Ubuntu 22.04.3 LTS}
+    user: {description: "Who the module runs as: C(name), C(uid), C(home), C(shell), C(root).", type: dict}
+    login_user: {description: "Who logged in, before sudo: C(name), C(home).", type: dict}
+    groups: {description: "Ids of the groups C(video), C(render) and C(docker), null for none.", type: dict}
+    shells: {description: "Whether C(bash) and C(zsh) are installed.", type: dict}
+    interfaces:
+      description: Network interfaces with C(name), C(mac), C(mtu), C(state) and C(addresses).
+      type: list
+      elements: dict
+      sample: [{name: ib0, mac: "00:00:10:29", mtu: 2044, state: up, addresses: [10.0.0.1/24]}]
+    routes:
+      description: IPv4 routes of all tables with C(table), C(destination), C(interface), C(gateway), C(type).
+      type: list
+      elements: dict
+      sample: [{table: main, destination: default, interface: eth0, gateway: 10.0.0.254, type: unicast}]
+    ssh: {description: "Ends of the ssh connection: C(client), C(server); empty without one.", type: dict}
+    docker_state: {description: "One of C(ok), C(absent), C(stopped), C(forbidden).", type: str, sample: ok}
+    docker_error: {description: Why C(docker) is null; empty when it is not., type: str, sample: ""}
+    docker:
+      description: The Docker Engine; null when it cannot be used.
+      type: dict
+      contains:
+        socket: {description: Path of its socket., type: str, sample: /var/run/docker.sock}
+        login_user_allowed: {description: Whether the login user may use the socket., type: bool}
+        version: {description: The engine's version., type: str, sample: 20.10.24}
+        api_version: {description: The newest API that it speaks., type: str, sample: "1.41"}
+        min_api_version: {description: The oldest API that it speaks., type: str, sample: "1.12"}
+        storage_driver: {description: Storage driver., type: str, sample: overlay2}
+        image_store: {description: C(classic) or C(containerd)., type: str, sample: classic}
+        root_dir: {description: Docker's data directory., type: str, sample: /var/lib/docker}
+        image_dir: {description: Where images are stored., type: str, sample: /var/lib/docker}
+        live_restore: {description: Whether containers outlive the daemon., type: bool}
+        cgroup_version: {description: Version of the control groups., type: str, sample: "2"}
+        network_plugins: {description: Network drivers that the engine has., type: list, elements: str}
+        default_address_pools:
+          description: Where the engine takes subnets of its own choice from, as C(base) and C(size).
+          type: list
+          elements: dict
+          sample: [{base: 172.17.0.0/16, size: 16}]
+        networks:
+          description:
+            - Networks with C(id), C(name), C(driver), C(scope), C(internal), C(subnets), C(options),
+              C(labels) and C(containers).
+            - C(containers) names those that are attached, stopped ones included.
+          type: list
+          elements: dict
+        containers:
+          description:
+            - All containers with C(id), C(name), C(image), C(image_id), C(state), C(labels) and C(networks),
+              which maps a network's name to the address there.
+          type: list
+          elements: dict
+        images: {description: "Images with C(id) and C(tags).", type: list, elements: dict}
+    disk: {description: "Bytes C(total) and C(free) where images are stored, C(path).", type: dict}
+    memlock:
+      description:
+        - Limit of locked memory of the Docker daemon in bytes, C(soft) and C(hard), -1 for none.
+        - C(raise_allowed) says whether its containers may have no limit.
+      type: dict
+      sample: {soft: 8388608, hard: 8388608, raise_allowed: true}
+    accelerator: {description: "One of C(rocm), C(cuda), C(cpu).", type: str, sample: rocm}
+    gpus:
+      description: GPUs with C(vendor), C(pci), C(device_id), C(driver) and C(render_node).
+      type: list
+      elements: dict
+    devices: {description: "Device nodes: C(kfd), C(dri), C(nvidia), C(rdma_cm).", type: dict}
+    infiniband:
+      description:
+        - RDMA devices with C(name), C(node_guid), C(firmware), C(board_id), C(pci), C(virtual),
+          C(char_devices), C(netdevs) and C(ports).
+        - Each port has C(port), C(state), C(physical_state), C(rate), C(link_layer) and C(lid).
+      type: list
+      elements: dict
+    sriov:
+      description:
+        - Physical functions with C(pf), C(pci), C(total_vfs), C(num_vfs) and C(vfs).
+        - Each VF has C(index), C(pci), C(netdev) and C(mac).
+      type: list
+      elements: dict
+    findings:
+      description: What is wrong or could not be read, as C(level) (error or warning), C(what) and C(text).
+      type: list
+      elements: dict
+      sample: [{level: warning, what: ip-missing, text: the ip command (package iproute2) is missing}]
+"""
+
+import importlib.util
+import os
+import platform
+from typing import Any, Callable
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils import (
+    docker_state,
+    host_state,
+    network_state,
+    sysfs,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+    DEFAULT_SOCKET,
+    DockerAPI,
+    DockerForbidden,
+    DockerProblem,
+    DockerUnavailable,
+)
+
+ARGUMENT_SPEC = {
+    "sysfs_root": {"type": "path", "default": "/sys"},
+    "dev_root": {"type": "path", "default": "/dev"},
+    "docker_socket": {"type": "str", "default": ""},
+}
+
+
+class Findings(list):  # type: ignore[type-arg]  # a subscripted list needs Python 3.9
+    """What is wrong on the node or could not be read."""
+
+    def add(self, level: str, what: str, text: str) -> None:
+        """Add one finding: level error or warning, a short key, one sentence."""
+        self.append({"level": level, "what": what, "text": text})
+
+    def guard(self, what: str, read: Callable[..., Any], *arguments: Any, otherwise: Any) -> Any:
+        """Return what a reader returns; when it fails, note that and return `otherwise`.
+
+        The readers treat what they expect to be missing as empty. This is for the rest: one odd file must
+        not hide all that is known about the node.
+        """
+        try:
+            return read(*arguments)
+        except Exception as error:
+            text = "{0} cannot be read: {1}: {2}".format(what, type(error).__name__, error)
+            self.add("error", "unreadable-" + what, text)
+            return otherwise
+
+
+def node_facts(sysfs_root: str, dev_root: str, docker_socket: str) -> dict[str, Any]:
+    """Return the facts of this node; see RETURN."""
+    findings = Findings()
+    login_user = host_state.login_user()
+    node: dict[str, Any] = {
+        "hostname": platform.node(),
+        "kernel": os.uname().release,
+        "architecture": os.uname().machine,
+        "python": platform.python_version(),
+        "python_requests": importlib.util.find_spec("requests") is not None,
+        "distribution": host_state.distribution(host_state.read_text("/etc/os-release")),
+        "user": host_state.user(),
+        "login_user": login_user,
+        "groups": host_state.groups("video", "render", "docker"),
+        "shells": {shell: host_state.installed(shell) for shell in ("bash", "zsh")},
+        "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
+    }
+    node.update(_network(findings, sysfs_root))
+    node.update(_docker(findings, docker_socket, login_user["name"]))
+    node.update(_hardware(findings, sysfs_root, dev_root))
+    node["findings"] = findings
+    return node
+
+
+def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
+    try:
+        interfaces = network_state.interfaces(network_state.ip_json("addr", "show"))
+        routes = network_state.routes(network_state.ip_json("-4", "route", "show", "table", "all"))
+        return {"interfaces": interfaces, "routes": routes}
+    except network_state.IpMissing as problem:
+        text = "{0}, so only the main routing table and one IPv4 address per interface are known"
+        findings.add("warning", "ip-missing", text.format(problem))
+    except (KeyError, TypeError, AttributeError) as error:
+        findings.add("warning", "ip-unreadable", "the output of ip -j is not understood: {0!r}".format(error))
+    return {
+        "interfaces": findings.guard(
+            "interfaces", network_state.interfaces_without_ip, sysfs_root, otherwise=[]
+        ),
+        "routes": findings.guard(
+            "routes",
+            network_state.routes_without_ip,
+            host_state.read_text("/proc/net/route"),
+            otherwise=[],
+        ),
+    }
+
+
+def _docker(findings: Findings, socket: str, login_user: str) -> dict[str, Any]:
+    state, error, docker = "ok", "", None
+    pid = 0
+    try:
+        api = DockerAPI(socket)
+        pid = findings.guard("daemon", host_state.daemon_pid, api.socket, otherwise=0)
+        docker = docker_state.read(api, host_state.read_text(host_state.daemon_config(pid)))
+        docker["login_user_allowed"] = host_state.may_use(login_user, api.socket)
+    except DockerForbidden as problem:
+        state, error = "forbidden", str(problem)
+    except DockerUnavailable as problem:
+        state, error = "stopped" if host_state.installed("dockerd") else "absent", str(problem)
+    except DockerProblem as problem:
+        state, error = "stopped", str(problem)
+    except Exception as problem:
+        # An engine that answers with something else than its API says.
+        state, error = (
+            "stopped",
+            "Docker Engine at {0} cannot be read: {1!r}".format(socket or DEFAULT_SOCKET, problem),
+        )
+    image_dir = docker["image_dir"] if docker else "/var/lib/docker"
+    return {
+        "docker": docker,
+        "docker_state": state,
+        "docker_error": error,
+        "disk": findings.guard(
+            "disk", host_state.disk, image_dir, otherwise={"path": image_dir, "total": 0, "free": 0}
+        ),
+        "memlock": findings.guard(
+            "memlock",
+            host_state.memlock,
+            pid,
+            otherwise={"soft": 0, "hard": 0, "raise_allowed": False},
+        ),
+    }
+
+
+def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, Any]:
+    gpus = findings.guard("gpus", sysfs.gpus, sysfs_root, otherwise=[])
+    devices = findings.guard(
+        "devices",
+        sysfs.device_nodes,
+        dev_root,
+        otherwise={"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False},
+    )
+    infiniband = findings.guard("infiniband", sysfs.infiniband, sysfs_root, dev_root, otherwise=[])
+    sriov = findings.guard("sriov", sysfs.sriov, sysfs_root, otherwise=[])
+    _judge_gpus(findings, gpus, devices)
+    _judge_infiniband(findings, infiniband)
+    for function in sriov:
+        others = sysfs.siblings(function["pf"], sysfs_root)
+        if others:
+            findings.add(
+                "warning",
+                "sriov-shared-function",
+                "{0} shares the PCI function of {1}: the SR-IOV plugin then takes it for one port of a "
+                "multi-port card and makes no VFs".format(", ".join(others), function["pf"]),
+            )
+    return {
+        "gpus": gpus,
+        "accelerator": sysfs.accelerator(gpus),
+        "devices": devices,
+        "infiniband": infiniband,
+        "sriov": sriov,
+    }
+
+
+def _judge_gpus(findings: Findings, gpus: list[dict[str, Any]], devices: dict[str, Any]) -> None:
+    unserved = sysfs.unserved(gpus)
+    if unserved:
+        described = [
+            "{0[vendor]} GPU {0[pci]} ({1})".format(gpu, gpu["driver"] or "none") for gpu in unserved
+        ]
+        findings.add("warning", "gpu-driver", "no compute driver serves " + ", ".join(described))
+    elif len({gpu["vendor"] for gpu in gpus}) > 1:
+        findings.add("warning", "gpu-vendors", "there are AMD and NVIDIA GPUs; containers get one kind only")
+    if sysfs.accelerator(gpus) == "rocm" and not devices["kfd"]:
+        findings.add("warning", "kfd-missing", "amdgpu serves the GPUs, but /dev/kfd is missing")
+
+
+def _judge_infiniband(findings: Findings, infiniband: list[dict[str, Any]]) -> None:
+    idle = [
+        "port {0[port]} of {1[name]} ({0[state]}, {0[physical_state]})".format(port, device)
+        for device in infiniband
+        if not device["virtual"]
+        for port in device["ports"]
+        if port["state"] != "ACTIVE"
+    ]
+    if idle:
+        findings.add("warning", "port-inactive", "not active: " + ", ".join(idle))
+    without = [
+        device["name"]
+        for device in infiniband
+        if not any(path.startswith("/dev/infiniband/uverbs") for path in device["char_devices"])
+    ]
+    if without:
+        text = "{0} cannot be used from programs: no /dev/infiniband/uverbs* (module ib_uverbs)"
+        findings.add("warning", "uverbs-missing", text.format(", ".join(without)))
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    module.exit_json(changed=False, node=node_facts(**module.params))
+
+
+if __name__ == "__main__":
+    main()
