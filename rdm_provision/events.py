@@ -98,9 +98,10 @@ class Problem:
     remedy: str
 
     def __str__(self) -> str:
-        """The problem as one sentence: ``node: value: reason; remedy``."""
-        head = ": ".join(part for part in (self.node, self.value, self.reason) if part)
-        return f"{head}; {self.remedy}" if self.remedy else head
+        """The problem as one sentence: ``node: value reason: remedy``."""
+        what = " ".join(part for part in (self.value, self.reason) if part)
+        head = f"{self.node}: {what}" if self.node else what
+        return f"{head}: {self.remedy}" if self.remedy else head
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +264,7 @@ class RunResult:
         warnings: each once, in order.
         plan: what the plan decided (``preflight_plan`` of the collection), or None.
         fabric: the fabric table (``nodes``, ``rtt_us``, ``verdicts``, ``slow``), or None.
-        returned: what the modules that the verb asked for handed back: module → node → its result.
+        returned: what the modules that the verb asked for handed back: module → node → its results.
         in_progress: what had started but not ended when the run was cancelled.
         cancelled: the user stopped it.
         seconds: wall-clock time.
@@ -280,7 +281,7 @@ class RunResult:
     warnings: Sequence[str] = ()
     plan: Mapping[str, Any] | None = None
     fabric: Mapping[str, Any] | None = None
-    returned: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    returned: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
     in_progress: Sequence[InProgress] = ()
     cancelled: bool = False
     seconds: float = 0.0

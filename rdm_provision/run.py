@@ -57,6 +57,7 @@ _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
 _SSH_NOISE = re.compile(
     r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
 )
+_YAML_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 _NO_HOSTS = "leaves us with no hosts to target"
 
 
@@ -72,6 +73,7 @@ class RunSpec:
         limit: Ansible's ``--limit`` pattern; empty for all.
         tags: only tasks with one of these tags; empty for all.
         extra_vars: extra variables, with their types. They go through a private file, not the command line.
+        literal_vars: the same, but never templated: what a user typed stays what was typed.
         check: change nothing, say what would be changed.
         diff: show what changes inside files.
         forks: how many nodes at once; 0 for min(50, nodes).
@@ -89,6 +91,7 @@ class RunSpec:
     limit: str = ""
     tags: str = ""
     extra_vars: Mapping[str, Any] = field(default_factory=dict)
+    literal_vars: Mapping[str, Any] = field(default_factory=dict)
     check: bool = False
     diff: bool = False
     forks: int = 0
@@ -123,10 +126,32 @@ class RunSpec:
         argv += ["--forks", str(self.effective_forks)]
         if self.verbosity:
             argv.append("-" + "v" * self.verbosity)
-        if self.extra_vars:
-            shown = self.extra_vars if show_values else dict.fromkeys(self.extra_vars, "…")
-            argv += ["-e", json.dumps(shown, ensure_ascii=False)]
+        if variables := self.variables(show_values=show_values):
+            argv += ["-e", variables]
         return environment.shell_line(argv, env)
+
+    def variables(self, *, show_values: bool = True) -> str:
+        """Return the extra variables as YAML that Ansible reads after ``-e``; empty when there are none."""
+        items = [(name, _flow_yaml(value, literal=False)) for name, value in self.extra_vars.items()]
+        items += [(name, _flow_yaml(value, literal=True)) for name, value in self.literal_vars.items()]
+        if not show_values:
+            items = [(name, _flow_yaml("…", literal=False)) for name, _ in items]
+        pairs = ", ".join(f"{_flow_yaml(name, literal=False)}: {value}" for name, value in items)
+        return f"{{{pairs}}}" if items else ""
+
+
+def _flow_yaml(value: Any, *, literal: bool) -> str:
+    """Return VALUE as YAML on one line; with LITERAL, Ansible templates none of its strings."""
+    if isinstance(value, Mapping):
+        pairs = (
+            f"{_flow_yaml(str(k), literal=False)}: {_flow_yaml(v, literal=literal)}" for k, v in value.items()
+        )
+        return "{" + ", ".join(pairs) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_flow_yaml(item, literal=literal) for item in value) + "]"
+    # JSON is YAML, but for characters that YAML wants escaped and pairs of surrogates, which it refuses.
+    text = _YAML_ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(value, ensure_ascii=False))
+    return f"!unsafe {text}" if literal and isinstance(value, str) else text
 
 
 def _short(path: str, cwd: Path) -> str:
@@ -284,6 +309,10 @@ class Run:
             # False: ansible-runner writes no file for the event.
             return False
 
+        if variables := spec.variables():
+            (folder / "env").mkdir(mode=0o700)
+            # ansible-runner hands this file to ansible-playbook.
+            (folder / "env" / "extravars").write_text(variables + "\n", encoding="utf-8")
         emit(translator.begin())
         env = {**environment.ansible_environment(), **spec.env}
         # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
@@ -296,7 +325,6 @@ class Run:
             inventory=_inventory_argument(spec.inventory),
             limit=spec.limit or None,
             tags=spec.tags or None,
-            extravars=dict(spec.extra_vars) or None,
             forks=spec.effective_forks,
             verbosity=spec.verbosity or None,
             cmdline=shlex.join(flags) or None,
@@ -363,7 +391,7 @@ class _Translator:
         self.message = ""
         self.plan: dict[str, Any] | None = None
         self.fabric: dict[str, Any] | None = None
-        self.returned: dict[str, dict[str, dict[str, Any]]] = {}
+        self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
         self.any_change = False
         self.playing = False
         self.errors: list[str] = []
@@ -378,7 +406,7 @@ class _Translator:
         """Yield what the ansible-runner event DATA means."""
         kind = str(data.get("event", ""))
         details: Mapping[str, Any] = data.get("event_data") or {}
-        text = _plain(data.get("stdout"))
+        text = plain(data.get("stdout"))
         if text:
             yield Output(at=self._now(), text=text)
         if kind == "playbook_on_play_start":
@@ -455,8 +483,7 @@ class _Translator:
         elif status is Status.UNREACHABLE:
             counts.unreachable = True
         elif status is Status.FAILED:
-            if not (cluster_wide and (self.refused or self.fabric)):
-                counts.failed += 1
+            counts.failed += 0 if self.refused else 1
         elif status is Status.SKIPPED:
             counts.skipped += 1
         else:
@@ -490,7 +517,7 @@ class _Translator:
             self.fabric = dict(res["fabric"])
         if action in self.spec.keep:
             kept = {k: v for k, v in res.items() if k != "invocation" and not k.startswith("_ansible")}
-            self.returned.setdefault(action, {})[node] = kept
+            self.returned.setdefault(action, {}).setdefault(node, []).append(kept)
 
     def _bad_arguments(self, node: str, res: Mapping[str, Any]) -> None:
         errors = res.get("argument_errors") or [_why(res, unreachable=False)]
@@ -528,15 +555,6 @@ class _Translator:
     def end(self, rc: int | None, *, cancelled: bool, record: Path | None) -> RunResult:
         """Return the result of a run whose ansible-playbook ended with RC."""
         self._close_phase()
-        if self.fabric is not None:
-            for node, verdict in (self.fabric.get("verdicts") or {}).items():
-                if not verdict.get("ok", True):
-                    counts = self.counts.setdefault(str(node), _Counts())
-                    counts.failed = counts.failed or 1
-                    counts.phase, counts.why = (
-                        counts.phase or "verify",
-                        counts.why or str(verdict.get("reason", "")),
-                    )
         if not self.refused and not cancelled and rc not in (0, 2, 4) and not self._blames_a_node():
             self._failed_as_a_whole(rc)
         return RunResult(
@@ -586,7 +604,8 @@ _RESULTS = {
 }
 
 
-def _plain(text: Any) -> str:
+def plain(text: Any) -> str:
+    """Return TEXT without colours and with Unix line ends."""
     return _ANSI.sub("", str(text or "")).replace("\r\n", "\n").strip("\n")
 
 
@@ -634,7 +653,7 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
 
 
 def _last_line(text: Any) -> str:
-    lines = [line for line in _plain(text).splitlines() if line.strip()]
+    lines = [line for line in plain(text).splitlines() if line.strip()]
     return _one_line(lines[-1]) if lines else ""
 
 
@@ -644,7 +663,7 @@ def error_sentence(text: str) -> str:
     >>> error_sentence("[ERROR]: no such file\\nOrigin: x.yml:3:4\\n\\n3 - foo\\n")
     'no such file (x.yml:3:4)'
     """
-    text = _plain(text)
+    text = plain(text)
     match = re.search(r"(?:\[ERROR\]:|ERROR!)\s*(.+?)(?=\n\s*\n|\nOrigin:|<<< caused|\Z)", text, re.DOTALL)
     said = _one_line(match.group(1) if match else (text.splitlines() or [""])[0])
     origin = re.search(r"^Origin: (\S+:\d+:\d+)", text, re.MULTILINE)

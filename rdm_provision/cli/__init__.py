@@ -1,0 +1,173 @@
+"""The command-line program ``rdm-provision``: a thin view over :mod:`rdm_provision`, one file per verb.
+
+Only click is imported at start; a verb's file, and with it Ansible and rich, is loaded when it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from rdm_provision.events import BAD_INPUT, CANCELLED, FAILED
+
+__all__ = ["cli", "main"]
+
+PROGRAM = "rdm-provision"
+
+# Verb → (file and name of its command, its line in --help). In the order of the help.
+VERBS: dict[str, tuple[str, str]] = {
+    "lab": ("lab:lab", "Make, inspect and remove a miniature cluster on this machine."),
+    "doctor": ("doctor:doctor", "Check this machine: one line per thing that runs need."),
+    "plan": ("plan:plan", "Show which node has which address. Touches no node."),
+    "check": ("check:check", "Show what `up` would change on each node. Changes nothing."),
+    "up": ("up:up", "Bring the cluster up: images, network, containers, hostfile."),
+    "verify": ("verify:verify", "Measure the fabric between all pairs of containers."),
+    "status": ("status:status", "Show what runs where, and what is not as planned."),
+    "exec": ("exec:exec_", "Run a command in the containers, all or some."),
+    "down": ("down:down", "Take away what `up` made, and nothing else."),
+    "completion": ("completion:completion", "Print the shell's completion script."),
+}
+
+
+class Verbs(click.Group):
+    """The verbs, each loaded when it is first needed."""
+
+    # ruff: noqa: ARG002  # click names the arguments
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load the verb CMD_NAME."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs without loading them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or say which one was probably meant."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(name, VERBS, n=2)
+            meant = f"Did you mean {' or '.join(close)}?" if close else f"The verbs are {', '.join(VERBS)}."
+            ctx.fail(f"there is no verb {name!r}. {meant}")
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            click.echo(f"{PROGRAM} {version('rdm-provision')} (ansible-core {version('ansible-core')})")
+        except PackageNotFoundError:
+            click.echo(f"{PROGRAM} (from a checkout that is not installed)")
+        ctx.exit()
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=True,
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
+)
+def cli() -> None:
+    """Turn a list of hosts into a cluster that trains large models.
+
+    \b
+    Try it without any hardware:     Your own cluster:
+      rdm-provision lab up             rdm-provision plan   -i inventory/mine
+      rdm-provision up                 rdm-provision check  -i inventory/mine
+      rdm-provision exec -- hostname   rdm-provision up     -i inventory/mine
+      rdm-provision lab down           rdm-provision status -i inventory/mine
+
+    Exit codes: 0 done, 1 failed on some node, 2 refused before any change, 3 bad input, 130 stopped.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the program and exit. Every error is one sentence; a traceback is a bug."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = cli.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return BAD_INPUT
+    except click.UsageError as error:
+        return _report(arguments, error, _usage_message(error), hint=_help_hint(error))
+    except click.ClickException as error:
+        return _report(arguments, error, error.format_message())
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("\nStopped.", err=True)
+        return CANCELLED
+    except BrokenPipeError:
+        # The reader of our output is gone, as in `rdm-provision status | head -1`.
+        sys.stderr.close()
+        return FAILED
+    except Exception as error:
+        from rdm_provision.errors import RdmError
+
+        if not isinstance(error, RdmError):
+            raise
+        return _report(
+            arguments, error, str(error), hint=error.hint, code=error.exit_code, problems=error.problems
+        )
+    return code if isinstance(code, int) else 0
+
+
+def _usage_message(error: click.UsageError) -> str:
+    message = error.format_message()
+    return message[:1].lower() + message[1:] if not message.startswith("--") else message
+
+
+def _help_hint(error: click.UsageError) -> str:
+    return f"{error.ctx.command_path} --help" if error.ctx is not None else f"{PROGRAM} --help"
+
+
+def _report(
+    arguments: Sequence[str],
+    error: Exception,
+    message: str,
+    *,
+    hint: str = "",
+    code: int = BAD_INPUT,
+    problems: Sequence[Any] = (),
+) -> int:
+    """Say what is wrong: as JSON when that was asked for, else in words on stderr."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--json" in own:
+        import json
+
+        from rdm_provision.events import to_json
+
+        data = {"ok": False, "exit_code": code, "error": message, "hint": hint, "problems": to_json(problems)}
+        click.echo(json.dumps(data, indent=2))
+        return code
+    click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(message, err=True)
+    for problem in problems:
+        click.echo(f"  - {problem}", err=True)
+    if hint:
+        click.echo(f"{'See' if isinstance(error, click.UsageError) else 'Hint'}: {hint}", err=True)
+    return code

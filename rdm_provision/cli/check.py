@@ -1,0 +1,44 @@
+"""``rdm-provision check``: what would change, by content, per node."""
+
+from __future__ import annotations
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+from rdm_provision.events import FAILED
+
+__all__ = ["check"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision check                        every node, with the lines of files that differ
+  rdm-provision check --limit node2          one node
+  rdm-provision check --exit-code && echo in sync
+  rdm-provision check --json | jq '.nodes[].changes'
+"""
+)
+@click.option("--exit-code", is_flag=True, help="Exit with 1 when something would change, like git diff.")
+@run_options
+def check(options: Options, exit_code: bool) -> int:
+    """Show what `up` would change, per node, down to the lines of files. Changes nothing."""
+    cluster = options.cluster()
+    result = options.carry_out(cluster, cluster.check(tags=options.tags, **options.run))
+    if result is None:
+        return 0
+    code = result.exit_code or (FAILED if exit_code and result.changed else 0)
+    if options.as_json:
+        emit_json({**result.to_json(), "exit_code": code, "in_sync": result.ok and not result.changed})
+        return code
+
+    from rdm_provision.cli import view
+
+    if view.unhappy_end(result):
+        return code
+    console = view.out()
+    view.drift(console, result)
+    view.recap(console, result)
+    if result.ok and result.changed:
+        view.next_steps(console, [("make it so", f"rdm-provision up{inventory_flag(options)}")])
+    return code

@@ -1,0 +1,226 @@
+"""What the verbs share: options, the way from options to a cluster, and running with a view."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from rdm_provision.cluster import Cluster
+    from rdm_provision.events import RunResult
+    from rdm_provision.run import Run
+
+__all__ = [
+    "Options",
+    "emit_json",
+    "inventory_flag",
+    "inventory_options",
+    "json_option",
+    "limited_run_options",
+    "run_options",
+]
+
+Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The common options as given, and what follows from them."""
+
+    inventory: Path | None = None
+    extra_vars: Mapping[str, Any] | None = None
+    limit: str = ""
+    tags: str = ""
+    forks: int = 0
+    verbose: int = 0
+    as_json: bool = False
+    show_command: bool = False
+
+    def cluster(self) -> Cluster:
+        """Load the inventory."""
+        from rdm_provision.cluster import Cluster
+
+        return Cluster.load(self.inventory, extra_vars=self.extra_vars)
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The arguments that every run verb of :class:`~rdm_provision.cluster.Cluster` takes."""
+        # The first -v is our own: a line per task. The others are ansible-playbook's.
+        return {"limit": self.limit, "forks": self.forks, "verbosity": max(0, self.verbose - 1)}
+
+    def carry_out(self, cluster: Cluster, run: Run) -> RunResult | None:
+        """Run to the end with live progress. None when only the command was to be shown.
+
+        Ctrl-C, and the signals that ask a program to end, stop the run in an orderly way.
+        """
+        if self.show_command:
+            click.echo(run.command)
+            return None
+        from rdm_provision.cli.view import watch
+
+        return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json)
+
+
+def emit_json(data: Any) -> None:
+    """Print DATA as JSON on stdout."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def _parse_extra_vars(
+    _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
+) -> dict[str, Any]:
+    """Turn ``KEY=VALUE`` and ``@FILE`` into variables. VALUE is YAML: ``false`` is false."""
+    if not values:
+        return {}
+    import yaml
+
+    found: dict[str, Any] = {}
+    for value in values:
+        try:
+            if value.startswith("@"):
+                loaded = yaml.safe_load(Path(value[1:]).expanduser().read_text(encoding="utf-8"))
+                if not isinstance(loaded, dict):
+                    raise click.BadParameter(f"{value[1:]} does not hold variables (KEY: VALUE).")
+                found |= loaded
+                continue
+            key, equals, text = value.partition("=")
+            if not equals or not key.isidentifier():
+                raise click.BadParameter(f"{value!r} is neither KEY=VALUE nor @FILE.")
+            found[key] = yaml.safe_load(text) if text else ""
+        except OSError as error:
+            raise click.BadParameter(f"{value[1:]} cannot be read: {error.strerror}.") from None
+        except (yaml.YAMLError, UnicodeError):
+            raise click.BadParameter(f"{value!r} is not YAML; quote the value.") from None
+    return found
+
+
+def _complete_limit(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer node and group names. Never fails: a shell is waiting."""
+    from click.shell_completion import CompletionItem
+
+    before, comma, last = incomplete.rpartition(",")
+    try:
+        from rdm_provision.cluster import Cluster
+
+        names = Cluster.load(ctx.params.get("inventory")).names
+    except Exception:
+        return []
+    return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)]
+
+
+def _complete_inventory(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
+_INVENTORY = click.option(
+    "-i",
+    "--inventory",
+    type=click.Path(path_type=Path),
+    envvar="RDM_INVENTORY",
+    shell_complete=_complete_inventory,
+    metavar="PATH",
+    help="The inventory.  [default: inventory/lab, or the only one in ./inventory; env: RDM_INVENTORY]",
+)
+_EXTRA = click.option(
+    "-e",
+    "--extra-vars",
+    multiple=True,
+    callback=_parse_extra_vars,
+    metavar="KEY=VALUE",
+    help="Set a variable over the inventory's; VALUE is YAML. Or @FILE. Repeatable.",
+)
+_LIMIT = click.option(
+    "-l",
+    "--limit",
+    default="",
+    shell_complete=_complete_limit,
+    metavar="NODES",
+    help="Only these nodes or groups: node2,node3 or 'workers:!node3'.",
+)
+_TAGS = click.option(
+    "-t",
+    "--tags",
+    default="",
+    metavar="TAGS",
+    help="Only these parts: role_install, role_configure, role_run, or a role's name.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
+_SHOW = click.option(
+    "--show-command", is_flag=True, help="Print the equivalent ansible-playbook line and do nothing."
+)
+_VERBOSE = click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    help="A line per task that changed something; -vv: Ansible's own output.",
+)
+_FORKS = click.option(
+    "-f",
+    "--forks",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="How many nodes at once.  [default: all, up to 50]",
+)
+
+
+def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds the options and hands them over as one :class:`Options`, first."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapper(**given: Any) -> Any:
+            options = Options(
+                inventory=given.pop("inventory", None),
+                extra_vars=given.pop("extra_vars", None),
+                limit=given.pop("limit", ""),
+                tags=given.pop("tags", ""),
+                forks=given.pop("forks", None) or 0,
+                verbose=given.pop("verbose", 0),
+                as_json=given.pop("as_json", False),
+                show_command=given.pop("show_command", False),
+            )
+            return command(options, **given)
+
+        decorated: Command = wrapper
+        for decorator in reversed(decorators):
+            decorated = decorator(decorated)
+        return decorated
+
+    return decorate
+
+
+inventory_options = _with(_INVENTORY, _EXTRA, _JSON)
+"""The options of a verb that reads an inventory and touches no node."""
+
+json_option = _with(_JSON)
+"""The one option of a verb that needs no inventory."""
+
+limited_run_options = _with(_INVENTORY, _LIMIT, _EXTRA, _FORKS, _JSON, _SHOW, _VERBOSE)
+"""The options of a verb that runs as a whole or not at all."""
+
+run_options = _with(_INVENTORY, _LIMIT, _TAGS, _EXTRA, _FORKS, _JSON, _SHOW, _VERBOSE)
+"""The options of a verb that runs a playbook of several parts."""
+
+
+def inventory_flag(options: Options) -> str:
+    """Return `` -i PATH`` for commands that we suggest, when the user named an inventory."""
+    import shlex
+
+    ctx = click.get_current_context(silent=True)
+    source = ctx.get_parameter_source("inventory") if ctx else None
+    if options.inventory is None or source is click.core.ParameterSource.ENVIRONMENT:
+        return ""
+    return f" -i {shlex.quote(str(options.inventory))}"

@@ -1,0 +1,53 @@
+"""``rdm-provision down``: take away what ``up`` made."""
+
+from __future__ import annotations
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+
+__all__ = ["down"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision down                    containers, network, plugin, files
+  rdm-provision down --images           the images as well
+  rdm-provision down --limit node3      one node
+"""
+)
+@click.option("--images", is_flag=True, help="Remove the images as well.")
+@run_options
+def down(options: Options, images: bool) -> int:
+    """Take away what `up` made, in the reverse order, and nothing else.
+
+    Only what carries this cluster's label goes. Other containers, networks and images stay, and so does the
+    address plan.
+    """
+    cluster = options.cluster()
+    result = options.carry_out(cluster, cluster.down(images=images, tags=options.tags, **options.run))
+    if result is None:
+        return 0
+    if options.as_json:
+        emit_json(result.to_json())
+        return result.exit_code
+
+    from rdm_provision.cli import view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    console = view.out()
+    view.recap(console, result)
+    flag = inventory_flag(options)
+    if not result.ok:
+        view.next_steps(console, view.mend(result, f"rdm-provision down{flag}"))
+    elif cluster.is_lab:
+        view.next_steps(
+            console,
+            [
+                ("bring it up again", f"rdm-provision up{flag}"),
+                ("remove the lab itself", "rdm-provision lab down"),
+            ],
+        )
+    return result.exit_code

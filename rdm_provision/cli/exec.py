@@ -1,0 +1,79 @@
+"""``rdm-provision exec``: a command in the containers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, limited_run_options
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import CommandOutput
+
+__all__ = ["exec_"]
+
+
+@click.command(
+    name="exec",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog="""\b
+Examples:
+  rdm-provision exec -- hostname
+  rdm-provision exec --limit node2 -- cat /etc/hosts
+  rdm-provision exec -- sh -c 'echo $MY_IP'       a shell only when you ask for one
+  rdm-provision exec --json -- nvidia-smi -L
+""",
+)
+@click.option("-u", "--user", default="", metavar="USER", help="As this user of the container.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up on a node after so long.",
+)
+@click.argument("argv", nargs=-1, required=True, metavar="[--] COMMAND [ARGUMENT]...")
+@limited_run_options
+def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float) -> int:
+    """Run COMMAND in the training container of every node, or of those that --limit selects.
+
+    No shell sees the command. Lines come back with the node's name in front, in the order of ranks; from a
+    single node they come back as they are. Exits with 1 when the command failed on any node.
+    """
+    cluster = options.cluster()
+    run = cluster.exec(argv, user=user, timeout=timeout, **options.run)
+    result = options.carry_out(cluster, run)
+    if result is None:
+        return 0
+    outputs = cluster.outputs(result)
+    if options.as_json:
+        from rdm_provision.events import to_json
+
+        emit_json({**result.to_json(), "outputs": to_json(outputs)})
+        return result.exit_code
+
+    from rdm_provision.cli import view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    _write(outputs)
+    return result.exit_code
+
+
+def _write(outputs: Sequence[CommandOutput]) -> None:
+    width = max((len(output.node) for output in outputs), default=0)
+    alone = len(outputs) == 1
+    for output in outputs:
+        prefix = "" if alone else f"{output.node:<{width}}  "
+        for stream, text in ((sys.stdout, output.stdout), (sys.stderr, output.stderr)):
+            for line in text.splitlines():
+                stream.write(f"{prefix}{line}\n")
+            stream.flush()
+        if output.rc is None:
+            click.secho(f"{output.node}: {output.error}", fg="red", err=True)
+        elif output.rc != 0:
+            click.secho(f"{output.node}: exit code {output.rc}", fg="red", err=True)

@@ -1,0 +1,81 @@
+"""``rdm-provision status``: what runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, limited_run_options
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rdm_provision.cluster import NodeState
+
+__all__ = ["status"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision status
+  rdm-provision status --limit node2
+  rdm-provision status --json | jq '.states[] | select(.healthy | not)'
+"""
+)
+@limited_run_options
+def status(options: Options) -> int:
+    """Show what runs on each node, and what is not as planned. Reads only.
+
+    Exits with 1 when a node could not be looked at; what is found there, good or bad, makes no difference.
+    """
+    cluster = options.cluster()
+    result = options.carry_out(cluster, cluster.status(**options.run))
+    if result is None:
+        return 0
+    states = cluster.states(result)
+    healthy = bool(states) and all(state.healthy for state in states)
+    if options.as_json:
+        from rdm_provision.events import to_json
+
+        listed = [{**to_json(state), "healthy": state.healthy} for state in states]
+        emit_json({**result.to_json(), "healthy": healthy, "states": listed})
+        return result.exit_code
+
+    from rdm_provision.cli import view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    console = view.out()
+    view.heading(console, f"{cluster.name}", view.count(len(states), "node"))
+    _show(console, states)
+    view.warnings(console, result)
+    return result.exit_code
+
+
+def _show(console: Console, states: Sequence[NodeState]) -> None:
+    from rich.text import Text
+
+    from rdm_provision.cli import view
+
+    plugin = ["plugin"] if any(state.plugin for state in states) else []
+    made = view.table("node", "MY_IP", "container", "image", "network", *plugin, "engine", "")
+    for state in states:
+        if state.healthy:
+            remark = Text("ok", "green")
+        elif state.reachable:
+            remark = Text("; ".join(state.remarks), "yellow")
+        else:
+            remark = Text("unreachable: " + "; ".join(state.remarks), "bold magenta")
+        cells = [
+            state.node,
+            state.my_ip or "-",
+            state.container or "-",
+            state.image or "-",
+            state.network or "-",
+        ]
+        cells += [state.plugin or "-"] if plugin else []
+        made.add_row(*cells, state.engine or "-", remark)
+    view.show(console, made)

@@ -1,0 +1,63 @@
+"""``rdm-provision up``: bring the cluster up."""
+
+from __future__ import annotations
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+
+__all__ = ["up"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision up                              the lab, or the only inventory there is
+  rdm-provision up -i inventory/mine            a cluster of your own
+  rdm-provision up --limit node7                a new node alone; the others are not touched
+  rdm-provision up -e network_replace=true      with a variable set for this run
+  rdm-provision up --show-command               the same in ansible-playbook's words
+"""
+)
+@run_options
+def up(options: Options) -> int:
+    """Bring the cluster up.
+
+    Looks at every node first and refuses, with all problems at once, before anything is changed. Then:
+    images, SR-IOV plugin, network, MY_IP, containers, hostfile, and a check of the fabric. A second run
+    changes nothing.
+    """
+    cluster = options.cluster()
+    result = options.carry_out(cluster, cluster.up(tags=options.tags, **options.run))
+    if result is None:
+        return 0
+    if options.as_json:
+        emit_json(result.to_json())
+        return result.exit_code
+
+    from rdm_provision.cli import fabric, view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    console = view.out()
+    view.recap(console, result)
+    view.what_runs(console, cluster.containers(result))
+    if result.fabric is not None:
+        fabric.show_fabric(console, result.fabric)
+    flag = inventory_flag(options)
+    if result.ok:
+        if not result.changed:
+            console.print()
+            console.print("Nothing was changed: the cluster is as the inventory describes it.")
+        view.next_steps(
+            console,
+            [
+                ("what runs where", f"rdm-provision status{flag}"),
+                ("a command in every container", f"rdm-provision exec{flag} -- hostname"),
+                ("the fabric, measured again", f"rdm-provision verify{flag}"),
+                ("take it down", f"rdm-provision down{flag}"),
+            ],
+        )
+    else:
+        view.next_steps(console, view.mend(result, f"rdm-provision up{flag}"))
+    return result.exit_code
