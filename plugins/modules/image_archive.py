@@ -138,6 +138,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerError,
     DockerProblem,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.docker_state import image_dir
 from ansible_collections.rdm.provision.plugins.module_utils.image_archive import (
     ArchiveIndex,
     ArchiveMissing,
@@ -290,10 +291,8 @@ class Images:
 
     def _check_room(self) -> None:
         """Refuse when the image certainly does not fit where the engine stores images."""
-        info = self.api.get("/info")
-        root = info.get("DockerRootDir", "")
-        other_store = any("containerd" in str(value) for _key, value in info.get("DriverStatus") or [])
-        if other_store or not os.path.isdir(root):
+        root = image_dir(self.api.get("/info"))
+        if not os.path.isdir(root):
             return
         status = os.statvfs(root)
         free = status.f_bavail * status.f_frsize

@@ -38,6 +38,11 @@ class Engine:
         return str(self.root / "docker.sock")
 
     @property
+    def bridge(self) -> str:
+        """The name of the link that is this engine's default bridge."""
+        return f"rdm-{self.root.name[-8:]}"
+
+    @property
     def api(self) -> DockerAPI:
         """A client of this engine."""
         return DockerAPI(self.socket)
@@ -56,6 +61,8 @@ class Engine:
     def start(self) -> None:
         """Start dockerd and wait until it answers."""
         log = self.root / "dockerd.log"
+        if not Path("/sys/class/net", self.bridge).exists():
+            subprocess.run(["ip", "link", "add", self.bridge, "type", "bridge"], check=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
@@ -68,7 +75,7 @@ class Engine:
                     f"--containerd-namespace={self.root.name}",
                     f"--containerd-plugins-namespace={self.root.name}-plugins",
                     # Leave the machine's firewall, forwarding and links alone.
-                    "--bridge=none",
+                    f"--bridge={self.bridge}",  # none would remove docker0, which is the machine's engine's
                     "--iptables=false",
                     "--ip6tables=false",
                     "--ip-forward=false",
@@ -110,6 +117,7 @@ class Engine:
                 self.api.delete(f"/containers/{container['Id']}", force=True, v=True)
             self.api.post("/networks/prune")
         self.stop()
+        subprocess.run(["ip", "link", "delete", self.bridge], check=True)
         for mount in reversed(Path("/proc/self/mounts").read_text().splitlines()):
             where = mount.split()[1]
             if where.startswith(f"{self.root}/"):
