@@ -32,7 +32,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.ipv4 import (
     to_int,
     to_text,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, RefusedError, names
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused, names
 
 FILE_NAME = "address_plan.cfg"
 DEFAULT_SUBNET = IPv4Network("192.169.16.0/24")
@@ -81,14 +81,14 @@ def make_plan(
     :param previous: the plan before, or None.
     :param pins: addresses that the inventory fixes (`my_ip`), by node.
     :param replace_network: the user agrees to make the network anew on every node.
-    :raises RefusedError: with every problem that was found.
+    :raises Refused: with every problem that was found.
     """
     pins = {host: pins[host] for host in hosts if host in pins} if pins else {}
     try:
         wanted = parse_subnet(subnet) if subnet else None
     except ValueError as error:
         problem = Problem(None, f"rdm_subnet {subnet}", str(error), "correct it in the inventory")
-        raise RefusedError([problem, *_check_pins(pins, None, None)[1]]) from None
+        raise Refused([problem, *_check_pins(pins, None, None)[1]]) from None
     settings = _Settings(wanted, gateway, pins, [])
     if previous is None:
         return _fresh_plan(hosts, settings)
@@ -100,20 +100,20 @@ def make_plan(
         return _grown_plan(hosts, wanted or previous.subnet, settings, previous)
     except _FullError as full:
         if wanted is not None or previous.subnet.prefixlen <= WIDE_PREFIX:
-            raise RefusedError([full.problem("rdm_subnet" if wanted else "the plan's subnet")]) from None
+            raise Refused([full.problem("rdm_subnet" if wanted else "the plan's subnet")]) from None
         wide = previous.subnet.supernet(new_prefix=WIDE_PREFIX)
         if not replace_network:
-            raise RefusedError([full.widening(wide)]) from None
+            raise Refused([full.widening(wide)]) from None
     try:
         return _grown_plan(hosts, wide, settings, previous)
     except _FullError as full:
-        raise RefusedError([full.problem("the plan's subnet")]) from None
+        raise Refused([full.problem("the plan's subnet")]) from None
 
 
 def release(plan: AddressPlan, nodes: Iterable[str]) -> AddressPlan:
     """Return the plan without the reservations of the removed `nodes`.
 
-    :raises RefusedError: a name is not among the removed nodes.
+    :raises Refused: a name is not among the removed nodes.
     """
     released = list(nodes)
     known = f"the removed nodes are {names(plan.removed)}" if plan.removed else "the plan reserves no address"
@@ -128,7 +128,7 @@ def release(plan: AddressPlan, nodes: Iterable[str]) -> AddressPlan:
         if node not in plan.removed
     ]
     if problems:
-        raise RefusedError(problems)
+        raise Refused(problems)
     return plan._replace(removed={name: at for name, at in plan.removed.items() if name not in released})
 
 
@@ -152,7 +152,7 @@ def _fresh_plan(hosts: Sequence[str], settings: _Settings) -> AddressPlan:
     if network is None:
         full = _FullError(candidates[-1], len(hosts), 0)
         problem = full.problem("rdm_subnet" if settings.subnet else "the default subnet")
-        raise RefusedError([*settings.problems, problem])
+        raise Refused([*settings.problems, problem])
     usable = HostRange(network)
     master = usable.base + MASTER_OFFSET
     gateway = _choose_gateway(settings, network, usable.first)
@@ -229,7 +229,7 @@ def _allot(
         if at in held
     ]
     if problems:
-        raise RefusedError(problems)
+        raise Refused(problems)
 
     addresses = {**kept, **pinned}
     addresses.update(zip((host for host in hosts if host not in addresses), free))

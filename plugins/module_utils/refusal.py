@@ -33,7 +33,7 @@ class Problem(NamedTuple):
         return f"{what}: {self.remedy}" if self.remedy else what
 
 
-class RefusedError(Exception):
+class Refused(Exception):  # noqa: N818
     """Raised instead of a change, with every problem that was found.
 
     :ivar problems: the problems, in the order in which they were found.

@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.address_plan import 
     release,
     write_plan,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, RefusedError
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ def nodes(count: int, first: int = 0) -> list[str]:
     return [f"node{number}" for number in range(first, first + count)]
 
 
-def sentences(refused: pytest.ExceptionInfo[RefusedError]) -> list[str]:
+def sentences(refused: pytest.ExceptionInfo[Refused]) -> list[str]:
     return [f"{problem.node or 'cluster'}: {problem.sentence}" for problem in refused.value.problems]
 
 
@@ -57,7 +57,7 @@ def test_default_subnet_is_laid_out_by_the_number_of_nodes(
 
 
 def test_more_nodes_than_the_default_subnet_can_hold_are_refused() -> None:
-    with pytest.raises(RefusedError, match=r"192\.169\.0\.0/16 is too small for 65534 nodes.*/15 or wider"):
+    with pytest.raises(Refused, match=r"192\.169\.0\.0/16 is too small for 65534 nodes.*/15 or wider"):
         make_plan(nodes(65534))
 
 
@@ -67,7 +67,7 @@ def test_small_subnet_starts_at_its_first_address() -> None:
 
 
 def test_explicit_subnet_that_is_too_small_is_refused_with_the_prefix_that_would_do() -> None:
-    with pytest.raises(RefusedError, match=r"10\.0\.0\.0/26 is too small for 62 nodes.*room for 61.*a /25"):
+    with pytest.raises(Refused, match=r"10\.0\.0\.0/26 is too small for 62 nodes.*room for 61.*a /25"):
         make_plan(nodes(62), subnet="10.0.0.0/26")
 
 
@@ -84,7 +84,7 @@ def test_gateway_of_the_users_choice_is_not_given_to_a_node() -> None:
 
 @pytest.mark.parametrize("gateway", ["192.169.16.0", "192.169.16.255", "10.0.0.1", "fe80::1", "nonsense"])
 def test_bad_gateway_is_refused(gateway: str) -> None:
-    with pytest.raises(RefusedError, match=f"rdm_gateway {gateway} is .*192.169.16.1 to 192.169.16.254"):
+    with pytest.raises(Refused, match=f"rdm_gateway {gateway} is .*192.169.16.1 to 192.169.16.254"):
         make_plan(nodes(2), gateway=gateway)
 
 
@@ -101,7 +101,7 @@ def test_bad_gateway_is_refused(gateway: str) -> None:
     ],
 )
 def test_malformed_subnet_is_refused_together_with_bad_pins(subnet: str, reason: str) -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(Refused) as refused:
         make_plan(nodes(2), subnet=subnet, pins={"node1": "10.0.0.256"})
     assert reason in sentences(refused)[0]
     assert "node1: my_ip 10.0.0.256 is not an IPv4 address" in sentences(refused)[1]
@@ -125,7 +125,7 @@ def test_growing_plan_keeps_its_gateway_and_fills_upward_then_below_the_master()
 
 def test_full_plan_is_widened_only_when_the_user_says_so() -> None:
     full = make_plan(nodes(253))
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(Refused) as refused:
         make_plan(nodes(254), previous=full)
     assert "192.169.16.0/24 is too small for 254 nodes" in sentences(refused)[0]
     assert (
@@ -140,7 +140,7 @@ def test_full_plan_is_widened_only_when_the_user_says_so() -> None:
 
 def test_full_plan_with_reservations_offers_to_release_them() -> None:
     full = make_plan(nodes(253))
-    with pytest.raises(RefusedError, match=r"removed nodes hold 1.*plan --release NODE"):
+    with pytest.raises(Refused, match=r"removed nodes hold 1.*plan --release NODE"):
         make_plan([*nodes(252), "new"], previous=full)
     emptied = make_plan(nodes(252), previous=full)
     assert (
@@ -151,15 +151,15 @@ def test_full_plan_with_reservations_offers_to_release_them() -> None:
 
 def test_explicit_subnet_is_never_widened() -> None:
     full = make_plan(nodes(61), subnet="10.0.0.0/26")
-    with pytest.raises(RefusedError, match=r"rdm_subnet 10\.0\.0\.0/26 is too small for 62 nodes.*/25"):
+    with pytest.raises(Refused, match=r"rdm_subnet 10\.0\.0\.0/26 is too small for 62 nodes.*/25"):
         make_plan(nodes(62), subnet="10.0.0.0/26", previous=full, replace_network=True)
 
 
 def test_another_subnet_or_gateway_than_the_plans_is_refused_until_the_user_says_so() -> None:
     before = make_plan(nodes(2))
-    with pytest.raises(RefusedError, match=r"10\.9\.0\.0/24 differs .* 192\.169\.16\.0/24.*network_replace"):
+    with pytest.raises(Refused, match=r"10\.9\.0\.0/24 differs .* 192\.169\.16\.0/24.*network_replace"):
         make_plan(nodes(2), subnet="10.9.0.0/24", previous=before)
-    with pytest.raises(RefusedError, match=r"192\.169\.16\.9 differs from .* 192\.169\.16\.1:"):
+    with pytest.raises(Refused, match=r"192\.169\.16\.9 differs from .* 192\.169\.16\.1:"):
         make_plan(nodes(2), gateway="192.169.16.9", previous=before)
     moved = make_plan(nodes(2), subnet="10.9.0.0/24", previous=before, replace_network=True)
     assert (moved.gateway, list(moved.nodes.values())) == ("10.9.0.1", ["10.9.0.100", "10.9.0.101"])
@@ -169,7 +169,7 @@ def test_another_subnet_or_gateway_than_the_plans_is_refused_until_the_user_says
 
 def test_new_gateway_on_a_nodes_address_is_refused() -> None:
     before = make_plan(nodes(2))
-    with pytest.raises(RefusedError, match=r"node1: 192\.169\.16\.101 is both this node's"):
+    with pytest.raises(Refused, match=r"node1: 192\.169\.16\.101 is both this node's"):
         make_plan(nodes(2), gateway="192.169.16.101", previous=before, replace_network=True)
 
 
@@ -198,9 +198,9 @@ def test_removed_nodes_address_is_reserved_and_given_back() -> None:
 def test_release_names_what_it_cannot_release() -> None:
     plan = make_plan(["node0"], previous=make_plan(nodes(2)))
     assert release(plan, ["node1"]).removed == {}
-    with pytest.raises(RefusedError, match="node7 has no reserved address: the removed nodes are node1"):
+    with pytest.raises(Refused, match="node7 has no reserved address: the removed nodes are node1"):
         release(plan, ["node7"])
-    with pytest.raises(RefusedError, match="node0 is still in the inventory"):
+    with pytest.raises(Refused, match="node0 is still in the inventory"):
         release(plan, ["node0"])
 
 
@@ -221,7 +221,7 @@ def test_two_pins_may_swap() -> None:
 
 
 def test_pin_onto_another_nodes_address_is_refused_with_a_free_one() -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(Refused) as refused:
         make_plan(nodes(3), previous=make_plan(nodes(3)), pins={"node2": "192.169.16.100"})
     assert sentences(refused) == [
         "node2: my_ip 192.169.16.100 is the address of node0: choose a free one, for example 192.169.16.102, "
@@ -241,12 +241,12 @@ def test_pin_onto_another_nodes_address_is_refused_with_a_free_one() -> None:
     ],
 )
 def test_bad_pin_is_refused(pin: str, reason: str) -> None:
-    with pytest.raises(RefusedError, match=reason):
+    with pytest.raises(Refused, match=reason):
         make_plan(nodes(2), pins={"node1": pin})
 
 
 def test_all_bad_pins_are_reported_at_once() -> None:
-    with pytest.raises(RefusedError) as refused:
+    with pytest.raises(Refused) as refused:
         make_plan(
             nodes(4),
             pins={"node0": "192.169.16.7", "node1": "192.169.16.7", "node2": "x", "node3": "192.169.16.1"},
@@ -304,7 +304,7 @@ def test_pins_win_whatever_was_before(data: st.DataObject) -> None:
         pins = {name: at for name, at in pins.items() if held.get(at) in pins or held.get(at) not in hosts}
         try:
             plan = make_plan(hosts, previous=plan, pins=pins)
-        except RefusedError as refused:
+        except Refused as refused:
             refusals += refused.problems
             continue
         check_sound(plan)
@@ -318,7 +318,7 @@ def test_refused_subnet_names_the_longest_prefix_that_works(count: int, prefix: 
     longest = prefix_for(count)
     check_sound(make_plan(nodes(count), subnet=f"10.0.0.0/{longest}"))
     if prefix > longest:
-        with pytest.raises(RefusedError, match=f"set rdm_subnet to a /{longest} or wider"):
+        with pytest.raises(Refused, match=f"set rdm_subnet to a /{longest} or wider"):
             make_plan(nodes(count), subnet=f"10.0.0.0/{prefix}")
 
 

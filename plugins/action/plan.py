@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plan the cluster, or refuse with every problem of every node; see plugins/modules/plan.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from ansible.errors import AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils import address_plan
+from ansible_collections.rdm.provision.plugins.module_utils.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.module_utils.cluster_plan import (
+    ClusterPlan,
+    plan_cluster,
+    plan_nodes,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.inventory import (
+    CLUSTER_OPTIONS,
+    CONNECTION_VARIABLES,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.network_options import driver_options
+from ansible_collections.rdm.provision.plugins.module_utils.node_checks import NodePlan
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused, report
+from ansible_collections.rdm.provision.plugins.module_utils.role_variables import (
+    RoleVariables,
+    unknown_variables,
+)
+from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
+
+ROLES = Path(__file__).resolve().parents[2] / "roles"
+# What the role preflight itself registers: not a variable for users, and no misspelt one either.
+REGISTERED = {"preflight_facts", "preflight_plan"}
+PLAN_FILE = address_plan.FILE_NAME
+
+
+class ActionModule(ActionBase):
+    """The action: reads variables, decides, keeps the plan file; it talks to no node."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the plan, or the refusal."""
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        stage = options["stage"]
+        try:
+            reader = _Reader(variables)
+            plan, previous = _plan_inventory(reader, check_roles=stage == "inventory")
+        except Refused as refused:
+            return _refusal(result, "inventory", refused)
+        nodes = _base(plan)
+        warnings = plan.warnings
+        if stage == "nodes":
+            facts = dict(reader.facts(options["facts"], plan.addresses.nodes))
+            wants = {node: _node_plan(reader, node, plan) for node in facts}
+            try:
+                planned = plan_nodes(plan, wants, facts)
+            except Refused as refused:
+                return _refusal(result, "nodes", refused)
+            for node, more in planned.nodes.items():
+                nodes[node].update(more)
+            warnings = planned.warnings
+        try:
+            result.update(self._keep(reader, plan.addresses, previous, options["write"]))
+        except Refused as refused:
+            return _refusal(result, "inventory", refused)
+        addresses = plan.addresses
+        master = next(iter(addresses.nodes))
+        result.update(
+            cluster=plan.inventory.cluster,
+            subnet=str(addresses.subnet),
+            prefixlen=addresses.subnet.prefixlen,
+            gateway=addresses.gateway,
+            master=master,
+            master_addr=addresses.nodes[master],
+            nodes=nodes,
+            hostfile=address_plan.hostfile(addresses, {name: node["slots"] for name, node in nodes.items()}),
+            dictionary=address_plan.dictionary(addresses),
+            warnings=warnings,
+        )
+        return result
+
+    def _keep(
+        self, reader: _Reader, plan: AddressPlan, previous: AddressPlan | None, write: bool
+    ) -> dict[str, Any]:
+        """Write the plan file when it differs; return `changed` and `diff`."""
+        before = "" if previous is None else address_plan.format_plan(previous)
+        after = address_plan.format_plan(plan)
+        differs = before != after
+        path = reader.plan_file()
+        if differs and write and not self._task.check_mode:
+            try:
+                address_plan.write_plan(str(path), plan)
+            except OSError as error:
+                remedy = "let this user write beside the inventory"
+                problem = Problem(None, str(path), f"cannot be written: {error.strerror}", remedy)
+                raise Refused([problem]) from None
+        kept: dict[str, Any] = {"changed": differs and write}
+        if differs and self._task.diff:
+            header = str(path)
+            kept["diff"] = {"before": before, "after": after, "before_header": header, "after_header": header}
+        return kept
+
+
+class _Reader:
+    """Reads variables of the inventory's hosts, one by one: evaluating all of them takes minutes on a large
+    cluster."""
+
+    def __init__(self, task_vars: Mapping[str, Any]) -> None:
+        self._hostvars = task_vars["hostvars"]
+        groups = task_vars["groups"]
+        self.masters = [str(name) for name in groups.get("master", [])]
+        self.workers = [str(name) for name in groups.get("workers", [])]
+        self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
+        self._by_host = {host: self._hostvars[host] for host in self.hosts}
+        self._defaults = dict(_role_defaults())
+
+    def variables(self, host: str) -> Iterator[str]:
+        """Yield the names of all variables of a host."""
+        yield from self._by_host[host]
+
+    def evaluate(self, host: str, name: str) -> Any:
+        """Return a variable's value; AnsibleError when it refers to something undefined."""
+        return self._by_host[host][name]
+
+    def role_value(self, host: str, name: str) -> Any:
+        """Return a role's variable as the host has it, else the role's default, else None."""
+        if name in self._by_host[host]:
+            try:
+                return self.evaluate(host, name)
+            except AnsibleError:
+                return None
+        return self._defaults.get(name)
+
+    def text(self, host: str, name: str) -> str:
+        """Return a role's variable as text, empty when it has no value."""
+        value = self.role_value(host, name)
+        return "" if value is None else str(value)
+
+    def true(self, host: str, name: str, otherwise: bool = False) -> bool:
+        """Return a role's variable as a truth value."""
+        value = self.role_value(host, name)
+        return otherwise if value is None else bool(boolean(value, strict=False))
+
+    def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what `node_facts` registered as `name`, for the hosts that answered."""
+        for host in hosts:
+            # Raw, because results of modules hold no templates.
+            registered = self._hostvars.raw_get(host).get(name) or {}
+            if isinstance(registered.get("node"), dict):
+                yield host, registered["node"]
+
+    def plan_file(self) -> Path:
+        """Return the path of the plan file; Refused when the inventory is not a file or directory."""
+        host = self._by_host[self.hosts[0]]
+        directory = host.get("inventory_dir")
+        if not directory:
+            raise Refused(
+                [
+                    Problem(
+                        None,
+                        "the inventory",
+                        f"is not a file, so there is no place for {PLAN_FILE} beside it",
+                        "write the hosts into inventory/mine/hosts.yml and pass -i inventory/mine",
+                    )
+                ]
+            )
+        return Path(str(directory)) / PLAN_FILE
+
+
+def _plan_inventory(reader: _Reader, check_roles: bool) -> tuple[ClusterPlan, AddressPlan | None]:
+    """Return the plan by the inventory alone, and the plan before."""
+    problems: list[Problem] = []
+    variables: dict[str, dict[str, Any]] = {}
+    for host in reader.hosts:
+        variables[host] = {}
+        present = set(reader.variables(host))
+        for name in present.intersection((*CLUSTER_OPTIONS, *CONNECTION_VARIABLES)):
+            try:
+                variables[host][name] = reader.evaluate(host, name)
+            except AnsibleError as error:
+                reason = f"cannot be evaluated: {error.message}".rstrip(". ")
+                problems.append(Problem(host, name, reason, "correct it in the inventory"))
+    warnings: list[str] = []
+    if check_roles:
+        found, warnings = _check_roles(reader)
+        problems += found
+    previous = None
+    if reader.hosts:
+        try:
+            path = reader.plan_file()
+            previous = address_plan.read_plan(str(path))
+        except Refused as refused:
+            problems += refused.problems
+        except address_plan.PlanFileError as error:
+            remedy = "correct it, or restore it from version control"
+            problems.append(Problem(None, str(path), str(error), remedy))
+    # The network is one for all nodes, so it is made anew only when every node says so.
+    replace = all(reader.true(host, "network_replace") for host in reader.hosts)
+    plan = plan_cluster(reader.masters, reader.workers, variables, previous, replace, problems)
+    plan.warnings.extend(warnings)
+    return plan, previous
+
+
+def _check_roles(reader: _Reader) -> tuple[list[Problem], list[str]]:
+    """Return the problems with variables of roles, and warnings about names that nobody reads."""
+    options = dict(_role_options())
+    cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
+    checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
+    known = {*options, *cluster_wide}
+    prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(ROLES.iterdir()))]
+    problems: list[Problem] = []
+    names: set[str] = set()
+    for host in reader.hosts:
+        present = list(reader.variables(host))
+        names.update(name for name in present if name not in known)
+        given = {}
+        for name in present:
+            if name in options and name not in cluster_wide:
+                try:
+                    given[name] = reader.evaluate(host, name)
+                except AnsibleError:
+                    continue  # it refers to what a later role knows, and is checked there
+        wrong = checker.problems(host, given)
+        if not wrong:
+            try:
+                _network_options(reader, host)
+            except ValueError as error:
+                wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
+        problems += wrong
+    return problems, unknown_variables(names, known, prefixes)
+
+
+def _network_options(reader: _Reader, host: str) -> dict[str, str]:
+    """Return the options of the network's driver; ValueError when they make no sense together."""
+    return driver_options(
+        reader.text(host, "network_driver"),
+        parent=reader.text(host, "network_parent"),
+        mode=reader.text(host, "network_mode"),
+        vlan=int(reader.text(host, "network_vlan") or 0),
+        privileged=reader.true(host, "network_privileged"),
+        prefix=reader.text(host, "network_prefix"),
+        extra=reader.role_value(host, "network_options") or {},
+    )
+
+
+def _node_plan(reader: _Reader, node: str, plan: ClusterPlan) -> NodePlan:
+    """Return what the cluster wants of one node."""
+    return NodePlan(
+        node=node,
+        cluster=plan.inventory.cluster,
+        accelerator=plan.inventory.nodes[node].accelerator,
+        my_ip=plan.addresses.nodes[node],
+        subnet=plan.addresses.subnet,
+        gateway=plan.addresses.gateway,
+        network_name=reader.text(node, "network_name"),
+        network_driver=reader.text(node, "network_driver"),
+        network_parent=reader.text(node, "network_parent"),
+        network_options=_network_options(reader, node),
+        network_replace=reader.true(node, "network_replace"),
+        container_name=reader.text(node, "container_name"),
+        memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
+        engine_install=reader.true(node, "docker_engine_install"),
+        min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
+    )
+
+
+def _base(plan: ClusterPlan) -> dict[str, dict[str, Any]]:
+    """Return what is known of every node of the inventory, reached or not."""
+    return {
+        name: {
+            "my_ip": plan.addresses.nodes[name],
+            "rank": rank,
+            "slots": node.slots,
+            "accelerator": node.accelerator,
+        }
+        for rank, (name, node) in enumerate(plan.inventory.nodes.items())
+    }
+
+
+def _refusal(result: dict[str, Any], stage: str, refused: Refused) -> dict[str, Any]:
+    result.update(
+        failed=True,
+        changed=False,
+        rdm_refused=stage,
+        problems=[problem._asdict() for problem in refused.problems],
+        msg=report(refused.problems),
+    )
+    return result
+
+
+def _role_files(name: str) -> Iterator[Any]:
+    for path in sorted(ROLES.glob(f"*/{name}")):
+        yield yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506 - both loaders are the safe one
+
+
+def _role_defaults() -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of all roles, apart from those that have to be evaluated."""
+    for defaults in _role_files("defaults/main.yml"):
+        for name, value in (defaults or {}).items():
+            if not (isinstance(value, str) and "{{" in value):
+                yield name, value
+
+
+def _role_options() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield every option of every role's argument_specs."""
+    for specs in _role_files("meta/argument_specs.yml"):
+        for entry_point in specs["argument_specs"].values():
+            yield from (entry_point.get("options") or {}).items()
+
+
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which devices, groups, limits and capabilities the training container of a node gets."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+
+RDMA_CM = "/dev/infiniband/rdma_cm"
+
+
+class ContainerSpec(NamedTuple):
+    """Options of a container, in the form that `community.docker.docker_container` takes.
+
+    :ivar devices: `host path:container path:permissions`.
+    :ivar groups: extra groups, by number where the node knows it.
+    :ivar device_requests: requests to device drivers, such as the NVIDIA runtime's.
+    :ivar ulimits: `name:soft:hard`; memlock in bytes, -1 is unlimited.
+    :ivar capabilities: capabilities to add.
+    :ivar security_opts: security options.
+    """
+
+    devices: List[str]
+    groups: List[str]
+    device_requests: List[Dict[str, Any]]
+    ulimits: List[str]
+    capabilities: List[str]
+    security_opts: List[str]
+
+
+def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
+    """Return what the container on a node gets.
+
+    :param facts: what `node_facts` found on the node.
+    :param accelerator: `rocm`, `cuda` or `cpu`.
+    """
+    paths: List[str] = []
+    groups: List[str] = []
+    requests: List[Dict[str, Any]] = []
+    capabilities: List[str] = []
+    security_opts: List[str] = []
+    if accelerator == "rocm":
+        # The container's own /etc/group may number these groups otherwise, so the node's numbers count.
+        ids = facts.get("groups") or {}
+        paths += ["/dev/kfd", "/dev/dri"]
+        groups.append(str(ids["video"]) if ids.get("video") is not None else "video")
+        groups += [str(ids["render"])] if ids.get("render") is not None else []
+        capabilities.append("SYS_PTRACE")
+        security_opts.append("seccomp=unconfined")
+    elif accelerator == "cuda":
+        requests.append({"driver": "nvidia", "count": -1, "capabilities": [["gpu"]]})
+    rdma = _rdma_devices(facts)
+    if rdma:
+        paths += rdma
+        capabilities.append("IPC_LOCK")
+    limit = memlock_limit(facts)
+    return ContainerSpec(
+        devices=[f"{path}:{path}:rwm" for path in paths],
+        groups=groups,
+        device_requests=requests,
+        ulimits=[f"memlock:{limit}:{limit}"],
+        capabilities=capabilities,
+        security_opts=security_opts,
+    )
+
+
+def memlock_limit(facts: Mapping[str, Any]) -> int:
+    """Return the locked-memory limit in bytes that a container can get on the node; -1 is unlimited."""
+    memlock = facts.get("memlock") or {}
+    return -1 if memlock.get("raise_allowed", True) else int(memlock["hard"])
+
+
+def memlock_shortage(facts: Mapping[str, Any]) -> Optional[str]:
+    """Return why containers on the node cannot lock all memory, or None when they can."""
+    limit = memlock_limit(facts)
+    if limit == -1:
+        return None
+    return f"memlock is limited to {limit} bytes and the Docker daemon may not raise it"
+
+
+def _rdma_devices(facts: Mapping[str, Any]) -> List[str]:
+    """Return the character devices of the node's RDMA devices, each once."""
+    found = [path for device in facts.get("infiniband") or [] for path in device.get("char_devices") or []]
+    if found and (facts.get("devices") or {}).get("rdma_cm"):
+        found.append(RDMA_CM)
+    return list(dict.fromkeys(found))

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.plan`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plan
+short_description: Plan the cluster, or refuse with every problem of every node
+description:
+  - Decides once for the whole cluster, on the controller, before anything changes anywhere. Run it once.
+  - Stage V(inventory) checks groups, names and variables of all hosts of the groups C(master) and C(workers),
+    and makes the address plan. It needs no connection.
+  - Stage V(nodes) does the same and compares the plan with what M(rdm.provision.node_facts) registered on
+    the hosts of the play. Hosts without such facts (because of C(--limit), or because they were not reached)
+    keep their addresses and are not checked.
+  - The address plan is kept in C(address_plan.cfg) beside the inventory.
+version_added: 0.1.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the plan file is not written.
+  diff_mode:
+    support: full
+    description: Shows how the plan file changes.
+  idempotent:
+    support: full
+    description: The same inventory and plan file give the same plan.
+options:
+  stage:
+    description: What to decide from; V(inventory) alone, or the V(nodes) as well.
+    type: str
+    choices: [inventory, nodes]
+    required: true
+  facts:
+    description: Name of the variable that M(rdm.provision.node_facts) was registered in; for stage V(nodes).
+    type: str
+    default: preflight_facts
+  write:
+    description: Write the plan file when it differs.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Check the inventory and plan the addresses
+  rdm.provision.plan:
+    stage: inventory
+  run_once: true
+
+- name: Look at the node
+  rdm.provision.node_facts:
+  register: preflight_facts
+
+- name: Check the nodes and keep the plan
+  rdm.provision.plan:
+    stage: nodes
+    write: true
+  register: preflight_plan
+  run_once: true
+"""
+
+RETURN = r"""
+cluster:
+  description: Name of the cluster.
+  returned: success
+  type: str
+  sample: rdm
+subnet:
+  description: Subnet of the container network.
+  returned: success
+  type: str
+  sample: 192.169.16.0/24
+prefixlen:
+  description: Its prefix length.
+  returned: success
+  type: int
+  sample: 24
+gateway:
+  description: Gateway of the container network; no node has this address.
+  returned: success
+  type: str
+  sample: 192.169.16.1
+master:
+  description: Name of the master.
+  returned: success
+  type: str
+  sample: node1
+master_addr:
+  description: The master's MY_IP.
+  returned: success
+  type: str
+  sample: 192.169.16.100
+nodes:
+  description: Every node of the inventory, the master first.
+  returned: success
+  type: dict
+  contains:
+    my_ip:
+      description: Its address on the container network.
+      type: str
+    rank:
+      description: Its place in the hostfile; the master has 0.
+      type: int
+    slots:
+      description: How many processes it runs.
+      type: int
+    accelerator:
+      description: V(rocm), V(cuda) or V(cpu).
+      type: str
+    config_dir:
+      description: The directory for the cluster's files on the node. This and the rest only with facts.
+      type: str
+    container:
+      description:
+        - What the training container gets, in the form that community.docker takes.
+        - C(devices), C(groups), C(device_requests), C(ulimits), C(capabilities) and C(security_opts).
+      type: dict
+    network_present:
+      description: Whether a Docker network of the container network's name exists.
+      type: bool
+    network_differences:
+      description: How that network differs from the plan, one sentence each.
+      type: list
+      elements: str
+    shells:
+      description: Whether C(bash) and C(zsh) are there.
+      type: dict
+hostfile:
+  description: DeepSpeed's hostfile, the master first.
+  returned: success
+  type: str
+  sample: "192.169.16.100 slots=8\n192.169.16.101 slots=8\n"
+dictionary:
+  description: One line C(name MY_IP) per node, the master first.
+  returned: success
+  type: str
+  sample: "node1 192.169.16.100\nnode2 192.169.16.101\n"
+rdm_refused:
+  description: The stage that refused, V(inventory) or V(nodes).
+  returned: when the plan is refused
+  type: str
+problems:
+  description: Every problem of every node.
+  returned: when the plan is refused
+  type: list
+  elements: dict
+  contains:
+    node:
+      description: Name of the node; null when the whole cluster is meant.
+      type: str
+    value:
+      description: What is at fault.
+      type: str
+    reason:
+      description: What is wrong with it.
+      type: str
+    remedy:
+      description: What would work instead.
+      type: str
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "stage": {"type": "str", "choices": ["inventory", "nodes"], "required": True},
+    "facts": {"type": "str", "default": "preflight_facts"},
+    "write": {"type": "bool", "default": False},
+}
