@@ -193,6 +193,8 @@ def main() -> None:
         nodes = parse_nodes(parameters["nodes"])
     except ValueError as error:
         module.fail_json(msg=str(error))
+    if not nodes:
+        module.fail_json(msg="the list of the cluster's nodes is empty: run the role preflight first")
     if parameters["node"] not in nodes:
         module.fail_json(msg="{0} is not among the nodes of the cluster".format(parameters["node"]))
     for name in ("deadline", "tries"):
