@@ -1,0 +1,130 @@
+"""node_facts on laid-out nodes, on nothing at all, and where something breaks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.module_utils import host_state, network_state, sysfs
+from ansible_collections.rdm.provision.plugins.modules import node_facts
+
+from tests.fixtures.sysfs.build import build
+from tests.unit.plugins.modules.running import run_module
+
+
+def facts(tree: Path, socket: str = "", *, check: bool = False) -> dict[str, Any]:
+    """Return what the module reports of a node laid out under `tree`, by default without an engine."""
+    params = {
+        "sysfs_root": str(tree / "sys"),
+        "dev_root": str(tree / "dev"),
+        "docker_socket": socket or str(tree / "docker.sock"),
+    }
+    result = run_module(node_facts, params, check=check)
+    assert result["changed"] is False
+    node: dict[str, Any] = result["node"]
+    return node
+
+
+def what(node: dict[str, Any]) -> list[str]:
+    return [finding["what"] for finding in node["findings"]]
+
+
+def test_mi250(tmp_path: Path) -> None:
+    node = facts(build("mi250", tmp_path))
+    assert (node["accelerator"], len(node["gpus"])) == ("rocm", 8)
+    assert len(node["infiniband"]) == 5
+    assert node["sriov"][0]["pf"] == "ib0"
+    assert what(node) == []
+
+
+def test_cuda_with_a_port_that_has_no_cable(tmp_path: Path) -> None:
+    node = facts(build("cuda", tmp_path))
+    assert (node["accelerator"], len(node["gpus"])) == ("cuda", 8)
+    assert node["findings"] == [
+        {"level": "warning", "what": "port-inactive", "text": "not active: port 1 of mlx5_1 (DOWN, Disabled)"}
+    ]
+
+
+def test_cpu(tmp_path: Path) -> None:
+    node = facts(build("cpu", tmp_path))
+    assert (node["accelerator"], node["gpus"], node["infiniband"], node["sriov"]) == ("cpu", [], [], [])
+    assert what(node) == []
+
+
+def test_nothing_at_all_is_not_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_state, "_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    node = facts(tmp_path)
+    assert (node["accelerator"], node["docker"], node["interfaces"]) == ("cpu", None, [])
+    assert what(node) == ["ip-missing"]
+
+
+def test_every_fact_is_documented(tmp_path: Path) -> None:
+    documented = yaml.safe_load(node_facts.RETURN)["node"]["contains"]
+    assert set(facts(build("cpu", tmp_path))) == set(documented)
+
+
+def test_check_mode_is_the_same(tmp_path: Path) -> None:
+    build("cpu", tmp_path)
+    assert set(facts(tmp_path, check=True)) == set(facts(tmp_path))
+
+
+@pytest.mark.parametrize(("installed", "state"), [(True, "stopped"), (False, "absent")])
+def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: bool, state: str) -> None:
+    monkeypatch.setattr(host_state, "installed", lambda program: installed)
+    node = facts(tmp_path)
+    assert (node["docker"], node["docker_state"]) == (None, state)
+    socket = tmp_path / "docker.sock"
+    assert node["docker_error"] == f"no Docker Engine answers at {socket}: there is no such socket"
+    assert node["disk"]["path"] == "/var/lib/docker"
+    assert node["disk"]["total"] > 0
+
+
+def test_an_address_that_is_no_socket(tmp_path: Path) -> None:
+    node = facts(tmp_path, "tcp://192.0.2.1:2375")
+    assert node["docker"] is None
+    assert node["docker_error"] == "tcp://192.0.2.1:2375 is not the address of a unix socket (unix:///path)"
+
+
+def test_gpus_without_a_driver(tmp_path: Path) -> None:
+    tree = build("cuda", tmp_path)
+    for driver in tree.glob("sys/bus/pci/devices/*/driver"):
+        driver.unlink()
+    node = facts(tree)
+    assert node["accelerator"] == "cpu"
+    assert "no compute driver serves nvidia GPU 0000:07:00.0 (none), " in node["findings"][0]["text"]
+
+
+def test_rdma_without_its_user_interface(tmp_path: Path) -> None:
+    tree = build("mi250", tmp_path)
+    shutil.rmtree(tree / "dev/infiniband")
+    (finding,) = facts(tree)["findings"]
+    assert finding["what"] == "uverbs-missing"
+    assert finding["text"].startswith("mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4 cannot be used from programs")
+
+
+def test_another_interface_on_the_physical_function(tmp_path: Path) -> None:
+    tree = build("mi250", tmp_path)
+    (tree / "sys/bus/pci/devices/0000:41:00.0/net/ib0.8001").mkdir()
+    assert "ib0.8001 shares the PCI function of ib0" in facts(tree)["findings"][0]["text"]
+
+
+def test_what_breaks_is_a_finding_and_hides_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = build("mi250", tmp_path)
+
+    def broken(*arguments: Any) -> Any:
+        raise ValueError("odd file")
+
+    monkeypatch.setattr(sysfs, "infiniband", broken)
+    monkeypatch.setattr(network_state, "interfaces", lambda entries: entries[0]["nothing"])
+    node = facts(tree)
+    assert node["infiniband"] == []
+    assert len(node["gpus"]) == 8
+    assert [entry["name"] for entry in node["interfaces"]] == ["ib0", "ib1", "ib2", "ib3", "lo"]
+    assert what(node) == ["ip-unreadable", "unreadable-infiniband"]
+    assert node["findings"][1]["text"] == "infiniband cannot be read: ValueError: odd file"

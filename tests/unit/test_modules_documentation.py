@@ -1,0 +1,48 @@
+"""What a module says about itself is what it does: `ansible-doc` and the argument_spec agree."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import pytest
+import yaml
+
+from tests.conftest import ROOT
+from tests.unit.plugins.modules.running import documented_options
+
+MODULES = sorted(path.stem for path in (ROOT / "plugins/modules").glob("*.py") if path.stem != "__init__")
+
+
+@pytest.fixture(params=MODULES)
+def module(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(f"ansible_collections.rdm.provision.plugins.modules.{request.param}")
+
+
+def test_documented_options_are_the_argument_spec(module: ModuleType) -> None:
+    assert documented_options(module.DOCUMENTATION) == documented_options(module.ARGUMENT_SPEC)
+
+
+def test_documentation_has_its_parts(module: ModuleType) -> None:
+    documentation = yaml.safe_load(module.DOCUMENTATION)
+    assert documentation["module"] == module.__name__.rpartition(".")[2]
+    assert documentation["short_description"]
+    assert documentation["description"]
+    assert {"check_mode", "diff_mode", "idempotent"} <= set(documentation["attributes"])
+
+
+def test_every_option_is_described(module: ModuleType) -> None:
+    options = yaml.safe_load(module.DOCUMENTATION).get("options") or {}
+    assert [name for name, option in options.items() if not option.get("description")] == []
+
+
+def test_examples_use_the_module(module: ModuleType) -> None:
+    name = f"rdm.provision.{module.__name__.rpartition('.')[2]}"
+    examples = yaml.safe_load(module.EXAMPLES)
+    assert any(name in task for task in examples)
+    assert all(task.get("name") for task in examples)
+
+
+def test_returned_values_are_described(module: ModuleType) -> None:
+    returned = yaml.safe_load(module.RETURN)
+    assert [name for name, value in returned.items() if not value.get("description")] == []
