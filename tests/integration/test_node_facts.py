@@ -1,0 +1,182 @@
+"""node_facts against a real engine, as root and as a user who may not use Docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.module_utils import host_state
+from ansible_collections.rdm.provision.plugins.modules import node_facts
+
+from tests.conftest import COLLECTIONS, ROOT
+from tests.integration.engine import Engine, private_engine
+
+SUBNET = "10.215.3.0/24"
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def occupied(engine: Engine, busybox_image: str) -> Iterator[Engine]:
+    """The engine with a network, a running container on it and one that has never run."""
+    api = engine.api
+    labels = {"rdm.provision.cluster": "facts"}
+    network = api.post(
+        "/networks/create",
+        {
+            "Name": "facts-net",
+            "Driver": "bridge",
+            "Internal": True,
+            "IPAM": {"Config": [{"Subnet": SUBNET, "Gateway": "10.215.3.254"}]},
+            "Labels": labels,
+        },
+    )
+    for name, address in (("facts-running", "10.215.3.7"), ("facts-created", "10.215.3.8")):
+        end = {"IPAMConfig": {"IPv4Address": address}}
+        spec = {
+            "Image": busybox_image,
+            "Labels": labels,
+            "HostConfig": {"NetworkMode": "facts-net", "Init": True},
+            "NetworkingConfig": {"EndpointsConfig": {"facts-net": end}},
+        }
+        api.post("/containers/create", spec, name=name)
+    api.post("/containers/facts-running/start")
+    yield engine
+    for name in ("facts-running", "facts-created"):
+        api.delete(f"/containers/{name}", force=True)
+    api.delete(f"/networks/{network['Id']}")
+
+
+def facts(socket: str) -> dict[str, Any]:
+    """Return the facts of this machine with the engine at `socket`."""
+    return node_facts.node_facts("/sys", "/dev", socket)
+
+
+def facts_as(uid: int, socket: str) -> dict[str, Any]:
+    """Return the facts as another user sees them: a process of its own gives up root first."""
+    code = (
+        "import json, os, sys\n"
+        f"sys.path.insert(0, {str(COLLECTIONS)!r})\n"
+        "from ansible_collections.rdm.provision.plugins.modules import node_facts\n"
+        f"os.setgroups([]); os.setgid({uid}); os.setuid({uid})\n"
+        f"json.dump(node_facts.node_facts('/sys', '/dev', {socket!r}), sys.stdout)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    node: dict[str, Any] = json.loads(done.stdout)
+    return node
+
+
+def test_engine(occupied: Engine, busybox_image: str) -> None:
+    node = facts(occupied.socket)
+    docker = node["docker"]
+    assert (node["docker_state"], node["docker_error"]) == ("ok", "")
+    assert docker["version"] == occupied.api.version()["Version"]
+    assert docker["root_dir"] == docker["image_dir"] == node["disk"]["path"] == str(occupied.root / "data")
+    assert docker["image_store"] == "classic"
+    assert docker["live_restore"] is False
+    assert docker["login_user_allowed"] is True
+    assert {"bridge", "macvlan"} <= set(docker["network_plugins"])
+    assert docker["default_address_pools"][0] == {"base": "172.17.0.0/16", "size": 16}
+    assert [busybox_image] in [image["tags"] for image in docker["images"]]
+    documented = yaml.safe_load(node_facts.RETURN)["node"]["contains"]["docker"]["contains"]
+    assert set(docker) == set(documented)
+
+
+def test_networks(occupied: Engine) -> None:
+    networks = {network["name"]: network for network in facts(occupied.socket)["docker"]["networks"]}
+    network = networks["facts-net"]
+    assert network["subnets"] == [{"subnet": SUBNET, "gateway": "10.215.3.254"}]
+    assert (network["driver"], network["scope"], network["internal"]) == ("bridge", "local", True)
+    assert network["labels"] == {"rdm.provision.cluster": "facts"}
+    assert sorted(network["containers"]) == ["facts-created", "facts-running"]
+    assert networks["none"]["subnets"] == []
+
+
+def test_containers(occupied: Engine, busybox_image: str) -> None:
+    containers = {entry["name"]: entry for entry in facts(occupied.socket)["docker"]["containers"]}
+    running, created = containers["facts-running"], containers["facts-created"]
+    assert (running["state"], running["networks"]) == ("running", {"facts-net": "10.215.3.7"})
+    assert (created["state"], created["networks"]) == ("created", {"facts-net": "10.215.3.8"})
+    assert running["image"] == busybox_image
+    assert running["image_id"] == occupied.api.get(f"/images/{busybox_image}/json")["Id"]
+    assert running["labels"] == {"rdm.provision.cluster": "facts"}
+
+
+def test_the_network_of_a_container_is_seen_as_a_route_and_an_address(occupied: Engine) -> None:
+    node = facts(occupied.socket)
+    bridges = [entry["interface"] for entry in node["routes"] if entry["destination"] == SUBNET]
+    assert len(bridges) == 1
+    (interface,) = (entry for entry in node["interfaces"] if entry["name"] == bridges[0])
+    assert "10.215.3.254/24" in interface["addresses"]
+
+
+def test_memlock_is_that_of_this_engine(engine: Engine) -> None:
+    assert host_state.daemon_pid(engine.socket) == engine.pid
+    limits = Path(f"/proc/{engine.pid}/limits").read_text()
+    node = facts(engine.socket)
+    assert (node["memlock"]["soft"], node["memlock"]["hard"]) == host_state.limits(limits)
+
+
+def test_configured_pools(tmp_path: Path) -> None:
+    configuration = tmp_path / "daemon.json"
+    configuration.write_text('{"default-address-pools": [{"base": "10.216.0.0/16", "size": 24}]}')
+    with private_engine(f"--config-file={configuration}") as engine:
+        assert host_state.daemon_config(engine.pid) == str(configuration)
+        docker = facts(engine.socket)["docker"]
+    assert docker["default_address_pools"] == [{"base": "10.216.0.0/16", "size": 24}]
+
+
+def test_an_engine_that_is_stopped(tmp_path: Path) -> None:
+    node = facts(str(tmp_path / "docker.sock"))
+    assert (node["docker"], node["docker_state"]) == (None, "stopped")
+
+
+def test_a_user_who_may_not_use_docker(engine: Engine) -> None:
+    engine.root.chmod(0o755)
+    node = facts_as(NOBODY, engine.socket)
+    assert (node["docker"], node["docker_state"]) == (None, "forbidden")
+    assert node["docker_error"].startswith(f"user nobody may not use {engine.socket}: add it to the group")
+    assert node["user"]["root"] is False
+    assert node["interfaces"]
+    assert node["findings"] == []
+
+
+def test_root_says_whether_the_login_user_may_use_docker(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUDO_USER", "nobody")
+    node = facts(engine.socket)
+    assert node["login_user"]["name"] == "nobody"
+    assert node["docker"]["login_user_allowed"] is False
+
+
+def test_through_ansible(engine: Engine) -> None:
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible"),
+            "localhost",
+            "--inventory=localhost,",
+            "--connection=local",
+            "--check",
+            f"--extra-vars=ansible_python_interpreter={sys.executable}",
+            "--module-name=rdm.provision.node_facts",
+            f"--args=docker_socket={engine.socket}",
+        ],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CALLBACK_RESULT_FORMAT": "json",
+        },
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.partition("=>")[2])
+    assert result["changed"] is False
+    assert result["node"]["docker"]["socket"] == engine.socket
