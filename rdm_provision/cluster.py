@@ -8,7 +8,6 @@ import fnmatch
 import json
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from rdm_provision import environment
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import Problem, RunResult
-from rdm_provision.run import Run, RunSpec, error_sentence, plain
+from rdm_provision.run import PLAN_ACTION, Run, RunSpec, error_sentence, plain
 
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.module_utils.address_plan import AddressPlan
-    from ansible_collections.rdm.provision.plugins.module_utils.inventory import Inventory
 
 __all__ = ["Cluster", "CommandOutput", "Node", "NodeState", "PlanTable", "PlannedNode", "find_inventory"]
 
@@ -32,19 +30,7 @@ DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 
 _LABEL = "rdm.provision"
-_DEBUG = "ansible.builtin.debug"
-# What a template stands for while an inventory is only looked at.
-_HARMLESS = {
-    "rdm_cluster": "rdm",
-    "rdm_accelerator": "cpu",
-    "rdm_subnet": "",
-    "rdm_gateway": "",
-    "rdm_slots": 1,
-    "rdm_become": True,
-    "rdm_config_dir": "",
-    "my_ip": "",
-}
-_TEMPLATE = re.compile(r"\{\{|\{%|\{#")
+PLAN_FILE = "address_plan.cfg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +76,6 @@ class PlanTable:
         nodes: the nodes by rank, then removed nodes whose address is reserved.
         saved: the plan file says the same.
         warnings: what is allowed but unwise.
-        text: the text of the plan file.
     """
 
     cluster: str
@@ -100,7 +85,6 @@ class PlanTable:
     nodes: tuple[PlannedNode, ...]
     saved: bool
     warnings: tuple[str, ...]
-    text: str = field(repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as what ``--json`` prints."""
@@ -268,25 +252,18 @@ class Cluster:
         for name in {host for hosts in groups.values() for host in hosts}:
             hostvars.setdefault(name, {})
         cluster = cls(path, groups, hostvars, extra_vars)
-        if wrong := _problems(_checked(groups, cluster._without_templates()).problems):
-            raise InventoryError(f"the inventory {path} describes no sound cluster", problems=wrong)
+        if not cluster.nodes:
+            raise InventoryError(
+                f"{path} has no host in the groups master and workers",
+                hint="put one host into the group master and the others into workers",
+            )
         return cluster
-
-    def _without_templates(self) -> dict[str, Mapping[str, Any]]:
-        """Return the nodes' variables with harmless values for those that only Ansible can fill in."""
-        return {
-            node.name: {
-                key: value if not _is_template(value) else _HARMLESS.get(key, node.name)
-                for key, value in node.variables.items()
-            }
-            for node in self.nodes
-        }
 
     def _plan_file(self, *, quiet: bool = False) -> AddressPlan | None:
         environment.make_importable()
         from ansible_collections.rdm.provision.plugins.module_utils import address_plan
 
-        file = self.home / address_plan.FILE_NAME
+        file = self.home / PLAN_FILE
         try:
             return address_plan.read_plan(str(file))
         except address_plan.PlanFileError as error:
@@ -366,124 +343,70 @@ class Cluster:
 
         Args:
             save: write it to the plan file.
-            release: removed nodes whose reserved addresses may be given away again.
+            release: removed nodes whose reserved addresses may be given away again; saves as well.
 
         Raises:
             InventoryError: the plan cannot be made; ``problems`` has every reason.
             InputError: a node in RELEASE has no reserved address.
+            ClusterBusyError: another run is changing this cluster.
 
         >>> table = Cluster.load("inventory/lab").plan()  # doctest: +SKIP
         >>> table.nodes[0].my_ip  # doctest: +SKIP
         '192.169.16.100'
         """
-        environment.make_importable()
+        before = self._plan_file()
+        release = tuple(release)
+        save = save or bool(release)
+        run = self._run(
+            "plan",
+            "plan",
+            "",
+            "",
+            0,
+            0,
+            diff=True,
+            exclusive=save,
+            keep=frozenset({PLAN_ACTION}),
+            extra={"plan_write": save},
+        )
+        result = run.result()
+        if result.refused:
+            raise InventoryError("the address plan cannot be made", problems=result.problems)
+        if result.plan is None:
+            why = next((recap.why for recap in result.nodes.values() if recap.why), result.message)
+            raise InventoryError(f"the address plan cannot be made: {why}")
+        if release:
+            self._release(release)
+        returned = next(iter(result.returned.get(PLAN_ACTION, {}).values()), ())
+        planned: Mapping[str, Mapping[str, Any]] = result.plan["nodes"]
+        had = dict(before.nodes) if before else {}
+        taken = {node["my_ip"] for node in planned.values()}
+        removed = {
+            name: at
+            for name, at in ({**before.removed, **had} if before else {}).items()
+            if name not in planned and name not in release and at not in taken
+        }
+        return PlanTable(
+            cluster=str(result.plan["cluster"]),
+            subnet=str(result.plan["subnet"]),
+            gateway=str(result.plan["gateway"]),
+            file=self.home / PLAN_FILE,
+            nodes=tuple(self._lines(had, planned, removed)),
+            saved=save or not _last(returned).get("diff"),
+            warnings=tuple(result.warnings),
+        )
+
+    def _release(self, names: Sequence[str]) -> None:
+        """Drop the reservations of the removed nodes NAMES from the plan file."""
         from ansible_collections.rdm.provision.plugins.module_utils import address_plan, refusal
 
-        before = self._plan_file()
-        after, slots, pins, warnings = self._make_plan(before)
+        plan = self._plan_file()
+        if plan is None:
+            return
         try:
-            after = address_plan.release(after, release)
-        except refusal.RefusedError as refused:
-            problems = _problems(refused.problems)
-            raise InputError(f"--release: {problems[0]}", problems=problems) from None
-        text = address_plan.format_plan(after)
-        file = self.home / address_plan.FILE_NAME
-        if save and (before is None or address_plan.format_plan(before) != text):
-            try:
-                address_plan.write_plan(str(file), after)
-            except OSError as error:
-                raise InputError(f"{file} cannot be written: {error.strerror}") from None
-            saved = True
-        else:
-            saved = before is not None and address_plan.format_plan(before) == text
-        return PlanTable(
-            cluster=self.name,
-            subnet=str(after.subnet),
-            gateway=after.gateway,
-            file=file,
-            nodes=tuple(self._lines(before, after, slots, pins)),
-            saved=saved,
-            warnings=warnings,
-            text=text,
-        )
-
-    def _make_plan(
-        self, before: AddressPlan | None
-    ) -> tuple[AddressPlan, dict[str, int], dict[str, str], tuple[str, ...]]:
-        """Return the plan, the slots and the pins by node, and the warnings."""
-        from ansible_collections.rdm.provision.plugins.module_utils import (
-            address_plan,
-            collision,
-            refusal,
-        )
-
-        resolved = self._resolved()
-        checked = _checked(self._groups, resolved)
-        found = list(checked.problems)
-        replace = self.nodes and _truth(resolved[self.nodes[0].name].get("network_replace"))
-        try:
-            after = address_plan.make_plan(
-                list(checked.nodes),
-                checked.subnet,
-                checked.gateway,
-                previous=before,
-                pins=checked.pins,
-                replace_network=bool(replace),
-            )
-        except refusal.RefusedError as refused:
-            found += refused.problems
-        if found:
-            raise InventoryError("the address plan cannot be made", problems=_problems(found))
-        slots = {name: node.slots for name, node in checked.nodes.items()}
-        warning = collision.public_space_warning(after.subnet)
-        return after, slots, checked.pins, (warning,) if warning else ()
-
-    def _resolved(self) -> dict[str, Mapping[str, Any]]:
-        """Return each node's variables that the plan needs, templates filled in by Ansible itself."""
-        from ansible_collections.rdm.provision.plugins.module_utils.inventory import CLUSTER_OPTIONS
-
-        needed = (*CLUSTER_OPTIONS, "network_replace", "ansible_host", "ansible_port", "ansible_connection")
-        found = {
-            node.name: {key: node.variables[key] for key in needed if key in node.variables}
-            for node in self.nodes
-        }
-        templated = sorted(
-            {key for values in found.values() for key, value in values.items() if _is_template(value)}
-        )
-        if not templated:
-            return dict(found)
-        wanted = ", ".join(
-            f"'{key}': lookup('ansible.builtin.vars', '{key}', default='')" for key in templated
-        )
-        play = {
-            "name": "Fill in the inventory's templates",
-            "hosts": "master:workers",
-            "gather_facts": False,
-            "connection": "local",
-            "tasks": [{"name": "Fill in", "ansible.builtin.debug": {"msg": f"{{{{ {{{wanted}}} }}}}"}}],
-        }
-        with tempfile.TemporaryDirectory(prefix="rdm-templates-") as folder:
-            book = Path(folder) / "fill_in.yml"
-            book.write_text(json.dumps([play]), encoding="utf-8")
-            spec = RunSpec(
-                verb="plan",
-                playbook=str(book),
-                inventory=str(self.inventory),
-                nodes=tuple(found),
-                extra_vars=self.extra_vars,
-                keep=frozenset({_DEBUG}),
-            )
-            result = Run(spec).result()
-        if not result.ok:
-            why = next(
-                (f"{name}: {recap.why}" for name, recap in result.nodes.items() if recap.why), result.message
-            )
-            raise InventoryError(f"a template of the inventory cannot be filled in: {why}")
-        for name, results in result.returned.get(_DEBUG, {}).items():
-            message = _last(results).get("msg")
-            if isinstance(message, Mapping):
-                found[name].update({key: value for key, value in message.items() if value != ""})
-        return dict(found)
+            address_plan.write_plan(str(self.home / PLAN_FILE), address_plan.release(plan, names))
+        except refusal.Refused as refused:
+            raise InputError("nothing was released", problems=_problems(refused.problems)) from None
 
     @property
     def is_lab(self) -> bool:
@@ -497,23 +420,19 @@ class Cluster:
         return (*(node.name for node in self.nodes), *groups)
 
     def _lines(
-        self,
-        before: AddressPlan | None,
-        after: AddressPlan,
-        slots: Mapping[str, int],
-        pins: Mapping[str, str],
+        self, had: Mapping[str, str], planned: Mapping[str, Mapping[str, Any]], removed: Mapping[str, str]
     ) -> Iterator[PlannedNode]:
-        had = dict(before.nodes) if before else {}
         for node in self.nodes:
-            my_ip = after.nodes[node.name]
-            if node.name in pins:
+            my_ip = str(planned[node.name]["my_ip"])
+            if node.variables.get("my_ip"):
                 note = "pinned"
             elif node.name not in had:
                 note = "new"
             else:
                 note = "kept" if had[node.name] == my_ip else "moved"
-            yield PlannedNode(node.rank, node.name, node.address, my_ip, slots[node.name], note)
-        for name, my_ip in after.removed.items():
+            slots = int(planned[node.name]["slots"])
+            yield PlannedNode(node.rank, node.name, node.address, my_ip, slots, note)
+        for name, my_ip in removed.items():
             yield PlannedNode(None, name, "", my_ip, None, "removed")
 
     # --- runs ------------------------------------------------------------------------------------------
@@ -762,22 +681,6 @@ def _remarks(
         yield "the SR-IOV plugin is missing"
 
 
-def _is_template(value: Any) -> bool:
-    return isinstance(value, str) and _TEMPLATE.search(value) is not None
-
-
-def _truth(value: Any) -> bool:
-    return str(value).strip().lower() in ("true", "yes", "on", "1")
-
-
-def _checked(groups: Mapping[str, Sequence[str]], hostvars: Mapping[str, Mapping[str, Any]]) -> Inventory:
-    environment.make_importable()
-    from ansible_collections.rdm.provision.plugins.module_utils.inventory import Host, check_inventory
-
-    hosts = {name: Host(name, values) for name, values in hostvars.items()}
-    return check_inventory(groups.get("master", ()), groups.get("workers", ()), hosts)
-
-
 def _problems(found: Iterable[Any]) -> tuple[Problem, ...]:
     """Turn the collection's problems into ours."""
     return tuple(Problem(p.node, p.value, p.reason, p.remedy) for p in found)
@@ -823,7 +726,9 @@ def _parse_error(stderr: str, path: Path) -> str:
         )
     }
     if not said:
-        return error_sentence(stderr) or "ansible-inventory does not say why"
+        sentence = error_sentence(stderr) or "ansible-inventory does not say why"
+        where = _bad_yaml(path) if sentence.startswith("YAML parsing failed") else ""
+        return f"{sentence.rstrip('.')} ({where})" if where else sentence
     message, origin = said.get("auto", ("", ""))
     if not message.startswith("YAML parsing failed"):
         yaml = path.suffix in (".yml", ".yaml", ".json") or re.search(r"\.(ya?ml|json)\b", origin)
@@ -833,6 +738,29 @@ def _parse_error(stderr: str, path: Path) -> str:
         message = "a line is neither a [group], a host nor a variable"
     source = re.search(r"'([^']+)'>", origin)
     return f"{message} ({source.group(1) if source else origin})"
+
+
+def _bad_yaml(path: Path) -> str:
+    """Return file, line and column of the first YAML error in the variables beside an inventory.
+
+    Ansible does not say where it is.
+    """
+    import yaml
+
+    home = path if path.is_dir() else path.parent
+    for folder in ("group_vars", "host_vars"):
+        for file in sorted((home / folder).rglob("*")):
+            if not file.is_file() or file.suffix not in ("", ".yml", ".yaml", ".json"):
+                continue
+            try:
+                for _ in yaml.parse(file.read_text(encoding="utf-8")):
+                    pass
+            except yaml.MarkedYAMLError as error:
+                mark = error.problem_mark
+                return f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+            except (OSError, UnicodeError, yaml.YAMLError):
+                return str(file)
+    return ""
 
 
 def _members(group: str, listing: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> tuple[str, ...]:

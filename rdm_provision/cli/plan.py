@@ -21,8 +21,7 @@ _STYLES = {"new": "green", "kept": "dim", "pinned": "cyan", "moved": "yellow", "
 Examples:
   rdm-provision plan                       which node has which address, and what is new
   rdm-provision plan --save                write it to address_plan.cfg beside the inventory
-  rdm-provision plan --release node9 --save
-                                           let node9's address be given to another node
+  rdm-provision plan --release node9       node9 is gone for good: free its address
   rdm-provision plan --json | jq -r '.nodes[] | "\\(.node) \\(.my_ip)"'
 """
 )
@@ -31,7 +30,7 @@ Examples:
     "--release",
     multiple=True,
     metavar="NODE",
-    help="Free the address that a removed node still holds. Repeatable; with --save it lasts.",
+    help="Free the address that a removed node still holds, and save. Repeatable.",
 )
 @inventory_options
 def plan(options: Options, save: bool, release: tuple[str, ...]) -> int:
@@ -45,7 +44,7 @@ def plan(options: Options, save: bool, release: tuple[str, ...]) -> int:
     if options.as_json:
         emit_json(made.to_json())
         return 0
-    _show(made, save=save, flag=inventory_flag(options))
+    _show(made, save=save or bool(release), flag=inventory_flag(options))
     return 0
 
 

@@ -312,7 +312,7 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 def show(console: Console, made: Table) -> None:
     """Print a table, indented."""
-    console.print(Padding(made, (0, 0, 0, 2)))
+    console.print(Padding(made, (0, 0, 0, 2), expand=False))
 
 
 def problems(console: Console, found: Iterable[Problem]) -> None:

@@ -1,0 +1,158 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run a command in a node's training container."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: container_exec
+short_description: Run a command in a cluster's training container
+description:
+  - Runs a command in the container of the node that carries the cluster's labels, whatever its name.
+  - The command is a list of arguments; no shell sees it.
+  - It fails when the command's exit code is not 0, and when there is no such container or it does not run.
+version_added: 0.1.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: none
+    description: What a command would do is not known, so that in check mode it is not run.
+  diff_mode:
+    support: none
+    description: What a command changes is not known.
+  idempotent:
+    support: none
+    description: The command runs each time.
+options:
+  cluster:
+    description: The cluster's name, the value of the label V(rdm.provision.cluster).
+    type: str
+    required: true
+  argv:
+    description: The command and its arguments.
+    type: list
+    elements: str
+    required: true
+  user:
+    description: The user in the container, as V(user) or V(user:group). Empty means the container's own.
+    type: str
+    default: ""
+  timeout:
+    description:
+      - Seconds after which the module gives up and fails.
+      - The engine cannot end a command that it has started, so that the command itself goes on.
+    type: float
+    default: 600
+"""
+
+EXAMPLES = r"""
+- name: See the GPUs from inside
+  rdm.provision.container_exec:
+    cluster: rdm
+    argv: [rocm-smi, --showid]
+"""
+
+RETURN = r"""
+container:
+  description: Name of the container.
+  returned: when there is one
+  type: str
+  sample: rdm
+rc:
+  description: The command's exit code.
+  returned: when the command ran
+  type: int
+  sample: 0
+stdout:
+  description: What the command wrote. Bytes that are not UTF-8 are replaced.
+  returned: when the command ran
+  type: str
+  sample: node1
+stderr:
+  description: What the command wrote to its standard error.
+  returned: when the command ran
+  type: str
+  sample: ""
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+    DockerAPI,
+    DockerProblem,
+)
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "cluster": {"type": "str", "required": True},
+    "argv": {"type": "list", "elements": "str", "required": True},
+    "user": {"type": "str", "default": ""},
+    "timeout": {"type": "float", "default": 600},
+}
+
+# Exit codes by which the engine says that it could not start the command.
+_NOT_STARTED = {126: "cannot be executed", 127: "is not found"}
+
+
+def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
+    """Return the name and state of the cluster's training container.
+
+    Raises:
+        ValueError: there is none, or it does not run; the text is one sentence.
+        DockerProblem: the engine cannot be asked.
+    """
+    wanted = ["rdm.provision.cluster=" + cluster, "rdm.provision.role=container"]
+    found = api.get("/containers/json", all=True, filters={"label": wanted})
+    if not found:
+        raise ValueError(
+            "there is no training container of cluster {0} here: bring it up first".format(cluster)
+        )
+    name = str(found[0]["Names"][0]).lstrip("/")
+    state = str(found[0]["State"])
+    if state != "running":
+        raise ValueError("the container {0} does not run (it is {1}): bring it up first".format(name, state))
+    return {"name": name, "state": state}
+
+
+def run(module: AnsibleModule) -> dict[str, Any]:
+    """Run the command and return the module's result."""
+    options = module.params
+    if not options["argv"]:
+        return {"failed": True, "msg": "argv is empty: give a command to run"}
+    api = DockerAPI()
+    try:
+        name = find_container(api, options["cluster"])["name"]
+        ended = api.exec(name, options["argv"], timeout=options["timeout"], user=options["user"])
+    except (DockerProblem, ValueError) as problem:
+        return {"failed": True, "msg": str(problem)}
+    result = {
+        "changed": True,
+        "container": name,
+        "rc": ended.exit_code,
+        "stdout": ended.stdout.decode("utf-8", "replace"),
+        "stderr": ended.stderr.decode("utf-8", "replace"),
+    }
+    if ended.exit_code != 0:
+        result.update(failed=True, msg=_why(options["argv"][0], ended.exit_code))
+    return result
+
+
+def _why(program: str, code: int) -> str:
+    reason = _NOT_STARTED.get(code)
+    return "exit code {0}".format(code) + (
+        ": {0} {1} in the container".format(program, reason) if reason else ""
+    )
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=False)
+    result = run(module)
+    if result.pop("failed", False):
+        module.fail_json(**result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
