@@ -274,10 +274,7 @@ class DockerAPI:
         self, connection: _UnixConnection, response: http.client.HTTPResponse, request: str
     ) -> Iterator[dict[str, Any]]:
         try:
-            for raw in response:
-                line = raw.strip()
-                if not line:
-                    continue
+            for line in _lines(response):
                 value = json.loads(line)
                 if "error" in value:
                     raise DockerError(response.status, str(value["error"]), request)
@@ -327,6 +324,8 @@ class DockerAPI:
             reason = "the socket is there, but nothing listens on it"
         elif isinstance(error, socket.timeout):
             reason = "it stayed silent for {0:g} s".format(self.timeout)
+        elif isinstance(error, (ConnectionResetError, BrokenPipeError, http.client.IncompleteRead)):
+            reason = "it broke the connection off"
         else:
             reason = str(error) or type(error).__name__
         return DockerUnavailable("no Docker Engine answers at {0}: {1}".format(self.socket, reason))
@@ -361,6 +360,25 @@ def _raise_for_status(response: http.client.HTTPResponse, request: str) -> None:
     except (ValueError, KeyError, TypeError):
         message = text or response.reason
     raise DockerError(response.status, str(message), request)
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Yield the lines of a response that are not empty.
+
+    Iterating over the response itself would take an answer that breaks off for one that is complete.
+
+    Raises:
+        http.client.IncompleteRead: the answer broke off.
+    """
+    rest = b""
+    while True:
+        piece = response.read1(_READ_SIZE)
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line for line in whole if line.strip())
+        if not piece:
+            if rest.strip():
+                yield rest
+            return
 
 
 def _until(response: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils import docker_api
@@ -66,6 +70,65 @@ def test_socket_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert docker_api.socket_path() == "/run/user/1000/docker.sock"
     with pytest.raises(DockerUnavailable, match="not the address of a unix socket"):
         docker_api.socket_path("ssh://node")
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Iterator[list[bytes]]:
+    """An engine on tmp_path/s that sends these bytes, one item for each request, and then breaks off."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "s"))
+    listener.listen()
+    queue: list[bytes] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection:
+                connection.recv(65536)
+                connection.sendall(queue.pop(0))
+                connection.shutdown(socket.SHUT_WR)
+                # Unread bytes would turn the end of the answer into a reset.
+                while connection.recv(65536):
+                    pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield queue
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+    listener.close()
+
+
+VERSION = b'{"ApiVersion":"1.41","MinAPIVersion":"1.12"}'
+VERSION_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (
+    len(VERSION),
+    VERSION,
+)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+ONE_LINE = b'd\r\n{"ok": true}\n\r\n'
+
+
+def test_progress_that_is_complete(tmp_path: Path, answers: list[bytes]) -> None:
+    answers += [VERSION_ANSWER, STREAM_HEAD + ONE_LINE + ONE_LINE + b"0\r\n\r\n"]
+    assert list(DockerAPI(str(tmp_path / "s")).post_stream("/x", [b"x"])) == [{"ok": True}, {"ok": True}]
+
+
+@pytest.mark.parametrize("rest", [b"", b'20\r\n{"ok"', ONE_LINE])
+def test_progress_that_breaks_off_is_an_error(tmp_path: Path, answers: list[bytes], rest: bytes) -> None:
+    answers += [VERSION_ANSWER, STREAM_HEAD + ONE_LINE + rest]
+    lines = DockerAPI(str(tmp_path / "s")).post_stream("/x", [b"x"])
+    assert next(lines) == {"ok": True}
+    with pytest.raises(DockerUnavailable, match="it broke the connection off"):
+        list(lines)
+
+
+def test_an_answer_that_never_comes(tmp_path: Path, answers: list[bytes]) -> None:
+    answers += [b""]
+    with pytest.raises(DockerUnavailable, match="it broke the connection off"):
+        DockerAPI(str(tmp_path / "s")).version()
 
 
 def test_an_error_is_one_sentence() -> None:
