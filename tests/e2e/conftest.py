@@ -53,7 +53,9 @@ class Installed:
         return json.loads(self.rdm(*argv, "--json", expect=expect).stdout)
 
     def environment(self, **env: str) -> dict[str, str]:
-        keep = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "RDM_"))}
+        keep = {
+            name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "RDM_"))
+        }
         keep.pop("PYTHONPATH", None)
         return keep | {"PATH": f"{self.bin}:{os.environ['PATH']}", "NO_COLOR": "1"} | env
 
@@ -65,7 +67,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     wheels = home / "wheels"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)], check=True
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)],
+        check=True,
     )
     (wheel,) = wheels.glob("*.whl")
     venv.create(home / "venv", with_pip=False)
@@ -107,7 +110,10 @@ class Lab:
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a program on a node, as root, past ssh."""
         done = subprocess.run(
-            ["docker", "exec", f"rdm-lab-{self.name}-{node}", *argv], capture_output=True, text=True, timeout=60
+            ["docker", "exec", f"rdm-lab-{self.name}-{node}", *argv],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout

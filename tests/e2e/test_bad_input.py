@@ -92,7 +92,9 @@ def changed_inventory(lab: Lab, tmp_path: Path) -> Iterator[Path]:
     shutil.copytree(lab.inventory, copy)
     (copy / "address_plan.cfg").unlink(missing_ok=True)
     yield copy
-    assert lab.on("n1", "sh", "-c", "ls -d /etc/rdm 2>/dev/null || true").strip() == "", "a refusal changed a node"
+    assert lab.on("n1", "sh", "-c", "ls -d /etc/rdm 2>/dev/null || true").strip() == "", (
+        "a refusal changed a node"
+    )
 
 
 ON_NODES = {
@@ -120,7 +122,7 @@ def test_what_the_nodes_do_not_allow_is_refused_for_all_at_once(
 
 
 def test_values_with_quotes_and_newlines_reach_no_shell(lab: Lab, changed_inventory: Path) -> None:
-    value = "x' \"y\" $(touch /tmp/pwned) `touch /tmp/pwned`\nz"
+    value = 'x\' "y" $(touch /tmp/pwned) `touch /tmp/pwned`\nz'
     (changed_inventory / "group_vars").mkdir()
     (changed_inventory / "group_vars" / "all.yml").write_text(
         yaml.safe_dump({"container_env": {"NOTE": value}}), encoding="utf-8"

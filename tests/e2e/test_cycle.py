@@ -74,7 +74,16 @@ def test_my_ip_is_right_in_every_kind_of_shell(lab: Lab) -> None:
     known = lab.inventory / ".rdm" / "lab" / "known_hosts"
     inventory = lab.product.run("ansible-inventory", "--inventory", lab.inventory, "--host", "n2").stdout
     address = inventory.split('"ansible_host": "')[1].split('"')[0]
-    ssh = ["ssh", "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={known}", "-i", str(key), f"rdm@{address}"]
+    ssh = [
+        "ssh",
+        "-o",
+        "BatchMode=yes",
+        "-o",
+        f"UserKnownHostsFile={known}",
+        "-i",
+        str(key),
+        f"rdm@{address}",
+    ]
     for shell in ("printenv MY_IP", "bash -lc 'printenv MY_IP'", "bash -ic 'printenv MY_IP'"):
         assert lab.product.run(*ssh, shell).stdout.strip() == ADDRESSES["n2"], shell
 
@@ -108,7 +117,10 @@ def test_check_is_quiet_when_all_is_well_and_names_drift_by_content(lab: Lab) ->
 
 def test_no_training_container_is_privileged(lab: Lab) -> None:
     for node in ADDRESSES:
-        assert lab.on(node, "docker", "inspect", "--format", "{{.HostConfig.Privileged}}", "rdm").strip() == "false"
+        assert (
+            lab.on(node, "docker", "inspect", "--format", "{{.HostConfig.Privileged}}", "rdm").strip()
+            == "false"
+        )
 
 
 def test_no_secret_is_readable_by_others_or_in_a_record(lab: Lab) -> None:
@@ -116,7 +128,9 @@ def test_no_secret_is_readable_by_others_or_in_a_record(lab: Lab) -> None:
     body = private.splitlines()[2]
     assert lab.on("n1", "find", "/etc/rdm/ssh", "-name", "id_ed25519", "-perm", "/077").strip() == ""
     for record in (lab.inventory / ".rdm" / "runs").rglob("*"):
-        assert not record.is_file() or body not in record.read_text(encoding="utf-8", errors="replace"), record
+        assert not record.is_file() or body not in record.read_text(encoding="utf-8", errors="replace"), (
+            record
+        )
 
 
 def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:

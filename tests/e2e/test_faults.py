@@ -72,7 +72,10 @@ def test_a_node_that_is_down_before_the_run(lab: Lab) -> None:
 def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     lab.json("down")
     run = start(lab, "up")
-    wait_until(lambda: lab.on("n3", "sh", "-c", "ls /etc/rdm/nodes 2>/dev/null || true") != "", "the run is under way")
+    wait_until(
+        lambda: lab.on("n3", "sh", "-c", "ls /etc/rdm/nodes 2>/dev/null || true") != "",
+        "the run is under way",
+    )
     subprocess.run(["docker", "kill", f"rdm-lab-{lab.name}-n3"], check=True, capture_output=True)
     output, _ = run.communicate(timeout=300)
     assert run.returncode == 1, output
@@ -101,7 +104,8 @@ def test_the_engine_of_a_node_is_restarted(lab: Lab) -> None:
     engine = lab.on("n1", "pidof", "dockerd").strip()
     lab.on("n1", "kill", engine)
     wait_until(
-        lambda: lab.on("n1", "pidof", "dockerd", check=False).strip() not in ("", engine), "n1's engine is back"
+        lambda: lab.on("n1", "pidof", "dockerd", check=False).strip() not in ("", engine),
+        "n1's engine is back",
     )
     wait_until(lambda: "Up" in containers(lab, "n1"), "n1's container is back")
     assert_mended(lab)
@@ -169,7 +173,9 @@ def test_down_takes_the_plugin_last_and_leaves_no_link(sriov_lab: Lab) -> None:
     for node in ("n1", "n2"):
         assert lab.on(node, "docker", "ps", "--all", "--quiet").strip() == ""
         links = [line.split()[0] for line in lab.on(node, "ip", "-br", "link").splitlines()]
-        assert all(link.split("@")[0] in {"lo", "eth0", "ib0", "docker0", "docker_gwbridge"} for link in links)
+        assert all(
+            link.split("@")[0] in {"lo", "eth0", "ib0", "docker0", "docker_gwbridge"} for link in links
+        )
 
 
 def test_a_half_finished_image_load(lab: Lab, tmp_path: Path) -> None:
@@ -184,8 +190,10 @@ def test_a_half_finished_image_load(lab: Lab, tmp_path: Path) -> None:
     lab.on("n1", "kill", "-9", engine)
     run.communicate(timeout=300)
     wait_until(
-        lambda: lab.on("n1", "docker", "info", check=False) != ""
-        and lab.on("n1", "pidof", "dockerd").strip() != engine,
+        lambda: (
+            lab.on("n1", "docker", "info", check=False) != ""
+            and lab.on("n1", "pidof", "dockerd").strip() != engine
+        ),
         "n1's engine is back",
     )
     assert_mended(lab)

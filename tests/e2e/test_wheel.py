@@ -9,7 +9,17 @@ def test_the_collection_comes_with_the_wheel(installed: Installed) -> None:
     listed = installed.run("ansible-galaxy", "collection", "list", "rdm.provision").stdout
     assert "rdm.provision" in listed
     roles = installed.run("ansible-doc", "--type", "role", "--list").stdout
-    for role in ("preflight", "images", "sriov", "network", "my_ip", "container", "hostfile", "verify", "lab"):
+    for role in (
+        "preflight",
+        "images",
+        "sriov",
+        "network",
+        "my_ip",
+        "container",
+        "hostfile",
+        "verify",
+        "lab",
+    ):
         assert f"rdm.provision.{role}" in roles
 
 

@@ -1,0 +1,47 @@
+"""Every molecule scenario, one after the other on one lab."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+
+
+def molecule(*argv: str) -> None:
+    """Run molecule; fail the test with the end of its output when it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "molecule", *argv],
+        cwd=ROOT,
+        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, (
+        f"molecule {' '.join(argv)} exited with {done.returncode}\n{done.stdout[-8000:]}"
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lab() -> Iterator[None]:
+    """The lab that all scenarios share."""
+    molecule("reset", "--scenario-name", "default")
+    try:
+        molecule("create", "--scenario-name", "default")
+        yield
+    finally:
+        molecule("destroy", "--scenario-name", "default")
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_scenario(scenario: str) -> None:
+    molecule("test", "--scenario-name", scenario, "--destroy", "never")
