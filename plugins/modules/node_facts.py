@@ -121,7 +121,8 @@ node:
     disk: {description: "Bytes C(total) and C(free) where images are stored, C(path).", type: dict}
     memlock:
       description:
-        - Limit of locked memory of the Docker daemon in bytes, C(soft) and C(hard), -1 for none.
+        - Limit of locked memory of the Docker daemon in bytes, C(soft) and C(hard), -1 for none. Without a
+          daemon, that of this process.
         - C(raise_allowed) says whether its containers may have no limit.
       type: dict
       sample: {soft: 8388608, hard: 8388608, raise_allowed: true}
@@ -267,6 +268,20 @@ def _docker(findings: Findings, socket: str, login_user: str) -> dict[str, Any]:
             "Docker Engine at {0} cannot be read: {1!r}".format(socket or DEFAULT_SOCKET, problem),
         )
     image_dir = docker["image_dir"] if docker else "/var/lib/docker"
+    memlock = findings.guard(
+        "memlock",
+        host_state.memlock,
+        pid,
+        otherwise={"soft": 0, "hard": 0, "raise_allowed": False},
+    )
+    if docker and not pid:
+        memlock["raise_allowed"] = True
+        findings.add(
+            "warning",
+            "daemon-hidden",
+            "the Docker daemon's process cannot be seen (is /proc mounted with hidepid?), so containers are "
+            "assumed to get as much locked memory as they ask for",
+        )
     return {
         "docker": docker,
         "docker_state": state,
@@ -274,12 +289,7 @@ def _docker(findings: Findings, socket: str, login_user: str) -> dict[str, Any]:
         "disk": findings.guard(
             "disk", host_state.disk, image_dir, otherwise={"path": image_dir, "total": 0, "free": 0}
         ),
-        "memlock": findings.guard(
-            "memlock",
-            host_state.memlock,
-            pid,
-            otherwise={"soft": 0, "hard": 0, "raise_allowed": False},
-        ),
+        "memlock": memlock,
     }
 
 

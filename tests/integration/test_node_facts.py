@@ -123,6 +123,13 @@ def test_memlock_is_that_of_this_engine(engine: Engine) -> None:
     assert (node["memlock"]["soft"], node["memlock"]["hard"]) == host_state.limits(limits)
 
 
+def test_a_daemon_whose_process_is_hidden(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_state, "daemon_pid", lambda socket: 0)
+    node = facts(engine.socket)
+    assert node["memlock"]["raise_allowed"] is True
+    assert [finding["what"] for finding in node["findings"]] == ["daemon-hidden"]
+
+
 def test_configured_pools(tmp_path: Path) -> None:
     configuration = tmp_path / "daemon.json"
     configuration.write_text('{"default-address-pools": [{"base": "10.216.0.0/16", "size": 24}]}')
