@@ -10,8 +10,8 @@ short_description: Write a set of small files, blocks in files, and directories 
 description:
   - Writes all the small files that a role needs with one round trip.
   - A file is replaced in one step, so that a reader sees the old or the new one, never half of it.
-  - A block is a marked part of a file that belongs to somebody else. Removing it leaves the rest of the file as
-    it was, to the byte, and removes the file when it was made for the block.
+  - A block is a marked part of a file that belongs to somebody else. Removing it leaves the rest of the file
+    as it was, to the byte, and removes the file when it was made for the block.
   - Everything is looked at before anything is written. A problem with one entry leaves all of them untouched.
 author:
   - The rdm-provision developers

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The options of the container network's driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# What each driver calls its mode, and the modes it has; the first is the driver's own default.
+_MODES = {
+    "sriov": ("mode", ["sriov", "passthrough"]),
+    "macvlan": ("macvlan_mode", ["bridge", "vepa", "passthru", "private"]),
+    "ipvlan": ("ipvlan_mode", ["l2", "l3", "l3s"]),
+}
+DRIVERS = [*_MODES, "bridge"]
+_VLANS = range(4096)  # 0: none
+
+
+def driver_options(
+    driver: str,
+    parent: str = "",
+    mode: str = "",
+    vlan: int = 0,
+    privileged: bool = False,
+    prefix: str = "",
+    extra: dict[str, Any] | None = None,
+) -> dict[str, str]:
+    """Return the driver's options as Docker takes them; only what differs from the driver's defaults.
+
+    Sources: the README of docker-sriov-plugin; https://docs.docker.com/engine/network/drivers/macvlan/ and
+    https://docs.docker.com/engine/network/drivers/ipvlan/.
+
+    Args:
+        driver: sriov, macvlan, ipvlan or bridge.
+        parent: the node's interface below the network; for sriov the physical function.
+        mode: of the driver; empty means its default.
+        vlan: VLAN id, 0 for none. For macvlan and ipvlan the interface `parent.vlan` is used.
+        privileged: with sriov, let containers set their own MAC addresses (VF trust on, spoof check off).
+        prefix: with sriov, how interfaces in the container are named; empty means eth.
+        extra: further options, which win.
+
+    Raises:
+        ValueError: the driver cannot do what is asked.
+    """
+    if driver not in DRIVERS:
+        raise ValueError("network_driver {0!r} is none of {1}".format(driver, ", ".join(DRIVERS)))
+    if vlan not in _VLANS:
+        raise ValueError("network_vlan {0} is not between 0 and {1}".format(vlan, _VLANS[-1]))
+    options: dict[str, str] = {}
+    if driver == "bridge":
+        for name, value in (("mode", mode), ("vlan", vlan)):
+            if value:
+                raise ValueError("network_{0} {1} has no meaning for the driver bridge".format(name, value))
+    else:
+        key, modes = _MODES[driver]
+        if mode and mode not in modes:
+            raise ValueError(
+                "network_mode {0!r} is no mode of {1}: it has {2}".format(mode, driver, ", ".join(modes))
+            )
+        if not parent:
+            raise ValueError("network_parent is empty, but {0} needs an interface".format(driver))
+        if driver == "sriov":
+            options["netdevice"] = parent
+        else:
+            options["parent"] = "{0}.{1}".format(parent, vlan) if vlan else parent
+        if mode:
+            options[key] = mode
+    if driver == "sriov":
+        if vlan:
+            options["vlan"] = str(vlan)
+        if privileged:
+            options["privileged"] = "1"
+        if prefix:
+            options["prefix"] = prefix
+    elif privileged or prefix:
+        raise ValueError("network_privileged and network_prefix have a meaning for the driver sriov only")
+    options.update({str(name): _text(value) for name, value in (extra or {}).items()})
+    return options
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a variable must be set so that every kind of shell on a node has it.
+
+| kind of shell                   | reads, for all users                      | reads, for one user              |
+|---------------------------------|-------------------------------------------|----------------------------------|
+| anything started through PAM    | /etc/environment                          | -                                |
+| login shell (sh, bash, dash)    | /etc/profile.d/*.sh                       | ~/.bash_profile or ~/.bash_login |
+|                                 |                                           | or ~/.profile                    |
+| interactive bash                | /etc/bash.bashrc, /etc/bashrc             | ~/.bashrc                        |
+| bash of `ssh node command`      | the same, on Debian; PAM elsewhere        | ~/.bashrc                        |
+| any zsh                         | /etc/zsh/zshenv, /etc/zshenv              | ~/.zshenv                        |
+
+Sources: the manual pages bash(1) "INVOCATION", zsh(1) "STARTUP/SHUTDOWN FILES" and pam_env(8). Many .bashrc
+files end at once in a shell that is not interactive, so the block stands at their start.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, NamedTuple
+
+
+class _Place(NamedTuple):
+    path: str
+    insert: str
+    create: bool
+
+
+def shell_blocks(
+    variables: dict[str, str], cluster: str, system: bool, zsh: bool, home: str = "~", state: str = "present"
+) -> list[dict[str, Any]]:
+    """Return the blocks that set the variables, as the module node_files takes them.
+
+    A file that only some distributions have is left alone where it is missing, so nothing about the
+    distribution needs to be known.
+
+    Args:
+        variables: names and IPv4 addresses.
+        cluster: names the blocks, so that several clusters can share a node.
+        system: for all users (needs root); else for one.
+        zsh: whether a zsh is installed; the one user's file for it is then made when it is missing.
+        home: of the one user.
+        state: present or absent.
+
+    Raises:
+        ValueError: a value is no IPv4 address.
+    """
+    words = {name: str(ipaddress.IPv4Address(value)) for name, value in variables.items()}
+    plain = "".join("{0}={1}\n".format(*item) for item in words.items())
+    export = "".join("export {0}={1}\n".format(*item) for item in words.items())
+    return [
+        {
+            "path": place.path,
+            "name": "MY_IP ({0})".format(cluster),
+            "content": plain if place.path == "/etc/environment" else export,
+            "insert": place.insert,
+            "create": place.create,
+            "state": state,
+        }
+        for place in _places(system, zsh, home)
+    ]
+
+
+def _places(system: bool, zsh: bool, home: str) -> list[_Place]:
+    if system:
+        return [
+            _Place("/etc/environment", "end", True),
+            _Place("/etc/profile.d/rdm.sh", "end", True),
+            _Place("/etc/bash.bashrc", "start", False),
+            _Place("/etc/bashrc", "start", False),
+            _Place("/etc/zsh/zshenv", "start", False),
+            _Place("/etc/zshenv", "start", False),
+        ]
+    return [
+        _Place(home + "/.bashrc", "start", True),
+        _Place(home + "/.bash_profile", "start", False),
+        _Place(home + "/.bash_login", "start", False),
+        _Place(home + "/.profile", "start", True),
+        _Place(home + "/.zshenv", "start", zsh),
+    ]

@@ -1,0 +1,212 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Wait until what runs in a container has come up, or say why it has not."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: container_ready
+short_description: Make sure that a container's name is free for us, or wait until the container is ready
+description:
+  - With O(state=unclaimed), refuses when a container of that name is not the cluster's, or when something
+    else serves the plugin's socket. Run it before the container is started.
+  - With O(state=ready), waits until the container has written its ready line and until the plugin in it
+    answers the question that Docker asks it. A container that ends, or that is not ready in time, is reported
+    with its last words.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode nothing was started, so O(state=ready) does not wait.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  name:
+    description: The container's name.
+    type: str
+    required: true
+  cluster:
+    description: The cluster's name, the value of the label V(rdm.provision.cluster).
+    type: str
+    required: true
+  state:
+    description: What to make sure of.
+    type: str
+    choices: [ready, unclaimed]
+    default: ready
+  socket:
+    description: The unix socket of the network plugin that runs in the container; empty when it is none.
+    type: str
+    default: ""
+  ready_line:
+    description:
+      - Text of the line that the container writes when it is ready; empty means that running is enough.
+      - A container that has been up for longer than O(timeout) counts as ready, since its log may have been
+        rotated.
+    type: str
+    default: ""
+  timeout:
+    description: Seconds to wait.
+    type: int
+    default: 30
+"""
+
+EXAMPLES = r"""
+- name: Wait for the plugin
+  rdm.provision.container_ready:
+    name: rdm-sriov-plugin
+    cluster: rdm
+    socket: /run/docker/plugins/sriov.sock
+    ready_line: Ready to accept commands.
+"""
+
+RETURN = r"""
+waited:
+  description: Seconds until it was ready.
+  returned: success
+  type: float
+  sample: 0.4
+"""
+
+import os
+import time
+from typing import Any, Dict, Optional
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.ownership import (
+    LABEL_CLUSTER,
+    inspect,
+    is_ours,
+    last_words,
+    plugin_answers,
+    someone_listens,
+    up_for,
+)
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "name": {"type": "str", "required": True},
+    "cluster": {"type": "str", "required": True},
+    "state": {"type": "str", "choices": ["ready", "unclaimed"], "default": "ready"},
+    "socket": {"type": "str", "default": ""},
+    "ready_line": {"type": "str", "default": ""},
+    "timeout": {"type": "int", "default": 30},
+}
+
+_POLL = 0.1  # seconds between two looks
+_LAST_LINES = 5
+
+
+class NotReady(Exception):  # noqa: N818  # one sentence for fail_json
+    """Why it is not ready or not ours; the text is one sentence, and perhaps the container's last words."""
+
+
+def refuse_claimed(api: DockerAPI, name: str, cluster: str, socket: str) -> None:
+    """Return when the name, and the socket if there is one, are free or ours.
+
+    Raises:
+        NotReady: somebody else has one of them.
+    """
+    container = inspect(api, "containers", name)
+    if container is not None and not is_ours(container["Config"].get("Labels"), cluster):
+        raise NotReady(
+            "container {0} is not ours (it lacks the label {1}={2}): "
+            "remove it, or choose another name".format(name, LABEL_CLUSTER, cluster)
+        )
+    running = container is not None and container["State"]["Running"]
+    if socket and not running and someone_listens(socket):
+        raise NotReady(
+            "something else serves {0} already{1}: stop it, or leave the plugin to it".format(
+                socket, _suspect(api, socket)
+            )
+        )
+
+
+def wait_ready(api: DockerAPI, name: str, socket: str, ready_line: str, timeout: float) -> None:
+    """Return when the container is ready.
+
+    Raises:
+        NotReady: it ended, or the time is up.
+    """
+    deadline = time.monotonic() + timeout
+    container = inspect(api, "containers", name)
+    long_up = container is not None and up_for(container) > timeout
+    while True:
+        why_not = _why_not(api, container, name, socket, "" if long_up else ready_line)
+        if why_not is None:
+            return
+        if time.monotonic() > deadline:
+            raise NotReady(
+                "container {0} is not ready after {1:g} s: {2}{3}".format(
+                    name, timeout, why_not, _words(api, container)
+                )
+            )
+        time.sleep(_POLL)
+        container = inspect(api, "containers", name)
+
+
+def _why_not(
+    api: DockerAPI, container: Optional[Dict[str, Any]], name: str, socket: str, ready_line: str
+) -> Optional[str]:
+    """Return why it is not ready yet; None when it is. Raise when it will never be."""
+    if container is None:
+        raise NotReady("there is no container {0}".format(name))
+    state = container["State"]
+    if state["Status"] in ("exited", "dead") or state.get("Restarting"):
+        raise NotReady(
+            "container {0} ended with status {1}{2}{3}".format(
+                name,
+                state["ExitCode"],
+                ": " + state["Error"] if state.get("Error") else "",
+                _words(api, container),
+            )
+        )
+    if not state["Running"]:
+        return "it is {0}".format(state["Status"])
+    if ready_line and ready_line not in last_words(api, container):
+        return "it has not written {0!r}".format(ready_line)
+    return (plugin_answers(socket) or None) if socket else None
+
+
+def _words(api: DockerAPI, container: Optional[Dict[str, Any]]) -> str:
+    """Return the container's last lines, as an appendix to a sentence."""
+    lines = last_words(api, container).splitlines() if container else []
+    if not lines:
+        return "; it has written nothing"
+    return "; its last words: " + " | ".join(line.strip() for line in lines[-_LAST_LINES:])
+
+
+def _suspect(api: DockerAPI, socket: str) -> str:
+    """Name the running containers that have the socket's directory mounted."""
+    directory = os.path.realpath(os.path.dirname(socket))
+    names = []
+    for container in api.get("/containers/json"):
+        sources = [os.path.realpath(mount.get("Source") or "/nowhere") for mount in container["Mounts"]]
+        if any(os.path.commonpath([source, directory]) == source for source in sources if source != "/"):
+            names.append(container["Names"][0].lstrip("/"))
+    return " (container {0})".format(", ".join(sorted(names))) if names else ""
+
+
+def main() -> None:
+    """Refuse, or wait."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    params = module.params
+    began = time.monotonic()
+    try:
+        api = DockerAPI()
+        if params["state"] == "unclaimed":
+            refuse_claimed(api, params["name"], params["cluster"], params["socket"])
+        elif not module.check_mode:
+            wait_ready(api, params["name"], params["socket"], params["ready_line"], params["timeout"])
+    except (DockerProblem, NotReady) as problem:
+        module.fail_json(msg=str(problem))
+    module.exit_json(changed=False, waited=round(time.monotonic() - began, 3))
+
+
+if __name__ == "__main__":
+    main()

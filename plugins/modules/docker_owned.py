@@ -1,0 +1,184 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Take away what a cluster has made in a node's Docker Engine, and nothing else."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: docker_owned
+short_description: Remove the containers or networks that carry a cluster's labels
+description:
+  - Removes what the cluster has made on the node, whatever its name; what lacks its labels is not touched.
+  - A network that a foreign container is on is refused, and so is the plugin while a network needs it, since
+    removing either would break somebody else's work.
+  - A node that has no Docker Engine at all has nothing to remove.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be removed without removing it.
+  diff_mode:
+    support: full
+    description: Shows the names that go.
+  idempotent:
+    support: full
+    description: A second run finds nothing.
+options:
+  cluster:
+    description: The cluster's name, the value of the label V(rdm.provision.cluster).
+    type: str
+    required: true
+  role:
+    description: What is removed, the value of the label V(rdm.provision.role).
+    type: str
+    choices: [container, network, plugin]
+    required: true
+  network:
+    description: Only containers that are on this network; empty means all of the cluster's.
+    type: str
+    default: ""
+  driver:
+    description: With O(role=plugin), the network driver that the plugin serves. Empty means not to look.
+    type: str
+    default: ""
+  stop_timeout:
+    description: Seconds that a container gets to end by itself.
+    type: int
+    default: 10
+"""
+
+EXAMPLES = r"""
+- name: Remove the training container
+  rdm.provision.docker_owned:
+    cluster: rdm
+    role: container
+
+- name: Remove the plugin when no network needs it any more
+  rdm.provision.docker_owned:
+    cluster: rdm
+    role: plugin
+    driver: sriov
+"""
+
+RETURN = r"""
+removed:
+  description: The names of what was removed.
+  returned: always
+  type: list
+  elements: str
+  sample: [rdm]
+"""
+
+import os
+import shutil
+from typing import Any, Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+    DockerUnavailable,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.ownership import (
+    container_names,
+    is_ours,
+    label_filter,
+)
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "cluster": {"type": "str", "required": True},
+    "role": {"type": "str", "choices": ["container", "network", "plugin"], "required": True},
+    "network": {"type": "str", "default": ""},
+    "driver": {"type": "str", "default": ""},
+    "stop_timeout": {"type": "int", "default": 10},
+}
+
+
+class Refused(Exception):  # noqa: N818  # one sentence for fail_json
+    """Somebody else's work needs it; the text is one sentence."""
+
+
+def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
+    """Remove the cluster's containers of the role; return their names."""
+    filters: Dict[str, Any] = {"label": label_filter(params["cluster"], params["role"])}
+    if params["network"]:
+        filters["network"] = [params["network"]]
+    found = api.get("/containers/json", all=True, filters=filters)
+    if found and params["driver"]:
+        users = api.get("/networks", filters={"driver": [params["driver"]]})
+        if users:
+            raise Refused(
+                "container {0} stays: {1} with driver {2} need it: {3}".format(
+                    container_names(found)[0],
+                    "networks" if len(users) > 1 else "a network",
+                    params["driver"],
+                    ", ".join(sorted(network["Name"] for network in users)),
+                )
+            )
+    if not check:
+        for container in found:
+            _gone(api.post, "/containers/{0}/stop".format(container["Id"]), t=params["stop_timeout"])
+            # v: with the anonymous volumes that the image made, which nobody else can know.
+            _gone(api.delete, "/containers/{0}".format(container["Id"]), force=True, v=True)
+    return container_names(found)
+
+
+def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
+    """Remove the cluster's networks; return their names."""
+    found = api.get("/networks", filters={"label": label_filter(params["cluster"], "network")})
+    for network in found:
+        users = api.get("/containers/json", all=True, filters={"network": [network["Id"]]})
+        foreign = [user for user in users if not is_ours(user["Labels"], params["cluster"])]
+        if foreign:
+            raise Refused(
+                "network {0} stays: foreign containers are on it: {1}; "
+                "remove or disconnect them first".format(network["Name"], ", ".join(container_names(foreign)))
+            )
+    if not check:
+        for network in found:
+            _gone(api.delete, "/networks/{0}".format(network["Id"]))
+    return sorted(network["Name"] for network in found)
+
+
+def _gone(request: Any, path: str, **query: Any) -> None:
+    """Make a request whose aim is reached as well when the thing has gone meanwhile."""
+    try:
+        request(path, **query)
+    except DockerError as error:
+        # 304: stopped already; 404: gone; 409: its removal is under way.
+        if error.status not in (304, 404) and "already in progress" not in error.message:
+            raise
+
+
+def _no_engine_here(api: DockerAPI) -> bool:
+    """Return whether no engine is installed, as opposed to one that does not answer."""
+    return not os.path.lexists(api.socket) and shutil.which("dockerd", path=_PROGRAMS) is None
+
+
+_PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
+
+
+def main() -> None:
+    """Find by label, refuse or remove."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    remove = remove_networks if module.params["role"] == "network" else remove_containers
+    removed: List[str] = []
+    try:
+        api = DockerAPI()
+        try:
+            removed = remove(api, module.params, module.check_mode)
+        except DockerUnavailable:
+            if not _no_engine_here(api):
+                raise
+    except (DockerProblem, Refused) as problem:
+        module.fail_json(msg=str(problem))
+    result: Dict[str, Any] = {"changed": bool(removed), "removed": removed}
+    if module._diff:
+        result["diff"] = {"before": "".join(name + "\n" for name in removed), "after": ""}
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Runs the training container's sshd in the foreground. Nothing in this file depends on the inventory.
+set -eu
+
+rdm=/etc/rdm/ssh
+
+sshd=$(PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v sshd) || {
+    echo "this image has no sshd: install openssh-server in it, or set container_sshd: false" >&2
+    exit 78
+}
+
+# The client of root, and of everybody else here, reads our configuration where the system keeps its own. It is a
+# link into a mounted directory, so that it follows what is written there later.
+if grep -qs '^[[:space:]]*Include[[:space:]]\+/etc/ssh/ssh_config\.d/\*\.conf' /etc/ssh/ssh_config; then
+    mkdir -p /etc/ssh/ssh_config.d
+    ln -sfn "$rdm/config" /etc/ssh/ssh_config.d/00-rdm.conf
+elif ! grep -qsxF "Include $rdm/config" /etc/ssh/ssh_config; then
+    {
+        echo "Include $rdm/config"
+        cat /etc/ssh/ssh_config 2>/dev/null || :
+    } > /etc/ssh/ssh_config.rdm
+    mv /etc/ssh/ssh_config.rdm /etc/ssh/ssh_config
+fi
+
+# sshd starts sessions with an environment of its own. Give them the container's, MY_IP among it, as far as
+# sshd_config can express it.
+session_environment() {
+    for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
+        case $name in
+            HOME | HOSTNAME | LOGNAME | OLDPWD | PWD | SHELL | SHLVL | TERM | USER | _) continue ;;
+        esac
+        eval "value=\${$name-}" # only the name is part of the command, and it is letters, digits and _
+        case $value in
+            '' | *\"* | *\\* | *'
+'*) continue ;;
+        esac
+        printf ' "%s=%s"' "$name" "$value"
+    done
+}
+
+mkdir -p /run/sshd /run/rdm
+{
+    cat "$rdm/sshd_config"
+    printf 'SetEnv%s\n' "$(session_environment)"
+} > /run/rdm/sshd_config
+
+exec "$sshd" -D -e -f /run/rdm/sshd_config
