@@ -68,9 +68,12 @@ def unknown_variables(variables: Iterable[str], known: Set[str], prefixes: Seque
     """
     warnings = []
     for name in sorted({one for one in variables if one.startswith(tuple(prefixes))} - known):
-        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
+        prefix = max((one for one in prefixes if name.startswith(one)), key=len)
+        # Without the prefix, which would make any two names alike.
+        rests = [one[len(prefix) :] for one in sorted(known) if one.startswith(prefix)]
+        near = difflib.get_close_matches(name[len(prefix) :], rests, n=1, cutoff=0.75)
         if near:
-            warnings.append(f"The variable {name} means nothing here. Did you mean {near[0]}?")
-        elif name.startswith("rdm_"):
+            warnings.append(f"The variable {name} means nothing here. Did you mean {prefix}{near[0]}?")
+        elif prefix == "rdm_":
             warnings.append(f"The variable {name} means nothing here.")
     return warnings

@@ -1,0 +1,275 @@
+"""`rdm.provision.plan` as ansible-playbook runs it, against inventories whose hosts are never reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.modules import plan as module
+
+from tests.conftest import COLLECTIONS, ROOT
+from tests.unit.plugins.modules.running import documented_options
+from tests.unit.plugins.node_reports import report
+
+PLAY = """
+- name: Plan
+  hosts: master:workers
+  gather_facts: false
+  tasks:
+    - name: Plan
+      rdm.provision.plan:
+        stage: "{{ stage }}"
+        facts: known_facts
+        write: true
+      register: planned
+      run_once: true
+    - name: Every host has the plan
+      ansible.builtin.debug:
+        msg: "{{ planned.nodes[inventory_hostname].my_ip }}"
+"""
+
+PLAY_WITHOUT_FILE = """
+- name: Plan
+  hosts: localhost
+  gather_facts: false
+  tasks:
+    - name: Plan
+      rdm.provision.plan:
+        stage: "{{ stage }}"
+      run_once: true
+  pre_tasks:
+    - name: Add a host
+      ansible.builtin.add_host:
+        name: a
+        groups: [master]
+        rdm_accelerator: cpu
+        network_driver: macvlan
+"""
+
+
+class Cluster:
+    """An inventory in a directory of its own, and a playbook beside it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.home = directory / "inventory"
+        self.home.mkdir()
+        self.play = directory / "play.yml"
+        self.play.write_text(PLAY)
+        self.plan_file = self.home / "address_plan.cfg"
+
+    def write(
+        self, master: dict[str, Any], workers: dict[str, Any], variables: dict[str, Any] | None = None
+    ) -> None:
+        """Write the inventory; nobody listens at its hosts' addresses."""
+        groups = {"master": {"hosts": master}, "workers": {"hosts": workers}}
+        inventory = {"all": {"vars": {"network_driver": "macvlan", **(variables or {})}, "children": groups}}
+        (self.home / "hosts.yml").write_text(yaml.safe_dump(inventory, sort_keys=False))
+
+    def run(self, *options: str, stage: str = "inventory", inventory: str = "") -> tuple[int, Any, str]:
+        """Return the exit status, the result of the plan task and all output as text."""
+        env = os.environ | {
+            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        }
+        source = inventory or str(self.home)
+        program = Path(sys.executable).with_name("ansible-playbook")
+        done = subprocess.run(
+            [program, "-i", source, self.play, "-e", f"stage={stage}", *options],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+        results = next(task["hosts"] for task in tasks if task["task"]["name"] == "Plan")
+        assert len(results) == 1, "the plan is made once"
+        return done.returncode, next(iter(results.values())), done.stdout + done.stderr
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+CPU = {"rdm_accelerator": "cpu"}
+
+
+def test_documentation_matches_the_arguments() -> None:
+    assert documented_options(module.DOCUMENTATION) == documented_options(module.ARGUMENT_SPEC)
+
+
+def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
+    cluster.write(
+        {"a": {"ansible_host": "10.0.0.1"}, "b": {"my_ip": "192.169.16.300", "rdm_accelerator": "tpu"}},
+        {
+            "c": {"ansible_host": "10.0.0.1", "my_ip": "192.169.16.20", "network_driver": "token-ring"},
+            "d": {"my_ip": "192.169.16.20", "rdm_slots": "$(reboot)", "network_vlan": 5000},
+        },
+        {**CPU, "network_nmae": "x", "rdm_gateway": "{{ not_there }}"},
+    )
+    rc, result, output = cluster.run()
+    assert rc == 2
+    assert result["rdm_refused"] == "inventory"
+    assert result["changed"] is False
+    found = [f"{problem['node']}: {problem['value']}" for problem in result["problems"]]
+    assert {
+        "None: the group master",
+        "b: my_ip 192.169.16.300",
+        "b: rdm_accelerator 'tpu'",
+        "c: 10.0.0.1:22",
+        "c: network_driver",
+        "d: my_ip 192.169.16.20",
+        "d: rdm_slots '$(reboot)'",
+        "a: rdm_gateway",
+    } <= set(found)
+    assert any("network_vlan 5000" in problem["reason"] for problem in result["problems"])
+    assert result["msg"].startswith(
+        f"Refused before anything was changed, because of {len(found)} problems:\n- "
+    )
+    assert "choose rocm, cuda or cpu" in result["msg"]
+    assert not cluster.plan_file.exists()
+    assert "Traceback" not in output
+
+
+def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {"rdm_slots": 4}, "c": {}}, CPU)
+    rc, result, output = cluster.run("--check", "--diff")
+    assert (rc, result["changed"]) == (0, True)
+    assert "b = 192.169.16.101" in result["diff"]["after"]
+    assert not cluster.plan_file.exists()
+
+    rc, result, output = cluster.run()
+    assert (rc, result["changed"]) == (0, True)
+    assert "b = 192.169.16.101\n" in cluster.plan_file.read_text()
+    assert (result["cluster"], result["subnet"], result["prefixlen"]) == ("rdm", "192.169.16.0/24", 24)
+    assert (result["gateway"], result["master"], result["master_addr"]) == (
+        "192.169.16.1",
+        "a",
+        "192.169.16.100",
+    )
+    assert result["nodes"]["b"] == {"my_ip": "192.169.16.101", "rank": 1, "slots": 4, "accelerator": "cpu"}
+    assert result["hostfile"] == "192.169.16.100 slots=8\n192.169.16.101 slots=4\n192.169.16.102 slots=8\n"
+    assert result["dictionary"] == "a 192.169.16.100\nb 192.169.16.101\nc 192.169.16.102\n"
+    assert '"msg": "192.169.16.102"' in output
+
+    rc, result, output = cluster.run("--diff")
+    assert (rc, result["changed"], "diff" in result) == (0, False, False)
+
+
+def test_limit_changes_nothing_about_the_plan(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {}}, CPU)
+    cluster.run()
+    cluster.write({"a": {}}, {"new": {}, "b": {}}, CPU)
+    rc, result, _ = cluster.run("--limit", "new")
+    assert rc == 0
+    assert {name: node["my_ip"] for name, node in result["nodes"].items()} == {
+        "a": "192.169.16.100",
+        "new": "192.169.16.102",
+        "b": "192.169.16.101",
+    }
+
+
+def test_likely_misspelling_is_a_warning(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {}, {**CPU, "rdm_sluts": 8, "network_drivr": "bridge", "network_mine": 1})
+    rc, result, _ = cluster.run()
+    assert rc == 0
+    assert [text for text in result["warnings"] if "means nothing" in text] == [
+        "The variable network_drivr means nothing here. Did you mean network_driver?",
+        "The variable rdm_sluts means nothing here. Did you mean rdm_slots?",
+    ]
+
+
+def test_variables_may_refer_to_others(cluster: Cluster) -> None:
+    cluster.write(
+        {"a": {"number": 7}}, {}, {**CPU, "my_ip": "192.169.16.{{ number }}", "rdm_slots": "{{ 2 * 2 }}"}
+    )
+    rc, result, _ = cluster.run()
+    assert (rc, result["nodes"]["a"]["my_ip"], result["nodes"]["a"]["slots"]) == (0, "192.169.16.7", 4)
+
+
+def test_inventory_without_a_file_is_refused(cluster: Cluster) -> None:
+    cluster.play.write_text(PLAY_WITHOUT_FILE)
+    rc, result, _ = cluster.run(inventory="localhost,")
+    assert rc == 2
+    [problem] = result["problems"]
+    assert problem["reason"] == "is not a file, so there is no place for address_plan.cfg beside it"
+
+
+def test_damaged_plan_file_is_refused_and_kept(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {}, CPU)
+    cluster.plan_file.write_text("[network]\nsubnet = 10.0.0.0/24\n")
+    rc, result, _ = cluster.run()
+    assert rc == 2
+    [problem] = result["problems"]
+    assert problem["value"] == str(cluster.plan_file)
+    assert "gateway" in problem["reason"]
+    assert cluster.plan_file.read_text() == "[network]\nsubnet = 10.0.0.0/24\n"
+
+
+def test_changed_subnet_needs_the_word_of_every_node(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {}}, CPU)
+    cluster.run()
+    moved = {**CPU, "rdm_subnet": "10.9.0.0/24"}
+    cluster.write({"a": {"network_replace": True}}, {"b": {}}, moved)
+    rc, result, _ = cluster.run()
+    assert (rc, result["problems"][0]["value"]) == (2, "rdm_subnet 10.9.0.0/24")
+    cluster.write({"a": {}}, {"b": {}}, {**moved, "network_replace": True})
+    rc, result, _ = cluster.run()
+    assert (rc, result["master_addr"]) == (0, "10.9.0.100")
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    """A host's variables with facts as if it had been looked at."""
+    return {"known_facts": {"changed": False, "node": report(**changes)}}
+
+
+def test_nodes_are_checked_and_unreached_ones_left_out(cluster: Cluster) -> None:
+    cluster.write({"a": facts()}, {"b": {}, "c": {"known_facts": {"unreachable": True, "msg": "no"}}}, CPU)
+    rc, result, _ = cluster.run(stage="nodes")
+    assert rc == 0
+    assert result["nodes"]["a"]["container"]["ulimits"] == ["memlock:-1:-1"]
+    assert result["nodes"]["a"]["config_dir"] == "/etc/rdm"
+    assert set(result["nodes"]["b"]) == set(result["nodes"]["c"]) == {"my_ip", "rank", "slots", "accelerator"}
+    assert cluster.plan_file.exists()
+
+
+def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
+    overlapping = [{"name": "ib0", "addresses": ["192.169.16.5/24"]}]
+    cluster.write(
+        {"a": facts(docker=None, docker_state="absent", docker_error="no Docker Engine answers")},
+        {
+            "b": {**facts(interfaces=overlapping), "rdm_accelerator": "rocm"},
+            "c": {**facts(memlock={"hard": 8388608, "raise_allowed": False}), "network_parent": "ib7"},
+        },
+        CPU,
+    )
+    rc, result, _ = cluster.run(stage="nodes")
+    assert (rc, result["rdm_refused"]) == (2, "nodes")
+    assert [problem["node"] for problem in result["problems"]] == ["a", "b", "b", "c", "c"]
+    assert "b: 192.169.16.0/24 overlaps interface ib0 (192.169.16.5/24)" in result["msg"]
+    assert not cluster.plan_file.exists()
+
+
+def test_network_as_the_roles_would_make_it_is_no_difference(cluster: Cluster) -> None:
+    existing = {
+        "id": "0" * 64,
+        "name": "ibnet",
+        "driver": "macvlan",
+        "subnets": [{"subnet": "192.169.16.0/24", "gateway": "192.169.16.1"}],
+        "options": {"parent": "ib0.7"},
+        "labels": {"rdm.provision.cluster": "rdm"},
+        "containers": [],
+    }
+    cluster.write({"a": {**facts(docker_networks=[existing]), "network_vlan": 7}}, {}, CPU)
+    rc, result, _ = cluster.run(stage="nodes")
+    assert rc == 0
+    assert result["nodes"]["a"]["network_present"] is True
+    assert result["nodes"]["a"]["network_differences"] == []
