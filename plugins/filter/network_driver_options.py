@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.rdm.provision.plugins.module_utils.network_options import driver_options
+
 DOCUMENTATION = r"""
 name: network_driver_options
 short_description: The options of the container network's driver
@@ -54,12 +59,6 @@ _value:
   description: The options.
   type: dict
 """
-
-from typing import Any
-
-from ansible.errors import AnsibleFilterError
-
-from ansible_collections.rdm.provision.plugins.module_utils.network_options import driver_options
 
 
 def network_driver_options(driver: str, **settings: Any) -> dict[str, str]:

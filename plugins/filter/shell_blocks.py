@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.rdm.provision.plugins.module_utils import shell_files
+
 DOCUMENTATION = r"""
 name: shell_blocks
 short_description: The blocks that set variables in every kind of shell of a node
@@ -48,12 +53,6 @@ _value:
   type: list
   elements: dict
 """
-
-from typing import Any
-
-from ansible.errors import AnsibleFilterError
-
-from ansible_collections.rdm.provision.plugins.module_utils import shell_files
 
 
 def shell_blocks(

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.rdm.provision.plugins.module_utils import ssh_files
+
 DOCUMENTATION = r"""
 name: ssh_client_config
 short_description: The ssh client's configuration in the containers of a cluster
 description:
-  - Returns an ssh_config with which root reaches every container by node name and by MY_IP, with its own key and
-    with the host key checked.
+  - Returns an ssh_config with which root reaches every container by node name and by MY_IP, with its own key
+    and with the host key checked.
 author:
   - The rdm-provision developers
 positional: _input
@@ -42,12 +47,6 @@ _value:
   description: The text of the configuration.
   type: str
 """
-
-from typing import Any
-
-from ansible.errors import AnsibleFilterError
-
-from ansible_collections.rdm.provision.plugins.module_utils import ssh_files
 
 
 def ssh_client_config(dictionary: str, alias: str, port: int = 22, directory: str = "/etc/rdm/ssh") -> str:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Where a variable must be set so that every kind of shell on a node has it.
 
-| kind of shell                   | reads, for all users                      | reads, for one user              |
-|---------------------------------|-------------------------------------------|----------------------------------|
-| anything started through PAM    | /etc/environment                          | -                                |
-| login shell (sh, bash, dash)    | /etc/profile.d/*.sh                       | ~/.bash_profile or ~/.bash_login |
-|                                 |                                           | or ~/.profile                    |
-| interactive bash                | /etc/bash.bashrc, /etc/bashrc             | ~/.bashrc                        |
-| bash of `ssh node command`      | the same, on Debian; PAM elsewhere        | ~/.bashrc                        |
-| any zsh                         | /etc/zsh/zshenv, /etc/zshenv              | ~/.zshenv                        |
+| kind of shell               | reads, for all users         | reads, for one user                           |
+|-----------------------------|------------------------------|-----------------------------------------------|
+| anything started by PAM     | /etc/environment             | -                                             |
+| login shell (sh, bash)      | /etc/profile.d/*.sh          | ~/.bash_profile, ~/.bash_login or ~/.profile  |
+| interactive bash            | /etc/bash.bashrc             | ~/.bashrc                                     |
+|                             | (Debian), /etc/bashrc        |                                               |
+| bash of `ssh node command`  | PAM; /etc/bash.bashrc        | ~/.bashrc                                     |
+| any zsh                     | /etc/zsh/zshenv, /etc/zshenv | ~/.zshenv                                     |
 
 Sources: the manual pages bash(1) "INVOCATION", zsh(1) "STARTUP/SHUTDOWN FILES" and pam_env(8). Many .bashrc
 files end at once in a shell that is not interactive, so the block stands at their start.
