@@ -139,7 +139,7 @@ class CommandOutput:
         rc: the exit code, or None when it did not run.
         stdout: what it wrote.
         stderr: what it wrote to stderr.
-        error: why it did not run, in one line.
+        error: why it failed or did not run, in one line.
     """
 
     node: str
@@ -497,7 +497,7 @@ class Cluster:
         >>> Cluster.load("inventory/lab").down().result().exit_code  # doctest: +SKIP
         0
         """
-        extra = {"images_state": "absent"} if images else {}
+        extra = {"images_remove": True} if images else {}
         return self._run("down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra)
 
     def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
@@ -537,7 +537,9 @@ class Cluster:
         """
         if not argv:
             raise InputError("there is no command to run", hint="rdm-provision exec -- COMMAND ARGUMENT…")
-        literal = {"exec_argv": list(argv), "exec_user": user, "exec_timeout": timeout}
+        literal: dict[str, Any] = {"exec_argv": list(argv), "exec_timeout": timeout}
+        if user:
+            literal["exec_user"] = user
         return self._run(
             "exec", "exec", limit, "", forks, verbosity, keep=frozenset({EXEC_MODULE}), literal=literal
         )
@@ -647,7 +649,8 @@ def _last(results: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
 def _output(name: str, why: str, res: Mapping[str, Any]) -> CommandOutput:
     if res.get("rc") is None:
         return CommandOutput(name, None, error=why or "it did not run")
-    return CommandOutput(name, int(res["rc"]), str(res.get("stdout", "")), str(res.get("stderr", "")))
+    stdout, stderr = str(res.get("stdout", "")), str(res.get("stderr", ""))
+    return CommandOutput(name, int(res["rc"]), stdout, stderr, error=why)
 
 
 def _ours(things: Iterable[Mapping[str, Any]], cluster: str, role: str) -> Mapping[str, Any] | None:

@@ -166,8 +166,10 @@ def _report(
         return code
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(message, err=True)
-    for problem in problems:
-        click.echo(f"  - {problem}", err=True)
+    if problems:
+        from rdm_provision.cli import view
+
+        view.problems(view.err(), problems)
     if hint:
         click.echo(f"{'See' if isinstance(error, click.UsageError) else 'Hint'}: {hint}", err=True)
     return code

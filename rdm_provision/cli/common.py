@@ -56,8 +56,10 @@ class Options:
         # The first -v is our own: a line per task. The others are ansible-playbook's.
         return {"limit": self.limit, "forks": self.forks, "verbosity": max(0, self.verbose - 1)}
 
-    def carry_out(self, cluster: Cluster, run: Run) -> RunResult | None:
+    def carry_out(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult | None:
         """Run to the end with live progress. None when only the command was to be shown.
+
+        BRIEF is for runs of one step whose results say it all.
 
         Ctrl-C, and the signals that ask a program to end, stop the run in an orderly way.
         """
@@ -66,7 +68,7 @@ class Options:
             return None
         from rdm_provision.cli.view import watch
 
-        return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json)
+        return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 
 
 def emit_json(data: Any) -> None:

@@ -46,7 +46,7 @@ def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float) ->
     """
     cluster = options.cluster()
     run = cluster.exec(argv, user=user, timeout=timeout, **options.run)
-    result = options.carry_out(cluster, run)
+    result = options.carry_out(cluster, run, brief=True)
     if result is None:
         return 0
     outputs = cluster.outputs(result)
@@ -73,7 +73,5 @@ def _write(outputs: Sequence[CommandOutput]) -> None:
             for line in text.splitlines():
                 stream.write(f"{prefix}{line}\n")
             stream.flush()
-        if output.rc is None:
+        if output.error:
             click.secho(f"{output.node}: {output.error}", fg="red", err=True)
-        elif output.rc != 0:
-            click.secho(f"{output.node}: exit code {output.rc}", fg="red", err=True)

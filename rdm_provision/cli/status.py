@@ -32,7 +32,7 @@ def status(options: Options) -> int:
     Exits with 1 when a node could not be looked at; what is found there, good or bad, makes no difference.
     """
     cluster = options.cluster()
-    result = options.carry_out(cluster, cluster.status(**options.run))
+    result = options.carry_out(cluster, cluster.status(**options.run), brief=True)
     if result is None:
         return 0
     states = cluster.states(result)

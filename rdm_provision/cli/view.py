@@ -135,11 +135,12 @@ class View:
     for each failure.
     """
 
-    def __init__(self, console: Console, title: str, *, verbose: int = 0) -> None:
-        """Show a run on CONSOLE under TITLE."""
+    def __init__(self, console: Console, title: str, *, verbose: int = 0, brief: bool = False) -> None:
+        """Show a run on CONSOLE under TITLE; BRIEF when it is one step and its results say it all."""
         self.console = console
         self.title = title
         self.verbose = verbose
+        self.brief = brief and not verbose
         self.live = console.is_terminal and verbose < 2
         self.nodes: tuple[str, ...] = ()
         self.phases: list[_Phase] = []
@@ -158,7 +159,7 @@ class View:
         match event:
             case RunStarted():
                 self.nodes, self.verb, self.check = event.nodes, event.verb, event.check
-                if not self.live and self.verbose < 2:
+                if not self.live and self.verbose < 2 and not self.brief:
                     self.console.print(self._head())
             case PhaseStarted():
                 self._end_phase(event.at)
@@ -170,7 +171,7 @@ class View:
                 self.busy.add(event.node)
             case NodeResult():
                 self._node_result(event)
-            case Notice():
+            case Notice() if not self.brief:
                 self.console.print(Text.assemble(("warning: ", "yellow"), event.text))
             case Output():
                 if self.verbose >= 2:
@@ -184,7 +185,7 @@ class View:
         if self.phases:
             self.phases[-1].note(event.node, status)
         bad = status in (Status.FAILED, Status.UNREACHABLE)
-        if self.verbose >= 2:
+        if self.verbose >= 2 or self.brief:
             return
         if bad or (self.verbose and status is Status.CHANGED):
             line = Text("  ")
@@ -192,14 +193,14 @@ class View:
             line.append(f"  {event.phase}: {event.task}", "dim")
             self.console.print(line)
             if event.message:
-                self.console.print(Padding(Text(event.message), (0, 0, 0, 4)))
+                self.console.print(Padding(Text(event.message), (0, 0, 0, 4), expand=False))
 
     def _end_phase(self, at: float) -> None:
         if not self.phases or self.phases[-1].ended is not None:
             return
         phase = self.phases[-1]
         phase.ended = at
-        if not self.live and self.verbose < 2:
+        if not self.live and self.verbose < 2 and not self.brief:
             self.console.print(self._line(phase))
 
     # What it looks like.
@@ -211,14 +212,15 @@ class View:
     def _line(self, phase: _Phase) -> Text:
         ended = phase.ended if phase.ended is not None else time.monotonic() - self._began
         text = Text(f"  {phase.name:<14} {seconds(ended - phase.began):>8}   ")
-        width = sum(len(name) + 3 for name in self.nodes)
+        width = sum(len(name) + 4 for name in self.nodes)
         if len(self.nodes) < COMPACT_FROM and width < self.console.width - len(text):
             for node in self.nodes:
                 status = phase.states.get(node)
-                if status is None:
-                    text.append(f"{node} {'…' if node in self.busy else ' '} ", "dim")
+                working = node in self.busy and phase is self.phases[-1]
+                if working or status is None:
+                    text.append(f"{'…' if working else ' '} {node}  ", "dim")
                 else:
-                    text.append(f"{_sign(status, self.console)} {node} ", _STYLE[status])
+                    text.append(f"{_sign(status, self.console)} {node}  ", _STYLE[status])
             return text
         counts = phase.counts()
         parts = [(f"{counts[s]} {s}", _STYLE[s]) for s in reversed(_GRAVITY) if counts[s]]
@@ -247,13 +249,15 @@ class View:
             yield Padding(self._spinner, (0, 0, 0, 2))
 
 
-def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False) -> RunResult:
+def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief: bool = False) -> RunResult:
     """Carry RUN out to its end, showing it on stderr unless SILENT, and return its result.
+
+    BRIEF leaves no progress behind, for runs of one step.
 
     Ctrl-C and the signals that ask a program to end stop the run in an orderly way; a second one kills it.
     """
     console = err()
-    view = View(console, title, verbose=verbose)
+    view = View(console, title, verbose=verbose, brief=brief)
 
     def stop(_number: int, _frame: Any) -> None:
         if not silent and not view.live and not view.stopping:
@@ -264,7 +268,8 @@ def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False) -> Ru
     with _signals(stop), contextlib.ExitStack() as stack:
         run.start()
         if not silent and view.live:
-            stack.enter_context(Live(view, console=console, refresh_per_second=8))
+            stack.enter_context(_no_echo())
+            stack.enter_context(Live(view, console=console, refresh_per_second=8, transient=view.brief))
         for event in run:
             if not silent:
                 view.handle(event)
@@ -286,6 +291,26 @@ def _signals(handler: Any) -> Iterator[None]:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextlib.contextmanager
+def _no_echo() -> Iterator[None]:
+    """Keep what is typed, and what Ctrl-C throws away, from spoiling the live display."""
+    import termios
+
+    try:
+        terminal = sys.stdin.fileno()
+        before = termios.tcgetattr(terminal)
+    except (termios.error, OSError, ValueError):
+        yield
+        return
+    quiet = [*before]
+    quiet[3] = (quiet[3] & ~termios.ECHO) | termios.NOFLSH
+    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSANOW, before)
 
 
 # --- building blocks -------------------------------------------------------------------------------------
@@ -464,7 +489,7 @@ def drift(console: Console, result: RunResult) -> None:
         console.print()
         console.print(Text.assemble((names(nodes), "bold"), f"  {phase}: {task}"))
         for line in diff.splitlines():
-            console.print(Padding(Text(line, _diff_style(line)), (0, 0, 0, 2)))
+            console.print(Text.assemble("  ", (line, _diff_style(line))), soft_wrap=True)
 
 
 def _diff_style(line: str) -> str:
