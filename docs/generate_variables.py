@@ -65,13 +65,11 @@ def page() -> str:
     parts = [HEAD]
     for role in ORDER:
         path = ROOT / "roles" / role / "meta" / "argument_specs.yml"
-        spec = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]["main"]
-        parts.append(f"## {role}\n\n{sentence(spec['short_description'])}\n")
+        specs = yaml.safe_load(path.read_text(encoding="utf-8"))["argument_specs"]
+        options = {name: option for spec in specs.values() for name, option in spec["options"].items()}
+        parts.append(f"## {role}\n\n{sentence(specs['main']['short_description'])}\n")
         parts.append(
-            "\n".join(
-                ["| variable | type | default | meaning |", "|---|---|---|---|", *rows(spec["options"])]
-            )
-            + "\n"
+            "\n".join(["| variable | type | default | meaning |", "|---|---|---|---|", *rows(options)]) + "\n"
         )
     return "\n".join(parts)
 

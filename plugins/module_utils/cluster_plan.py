@@ -23,7 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node_checks import (
     network_differences,
     network_present,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused, sentences
 
 SYSTEM_CONFIG_DIR = "/etc/rdm"
 USER_CONFIG_DIR = ".rdm"
@@ -112,7 +112,7 @@ def plan_nodes(
         plan.inventory.cluster,
         plan.inventory.ssh_addresses.values(),
     )
-    warnings: List[str] = []
+    warnings: List[Problem] = []
     nodes: Dict[str, Dict[str, Any]] = {}
     for node, found in facts.items():
         want = wants[node]
@@ -129,7 +129,7 @@ def plan_nodes(
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
-    return NodesPlan(nodes, warnings)
+    return NodesPlan(nodes, sentences(warnings))
 
 
 def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> str:

@@ -64,9 +64,14 @@ def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
 
 
 def memlock_limit(facts: Mapping[str, Any]) -> int:
-    """Return the locked-memory limit in bytes that a container can get on the node; -1 is unlimited."""
+    """Return the locked-memory limit in bytes that a container can get on the node; -1 is unlimited.
+
+    Without an engine there is no limit to know: the one that will be installed has none.
+    """
     memlock = facts.get("memlock") or {}
-    return -1 if memlock.get("raise_allowed", True) else int(memlock["hard"])
+    if not facts.get("docker") or memlock.get("raise_allowed", True):
+        return -1
+    return int(memlock["hard"])
 
 
 def memlock_shortage(facts: Mapping[str, Any]) -> Optional[str]:

@@ -58,10 +58,14 @@ class NodePlan(NamedTuple):
 
 
 class Findings(NamedTuple):
-    """What was found wrong: problems refuse the run, warnings (sentences) do not."""
+    """What was found wrong: problems refuse the run, warnings do not."""
 
     problems: List[Problem]
-    warnings: List[str]
+    warnings: List[Problem]
+
+    def warn(self, node: str, text: str) -> None:
+        """Add a warning, a whole sentence."""
+        self.warnings.append(Problem(node, "", text, ""))
 
 
 def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
@@ -131,10 +135,11 @@ def _engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
             Problem(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
         )
     if want.network_driver == "sriov" and _version(docker.get("min_api_version")) > SRIOV_PLUGIN_API:
-        findings.warnings.append(
-            f"{want.node}: Docker Engine {docker['version']} refuses API versions below "
+        findings.warn(
+            want.node,
+            f"Docker Engine {docker['version']} refuses API versions below "
             f"{docker['min_api_version']}, and rdma/sriov-plugin uses 1.12: a restarted plugin forgets its "
-            "networks, so they are made anew then."
+            "networks, so they are made anew then.",
         )
     if not facts.get("python_requests", True) and not want.engine_install:
         findings.problems.append(
@@ -154,7 +159,7 @@ def _reported(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
         if finding.get("level") == "error":
             findings.problems.append(Problem(want.node, "", text, ""))
         else:
-            findings.warnings.append(f"{want.node}: {text}.")
+            findings.warn(want.node, f"{text}.")
 
 
 def _accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -163,16 +168,14 @@ def _accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -
     if want.accelerator == has:
         return
     if want.accelerator == "cpu":
-        findings.warnings.append(
-            f"{want.node}: rdm_accelerator is cpu, so its {count} GPUs ({has}) stay unused."
-        )
+        findings.warn(want.node, f"rdm_accelerator is cpu, so its {count} GPUs ({has}) stay unused.")
         return
-    found = f"{has} with {count} GPUs" if has != "cpu" else "no GPU that its driver serves"
+    found = f"{count} GPUs ({has})" if has != "cpu" else "no GPU that its driver serves"
     findings.problems.append(
         Problem(
             want.node,
             f"rdm_accelerator {want.accelerator}",
-            f"is not what the node has: {found}",
+            f"does not fit the node, which has {found}",
             f"set rdm_accelerator: {has} for this node, or install the GPU driver",
         )
     )
@@ -206,7 +209,7 @@ def _memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
         )
         findings.problems.append(Problem(want.node, "", shortage, remedy))
     else:
-        findings.warnings.append(f"{want.node}: {shortage}; the container gets that.")
+        findings.warn(want.node, f"{shortage}; the container gets that.")
 
 
 def _disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -7,13 +7,13 @@ the node, the value at fault, the reason, and what would work instead.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 NAMES_SHOWN = 8
 
 
 class Problem(NamedTuple):
-    """One reason to refuse.
+    """One reason to refuse, or to warn.
 
     :ivar node: the inventory name of the node, or None when the whole cluster is meant.
     :ivar value: what is at fault, as the user wrote it or as the node reports it.
@@ -51,17 +51,18 @@ def names(items: Iterable[str], limit: int = NAMES_SHOWN) -> str:
     return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
 
 
-def report(problems: Iterable[Problem]) -> str:
-    """Return all problems as a list for people; nodes that share a problem share a line."""
-    grouped: Dict[Tuple[bool, str], List[str]] = {}
-    count = 0
+def sentences(problems: Iterable[Problem]) -> List[str]:
+    """Return one line for each different problem; nodes that share a problem share its line."""
+    nodes: Dict[Tuple[bool, str], List[str]] = {}
     for problem in problems:
-        count += 1
-        nodes = grouped.setdefault((problem.node is None, problem.sentence), [])
+        sharing = nodes.setdefault((problem.node is None, problem.sentence), [])
         if problem.node is not None:
-            nodes.append(problem.node)
-    lines = [f"{names(nodes)}: {sentence}" if nodes else sentence for (_, sentence), nodes in grouped.items()]
-    head = "Refused before anything was changed, because of {}:".format(
-        "1 problem" if count == 1 else f"{count} problems"
-    )
-    return "\n".join([head, *(f"- {line}" for line in lines)])
+            sharing.append(problem.node)
+    return [f"{names(who)}: {sentence}" if who else sentence for (_, sentence), who in nodes.items()]
+
+
+def report(problems: Sequence[Problem]) -> str:
+    """Return all problems as a list for people."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    head = f"Refused before anything was changed, because of {count}:"
+    return "\n".join([head, *(f"- {line}" for line in sentences(problems))])

@@ -102,6 +102,14 @@ def test_files_go_where_the_user_may_write(settings: dict[str, Any], directory: 
     assert plan_nodes(plan, wants(plan), {"m": report(user=user)}).nodes["m"]["config_dir"] == directory
 
 
+def test_nodes_share_a_warning() -> None:
+    plan = planned()
+    warm = report(findings=[{"level": "warning", "what": "x", "text": "it is warm"}])
+    assert plan_nodes(plan, wants(plan), {"m": warm, "w1": report(), "w2": warm}).warnings == [
+        "m, w2: it is warm."
+    ]
+
+
 def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> None:
     plan = planned()
     overlapping = [{"name": "ib0", "addresses": ["192.169.16.5/24"]}]

@@ -12,6 +12,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node_checks import (
     network_differences,
     network_present,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import sentences
 
 from tests.unit.plugins.node_reports import SOUND, container, network, report
 
@@ -41,7 +42,7 @@ def problems(found: dict[str, Any], **changes: Any) -> list[str]:
 
 
 def warnings(found: dict[str, Any], **changes: Any) -> list[str]:
-    return check_node(want(**changes), found).warnings
+    return sentences(check_node(want(**changes), found).warnings)
 
 
 def with_networks(*networks: dict[str, Any], containers: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
@@ -111,9 +112,11 @@ def test_findings_of_the_node_are_passed_on() -> None:
 
 def test_accelerator_that_the_node_lacks_is_refused() -> None:
     [sentence] = problems(report(), accelerator="rocm")
-    assert sentence.startswith("rdm_accelerator rocm is not what the node has: no GPU that its driver serves")
+    assert sentence.startswith(
+        "rdm_accelerator rocm does not fit the node, which has no GPU that its driver serves"
+    )
     [sentence] = problems(report(accelerator="cuda", gpus=[{}] * 8), accelerator="rocm")
-    assert "cuda with 8 GPUs: set rdm_accelerator: cuda" in sentence
+    assert "which has 8 GPUs (cuda): set rdm_accelerator: cuda" in sentence
     assert problems(report(accelerator="rocm", gpus=[{}] * 8), accelerator="rocm") == []
 
 
