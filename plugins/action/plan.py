@@ -52,7 +52,7 @@ class ActionModule(ActionBase):
         stage = options["stage"]
         try:
             reader = _Reader(variables)
-            plan, previous = _plan_inventory(reader, check_roles=stage == "inventory")
+            plan, previous = _plan_inventory(reader)
         except Refused as refused:
             return _refusal(result, "inventory", refused)
         nodes = _base(plan)
@@ -175,7 +175,7 @@ class _Reader:
         return Path(str(directory)) / PLAN_FILE
 
 
-def _plan_inventory(reader: _Reader, check_roles: bool) -> tuple[ClusterPlan, AddressPlan | None]:
+def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None]:
     """Return the plan by the inventory alone, and the plan before."""
     problems: list[Problem] = []
     variables: dict[str, dict[str, Any]] = {}
@@ -188,10 +188,8 @@ def _plan_inventory(reader: _Reader, check_roles: bool) -> tuple[ClusterPlan, Ad
             except AnsibleError as error:
                 reason = f"cannot be evaluated: {error.message}".rstrip(". ")
                 problems.append(Problem(host, name, reason, "correct it in the inventory"))
-    warnings: list[str] = []
-    if check_roles:
-        found, warnings = _check_roles(reader)
-        problems += found
+    found, warnings = _check_roles(reader)
+    problems += found
     previous = None
     if reader.hosts:
         try:
