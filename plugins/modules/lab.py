@@ -1,0 +1,482 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make a lab on this machine, or take it away."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: lab
+short_description: Make a miniature cluster on this machine, or take it away
+description:
+  - A lab node is a container with sshd and its own Docker Engine, on a management network, with a second interface
+    C(ib0) plugged into a switch that lives in a network namespace of its own.
+  - Everything of a lab is an object of this machine's Docker Engine with the label C(rdm.provision.lab), besides the
+    inventory directory.
+  - Runs on the control machine, as root or as a user that may use the engine.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would change without changing it.
+  diff_mode:
+    support: full
+    description: Shows what happens to the nodes and the lines of the inventory that change.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+options:
+  name:
+    description: The lab's name, up to 30 lower-case letters, digits and hyphens.
+    type: str
+    required: true
+  state:
+    description: Whether the lab is there, with all nodes running and plugged in.
+    type: str
+    choices: [present, absent]
+    default: present
+  nodes:
+    description: The number of nodes. Nodes beyond it are removed, missing ones are added.
+    type: int
+    default: 3
+  directory:
+    description:
+      - The directory of the inventory. It belongs to the lab and goes away with it.
+      - With O(state=absent) it may be left out; the lab knows where it is.
+    type: path
+  driver:
+    description: The driver of the container network that the inventory asks for.
+    type: str
+    choices: [macvlan, bridge, ipvlan, sriov]
+    default: macvlan
+  node_image:
+    description: The image of the nodes, in this machine's engine.
+    type: str
+  archives:
+    description: The directory with the image archives that the nodes see.
+    type: path
+  timeout:
+    description: Seconds within which new nodes have to be ready.
+    type: int
+    default: 120
+"""
+
+EXAMPLES = r"""
+- name: Make a lab of three nodes
+  rdm.provision.lab:
+    name: lab
+    nodes: 3
+    directory: "{{ lookup('env', 'PWD') }}/inventory/lab"
+    node_image: "{{ __lab_images.node_image }}"
+    archives: "{{ __lab_images.archives }}"
+
+- name: Take it away
+  rdm.provision.lab:
+    name: lab
+    state: absent
+"""
+
+RETURN = r"""
+inventory:
+  description: The inventory directory.
+  returned: when O(state=present)
+  type: str
+nodes:
+  description: The nodes, each with C(name) and C(address).
+  returned: when O(state=present)
+  type: list
+  elements: dict
+actions:
+  description: What was done, or would be done, one sentence each.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import fcntl  # noqa: E402
+import hashlib  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import signal  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+import time  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any, Dict, Iterator, List, Mapping, Set  # noqa: E402
+
+import yaml  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils import lab_spec as spec  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (  # noqa: E402
+    DockerAPI,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import (  # noqa: E402
+    LabEngine,
+    bounding_capabilities,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem  # noqa: E402
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "name": {"type": "str", "required": True},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "nodes": {"type": "int", "default": 3},
+    "directory": {"type": "path"},
+    "driver": {"type": "str", "choices": list(spec.DRIVERS), "default": "macvlan"},
+    "node_image": {"type": "str"},
+    "archives": {"type": "path"},
+    "timeout": {"type": "int", "default": 120},
+}
+
+# In the environment of everything that `lab up` starts, so that `lab down` can end what an interrupted one left.
+MARKER = "RDM_LAB_UP"
+END_TIMEOUT_S = 10.0
+POLL_S = 0.05
+HEADER = "# Written by rdm-provision lab up; goes away with the lab.\n"
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+class Files:
+    """The inventory directory of a lab and what lies in it."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.name = name
+        self.directory = directory
+        self.own = directory / spec.FILES_AT
+        where = hashlib.sha256("{0}\0{1}".format(name, directory).encode()).hexdigest()[:12]
+        # Short, because the path of a unix socket has at most 107 bytes.
+        self.control_path = Path(tempfile.gettempdir()) / "rdm-lab-{0}-{1}".format(os.geteuid(), where)
+
+    def check_free(self) -> None:
+        """Refuse a directory that is somebody else's."""
+        if self.own.is_dir() or not self.directory.exists():
+            return
+        if not self.directory.is_dir() or any(self.directory.iterdir()):
+            raise LabProblem(
+                "{0} exists and is not a lab's: give the lab another name or directory".format(self.directory)
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let only one process make this lab at a time; the lock dies with its holder."""
+        self.own.mkdir(parents=True, exist_ok=True)
+        for path in (self.own.parent, self.own):
+            path.chmod(0o700)
+        self.write(self.own.parent / ".gitignore", "*\n")
+        with (self.own / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LabProblem(
+                    "lab {0!r} is just being made by another process".format(self.name)
+                ) from error
+            yield
+
+    def lacking_keys(self, nodes: List[str]) -> Set[str]:
+        """Return the nodes that have no keys yet."""
+        if not (self.own / "id_ed25519.pub").is_file():
+            return set(nodes)
+        names = (spec.HOST_KEY, spec.HOST_KEY + ".pub", "authorized_keys")
+        return {node for node in nodes if not all((self.own / node / name).is_file() for name in names)}
+
+    def make_keys(self, nodes: Set[str]) -> None:
+        """Make the keys of nodes, and the key of the user who logs in to them."""
+        if not nodes:
+            return
+        key = self.own / "id_ed25519"
+        if not key.with_suffix(".pub").is_file():
+            generate_key(key, "rdm-lab-{0}".format(self.name))
+        for node in sorted(nodes):
+            (self.own / node).mkdir(mode=0o700, exist_ok=True)
+            generate_key(self.own / node / spec.HOST_KEY, node)
+            self.write(
+                self.own / node / "authorized_keys", key.with_suffix(".pub").read_text(encoding="ascii")
+            )
+
+    def texts(self, addresses: Mapping[str, str], driver: str) -> Dict[Path, str]:
+        """Return the files of the inventory: path -> text."""
+        keys = {}
+        for node in addresses:
+            public = self.own / node / (spec.HOST_KEY + ".pub")
+            keys[node] = public.read_text(encoding="ascii") if public.is_file() else "(made by the run)"
+        inventory = spec.inventory(self.name, addresses, driver, str(self.control_path))
+        return {
+            self.directory / "hosts.yml": HEADER + yaml.safe_dump(inventory, sort_keys=False, width=120),
+            self.own / "known_hosts": spec.known_hosts(addresses, keys),
+            self.own / "ssh_config": spec.ssh_config(addresses, str(self.directory)),
+        }
+
+    def differing(self, texts: Mapping[Path, str]) -> List[Path]:
+        """Return the files that are not as they should be."""
+        return [path for path, text in texts.items() if read(path) != text]
+
+    def make_control_path(self) -> None:
+        """Make the directory of ssh's shared connections, which nobody else may own."""
+        self.control_path.mkdir(mode=0o700, exist_ok=True)
+        found = self.control_path.lstat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077 or self.control_path.is_symlink():
+            raise LabProblem("{0} is not private: remove it".format(self.control_path))
+
+    def close_connections(self) -> None:
+        """End ssh's shared connections to the nodes, which would stay for minutes."""
+        if not self.control_path.is_dir() or self.control_path.is_symlink():
+            return
+        for path in self.control_path.iterdir():
+            subprocess.run(
+                ["ssh", "-o", "ControlPath={0}".format(path), "-O", "exit", "node"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+        shutil.rmtree(str(self.control_path), ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove the directory and what was made above it."""
+        if self.own.is_dir():
+            shutil.rmtree(str(self.directory))
+            if self.directory.parent.name == "inventory" and not any(self.directory.parent.iterdir()):
+                self.directory.parent.rmdir()
+
+    @staticmethod
+    def write(path: Path, text: str) -> None:
+        """Write a private file in one step."""
+        new = path.with_name(path.name + ".new")
+        new.write_text(text, encoding="utf-8")
+        new.chmod(0o600)
+        new.replace(path)
+
+
+def read(path: Path) -> str:
+    """Return a file's text; nothing when there is no file."""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def generate_key(path: Path, comment: str) -> None:
+    """Make an ssh key pair, anew when half of one is there."""
+    for old in (path, path.with_name(path.name + ".pub")):
+        if old.exists():
+            old.unlink()
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    except FileNotFoundError as error:
+        raise LabProblem("ssh-keygen is missing: install the package openssh-client") from error
+    if done.returncode:
+        raise LabProblem("ssh-keygen failed: {0}".format(done.stdout.decode("utf-8", "replace").strip()))
+
+
+# --- an interrupted start -----------------------------------------------------------------------------------
+
+
+def marker(name: str) -> str:
+    """Return what the environment of everything that starts this lab holds."""
+    return "{0}={1}/{2}".format(MARKER, os.environ.get("DOCKER_HOST", ""), name)
+
+
+def marked_processes(name: str) -> List[int]:
+    """Return the processes that an interrupted start of this lab left running."""
+    wanted = marker(name).encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def end_interrupted_start(name: str) -> bool:
+    """End what an interrupted start of this lab left running; return whether there was something."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    found = marked_processes(name)
+    had = bool(found)
+    while found:
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > deadline:
+            raise LabProblem(
+                "another start of lab {0!r} does not end: processes {1}".format(
+                    name, ", ".join(map(str, found))
+                )
+            )
+        time.sleep(POLL_S)
+        found = marked_processes(name)
+    return had
+
+
+# --- states ---------------------------------------------------------------------------------------------------
+
+
+class Change:
+    """What is done, or in check mode would be done."""
+
+    def __init__(self) -> None:
+        self.actions: List[str] = []
+
+    def note(self, what: str, nodes: List[str]) -> List[str]:
+        """Note an action about nodes; return the nodes."""
+        if nodes:
+            self.actions.append("{0} {1}".format(what, ", ".join(nodes)))
+        return nodes
+
+
+def present(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, Any]:
+    """Make the lab as asked for; return the module's result."""
+    wanted = spec.node_names(spec.checked_nodes(given["nodes"]))
+    known = engine.directory()
+    directory = Path(given["directory"]).absolute()
+    if known and Path(known) != directory:
+        raise LabProblem(
+            "lab {0!r} exists with its inventory in {1}: take it down first, or choose another name".format(
+                engine.name, known
+            )
+        )
+    files = Files(engine.name, directory)
+    files.check_free()
+    if check:
+        return _present(engine, given, files, wanted, check)
+    with files.locked():
+        return _present(engine, given, files, wanted, check)
+
+
+def _present(
+    engine: LabEngine, given: Dict[str, Any], files: Files, wanted: List[str], check: bool
+) -> Dict[str, Any]:
+    change = Change()
+    containers = engine.containers()
+    found = engine.nodes()
+    if not engine.network():
+        change.actions.append("make the management network")
+    subnet = engine.wanted_network(str(files.directory), check)
+    addresses = {node: spec.node_address(subnet, node) for node in wanted}
+    info = engine.api.get("/info")
+    capabilities = bounding_capabilities(engine.api)
+    bodies = {
+        node: spec.node_body(
+            spec.NodeSpec(
+                lab=engine.name,
+                name=node,
+                image=given["node_image"],
+                address=addresses[node],
+                network=spec.object_name(engine.name),
+                directory=str(files.directory),
+                archives=given["archives"],
+                capabilities=capabilities,
+                cgroup_version=str(info.get("CgroupVersion", "1")),
+            )
+        )
+        for node in wanted
+    }
+    lacking = files.lacking_keys(wanted)
+    beyond = change.note("remove", [node for node in found if node not in wanted])
+    changed = [n for n in wanted if n in found and (n in lacking or spec.stale(found[n], bodies[n]))]
+    change.note("make anew", changed)
+    new = change.note("make", [node for node in wanted if node not in found])
+    off = change.note(
+        "start", [n for n in wanted if n in found and n not in changed and found[n]["State"] != "running"]
+    )
+    switch = containers.get("switch")
+    switch_is_right = not spec.stale(switch, spec.switch_body(engine.name, given["node_image"]))
+    switch_runs = switch is not None and switch_is_right and switch["State"] == "running"
+    if not switch_runs:
+        change.actions.append("make the switch")
+    ports = engine.ports() if switch_runs else {}
+    fresh = {*changed, *new, *off}
+    loose = change.note("plug in", [n for n in wanted if n not in fresh and spec.port(n) not in ports])
+    cut = change.note(
+        "heal the cable of", [n for n in wanted if n not in fresh and ports.get(spec.port(n)) is False]
+    )
+
+    if not check:
+        files.make_keys(lacking)
+        files.make_control_path()
+        engine.remove_nodes([*beyond, *changed])
+        for node in beyond:
+            shutil.rmtree(str(files.own / node), ignore_errors=True)
+        if not switch_runs:
+            engine.remove_switch()
+            engine.make_switch(given["node_image"])
+        engine.make_nodes({node: bodies[node] for node in (*changed, *new)})
+        engine.start_nodes(off)
+        engine.plug(sorted({*fresh, *loose}))
+        for node in cut:
+            engine.set_cable(node, True)
+    texts = files.texts(addresses, given["driver"])
+    before = read(files.directory / "hosts.yml")
+    change.note("write", [str(path.relative_to(files.directory)) for path in files.differing(texts)])
+    if not check:
+        for path in files.differing(texts):
+            files.write(path, texts[path])
+        engine.wait(sorted({*fresh, *loose}), given["timeout"])
+    return {
+        "changed": bool(change.actions),
+        "actions": change.actions,
+        "inventory": str(files.directory),
+        "nodes": [{"name": node, "address": addresses[node]} for node in wanted],
+        "diff": [
+            {
+                "before": "",
+                "after": "".join("{0}\n".format(action) for action in change.actions),
+                "before_header": "lab {0}".format(engine.name),
+                "after_header": "lab {0}".format(engine.name),
+            },
+            {
+                "before": before,
+                "after": texts[files.directory / "hosts.yml"],
+                "before_header": "hosts.yml",
+                "after_header": "hosts.yml",
+            },
+        ],
+    }
+
+
+def absent(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, Any]:
+    """Take the lab away; return the module's result."""
+    directories = {Path(path).absolute() for path in (given["directory"], engine.directory()) if path}
+    actions = ["remove {0}".format(what) for what in engine.leftovers()]
+    places = [Files(engine.name, directory) for directory in sorted(directories)]
+    actions += ["remove {0}".format(files.directory) for files in places if files.own.is_dir()]
+    if check:
+        actions += ["end process {0}".format(pid) for pid in marked_processes(engine.name)]
+        return {"changed": bool(actions), "actions": actions}
+    if end_interrupted_start(engine.name):
+        actions.append("end an interrupted start")
+    for files in places:
+        files.close_connections()
+    engine.remove()
+    for files in places:
+        files.remove()
+    return {"changed": bool(actions), "actions": actions}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec=ARGUMENT_SPEC,
+        supports_check_mode=True,
+        required_if=[("state", "present", ["directory", "node_image", "archives"])],
+    )
+    given = module.params
+    try:
+        engine = LabEngine(DockerAPI(), given["name"])
+        state = present if given["state"] == "present" else absent
+        result = state(engine, given, module.check_mode)
+    except (LabProblem, DockerProblem, OSError) as problem:
+        module.fail_json(msg=str(problem))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,448 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make the images that a lab needs, from a registry or from the distribution's packages."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: lab_images
+short_description: Make the images that a lab needs
+description:
+  - Makes three images. The node image stays in this machine's Docker Engine. The CPU image, which the cluster
+    under test runs its containers from, and the stand-in of the SR-IOV plugin become archives in a cache directory.
+  - They are made again only when their recipe has changed.
+  - Runs on the control machine.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says whether images would be made.
+  diff_mode:
+    support: none
+    description: Images have no readable difference.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+options:
+  state:
+    description: Whether the images are there. C(absent) removes them of every recipe, with the cache.
+    type: str
+    choices: [present, absent]
+    default: present
+  files:
+    description: The directory with the files of the recipe; needed to make images.
+    type: path
+  cache:
+    description:
+      - The directory that keeps the archives.
+      - Empty means C(rdm-provision) in the user's cache directory (C($XDG_CACHE_HOME), else C(~/.cache)).
+    type: str
+    default: ""
+  source:
+    description:
+      - Where the images come from. C(registry) builds on O(base). C(packages) uses mmdebstrap with the machine's
+        own package sources. C(auto) tries the registry and falls back to packages.
+    type: str
+    choices: [auto, registry, packages]
+    default: auto
+  base:
+    description: The image that C(registry) builds on.
+    type: str
+    default: docker.io/library/debian:bookworm-slim
+  pull_timeout:
+    description: Seconds for which the registry may stay silent before C(auto) gives it up.
+    type: int
+    default: 10
+"""
+
+EXAMPLES = r"""
+- name: Make the lab's images
+  rdm.provision.lab_images:
+    files: "{{ role_path }}/files"
+"""
+
+RETURN = r"""
+node_image:
+  description: The name of the node image in this machine's engine.
+  returned: when O(state=present)
+  type: str
+  sample: rdm-lab/node:0123456789ab
+archives:
+  description: The directory with C(cpu.tar) and C(sriov-plugin.tar).
+  returned: when O(state=present)
+  type: str
+missing:
+  description: Whether images were missing before.
+  returned: when O(state=present)
+  type: bool
+needs_mmdebstrap:
+  description: Whether mmdebstrap is missing, and this user could install it.
+  returned: when O(state=present)
+  type: bool
+source:
+  description: Where images that were just made came from, C(registry) or C(packages).
+  returned: when images were made
+  type: str
+"""
+
+import ctypes  # noqa: E402
+import fcntl  # noqa: E402
+import glob  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import signal  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
+from datetime import datetime, timezone  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any, Dict, Iterator, List  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe as recipe  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (  # noqa: E402
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "files": {"type": "path"},
+    "cache": {"type": "str", "default": ""},
+    "source": {"type": "str", "choices": ["auto", "registry", "packages"], "default": "auto"},
+    "base": {"type": "str", "default": "docker.io/library/debian:bookworm-slim"},
+    "pull_timeout": {"type": "int", "default": 10},
+}
+
+WORK_PREFIX = "rdm-provision-lab."
+PR_SET_PDEATHSIG = 1
+_BLOCK = 1024 * 1024
+
+
+class Problem(Exception):  # noqa: N818  # one sentence for the user
+    """Why images could not be made."""
+
+
+# --- the cache -------------------------------------------------------------------------------------------
+
+
+def cache_directory(given: str) -> Path:
+    """Return the cache directory, which need not exist."""
+    if given:
+        return Path(given).expanduser() / "lab"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home.startswith("/") else Path("~/.cache").expanduser()) / "rdm-provision" / "lab"
+
+
+@contextmanager
+def locked(cache: Path) -> Iterator[None]:
+    """Let only one process of this user make or remove images at a time; the lock dies with its holder."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def work_directory() -> Iterator[Path]:
+    """A directory for the time of a build; those that interrupted builds left behind are removed first."""
+    sweep()
+    work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+    # Without root, mmdebstrap works as another user id and must be able to pass through.
+    work.chmod(0o711)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield work
+        finally:
+            remove_tree(work)
+
+
+def sweep() -> None:
+    """Remove the working directories of builds that were killed."""
+    for name in glob.glob(os.path.join(tempfile.gettempdir(), WORK_PREFIX + "*")):
+        work = Path(name)
+        if work.is_symlink() or work.stat().st_uid != os.geteuid():
+            continue
+        try:
+            with (work / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(work)
+        except BlockingIOError:
+            continue
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, also where mmdebstrap left files of a mapped user."""
+    try:
+        shutil.rmtree(str(path))
+    except PermissionError:
+        run(["mmdebstrap", "--unshare-helper", "rm", "-rf", str(path)])
+        shutil.rmtree(str(path), ignore_errors=True)
+
+
+# --- making them -----------------------------------------------------------------------------------------
+
+
+class Images:
+    """The images of one recipe."""
+
+    def __init__(self, api: DockerAPI, files: Path, cache: Path, base: str) -> None:
+        self.api = api
+        self.files = files
+        self.cache = cache
+        self.base = base
+        self.suite = release().get("VERSION_CODENAME", "")
+        self.version = recipe.recipe_version(files, "{0} {1}".format(base, self.suite))
+        self.node_image = "{0}:{1}".format(recipe.NODE_REPOSITORY, self.version)
+        self.archives = cache / self.version
+
+    def present(self) -> bool:
+        """Whether nothing has to be made."""
+        names = (recipe.CPU_ARCHIVE, recipe.SRIOV_ARCHIVE)
+        return all((self.archives / name).is_file() for name in names) and has_image(
+            self.api, self.node_image
+        )
+
+    def make(self, source: str, pull_timeout: int) -> str:
+        """Make all of them; return where they came from."""
+        if source != "packages":
+            refused = self._pull(pull_timeout)
+            if not refused:
+                self._from_registry()
+                return "registry"
+            if source == "registry":
+                raise Problem("the image {0} cannot be pulled: {1}".format(self.base, refused))
+        self._from_packages()
+        return "packages"
+
+    def _pull(self, timeout: int) -> str:
+        """Pull the base image unless it is there; return why that is impossible, or nothing."""
+        if has_image(self.api, self.base):
+            return ""
+        name, _, tag = self.base.rpartition(":")
+        try:
+            for _line in self.api.post_stream(
+                "/images/create", [], idle_timeout=timeout, fromImage=name, tag=tag
+            ):
+                pass
+        except DockerProblem as problem:
+            return str(problem)
+        return ""
+
+    def _from_registry(self) -> None:
+        context = recipe.build_context(self.files, self.base)
+        proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+        labels = {recipe.RECIPE_LABEL: self.version}
+        names = {"cpu": recipe.CPU_IMAGE, "sriov-plugin": recipe.SRIOV_IMAGE, "node": self.node_image}
+        for stage, name in names.items():
+            said: List[str] = []
+            headers = {"Content-Type": "application/x-tar"}
+            query: Dict[str, Any] = {
+                "t": name,
+                "target": stage,
+                "labels": labels,
+                "buildargs": proxies,
+                "forcerm": True,
+            }
+            try:
+                for line in self.api.post_stream("/build", [context], headers, **query):
+                    said.append(str(line.get("stream", "")))
+            except DockerError as error:
+                raise Problem("{0}; the build said: {1}".format(error, "".join(said)[-500:])) from error
+        with work_directory() as work, self._new_archives() as target:
+            for archive, name in (
+                (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),
+                (recipe.SRIOV_ARCHIVE, recipe.SRIOV_IMAGE),
+            ):
+                save(self.api, name, work / archive)
+                shutil.move(str(work / archive), str(target / archive))
+
+    def _from_packages(self) -> None:
+        if shutil.which("mmdebstrap") is None:
+            raise Problem("no registry answers, and mmdebstrap is missing: install the package mmdebstrap")
+        if not self.suite:
+            raise Problem("/etc/os-release names no release of Debian or Ubuntu to take packages from")
+        with work_directory() as work:
+            output, files = work / "output", work / "files"
+            output.mkdir()
+            output.chmod(0o777)
+            files.mkdir(mode=0o755)
+            for name in recipe.FILES:
+                shutil.copyfile(str(self.files / name), str(files / name))
+                (files / name).chmod(0o644)
+            cpu_tar, node_tar = output / "cpu.tar", output / "node.tar"
+            texts = source_files()
+            sources = recipe.apt_sources(texts, self.suite)
+            run(
+                recipe.mmdebstrap_command(self.suite, sources, files, cpu_tar, node_tar, proxy_options()),
+                TMPDIR=str(output),
+            )
+            created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+            base = recipe.measured(cpu_tar)
+            top = recipe.plugin_layer(self.files, work / "plugin.tar")
+            with self._new_archives() as target:
+                with (target / recipe.CPU_ARCHIVE).open("wb") as file:
+                    recipe.write_archive(file, recipe.CPU_IMAGE, [base], ["/bin/bash"], created)
+                with (target / recipe.SRIOV_ARCHIVE).open("wb") as file:
+                    command = ["/usr/local/bin/sriov-plugin"]
+                    recipe.write_archive(file, recipe.SRIOV_IMAGE, [base, top], command, created)
+            self._import(node_tar)
+
+    def _import(self, rootfs: Path) -> None:
+        changes = recipe.import_changes({recipe.RECIPE_LABEL: self.version})
+        headers = {"Content-Type": "application/x-tar"}
+        query = {"fromSrc": "-", "repo": recipe.NODE_REPOSITORY, "tag": self.version, "changes": changes}
+        for _line in self.api.post_stream("/images/create", blocks(rootfs), headers, **query):
+            pass
+
+    @contextmanager
+    def _new_archives(self) -> Iterator[Path]:
+        """A directory that takes the place of the archives when it is complete."""
+        new = self.cache / "{0}.new".format(self.version)
+        shutil.rmtree(str(new), ignore_errors=True)
+        new.mkdir(parents=True)
+        # The nodes read them as another user may.
+        new.chmod(0o755)
+        yield new
+        shutil.rmtree(str(self.archives), ignore_errors=True)
+        new.rename(self.archives)
+
+
+def has_image(api: DockerAPI, name: str) -> bool:
+    """Whether the engine has an image of this name."""
+    try:
+        api.get("/images/{0}/json".format(name))
+    except DockerError as error:
+        if error.status == 404:
+            return False
+        raise
+    return True
+
+
+def save(api: DockerAPI, name: str, target: Path) -> None:
+    """Write an image of the engine as an archive."""
+    import docker
+
+    client = docker.APIClient(base_url="unix://{0}".format(api.socket), version="auto")
+    with target.open("wb") as file:
+        for block in client.get_image(name):
+            file.write(block)
+
+
+def blocks(path: Path) -> Iterator[bytes]:
+    """Yield a file's content."""
+    with path.open("rb") as file:
+        while True:
+            block = file.read(_BLOCK)
+            if not block:
+                return
+            yield block
+
+
+def release() -> Dict[str, str]:
+    """Return what /etc/os-release says."""
+    try:
+        text = Path("/etc/os-release").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key: value.strip('"') for key, _, value in pairs}
+
+
+def source_files() -> Dict[str, str]:
+    """Return the machine's package sources, file by file."""
+    found = ["/etc/apt/sources.list", *sorted(glob.glob("/etc/apt/sources.list.d/*"))]
+    return {
+        name: Path(name).read_text(encoding="utf-8", errors="replace")
+        for name in found
+        if name.endswith((".list", ".sources")) and os.access(name, os.R_OK)
+    }
+
+
+def proxy_options() -> List[str]:
+    """Return the proxies that apt is configured to use on this machine."""
+    done = subprocess.run(
+        ["apt-config", "dump"], stdout=subprocess.PIPE, check=False, universal_newlines=True
+    )
+    wanted = ("Acquire::http::Proxy", "Acquire::https::Proxy")
+    return [line for line in done.stdout.splitlines() if line.startswith(wanted)]
+
+
+def run(argv: List[str], **env: str) -> None:
+    """Run a program that ends when this process does; its last words are the problem when it fails."""
+
+    def die_with_parent() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, LC_ALL="C.UTF-8", DEBIAN_FRONTEND="noninteractive", **env),
+        preexec_fn=die_with_parent,
+        check=False,
+        universal_newlines=True,
+    )
+    if done.returncode:
+        raise Problem("{0} failed: {1}".format(argv[0], done.stdout.strip()[-800:]))
+
+
+# --- taking them away ------------------------------------------------------------------------------------
+
+
+def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
+    """Remove the images of every recipe and the cache; return whether there was something to remove."""
+    found = api.get("/images/json", filters={"label": [recipe.RECIPE_LABEL]})
+    changed = bool(found) or cache.exists()
+    if check or not changed:
+        return changed
+    with locked(cache):
+        for image in found:
+            try:
+                api.delete("/images/{0}".format(image["Id"]), force=True)
+            except DockerError as error:
+                if error.status == 409:
+                    raise Problem(
+                        "the node image is used by a lab: take every lab down first (rdm-provision lab down)"
+                    ) from error
+                raise
+        sweep()
+        shutil.rmtree(str(cache))
+    if cache.parent.exists() and not list(cache.parent.iterdir()):
+        cache.parent.rmdir()
+    return True
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec=ARGUMENT_SPEC, supports_check_mode=True, required_if=[("state", "present", ["files"])]
+    )
+    given = module.params
+    cache = cache_directory(given["cache"])
+    api = DockerAPI()
+    try:
+        if given["state"] == "absent":
+            module.exit_json(changed=remove(api, cache, module.check_mode))
+        images = Images(api, Path(given["files"]), cache, given["base"])
+        result: Dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
+        result["missing"] = not images.present()
+        result["needs_mmdebstrap"] = shutil.which("mmdebstrap") is None and os.geteuid() == 0
+        if result["missing"] and not module.check_mode:
+            with locked(cache):
+                # Another process may just have made them.
+                if images.present():
+                    module.exit_json(changed=False, **result)
+                result["source"] = images.make(given["source"], given["pull_timeout"])
+                module.exit_json(changed=True, **result)
+        module.exit_json(changed=result["missing"], **result)
+    except (Problem, DockerProblem, OSError) as problem:
+        module.fail_json(msg=str(problem))
+
+
+if __name__ == "__main__":
+    main()
