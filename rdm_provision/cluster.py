@@ -29,6 +29,7 @@ EXEC_MODULE = "rdm.provision.container_exec"
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
 _LABEL = "rdm.provision"
 PLAN_FILE = "address_plan.cfg"
 
@@ -537,11 +538,21 @@ class Cluster:
         """
         if not argv:
             raise InputError("there is no command to run", hint="rdm-provision exec -- COMMAND ARGUMENT…")
-        literal: dict[str, Any] = {"exec_argv": list(argv), "exec_timeout": timeout}
+        if user and not _USER.fullmatch(user):
+            raise InputError(f"{user!r} is not a user of a container", hint="give a name, or uid:gid")
+        extra: dict[str, Any] = {"exec_timeout": timeout}
         if user:
-            literal["exec_user"] = user
+            extra["exec_user"] = user
         return self._run(
-            "exec", "exec", limit, "", forks, verbosity, keep=frozenset({EXEC_MODULE}), literal=literal
+            "exec",
+            "exec",
+            limit,
+            "",
+            forks,
+            verbosity,
+            keep=frozenset({EXEC_MODULE}),
+            extra=extra,
+            literal={"exec_argv": argv},
         )
 
     def _run(
@@ -558,7 +569,7 @@ class Cluster:
         exclusive: bool = False,
         keep: frozenset[str] = frozenset(),
         extra: Mapping[str, Any] | None = None,
-        literal: Mapping[str, Any] | None = None,
+        literal: Mapping[str, Sequence[str]] | None = None,
     ) -> Run:
         return Run(
             RunSpec(

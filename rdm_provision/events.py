@@ -327,4 +327,5 @@ class RunResult:
         data["nodes"] = {
             name: {"status": str(recap.status), **_fields(recap)} for name, recap in self.nodes.items()
         }
-        return {"ok": self.ok, "exit_code": self.exit_code, **data}
+        summary = {name: list(getattr(self, name)) for name in ("changed", "failed", "unreachable")}
+        return {"ok": self.ok, "exit_code": self.exit_code, **summary, **data}

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import IO
 
@@ -28,10 +29,13 @@ from rdm_provision.events import (
     to_json,
 )
 
-__all__ = ["KEEP", "Lock", "Record", "state_folder"]
+__all__ = ["KEEP", "Lock", "Record", "run_lock", "state_folder"]
 
 KEEP = 20
 """How many records stay."""
+
+STOP_S = 30.0
+"""How long to wait for the ansible-playbook of a killed run to stop, in seconds."""
 
 _DIFF_LIMIT = 64 * 1024
 
@@ -109,8 +113,16 @@ def _prune(runs: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def run_lock(home: Path) -> Path:
+    """Return the file that is locked for as long as an ansible-playbook changes the cluster in HOME."""
+    return home / ".rdm" / "lock.ansible"
+
+
 class Lock:
-    """Only one run may change a cluster at a time. The kernel lets go of the lock when its holder dies."""
+    """Only one run may change a cluster at a time. The kernel lets go of the lock when its holder dies.
+
+    When that was a kill, its ansible-playbook may need a moment to stop: the next run waits for that.
+    """
 
     def __init__(self, home: Path, verb: str) -> None:
         """Take the lock of the cluster in the folder HOME.
@@ -136,6 +148,12 @@ class Lock:
             # A file system without locks.
             file.close()
             return
+        if not _free_within(run_lock(home), STOP_S):
+            file.close()
+            raise ClusterBusyError(
+                "the ansible-playbook of an earlier run, which was killed, is still working on this cluster",
+                hint=f"see who holds it: fuser -v {run_lock(home)}",
+            )
         file.truncate(0)
         file.write(f"rdm-provision {verb} (process {os.getpid()})\n")
         file.flush()
@@ -148,3 +166,21 @@ class Lock:
                 self._file.truncate(0)
             self._file.close()
             self._file = None
+
+
+def _free_within(path: Path, patience: float) -> bool:
+    """Whether nobody holds the lock at PATH, now or within so many seconds."""
+    deadline = time.monotonic() + patience
+    try:
+        with path.open("a") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        return False
+                    time.sleep(0.1)
+                else:
+                    return True
+    except OSError:
+        return True

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -39,7 +40,7 @@ from rdm_provision.events import (
     Status,
     TaskStarted,
 )
-from rdm_provision.record import Lock, Record
+from rdm_provision.record import Lock, Record, run_lock
 
 __all__ = ["Run", "RunSpec"]
 
@@ -51,6 +52,7 @@ MAX_FORKS = 50
 GRACE_S = 10.0
 """Seconds that ansible-playbook has to stop by itself after Ctrl-C, before it is killed."""
 _POLL_S = 0.5
+_SUPERVISED = Path(__file__).with_name("_supervised.py")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
@@ -73,7 +75,7 @@ class RunSpec:
         limit: Ansible's ``--limit`` pattern; empty for all.
         tags: only tasks with one of these tags; empty for all.
         extra_vars: extra variables, with their types. They go through a private file, not the command line.
-        literal_vars: the same, but never templated: what a user typed stays what was typed.
+        literal_vars: the same for lists of words that are never templated: what was typed stays as typed.
         check: change nothing, say what would be changed.
         diff: show what changes inside files.
         forks: how many nodes at once; 0 for min(50, nodes).
@@ -91,7 +93,7 @@ class RunSpec:
     limit: str = ""
     tags: str = ""
     extra_vars: Mapping[str, Any] = field(default_factory=dict)
-    literal_vars: Mapping[str, Any] = field(default_factory=dict)
+    literal_vars: Mapping[str, Sequence[str]] = field(default_factory=dict)
     check: bool = False
     diff: bool = False
     forks: int = 0
@@ -132,26 +134,19 @@ class RunSpec:
 
     def variables(self, *, show_values: bool = True) -> str:
         """Return the extra variables as YAML that Ansible reads after ``-e``; empty when there are none."""
-        items = [(name, _flow_yaml(value, literal=False)) for name, value in self.extra_vars.items()]
-        items += [(name, _flow_yaml(value, literal=True)) for name, value in self.literal_vars.items()]
+        items = [(name, _flow_yaml(value)) for name, value in self.extra_vars.items()]
+        # The tag holds for all that is in the list. A scalar "010" it would turn into a number.
+        items += [(name, f"!unsafe {_flow_yaml(list(values))}") for name, values in self.literal_vars.items()]
         if not show_values:
-            items = [(name, _flow_yaml("…", literal=False)) for name, _ in items]
-        pairs = ", ".join(f"{_flow_yaml(name, literal=False)}: {value}" for name, value in items)
+            items = [(name, '"…"') for name, _ in items]
+        pairs = ", ".join(f"{_flow_yaml(name)}: {value}" for name, value in items)
         return f"{{{pairs}}}" if items else ""
 
 
-def _flow_yaml(value: Any, *, literal: bool) -> str:
-    """Return VALUE as YAML on one line; with LITERAL, Ansible templates none of its strings."""
-    if isinstance(value, Mapping):
-        pairs = (
-            f"{_flow_yaml(str(k), literal=False)}: {_flow_yaml(v, literal=literal)}" for k, v in value.items()
-        )
-        return "{" + ", ".join(pairs) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_flow_yaml(item, literal=literal) for item in value) + "]"
-    # JSON is YAML, but for characters that YAML wants escaped and pairs of surrogates, which it refuses.
-    text = _YAML_ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(value, ensure_ascii=False))
-    return f"!unsafe {text}" if literal and isinstance(value, str) else text
+def _flow_yaml(value: Any) -> str:
+    """Return VALUE as YAML on one line."""
+    # JSON is YAML, but for characters that YAML wants escaped, and pairs of surrogates, which it refuses.
+    return _YAML_ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _short(path: str, cwd: Path) -> str:
@@ -317,17 +312,22 @@ class Run:
         env = {**environment.ansible_environment(), **spec.env}
         # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
         env |= {"MAX_EVENT_RES": "1000000000", "ANSIBLE_STDOUT_CALLBACK": "default"}
-        flags = [flag for flag, wanted in (("--check", spec.check), ("--diff", spec.diff)) if wanted]
+        env |= {"RDM_PARENT": str(os.getpid())}
+        if spec.exclusive and spec.home is not None:
+            env["RDM_RUN_LOCK"] = str(run_lock(spec.home.resolve()))
+        argv = ["-I", str(_SUPERVISED), environment.program("ansible-playbook")]
+        argv.append(environment.playbook(spec.playbook))
+        argv += [flag for flag, wanted in (("--check", spec.check), ("--diff", spec.diff)) if wanted]
         runner = ansible_runner.run(
             private_data_dir=str(folder),
             project_dir=str(Path.cwd()),
-            playbook=environment.playbook(spec.playbook),
+            binary=sys.executable,
             inventory=_inventory_argument(spec.inventory),
             limit=spec.limit or None,
             tags=spec.tags or None,
             forks=spec.effective_forks,
             verbosity=spec.verbosity or None,
-            cmdline=shlex.join(flags) or None,
+            cmdline=shlex.join(argv),
             envvars=env,
             settings={"pexpect_timeout": _POLL_S},
             quiet=True,

@@ -53,7 +53,10 @@ def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float) ->
     if options.as_json:
         from rdm_provision.events import to_json
 
-        emit_json({**result.to_json(), "outputs": to_json(outputs)})
+        data = result.to_json()
+        for output in outputs:
+            data["nodes"][output.node] |= to_json(output)
+        emit_json(data)
         return result.exit_code
 
     from rdm_provision.cli import view

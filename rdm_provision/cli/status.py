@@ -22,7 +22,7 @@ __all__ = ["status"]
 Examples:
   rdm-provision status
   rdm-provision status --limit node2
-  rdm-provision status --json | jq '.states[] | select(.healthy | not)'
+  rdm-provision status --json | jq '.nodes[] | select(.healthy | not)'
 """
 )
 @limited_run_options
@@ -40,8 +40,10 @@ def status(options: Options) -> int:
     if options.as_json:
         from rdm_provision.events import to_json
 
-        listed = [{**to_json(state), "healthy": state.healthy} for state in states]
-        emit_json({**result.to_json(), "healthy": healthy, "states": listed})
+        data = {**result.to_json(), "healthy": healthy}
+        for state in states:
+            data["nodes"][state.node] |= {**to_json(state), "healthy": state.healthy}
+        emit_json(data)
         return result.exit_code
 
     from rdm_provision.cli import view

@@ -279,7 +279,10 @@ def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief
 @contextlib.contextmanager
 def _signals(handler: Any) -> Iterator[None]:
     """Have HANDLER called by the signals that ask a program to end."""
-    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    wanted = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        # It is ignored under nohup, which means that the run is to go on.
+        wanted.append(signal.SIGHUP)
     try:
         before = {number: signal.signal(number, handler) for number in wanted}
     except ValueError:
