@@ -84,7 +84,7 @@ class LabEngine:
         nodes = self.nodes()
         if not nodes:
             raise LabProblem(
-                f"there is no lab {self.name!r}: make it with rdm-provision lab up --name {self.name}"
+                f"there is no lab {self.name!r}: rdm-provision lab up --name {self.name} makes it"
             )
         if name not in nodes:
             raise LabProblem(f"lab {self.name!r} has no node {name!r}: it has {', '.join(nodes)}")
@@ -236,7 +236,7 @@ class LabEngine:
         ports = self.ports()
         if port not in ports:
             raise LabProblem(
-                f"{node} of lab {self.name!r} is not plugged in: rdm-provision lab start {node} --name {self.name}"
+                f"{node} of lab {self.name!r} is not plugged in: run rdm-provision lab start {node}"
             )
         if ports[port] == up:
             return False
@@ -271,7 +271,7 @@ class LabEngine:
         """
         deadline = time.monotonic() + REMOVAL_TIMEOUT_S
         while True:
-            # By label, and again until nothing is found: an interrupted start may still have been making things.
+            # By label, and again until nothing is found: a start may have been interrupted only just now.
             found = self.api.get("/containers/json", all=True, filters=self._mine)
             parallel(lambda one: self._gone(f"/containers/{one['Id']}", force=True, v=True), found)
             for one in self.api.get("/volumes", filters=self._mine).get("Volumes") or []:
@@ -377,6 +377,6 @@ def bounding_capabilities(api: DockerAPI) -> spec.Capabilities:
 
 
 def parallel(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> List[_Result]:
-    """Return the results of a function for all items, several at a time; the first error is raised at the end."""
+    """Return the results of a function for all items, several at a time; raise the first error at the end."""
     with ThreadPoolExecutor(PARALLEL) as pool:
         return [future.result() for future in [pool.submit(function, item) for item in items]]

@@ -38,12 +38,16 @@ HOST_KEY = "ssh_host_ed25519_key"
 USER = "rdm"
 
 # In the order of their bits; linux/capability.h.
+# fmt: off
 CAPABILITIES = (
-    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
-    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT "
-    "SYS_ADMIN SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP "
-    "MAC_OVERRIDE MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
-).split()
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL",
+    "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ",
+    "PERFMON", "BPF", "CHECKPOINT_RESTORE",
+)
+# fmt: on
 
 
 class LabProblem(Exception):  # noqa: N818  # one sentence for the user
@@ -75,7 +79,7 @@ class NodeSpec(NamedTuple):
     cgroup_version: str
 
 
-# --- names ------------------------------------------------------------------------------------------------
+# --- names ----------------------------------------------------------------------------------------------
 
 
 def checked_name(name: str) -> str:
@@ -86,7 +90,7 @@ def checked_name(name: str) -> str:
     """
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", name):
         raise LabProblem(
-            f"{name!r} is no name for a lab: use 1 to 30 lower-case letters, digits and inner hyphens, such as lab-2"
+            f"{name!r} is no name for a lab: use up to 30 lower-case letters, digits and inner hyphens"
         )
     return name
 
@@ -117,7 +121,7 @@ def object_name(lab: str, part: str = "") -> str:
     return f"rdm-lab-{lab}-{part}" if part else f"rdm-lab-{lab}"
 
 
-# --- addresses --------------------------------------------------------------------------------------------
+# --- addresses ------------------------------------------------------------------------------------------
 
 
 def management_subnet(routes: str, networks: Iterable[Mapping[str, Any]], refused: Iterable[str] = ()) -> str:
@@ -154,7 +158,7 @@ def node_address(subnet: str, node: str) -> str:
     return str(ipaddress.IPv4Network(subnet)[FIRST_HOST + int(node[1:])])
 
 
-# --- containers -------------------------------------------------------------------------------------------
+# --- containers -----------------------------------------------------------------------------------------
 
 
 def capabilities(status: str, last: int) -> Capabilities:
@@ -221,7 +225,7 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
     host: Dict[str, Any] = {
         "NetworkMode": node.network,
         "Init": True,
-        "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},
+        "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},  # noqa: S108  # the node's own
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
     }
     if node.capabilities.complete:
@@ -260,7 +264,7 @@ def _stamped(body: Dict[str, Any]) -> Dict[str, Any]:
     return {**body, "Labels": {**body["Labels"], SPEC_LABEL: digest}}
 
 
-# --- files ------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------------
 
 
 def inventory(lab: str, addresses: Mapping[str, str], driver: str, control_path: str) -> Dict[str, Any]:
@@ -333,7 +337,7 @@ def ssh_config(addresses: Mapping[str, str], directory: str) -> str:
     )
 
 
-# --- what is to be done -------------------------------------------------------------------------------------
+# --- what is to be done ---------------------------------------------------------------------------------
 
 
 def stale(found: Optional[Mapping[str, Any]], body: Mapping[str, Any]) -> bool:

@@ -8,10 +8,10 @@ DOCUMENTATION = r"""
 module: lab
 short_description: Make a miniature cluster on this machine, or take it away
 description:
-  - A lab node is a container with sshd and its own Docker Engine, on a management network, with a second interface
-    C(ib0) plugged into a switch that lives in a network namespace of its own.
-  - Everything of a lab is an object of this machine's Docker Engine with the label C(rdm.provision.lab), besides the
-    inventory directory.
+  - A lab node is a container with sshd and its own Docker Engine, on a management network, with a second
+    interface C(ib0) plugged into a switch that lives in a network namespace of its own.
+  - Besides the inventory directory, everything of a lab is an object of this machine's Docker Engine with the
+    label C(rdm.provision.lab).
   - Runs on the control machine, as root or as a user that may use the engine.
 author:
   - The rdm-provision developers
@@ -93,30 +93,30 @@ actions:
   elements: str
 """
 
-import fcntl  # noqa: E402
-import hashlib  # noqa: E402
-import os  # noqa: E402
-import shutil  # noqa: E402
-import signal  # noqa: E402
-import subprocess  # noqa: E402
-import tempfile  # noqa: E402
-import time  # noqa: E402
-from contextlib import contextmanager  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any, Dict, Iterator, List, Mapping, Set  # noqa: E402
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Set
 
-import yaml  # noqa: E402
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils import lab_spec as spec  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (  # noqa: E402
+import yaml
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils import lab_spec as spec
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerAPI,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import (  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import (
     LabEngine,
     bounding_capabilities,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "required": True},
@@ -129,14 +129,14 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "timeout": {"type": "int", "default": 120},
 }
 
-# In the environment of everything that `lab up` starts, so that `lab down` can end what an interrupted one left.
+# In the environment of all that `lab up` starts, so that `lab down` can end what an interrupted one left.
 MARKER = "RDM_LAB_UP"
 END_TIMEOUT_S = 10.0
 POLL_S = 0.05
 HEADER = "# Written by rdm-provision lab up; goes away with the lab.\n"
 
 
-# --- files ------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------------
 
 
 class Files:
@@ -271,7 +271,7 @@ def generate_key(path: Path, comment: str) -> None:
         raise LabProblem("ssh-keygen failed: {0}".format(done.stdout.decode("utf-8", "replace").strip()))
 
 
-# --- an interrupted start -----------------------------------------------------------------------------------
+# --- an interrupted start -------------------------------------------------------------------------------
 
 
 def marker(name: str) -> str:
@@ -316,7 +316,7 @@ def end_interrupted_start(name: str) -> bool:
     return had
 
 
-# --- states ---------------------------------------------------------------------------------------------------
+# --- states ---------------------------------------------------------------------------------------------
 
 
 class Change:

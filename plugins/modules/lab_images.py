@@ -9,7 +9,7 @@ module: lab_images
 short_description: Make the images that a lab needs
 description:
   - Makes three images. The node image stays in this machine's Docker Engine. The CPU image, which the cluster
-    under test runs its containers from, and the stand-in of the SR-IOV plugin become archives in a cache directory.
+    under test runs its containers from, and the stand-in of the SR-IOV plugin become archives in a cache.
   - They are made again only when their recipe has changed.
   - Runs on the control machine.
 author:
@@ -41,8 +41,8 @@ options:
     default: ""
   source:
     description:
-      - Where the images come from. C(registry) builds on O(base). C(packages) uses mmdebstrap with the machine's
-        own package sources. C(auto) tries the registry and falls back to packages.
+      - Where the images come from. C(registry) builds on O(base). C(packages) uses mmdebstrap with the
+        machine's own package sources. C(auto) tries the registry and falls back to packages.
     type: str
     choices: [auto, registry, packages]
     default: auto
@@ -86,22 +86,22 @@ source:
   type: str
 """
 
-import ctypes  # noqa: E402
-import fcntl  # noqa: E402
-import glob  # noqa: E402
-import os  # noqa: E402
-import shutil  # noqa: E402
-import signal  # noqa: E402
-import subprocess  # noqa: E402
-import tempfile  # noqa: E402
-from contextlib import contextmanager  # noqa: E402
-from datetime import datetime, timezone  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any, Dict, Iterator, List  # noqa: E402
+import ctypes
+import fcntl
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
 
-from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe as recipe  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (  # noqa: E402
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe as recipe
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerAPI,
     DockerError,
     DockerProblem,
@@ -294,7 +294,12 @@ class Images:
     def _import(self, rootfs: Path) -> None:
         changes = recipe.import_changes({recipe.RECIPE_LABEL: self.version})
         headers = {"Content-Type": "application/x-tar"}
-        query = {"fromSrc": "-", "repo": recipe.NODE_REPOSITORY, "tag": self.version, "changes": changes}
+        query: Dict[str, Any] = {
+            "fromSrc": "-",
+            "repo": recipe.NODE_REPOSITORY,
+            "tag": self.version,
+            "changes": changes,
+        }
         for _line in self.api.post_stream("/images/create", blocks(rootfs), headers, **query):
             pass
 
