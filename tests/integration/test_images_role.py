@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +14,7 @@ import yaml
 
 from tests.image_archives import MadeImage, layer, saved
 from tests.integration.engine import Engine, wait_until
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.integration.plays import Played, run_plays
 
 
 @pytest.fixture
@@ -54,39 +50,10 @@ def answers(address: str) -> bool:
         return False
 
 
-def play(engine: Engine, directory: Path, *flags: str, **variables: Any) -> tuple[int, dict[str, Any], str]:
-    """Run the role on this machine; return its exit status, its recap and what it printed."""
-    (directory / "inventory").write_text("node1 ansible_connection=local\n")
-    (directory / "ansible.cfg").write_text("[defaults]\n")
-    (directory / "play.yml").write_text(
-        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": ["rdm.provision.images"]}])
-    )
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ansible-playbook")),
-            f"--inventory={directory / 'inventory'}",
-            "--extra-vars",
-            json.dumps(variables),
-            str(directory / "play.yml"),
-            *flags,
-        ],
-        env={
-            **engine.environment,
-            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
-            "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),
-            "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
-            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
-            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    assert "{" in done.stdout, output
-    stats = json.loads(done.stdout[done.stdout.index("{") :])["stats"]
-    return done.returncode, stats["node1"], output
+def play(engine: Engine, directory: Path, *flags: str, **variables: Any) -> Played:
+    """Run the role on this machine."""
+    role = {"roles": ["rdm.provision.images"]}
+    return run_plays(directory, [role], *flags, docker_host=f"unix://{engine.socket}", **variables)
 
 
 def names(engine: Engine) -> set[str]:
@@ -117,34 +84,34 @@ def test_three_sources(engine: Engine, busybox_image: str, registry: str, tmp_pa
     }
     wanted = {pulled, "rdm-test/archived:1", "rdm-test/built:1"}
 
-    status, recap, output = play(engine, tmp_path, "--check", **variables)
-    assert (status, recap["changed"]) == (0, 3), output
+    played = play(engine, tmp_path, "--check", **variables)
+    assert (played.status, played.changes) == (0, [3]), played.output
     assert not wanted & names(engine)
 
-    status, recap, output = play(engine, tmp_path, **variables)
-    assert (status, recap["changed"]) == (0, 3), output
+    played = play(engine, tmp_path, **variables)
+    assert (played.status, played.changes) == (0, [3]), played.output
     assert wanted <= names(engine)
     built = engine.api.get("/images/rdm-test/built:1/json")["Config"]["Env"]
     assert "GREETING=a b $(id)'" in built
 
-    status, recap, output = play(engine, tmp_path, **variables)
-    assert (status, recap["changed"]) == (0, 0), output
+    played = play(engine, tmp_path, **variables)
+    assert (played.status, played.changes) == (0, [0]), played.output
 
     play(engine, tmp_path, images_state="absent", **variables)
     assert wanted <= names(engine), "images go only when asked"
-    status, recap, output = play(engine, tmp_path, images_state="absent", images_remove=True, **variables)
-    assert (status, recap["changed"]) == (0, 2), output  # two tasks: archives, and the rest
+    played = play(engine, tmp_path, images_state="absent", images_remove=True, **variables)
+    assert (played.status, played.changes) == (0, [2]), played.output  # two tasks: archives, and the rest
     assert not wanted & names(engine)
     assert busybox_image in names(engine)
 
 
 def test_a_cpu_cluster_must_list_its_image(engine: Engine, tmp_path: Path) -> None:
-    status, _recap, output = play(engine, tmp_path, rdm_accelerator="cpu")
-    assert status != 0
-    assert "there is no image that fits every cpu cluster" in output
+    played = play(engine, tmp_path, rdm_accelerator="cpu")
+    assert played.status == 2
+    assert "there is no image that fits every cpu cluster" in played.output
 
 
 def test_an_archive_without_a_path(engine: Engine, tmp_path: Path) -> None:
-    status, _recap, output = play(engine, tmp_path, images_list=[{"name": "a:1", "source": "archive"}])
-    assert status != 0
-    assert "a:1 comes from an archive: say where, with path" in output
+    played = play(engine, tmp_path, images_list=[{"name": "a:1", "source": "archive"}])
+    assert played.status == 2
+    assert "a:1 comes from an archive: say where, with path" in played.output

@@ -1,0 +1,89 @@
+"""Run plays on this machine, as ansible-playbook does, and tell what they changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+HOST = "node1"
+
+
+@dataclass
+class Played:
+    """What came of some plays.
+
+    Attributes:
+        status: the exit status of ansible-playbook.
+        changes: for each play, how many of its tasks changed something.
+        output: all that was printed.
+    """
+
+    status: int
+    changes: list[int]
+    output: str
+
+
+def run_plays(
+    directory: Path,
+    plays: list[dict[str, Any]],
+    *flags: str,
+    docker_host: str = "",
+    inside: list[str] | None = None,
+    **variables: Any,
+) -> Played:
+    """Run plays against this machine under the name of HOST.
+
+    Args:
+        directory: where the playbook and everything else goes.
+        plays: without hosts.
+        flags: of ansible-playbook.
+        docker_host: address of the engine; empty means that there is only the machine's own.
+        inside: a command that runs its arguments as a command.
+        variables: extra variables.
+    """
+    (directory / "inventory").write_text(f"{HOST} ansible_connection=local\n")
+    (directory / "ansible.cfg").write_text("[defaults]\n")
+    (directory / "play.yml").write_text(
+        yaml.safe_dump([{"hosts": "all", "gather_facts": False, **play} for play in plays])
+    )
+    environment = {
+        **os.environ,
+        "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+        "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),
+        "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
+        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+    }
+    environment.pop("DOCKER_HOST", None)
+    if docker_host:
+        environment["DOCKER_HOST"] = docker_host
+    done = subprocess.run(
+        [
+            *(inside or []),
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            f"--inventory={directory / 'inventory'}",
+            f"--extra-vars={json.dumps(variables)}",
+            str(directory / "play.yml"),
+            *flags,
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert "{" in done.stdout, output
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    changes = [
+        sum(bool(task["hosts"].get(HOST, {}).get("changed")) for task in play["tasks"])
+        for play in report["plays"]
+    ]
+    return Played(done.returncode, changes, output)
