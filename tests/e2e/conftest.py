@@ -48,9 +48,9 @@ class Installed:
         """Run ``rdm-provision`` with these arguments."""
         return self.run("rdm-provision", *argv, expect=expect, timeout=timeout)
 
-    def json(self, *argv: str, expect: int = 0) -> Any:
+    def json(self, verb: str, *argv: str, expect: int = 0) -> Any:
         """Run ``rdm-provision`` with ``--json`` and return what it printed."""
-        return json.loads(self.rdm(*argv, "--json", expect=expect).stdout)
+        return json.loads(self.rdm(verb, "--json", *argv, expect=expect).stdout)
 
     def environment(self, **env: str) -> dict[str, str]:
         keep = {
