@@ -555,7 +555,7 @@ class _Translator:
     def end(self, rc: int | None, *, cancelled: bool, record: Path | None) -> RunResult:
         """Return the result of a run whose ansible-playbook ended with RC."""
         self._close_phase()
-        if not self.refused and not cancelled and rc not in (0, 2, 4) and not self._blames_a_node():
+        if not self.refused and not cancelled and rc != 0 and not self._blames_a_node():
             self._failed_as_a_whole(rc)
         return RunResult(
             verb=self.spec.verb,

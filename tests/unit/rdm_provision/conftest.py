@@ -1,0 +1,76 @@
+"""Clusters for the tests of the control side: real inventories, real ansible-runner, no connection but local."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rdm_provision.run import Run, RunSpec
+
+LOCAL = {
+    "ansible_connection": "local",
+    "ansible_python_interpreter": sys.executable,
+    "rdm_accelerator": "cpu",
+    "rdm_subnet": "10.77.0.0/24",
+    "rdm_become": False,
+}
+NODES = ("node1", "node2", "node3")
+
+MakeInventory = Callable[..., Path]
+Play = Callable[..., Run]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing of the developer's own settings, and a current folder without an inventory."""
+    for name in ("RDM_INVENTORY", "ANSIBLE_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture
+def make_inventory(tmp_path: Path) -> MakeInventory:
+    """Write an inventory of NODES nodes, with variables for single hosts."""
+
+    def make(
+        *nodes: str, hosts: dict[str, dict[str, Any]] | None = None, name: str = "inventory", **variables: Any
+    ) -> Path:
+        own = hosts or {}
+        names = nodes or NODES
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        data = {
+            "all": {
+                "vars": {**LOCAL, **variables},
+                "children": {
+                    "master": {"hosts": {names[0]: own.get(names[0], {})}},
+                    "workers": {"hosts": {node: own.get(node, {}) for node in names[1:]}},
+                },
+            }
+        }
+        (folder / "hosts.yml").write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def play(tmp_path: Path, make_inventory: MakeInventory) -> Play:
+    """Return a run of a playbook with these tasks."""
+
+    def make(tasks: list[dict[str, Any]], **spec: Any) -> Run:
+        book = tmp_path / "book.yml"
+        document = [{"name": "Play", "hosts": "master:workers", "gather_facts": False, "tasks": tasks}]
+        book.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+        inventory = spec.pop("inventory", None) or make_inventory()
+        given = {"verb": "up", "playbook": str(book), "inventory": str(inventory), "nodes": NODES}
+        return Run(RunSpec(**{**given, "home": inventory, **spec}))
+
+    return make

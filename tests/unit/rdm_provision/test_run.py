@@ -1,0 +1,306 @@
+"""Runs of tiny playbooks through the real ansible-runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_provision.errors import ClusterBusyError
+from rdm_provision.events import (
+    NodeResult,
+    NodeStarted,
+    PhaseStarted,
+    RunFinished,
+    RunStarted,
+    Status,
+    TaskStarted,
+)
+from rdm_provision.record import KEEP, Lock
+from rdm_provision.run import Run, RunSpec
+from tests.conftest import ROOT
+from tests.unit.rdm_provision.conftest import NODES, MakeInventory, Play
+
+SECRET = "hunter2-never-to-be-seen"
+
+
+def task(name: str, module: str, arguments: Any, **keywords: Any) -> dict[str, Any]:
+    return {"name": name, f"ansible.builtin.{module}": arguments, **keywords}
+
+
+def write(text: str = "hello\n") -> dict[str, Any]:
+    return task("Write a file", "copy", {"content": text, "dest": "{{ folder }}/{{ inventory_hostname }}"})
+
+
+def records(home: Path) -> list[Path]:
+    return sorted((home / ".rdm" / "runs").iterdir())
+
+
+def test_events_tell_what_happens_in_order(play: Play) -> None:
+    run = play([task("Say hello", "debug", {"msg": "hello"})])
+    events = list(run)
+    assert isinstance(events[0], RunStarted)
+    assert events[0].nodes == NODES
+    assert isinstance(events[-1], RunFinished)
+    kinds = [type(event) for event in events if isinstance(event, (PhaseStarted, TaskStarted, NodeStarted))]
+    assert kinds == [PhaseStarted, TaskStarted, NodeStarted, NodeStarted, NodeStarted]
+    results = [event for event in events if isinstance(event, NodeResult)]
+    assert {(result.node, result.task, result.status) for result in results} == {
+        (node, "Say hello", Status.OK) for node in NODES
+    }
+    assert run.result().exit_code == 0
+
+
+def test_a_change_is_counted_and_shown_as_a_diff(play: Play, tmp_path: Path) -> None:
+    tasks = [write()]
+    first = play(tasks, extra_vars={"folder": str(tmp_path)}, diff=True).result()
+    assert first.changed == NODES
+    (change,) = first.nodes["node2"].changes
+    assert change.task == "Write a file"
+    assert "+hello" in change.diff.splitlines()
+    second = play(tasks, extra_vars={"folder": str(tmp_path)}, diff=True).result()
+    assert second.changed == ()
+    assert {node.status for node in second.nodes.values()} == {Status.OK}
+
+
+def test_a_check_says_what_would_change_and_changes_nothing(play: Play, tmp_path: Path) -> None:
+    result = play([write()], extra_vars={"folder": str(tmp_path)}, diff=True, check=True).result()
+    assert result.check
+    assert result.changed == NODES
+    assert not (tmp_path / "node1").exists()
+
+
+def test_one_node_fails_and_the_others_finish(play: Play, tmp_path: Path) -> None:
+    tasks = [
+        task("Stumble", "command", {"argv": ["cat", "/nowhere"]}, when="inventory_hostname == 'node2'"),
+        write(),
+    ]
+    run = play(tasks, extra_vars={"folder": str(tmp_path)})
+    result = run.result()
+    assert result.exit_code == 1
+    assert result.failed == ("node2",)
+    assert result.nodes["node2"].why == "exit code 1: cat: /nowhere: No such file or directory"
+    assert result.nodes["node3"].status is Status.CHANGED
+    assert result.record is not None
+    assert "nowhere" in (result.record / "ansible.log").read_text(encoding="utf-8")
+
+
+def test_what_is_ignored_or_rescued_is_no_failure(play: Play) -> None:
+    failing = task("Stumble", "command", {"argv": ["false"]})
+    tasks = [
+        {**failing, "ignore_errors": True},
+        {"name": "Try", "block": [failing], "rescue": [task("Mend", "debug", {"msg": "mended"})]},
+    ]
+    result = play(tasks).result()
+    assert result.exit_code == 0
+    assert {node.status for node in result.nodes.values()} == {Status.OK}
+    assert [node.why for node in result.nodes.values()] == ["", "", ""]
+
+
+def test_a_node_that_cannot_be_reached(play: Play, make_inventory: MakeInventory) -> None:
+    gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    result = play(
+        [task("Look", "ping", {})], inventory=make_inventory(hosts={"node3": gone})
+    ).result()
+    assert result.exit_code == 1
+    assert result.unreachable == ("node3",)
+    assert result.nodes["node3"].why == "connect to host 127.0.0.1 port 1: Connection refused"
+    assert result.nodes["node1"].status is Status.OK
+
+
+def test_a_failing_item_of_a_loop_is_named(play: Play) -> None:
+    loop = task("Check", "assert", {"that": "item != 'b'", "fail_msg": "b is bad"}, loop=["a", "b"])
+    result = play([loop]).result()
+    assert result.nodes["node1"].why == "b: b is bad"
+
+
+def test_secrets_appear_in_no_event_and_no_record(play: Play, tmp_path: Path) -> None:
+    tasks = [
+        task("Use it", "command", {"argv": ["echo", "{{ password }}"]}, no_log=True),
+        task("Use it and fail", "command", {"argv": ["cat", "/{{ password }}"]}, no_log=True),
+    ]
+    run = play(tasks, extra_vars={"password": SECRET})
+    events = list(run)
+    assert SECRET not in repr(events)
+    result = run.result()
+    assert result.nodes["node1"].changed == 1
+    assert "hidden" in result.nodes["node1"].why
+    assert result.record is not None
+    for file in result.record.iterdir():
+        assert SECRET not in file.read_text(encoding="utf-8"), file.name
+
+
+def test_what_a_user_types_is_never_a_template(play: Play) -> None:
+    words = ["{{ 7 * 7 }}", "a'b\"c", "$(id) `id`", "two\nlines", "true", "010", "", "\u2028\x7fé", "\U0001f600"]
+    show = task("Show", "debug", {"msg": "{{ words }}"})
+    run = play([show], literal_vars={"words": words}, keep=frozenset({"ansible.builtin.debug"}))
+    returned = run.result().returned["ansible.builtin.debug"]
+    assert returned["node1"][0]["msg"] == words
+
+
+def test_extra_variables_keep_their_types(play: Play) -> None:
+    show = task("Show", "debug", {"msg": "{{ [off, number, text] }}"})
+    values = {"off": False, "number": 8, "text": "8"}
+    run = play([show], extra_vars=values, keep=frozenset({"ansible.builtin.debug"}))
+    assert run.result().returned["ansible.builtin.debug"]["node1"][0]["msg"] == [False, 8, "8"]
+
+
+def test_ansible_leaves_no_events_and_no_temporary_folder(play: Play) -> None:
+    before = set(Path(tempfile.gettempdir()).glob(f"rdm-provision-{os.getpid()}-*"))
+    play([task("Say", "debug", {"msg": "x"})]).result()
+    assert set(Path(tempfile.gettempdir()).glob(f"rdm-provision-{os.getpid()}-*")) == before
+
+
+def test_a_limit_that_matches_nothing_is_bad_input(play: Play) -> None:
+    result = play([task("Say", "debug", {"msg": "x"})], limit="nobody").result()
+    assert result.exit_code == 3
+    assert [problem.value for problem in result.problems] == ["nobody"]
+
+
+def test_a_playbook_that_cannot_be_parsed_is_bad_input(play: Play) -> None:
+    result = play([{"name": "Nonsense", "no.such.module": {}}]).result()
+    assert result.exit_code == 3
+    assert "no.such.module" in str(result.problems[0])
+
+
+def test_a_refusal_names_every_problem_and_is_bad_input(make_inventory: MakeInventory) -> None:
+    inventory = make_inventory(hosts={"node2": {"rdm_slots": "x"}}, rdm_accelerator="tpu")
+    spec = RunSpec(verb="plan", playbook="plan", inventory=str(inventory), nodes=NODES)
+    result = Run(spec).result()
+    assert result.exit_code == 3
+    assert result.refused == "inventory"
+    assert {problem.node for problem in result.problems} == set(NODES)
+    assert any("rdm_slots" in problem.value and problem.node == "node2" for problem in result.problems)
+    assert result.failed == ()
+
+
+# --- stopping -----------------------------------------------------------------------------------------
+
+
+def sleeping(seconds: int = 60) -> list[dict[str, Any]]:
+    return [
+        task("Say", "debug", {"msg": "x"}),
+        task("Sleep", "command", {"argv": ["sleep", str(seconds)]}, when="inventory_hostname == 'node2'"),
+    ]
+
+
+def test_cancel_stops_ansible_and_says_what_was_in_progress(play: Play) -> None:
+    run = play(sleeping())
+    began = time.monotonic()
+    for event in run:
+        if isinstance(event, NodeStarted) and (event.node, event.task) == ("node2", "Sleep"):
+            run.cancel()
+    result = run.result()
+    assert time.monotonic() - began < 20
+    assert result.exit_code == 130
+    assert ("node2", "Sleep") in {(item.node, item.task) for item in result.in_progress}
+    assert result.nodes["node2"].ok == 1
+
+
+def test_leaving_the_block_early_cancels(play: Play) -> None:
+    with play(sleeping()) as run:
+        for event in run:
+            if isinstance(event, NodeStarted) and event.task == "Sleep":
+                break
+    assert run.result().cancelled
+
+
+def test_two_runs_do_not_change_one_cluster_at_a_time(play: Play, make_inventory: MakeInventory) -> None:
+    home = make_inventory()
+    lock = Lock(home, "up")
+    run = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True)
+    with pytest.raises(ClusterBusyError, match="rdm-provision up"):
+        run.start()
+    lock.release()
+    assert run.result().exit_code == 0
+    Lock(home, "up").release()
+
+
+def test_a_killed_run_leaves_no_ansible_behind_and_the_next_one_waits(
+    play: Play, make_inventory: MakeInventory, tmp_path: Path
+) -> None:
+    home = make_inventory()
+    marker = tmp_path / "under-way"
+    tasks = [task("Mark", "file", {"path": str(marker), "state": "touch"}, run_once=True), *sleeping()]
+    spec = play(tasks, inventory=home, exclusive=True).spec
+    program = (
+        "import sys; from pathlib import Path; from rdm_provision.run import Run, RunSpec\n"
+        "Run(RunSpec(verb='up', playbook=sys.argv[1], inventory=sys.argv[2], nodes=('node1',),"
+        " home=Path(sys.argv[2]), exclusive=True)).result()"
+    )
+    victim = subprocess.Popen(
+        [sys.executable, "-c", program, spec.playbook, spec.inventory],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 30
+    while not marker.exists():
+        assert time.monotonic() < deadline, "the run did not get under way"
+        time.sleep(0.05)
+    os.killpg(victim.pid, signal.SIGKILL)
+    victim.wait()
+    result = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True).result()
+    assert result.exit_code == 0
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = process.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        assert str(home).encode() not in words, "ansible-playbook outlived the run"
+
+
+# --- the record ----------------------------------------------------------------------------------------
+
+
+def test_the_record_is_compact_and_git_ignores_it(play: Play, make_inventory: MakeInventory) -> None:
+    home = make_inventory()
+    result = play([task("Say", "debug", {"msg": "x"})], inventory=home).result()
+    assert result.record == records(home)[-1]
+    assert (home / ".rdm" / ".gitignore").read_text(encoding="utf-8") == "*\n"
+    lines = (result.record / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["run_started", "phase_started", "task_started"]
+    stored = json.loads((result.record / "result.json").read_text(encoding="utf-8"))
+    assert stored["exit_code"] == 0
+    assert not (result.record / "ansible.log").exists()
+
+
+def test_only_the_newest_records_stay(play: Play, make_inventory: MakeInventory) -> None:
+    home = make_inventory()
+    runs = home / ".rdm" / "runs"
+    for number in range(KEEP + 5):
+        (runs / f"20200101T0000{number:02d}Z-up").mkdir(parents=True)
+    result = play([task("Say", "debug", {"msg": "x"})], inventory=home).result()
+    kept = records(home)
+    assert len(kept) == KEEP
+    assert kept[-1] == result.record
+
+
+# --- the equivalent command ------------------------------------------------------------------------------
+
+
+def test_the_shown_command_does_the_same(play: Play, tmp_path: Path) -> None:
+    values = {"folder": str(tmp_path), "odd": "a 'b' \"c\" $(id)\nd"}
+    run = play([write("{{ odd }}")], extra_vars=values, limit="node1", nodes=("node1",))
+    bin_folder = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", run.command], env={**os.environ, "PATH": bin_folder}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "node1").read_text(encoding="utf-8") == values["odd"]
+    assert not (tmp_path / "node2").exists()
+
+
+def test_forks_default_to_the_nodes_up_to_fifty() -> None:
+    def forks(nodes: int, given: int = 0) -> int:
+        names = tuple(f"n{number}" for number in range(nodes))
+        return RunSpec(verb="up", playbook="site", inventory="x", nodes=names, forks=given).effective_forks
+
+    assert [forks(3), forks(50), forks(1000), forks(1000, 200)] == [3, 50, 50, 200]
