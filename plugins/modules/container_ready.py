@@ -121,7 +121,7 @@ def refuse_claimed(api: DockerAPI, name: str, cluster: str, socket: str) -> None
     running = container is not None and container["State"]["Running"]
     if socket and not running and someone_listens(socket):
         raise NotReady(
-            "something else serves {0} already{1}: stop it, or leave the plugin to it".format(
+            "something else serves {0} already{1}: stop it, or leave it to that (sriov_enabled: false)".format(
                 socket, _suspect(api, socket)
             )
         )

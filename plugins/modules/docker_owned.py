@@ -11,6 +11,8 @@ description:
   - Removes what the cluster has made on the node, whatever its name; what lacks its labels is not touched.
   - A network that a foreign container is on is refused, and so is the plugin while a network needs it, since
     removing either would break somebody else's work.
+  - A network plugin of the cluster that has stopped is started for the removal, since the engine asks it, and
+    waits for minutes for one that does not answer.
   - A node that has no Docker Engine at all has nothing to remove.
 author:
   - The rdm-provision developers
@@ -34,10 +36,14 @@ options:
     type: str
     choices: [container, network, plugin]
     required: true
-  network:
-    description: Only containers that are on this network; empty means all of the cluster's.
+  name:
+    description: Only the network of this name; empty means all of the cluster's.
     type: str
     default: ""
+  with_containers:
+    description: With O(role=network), remove the cluster's own containers that are on it as well.
+    type: bool
+    default: false
   driver:
     description: With O(role=plugin), the network driver that the plugin serves. Empty means not to look.
     type: str
@@ -72,6 +78,7 @@ removed:
 
 import os
 import shutil
+import time
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
@@ -85,15 +92,22 @@ from ansible_collections.rdm.provision.plugins.module_utils.ownership import (
     container_names,
     is_ours,
     label_filter,
+    plugin_answers,
 )
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
     "role": {"type": "str", "choices": ["container", "network", "plugin"], "required": True},
-    "network": {"type": "str", "default": ""},
+    "name": {"type": "str", "default": ""},
+    "with_containers": {"type": "bool", "default": False},
     "driver": {"type": "str", "default": ""},
     "stop_timeout": {"type": "int", "default": 10},
 }
+
+# Where an engine's program is, whatever PATH says.
+_PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
+_WAKE_TIMEOUT = 10.0  # seconds
+_POLL = 0.1  # seconds
 
 
 class Refused(Exception):  # noqa: N818  # one sentence for fail_json
@@ -102,9 +116,7 @@ class Refused(Exception):  # noqa: N818  # one sentence for fail_json
 
 def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
     """Remove the cluster's containers of the role; return their names."""
-    filters: Dict[str, Any] = {"label": label_filter(params["cluster"], params["role"])}
-    if params["network"]:
-        filters["network"] = [params["network"]]
+    filters = {"label": label_filter(params["cluster"], params["role"])}
     found = api.get("/containers/json", all=True, filters=filters)
     if found and params["driver"]:
         users = api.get("/networks", filters={"driver": [params["driver"]]})
@@ -118,28 +130,61 @@ def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> Li
                 )
             )
     if not check:
-        for container in found:
-            _gone(api.post, "/containers/{0}/stop".format(container["Id"]), t=params["stop_timeout"])
-            # v: with the anonymous volumes that the image made, which nobody else can know.
-            _gone(api.delete, "/containers/{0}".format(container["Id"]), force=True, v=True)
+        _end(api, found, params["stop_timeout"])
     return container_names(found)
 
 
 def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
-    """Remove the cluster's networks; return their names."""
+    """Remove the cluster's networks; return their names, and those of the containers that went with them."""
     found = api.get("/networks", filters={"label": label_filter(params["cluster"], "network")})
+    found = [network for network in found if params["name"] in ("", network["Name"])]
+    ours: Dict[str, Dict[str, Any]] = {}
     for network in found:
         users = api.get("/containers/json", all=True, filters={"network": [network["Id"]]})
-        foreign = [user for user in users if not is_ours(user["Labels"], params["cluster"])]
+        allowed = [user for user in users if is_ours(user["Labels"], params["cluster"], "container")]
+        foreign = [user for user in users if user not in allowed]
+        if not params["with_containers"] and not foreign:
+            foreign = allowed
         if foreign:
             raise Refused(
-                "network {0} stays: foreign containers are on it: {1}; "
-                "remove or disconnect them first".format(network["Name"], ", ".join(container_names(foreign)))
+                "network {0} stays: {1} on it: {2}; remove or disconnect them first".format(
+                    network["Name"],
+                    "foreign containers are" if foreign != allowed else "the cluster's containers are",
+                    ", ".join(container_names(foreign)),
+                )
             )
+        ours.update({container["Id"]: container for container in allowed})
     if not check:
+        _end(api, list(ours.values()), params["stop_timeout"])
         for network in found:
             _gone(api.delete, "/networks/{0}".format(network["Id"]))
-    return sorted(network["Name"] for network in found)
+    return container_names(ours.values()) + sorted(network["Name"] for network in found)
+
+
+def wake_plugin(api: DockerAPI, cluster: str) -> None:
+    """Start the cluster's network plugin if it has stopped, and wait until it answers, but not for long."""
+    plugins = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "plugin")})
+    stopped = [plugin for plugin in plugins if plugin["State"] != "running"]
+    if not stopped:
+        return
+    networks = api.get("/networks", filters={"label": label_filter(cluster, "network")})
+    sockets = ["/run/docker/plugins/{0}.sock".format(network["Driver"]) for network in networks]
+    for plugin in stopped:
+        try:
+            api.post("/containers/{0}/start".format(plugin["Id"]))
+        except DockerError:
+            return  # it goes without, in the engine's own time
+    deadline = time.monotonic() + _WAKE_TIMEOUT
+    while any(plugin_answers(socket) for socket in sockets) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+
+
+def _end(api: DockerAPI, containers: List[Dict[str, Any]], stop_timeout: int) -> None:
+    """Stop and remove containers."""
+    for container in containers:
+        _gone(api.post, "/containers/{0}/stop".format(container["Id"]), t=stop_timeout)
+        # v: with the anonymous volumes that the image made, which nobody else can know.
+        _gone(api.delete, "/containers/{0}".format(container["Id"]), force=True, v=True)
 
 
 def _gone(request: Any, path: str, **query: Any) -> None:
@@ -157,9 +202,6 @@ def _no_engine_here(api: DockerAPI) -> bool:
     return not os.path.lexists(api.socket) and shutil.which("dockerd", path=_PROGRAMS) is None
 
 
-_PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
-
-
 def main() -> None:
     """Find by label, refuse or remove."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
@@ -168,6 +210,8 @@ def main() -> None:
     try:
         api = DockerAPI()
         try:
+            if not module.check_mode and module.params["role"] != "plugin":
+                wake_plugin(api, module.params["cluster"])
             removed = remove(api, module.params, module.check_mode)
         except DockerUnavailable:
             if not _no_engine_here(api):
