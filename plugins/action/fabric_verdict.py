@@ -31,14 +31,15 @@ class ActionModule(ActionBase):
             names = list(fabric.parse_nodes(options["nodes"]))
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
-        measurements = {}
+        measurements, waiting = {}, []
         for host, registered in self._registered(options["measurements"], variables).items():
             measurement = fabric.measurement(names, registered)
             if self._task.check_mode and measurement.container_state not in ("running", "unknown"):
-                continue  # a run would start it first
+                waiting.append(host)  # a run would start it first
+                continue
             measurements[host] = measurement
         judged = fabric.judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
-        result.update(changed=False, fabric=fabric.as_dict(judged), msg=fabric.table(judged))
+        result.update(changed=False, fabric=fabric.as_dict(judged), msg=fabric.table(judged, waiting))
         return result
 
     @staticmethod

@@ -224,6 +224,7 @@ class _Judge:
     def _not_measured(self) -> Set[str]:
         """Name the nodes that could not measure; return those of them that nobody reaches either."""
         dead = set()
+        causes: Dict[str, List[str]] = {}
         for name in self.nodes:
             own = self.measurements[name]
             if own.measured:
@@ -238,8 +239,10 @@ class _Judge:
                     "{0} answers all others, but cannot measure: {1}".format(name, own.reason)
                 )
                 continue
-            self._blame([name], own.reason)
+            causes.setdefault(own.reason, []).append(name)
             dead.add(name)
+        for reason, names in causes.items():
+            self._blame(names, reason)
         return dead
 
     def _cut_off(self, dead: Set[str]) -> Set[str]:
@@ -440,7 +443,9 @@ class _Judge:
         """Return what is probably wrong with a node that reaches nobody."""
         own = self.measurements[name]
         if own.link_up is False:
-            return "{0} in its container has no link: the interface or cable below it is down".format(own.link)
+            return "{0} in its container has no link: the interface or cable below it is down".format(
+                own.link
+            )
         errors = sorted(own.errors.values())
         if errors:
             return statistics.mode(errors)
@@ -463,21 +468,30 @@ class _Judge:
         self.findings.append(finding)
 
 
-def table(fabric: Fabric) -> str:
-    """Return a matrix for people while it fits a screen, else a line per node and the longest pairs."""
-    if len(fabric.nodes) <= MATRIX_NODES:
+def table(fabric: Fabric, waiting: Sequence[str] = ()) -> str:
+    """Return a matrix for people while it fits a screen, else a line per node and the longest pairs.
+
+    Args:
+        fabric: what to show.
+        waiting: those of the nodes outside this run that take no part only because their container does not
+            run yet.
+    """
+    outside = [name for name in fabric.outside if name not in set(waiting)]
+    if not fabric.nodes:
+        lines = ["Nothing was measured."]
+    elif len(fabric.nodes) <= MATRIX_NODES:
         lines = ["Round-trip time in microseconds, from the container of the row to that of the column:"]
-        lines += _matrix(fabric)
+        lines += _matrix(fabric, outside if len(outside) + len(fabric.nodes) <= MATRIX_NODES else [])
     else:
         lines = ["Round-trip time between containers in microseconds:", *_lines(fabric)]
-    if fabric.outside:
-        lines.append("Not in this run: {0}".format(listed(fabric.outside)))
+    if waiting:
+        lines.append("The container does not run yet on: {0}".format(listed(waiting)))
+    if outside:
+        lines.append("Not in this run: {0}".format(listed(outside)))
     lines += ["FAILED " + finding for finding in fabric.findings]
     lines += ["warning: " + warning for warning in fabric.warnings]
-    if not fabric.findings:
-        lines.append(
-            "Every container of this run reaches every other." if len(fabric.nodes) > 1 else "No other node."
-        )
+    if len(fabric.nodes) > 1 and not fabric.findings:
+        lines.append("Every container of this run reaches every other.")
     return "\n".join(lines)
 
 
@@ -485,17 +499,14 @@ def _time(rtt: Optional[float]) -> str:
     return "--" if rtt is None else "{0:.0f}".format(rtt)
 
 
-def _matrix(fabric: Fabric) -> List[str]:
-    rows = [["", *fabric.nodes]]
+def _matrix(fabric: Fabric, outside: List[str]) -> List[str]:
+    columns = [*fabric.nodes, *outside]
+    rows = [["", *columns]]
     for one in fabric.nodes:
         times = fabric.rtt_us.get(one)
-        rows.append(
-            [one]
-            + [
-                "." if one == other else "?" if times is None else _time(times.get(other))
-                for other in fabric.nodes
-            ]
-        )
+        cells = ["?" if times is None else _time(times.get(other)) for other in columns]
+        cells[columns.index(one)] = "."
+        rows.append([one, *cells])
     return _aligned(rows)
 
 

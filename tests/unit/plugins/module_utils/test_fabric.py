@@ -69,7 +69,8 @@ def test_a_node_whose_link_is_down_says_so() -> None:
     measurements["n2"] = measurements["n2"]._replace(link_up=False)
     judged = fabric.judge(nodes, measurements)
     assert judged.findings == [
-        "n2: no answer from any peer: eth0 in its container has no link: the interface or cable below it is down"
+        "n2: no answer from any peer: "
+        "eth0 in its container has no link: the interface or cable below it is down"
     ]
 
 
@@ -375,6 +376,25 @@ def test_the_table_of_a_small_cluster_is_a_matrix() -> None:
         "n2  95   .  --",
         "n3   ?   ?   .",
         "FAILED n3: there is no container rdm",
+    ]
+
+
+def test_the_table_of_a_run_of_one_node_shows_the_others_too() -> None:
+    nodes = names(3)
+    judged = fabric.judge(nodes, {"n2": cluster(nodes)["n2"]})
+    assert fabric.table(judged).splitlines()[1:] == [
+        "    n2  n1  n3",
+        "n2   .  95  95",
+        "Not in this run: n1, n3",
+    ]
+
+
+def test_the_table_tells_who_takes_no_part_and_why() -> None:
+    judged = fabric.judge(names(3), {})
+    assert fabric.table(judged, ["n1", "n2"]).splitlines() == [
+        "Nothing was measured.",
+        "The container does not run yet on: n1, n2",
+        "Not in this run: n3",
     ]
 
 
