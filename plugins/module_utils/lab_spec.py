@@ -302,8 +302,9 @@ def inventory(lab: str, addresses: Mapping[str, str], driver: str, control_path:
             {"sriov_image": SRIOV_IMAGE, "sriov_privileged": False, "sriov_capabilities": ["NET_ADMIN"]}
         )
     variables["images_list"] = images
+    # Not under `all`: that would give the control machine, too, the nodes' user and key.
     return {
-        "all": {
+        "cluster": {
             "children": {
                 "master": {"hosts": {master: hosts[master]}},
                 "workers": {"hosts": {node: hosts[node] for node in workers}},
