@@ -215,6 +215,7 @@ class NodeResult(Event):
         diff: what was changed, as a unified diff; empty when there is nothing to show.
         seconds: how long the task took on this node.
         ignored: it failed, and the playbook goes on regardless.
+        refused: the plan was refused; the run ends here, for all nodes, with the problems in its result.
     """
 
     node: str
@@ -226,6 +227,7 @@ class NodeResult(Event):
     diff: str
     seconds: float
     ignored: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -476,6 +476,7 @@ class _Translator:
             diff=diff,
             seconds=round(float(details.get("duration") or 0.0), 3),
             ignored=ignored,
+            refused=bool(res.get("rdm_refused")),
         )
         counts = self.counts.setdefault(node, _Counts())
         if bad and ignored:
@@ -688,15 +689,32 @@ def _one_diff(diff: Mapping[str, Any]) -> str:
         return ""
     if any(key in diff for key in ("src_binary", "dst_binary", "src_larger", "dst_larger")):
         return ""
-    before, after = _diff_lines(diff.get("before")), _diff_lines(diff.get("after"))
-    name_before, name_after = (
-        str(diff.get("before_header") or "before"),
-        str(diff.get("after_header") or "after"),
-    )
-    return "".join(difflib.unified_diff(before, after, name_before, name_after, n=2))
+    before, after = diff.get("before"), diff.get("after")
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        # Settings: only those that differ, one a line.
+        had, has = dict(_flat(before)), dict(_flat(after))
+        differing = [key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key)]
+        return "".join(
+            f"{sign}{key}: {side[key]}\n"
+            for key in differing
+            for sign, side in (("-", had), ("+", has))
+            if key in side
+        )
+    name_before = str(diff.get("before_header") or "before")
+    name_after = str(diff.get("after_header") or "after")
+    return "".join(difflib.unified_diff(_lines(before), _lines(after), name_before, name_after, n=2))
 
 
-def _diff_lines(side: Any) -> list[str]:
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        name = f"{above}.{key}" if above else str(key)
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, name)
+        else:
+            yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _lines(side: Any) -> list[str]:
     if side is None:
         return []
     text = side if isinstance(side, str) else json.dumps(side, indent=2, sort_keys=True, ensure_ascii=False)

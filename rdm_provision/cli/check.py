@@ -15,6 +15,7 @@ __all__ = ["check"]
 Examples:
   rdm-provision check                        every node, with the lines of files that differ
   rdm-provision check --limit node2          one node
+  rdm-provision check -v                     all lines of all nodes
   rdm-provision check --exit-code && echo in sync
   rdm-provision check --json | jq '.nodes[].changes'
 """
@@ -37,7 +38,7 @@ def check(options: Options, exit_code: bool) -> int:
     if view.unhappy_end(result):
         return code
     console = view.out()
-    view.drift(console, result)
+    view.drift(console, result, everything=options.verbose > 0)
     view.recap(console, result)
     if result.ok and result.changed:
         view.next_steps(console, [("make it so", f"rdm-provision up{inventory_flag(options)}")])

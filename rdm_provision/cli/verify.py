@@ -41,5 +41,7 @@ def verify(options: Options) -> int:
     if result.fabric is not None:
         fabric.show_fabric(console, result.fabric)
     if not result.ok:
-        view.next_steps(console, view.mend(result, f"rdm-provision verify{inventory_flag(options)}"))
+        flag = inventory_flag(options)
+        again = view.mend(result, f"rdm-provision verify{flag}", whole=True)
+        view.next_steps(console, [("put right what is not as described", f"rdm-provision up{flag}"), *again])
     return result.exit_code

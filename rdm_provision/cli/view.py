@@ -41,6 +41,10 @@ COMPACT_FROM = 21
 """From this many nodes on, progress shows counts instead of names."""
 SHOWN = 20
 """How many nodes a recap lists before it sums up those that are well."""
+DIFFS_SHOWN = 2
+"""How many different diffs of one task are shown."""
+LINES_SHOWN = 40
+"""How many lines of a diff are shown."""
 _PLAIN_WIDTH = 160
 
 _STYLE = {
@@ -146,6 +150,7 @@ class View:
         self.phases: list[_Phase] = []
         self.task = ""
         self.busy: set[str] = set()
+        self.lost: dict[str, Status] = {}
         self.stopping = False
         self.verb = ""
         self.check = False
@@ -171,7 +176,7 @@ class View:
                 self.busy.add(event.node)
             case NodeResult():
                 self._node_result(event)
-            case Notice() if not self.brief:
+            case Notice() if self.verbose:
                 self.console.print(Text.assemble(("warning: ", "yellow"), event.text))
             case Output():
                 if self.verbose >= 2:
@@ -181,10 +186,14 @@ class View:
 
     def _node_result(self, event: NodeResult) -> None:
         self.busy.discard(event.node)
+        if event.refused:
+            return
         status = Status.OK if event.ignored else event.status
         if self.phases:
             self.phases[-1].note(event.node, status)
         bad = status in (Status.FAILED, Status.UNREACHABLE)
+        if bad:
+            self.lost.setdefault(event.node, status)
         if self.verbose >= 2 or self.brief:
             return
         if bad or (self.verbose and status is Status.CHANGED):
@@ -218,7 +227,8 @@ class View:
                 status = phase.states.get(node)
                 working = node in self.busy and phase is self.phases[-1]
                 if working or status is None:
-                    text.append(f"{'…' if working else ' '} {node}  ", "dim")
+                    gone = _sign(self.lost[node], self.console) if node in self.lost else " "
+                    text.append(f"{'…' if working else gone} {node}  ", "dim")
                 else:
                     text.append(f"{_sign(status, self.console)} {node}  ", _STYLE[status])
             return text
@@ -399,9 +409,10 @@ def _in_progress(console: Console, running: Sequence[InProgress]) -> None:
 def recap(console: Console, result: RunResult) -> None:
     """Print how the run went on each node, how long each phase took, and the warnings."""
     planned = (result.plan or {}).get("nodes", {})
-    word = "would change" if result.check else "changed"
+    reasons = any(node.why for node in result.nodes.values())
     heading(console, f"{result.verb}: {_verdict(result)}", f"in {seconds(result.seconds)}")
-    made = table("node", *(["MY_IP"] if planned else []), "result", "ok", word, "why", right=("ok", word))
+    columns = ["node", *(["MY_IP"] if planned else []), "result", "tasks", "changes"]
+    made = table(*columns, *(["why"] if reasons else []), right=("tasks", "changes"))
     well = 0
     for name, node in result.nodes.items():
         bad = node.status in (Status.FAILED, Status.UNREACHABLE)
@@ -411,9 +422,11 @@ def recap(console: Console, result: RunResult) -> None:
         cells: list[str | Text] = [name]
         if planned:
             cells.append(str(planned.get(name, {}).get("my_ip", "")))
-        label = f"{_sign(node.status, console)} {node.status}"
-        why = f"{node.phase}: {node.why}" if node.phase and node.why else node.why
-        cells += [Text(label, _STYLE[node.status]), str(node.ok + node.changed), str(node.changed), why]
+        word = "would change" if result.check and node.status is Status.CHANGED else str(node.status)
+        cells.append(Text(f"{_sign(node.status, console)} {word}", _STYLE[node.status]))
+        cells += [str(node.ok + node.changed + node.failed), str(node.changed)]
+        if reasons:
+            cells.append(f"{node.phase}: {node.why}" if node.phase and node.why else node.why)
         made.add_row(*cells)
     if made.row_count:
         show(console, made)
@@ -421,7 +434,7 @@ def recap(console: Console, result: RunResult) -> None:
         console.print(f"  {count(well, 'node')} {'are' if well > 1 else 'is'} well.")
     if result.phases:
         times = ", ".join(f"{phase.phase} {seconds(phase.seconds)}" for phase in result.phases)
-        console.print(Padding(Text(times, "dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(times, "dim"), (0, 0, 0, 2), expand=False))
     warnings(console, result)
 
 
@@ -457,13 +470,13 @@ def next_steps(console: Console, lines: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def mend(result: RunResult, command: str) -> list[tuple[str, str]]:
-    """Return what to do when nodes failed: look, then run the same again."""
+def mend(result: RunResult, command: str, *, whole: bool = False) -> list[tuple[str, str]]:
+    """Return what to do when nodes failed: run the same again, for those nodes or the WHOLE, and look."""
     again = command
     bad = [*result.failed, *result.unreachable]
-    if 0 < len(bad) <= 8 and len(bad) < len(result.nodes):
+    if not whole and 0 < len(bad) <= 8 and len(bad) < len(result.nodes):
         again += f" --limit {','.join(bad)}"
-    steps = [("when it is mended: go on with those nodes", again)]
+    steps = [("when it is mended, again", again)]
     if result.record is not None:
         steps.append(("what Ansible said", f"less {result.record / 'ansible.log'}"))
     return steps
@@ -482,17 +495,33 @@ def what_runs(console: Console, running: Sequence[Sequence[str]]) -> None:
         console.print(f"  … and {count(len(running) - SHOWN, 'more node')}")
 
 
-def drift(console: Console, result: RunResult) -> None:
-    """Print what would change, nodes with the same change together, with the lines of files."""
-    grouped: dict[tuple[str, str, str], list[str]] = {}
+def drift(console: Console, result: RunResult, *, everything: bool = False) -> None:
+    """Print what would change, in the order of the run, nodes with the same change together.
+
+    Many nodes that differ in the same way, and long new files, are cut short unless EVERYTHING is wanted.
+    """
+    grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, node in result.nodes.items():
         for change in node.changes:
-            grouped.setdefault((change.phase, change.task, change.diff), []).append(name)
-    for (phase, task, diff), nodes in grouped.items():
-        console.print()
-        console.print(Text.assemble((names(nodes), "bold"), f"  {phase}: {task}"))
-        for line in diff.splitlines():
-            console.print(Text.assemble("  ", (line, _diff_style(line))), soft_wrap=True)
+            grouped.setdefault((change.phase, change.task), {}).setdefault(change.diff, []).append(name)
+    order = {phase.phase: rank for rank, phase in enumerate(result.phases)}
+    cut = False
+    for (phase, task), diffs in sorted(grouped.items(), key=lambda item: order.get(item[0][0], 0)):
+        shown = list(diffs.items()) if everything else list(diffs.items())[:DIFFS_SHOWN]
+        for diff, nodes in shown:
+            console.print()
+            console.print(Text.assemble((names(nodes), "bold"), f"  {phase}: {task}"))
+            lines = diff.splitlines()
+            for line in lines if everything else lines[:LINES_SHOWN]:
+                console.print(Text.assemble("  ", (line, _diff_style(line))), soft_wrap=True)
+            if not everything and len(lines) > LINES_SHOWN:
+                cut = True
+                console.print(Text(f"  … {count(len(lines) - LINES_SHOWN, 'more line')}", "dim"))
+        if others := [name for diff, nodes in list(diffs.items())[len(shown) :] for name in nodes]:
+            cut = True
+            console.print(Text.assemble("\n", (names(others, 3), "bold"), "  likewise"))
+    if cut:
+        console.print(Text("\nAll lines of all nodes: add -v, or --json", "dim"))
 
 
 def _diff_style(line: str) -> str:
