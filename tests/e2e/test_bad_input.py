@@ -99,7 +99,7 @@ def changed_inventory(lab: Lab, tmp_path: Path) -> Iterator[Path]:
 
 ON_NODES = {
     "interface that does not exist": ({"network_parent": "ib7"}, ["ib7", "ib0"]),
-    "collision with an interface": ({"rdm_subnet": "172.17.0.0/16"}, ["172.17.0.0/16", "docker0"]),
+    "collision with a Docker network": ({"rdm_subnet": "172.17.0.0/16"}, ["172.17.0.0/16", "bridge"]),
     "archive that is missing": (
         {"images_list": [{"name": "x:1", "source": "archive", "path": "/srv/none.tar", "remote_src": True}]},
         ["/srv/none.tar"],
