@@ -8,8 +8,8 @@ number of nodes it builds a lab and measures on it, from clean nodes:
 * the same raw commands through pdsh, on all nodes at once;
 * our first run, our second run (nothing to do), and our check of the finished cluster (`--check --diff`).
 
-All read the same image archive, which lies on each node as on a shared file system. The raw commands do less
-than a run of ours: no check, no plan, no MY_IP, no keys, no hostfile, no verification.
+All load the same image archive, which every node sees as on a shared file system. The raw commands do less
+than a run of ours: no check, no plan, no MY_IP in the shells, no keys, no hostfile, no verification.
 
 Printed are wall time and the CPU time of this machine's processes (ssh, pdsh, ansible-playbook). In a lab the
 nodes share this machine's cores, so the work on the nodes is in the wall time of every way, and in the CPU
@@ -42,8 +42,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.tables import markdown  # noqa: E402
 
 BIN = Path(sys.executable).parent
-ARCHIVE = "/root/training.tar"
-DICTIONARY = "/root/nodes"
+DICTIONARY = "/srv/nodes"
 MODULE_RUN = "Using module file "
 
 # On a node, all that any of the ways can have left.
@@ -82,16 +81,19 @@ class Cluster:
         return list(self.variables)
 
     def up(self) -> None:
-        """Build the lab, or grow the one that is there, and put the image archive on every node."""
-        run([BIN / "rdm-provision", "lab", "up", "--name", self.name, "--nodes", str(self.count)])
+        """Build the lab, or grow the one that is there."""
+        run([*self._lab("up"), "-e", f"lab_nodes={self.count}"])
         listing = json.loads(run([BIN / "ansible-inventory", "-i", self.inventory, "--list"]))
         names = [*listing["master"]["hosts"], *listing["workers"]["hosts"]]
         self.variables = {name: listing["_meta"]["hostvars"][name] for name in names}
-        self.each(self._copy_archive)
 
     def down(self) -> None:
         """Remove the lab."""
-        run([BIN / "rdm-provision", "lab", "down", "--name", self.name])
+        run(self._lab("down"))
+
+    def _lab(self, verb: str) -> list[object]:
+        variables = json.dumps({"lab_name": self.name, "lab_directory": str(self.inventory)})
+        return [BIN / "ansible-playbook", ROOT / "playbooks" / f"lab_{verb}.yml", "-e", variables]
 
     def each(self, work: Callable[[str], object]) -> None:
         """Do something for all nodes at once."""
@@ -102,10 +104,6 @@ class Cluster:
         """Run a script on a node, past ssh; not part of any measurement."""
         return run(["docker", "exec", f"rdm-lab-{self.name}-{node}", "sh", "-c", script])
 
-    def _copy_archive(self, node: str) -> None:
-        source = Path(self.inventory, self.image["path"]).resolve()
-        run(["docker", "cp", source, f"rdm-lab-{self.name}-{node}:{ARCHIVE}"])
-
     @property
     def image(self) -> dict[str, Any]:
         """The lab's training image, as its inventory lists it."""
@@ -115,9 +113,11 @@ class Cluster:
         return found
 
     def reset(self) -> None:
-        """Take away all that any of the ways has left on the nodes."""
+        """Take away all that any of the ways has left, on the nodes and beside the inventory."""
         self.playbook("clean")
         self.each(lambda node: self.on(node, RESET))
+        shutil.rmtree(self.inventory / ".rdm" / "ssh", ignore_errors=True)
+        (self.inventory / "address_plan.cfg").unlink(missing_ok=True)
 
     # ---- the original's way
 
@@ -128,64 +128,40 @@ class Cluster:
             f"docker run -d --name rdm --cap-add=SYS_PTRACE --ipc=host --net=ibnet "
             f'--ip="$(grep "^$(hostname) " {DICTIONARY} | cut -d" " -f2)" {self.image["name"]} sleep infinity'
         )
-        return [f"docker load -i {ARCHIVE}", network, container]
+        return [f"docker load -i {self.image['path']}", network, container]
 
     def write_dictionary(self) -> None:
         """Put the node -> address file that the original recommends on every node."""
         lines = "".join(f"{node} 192.169.16.{100 + rank}\n" for rank, node in enumerate(self.nodes))
-        self.each(
-            lambda node: self.on(node, f"hostname {node}; printf %s {shlex.quote(lines)} >{DICTIONARY}")
-        )
+        self.each(lambda node: self.on(node, f"printf %s {shlex.quote(lines)} >{DICTIONARY}"))
 
-    def ssh_options(self, node: str) -> list[str]:
-        """The options with which ssh reaches a node, host key checked."""
-        known = self.variables[node]
-        options = shlex.split(known.get("ansible_ssh_common_args", ""))
-        if "ansible_ssh_private_key_file" in known:
-            options += ["-i", known["ansible_ssh_private_key_file"]]
-        return [*options, "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ControlPath=none"]
+    @property
+    def ssh_options(self) -> list[str]:
+        """The options with which ssh reaches any node, each time over a connection of its own."""
+        return ["-F", str(self.inventory / ".rdm" / "lab" / "ssh_config"), "-o", "ControlPath=none"]
 
     def one_after_the_other(self) -> None:
         """Each step on each node, one ssh at a time."""
         for step in self.raw_steps():
             for node in self.nodes:
-                known = self.variables[node]
-                target = f"{known.get('ansible_user', 'root')}@{known['ansible_host']}"
-                port = str(known.get("ansible_port", 22))
-                run(["ssh", *self.ssh_options(node), "-p", port, target, step])
+                run(["ssh", *self.ssh_options, node, step])
 
     def through_pdsh(self) -> None:
         """Each step on all nodes at once."""
-        first = self.variables[self.nodes[0]]
-        hosts = ",".join(str(self.variables[node]["ansible_host"]) for node in self.nodes)
-        options = shlex.join([*self.ssh_options(self.nodes[0]), "-p", str(first.get("ansible_port", 22))])
-        user = str(first.get("ansible_user", "root"))
+        user = self.variables[self.nodes[0]]["ansible_user"]
+        argv = ["pdsh", "-S", "-R", "ssh", "-f", str(self.count), "-l", user, "-w", ",".join(self.nodes)]
         for step in self.raw_steps():
-            run(
-                ["pdsh", "-S", "-R", "ssh", "-f", str(self.count), "-l", user, "-w", hosts, step],
-                PDSH_SSH_ARGS_APPEND=options,
-            )
+            run([*argv, step], PDSH_SSH_ARGS_APPEND=shlex.join(self.ssh_options))
 
     # ---- our way
 
     def playbook(self, name: str, *options: str) -> str:
         """Run a playbook of the collection over fresh connections; return what it printed."""
-        image = {**self.image, "path": ARCHIVE, "remote_src": True}
-        image.pop("sha256", None)
-        argv: list[object] = [
-            BIN / "ansible-playbook",
-            ROOT / "playbooks" / f"{name}.yml",
-            "-i",
-            self.inventory,
-        ]
-        argv += ["-e", json.dumps({"images_list": [image]}), "--forks", self.count, *options]
         with tempfile.TemporaryDirectory(prefix="rdm-bench-") as sockets:
-            environment = {
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_SSH_CONTROL_PATH_DIR": sockets,
-            }
+            argv = [BIN / "ansible-playbook", ROOT / "playbooks" / f"{name}.yml", "-i", self.inventory]
+            fresh = json.dumps({"ansible_control_path_dir": sockets})
             try:
-                return run(argv, **environment)
+                return run([*argv, "--forks", self.count, "-e", fresh, *options])
             finally:
                 for socket in Path(sockets).iterdir():
                     end = ["ssh", "-q", "-O", "exit", "-o", f"ControlPath={socket}", "any"]
@@ -201,7 +177,7 @@ def run(argv: Sequence[object], **env: str) -> str:
     words = [str(word) for word in argv]
     done = subprocess.run(
         words,
-        env={**os.environ, **env},
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **env},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -269,7 +245,7 @@ def report(results: dict[int, tuple[dict[str, Cost], float]]) -> str:
             ]
             rows.append([str(count), way, *numbers])
         executions.append([str(count), f"{per_node:.1f}"])
-    return f"{markdown(rows)}\n\n{markdown(executions)}"
+    return f"{markdown(rows, words=2)}\n\n{markdown(executions)}"
 
 
 def main() -> None:
@@ -290,7 +266,7 @@ def main() -> None:
             if not results:
                 stack.callback(cluster.down)
             cluster.up()
-            size = Path(cluster.inventory, cluster.image["path"]).stat().st_size / 2**20
+            size = int(cluster.on(cluster.nodes[0], f"stat -c %s {cluster.image['path']}")) / 2**20
             results[count] = measure(cluster, options.repeats)
     version = run(["docker", "version", "--format", "{{.Server.Version}}"]).strip()
     print(

@@ -5,20 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return ROWS, the first of them the heading, as a Markdown table with numbers to the right."""
+def markdown(rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Return ROWS, the first of them the heading, as a Markdown table.
+
+    Args:
+        rows: of as many cells each.
+        words: how many columns hold words and stand to the left; the others hold numbers.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(row: Sequence[str]) -> str:
         cells = [
-            cell.ljust(width) if column == 0 else cell.rjust(width)
+            cell.ljust(width) if column < words else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         return f"| {' | '.join(cells)} |"
 
     rule = (
         "|"
-        + "|".join("-" * (width + 2) if not n else "-" * (width + 1) + ":" for n, width in enumerate(widths))
+        + "|".join(
+            "-" * (width + 2) if n < words else "-" * (width + 1) + ":" for n, width in enumerate(widths)
+        )
         + "|"
     )
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
