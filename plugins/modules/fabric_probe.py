@@ -48,7 +48,7 @@ options:
   patience:
     description: Seconds that a silent peer gets after its regular tries.
     type: float
-    default: 3.0
+    default: 5.0
   tries:
     description: Echo requests to each peer. The median of their times counts.
     type: int
@@ -161,7 +161,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "nodes": {"type": "str", "required": True},
     "container": {"type": "str", "default": "rdm"},
     "deadline": {"type": "float", "default": 10.0},
-    "patience": {"type": "float", "default": 3.0},
+    "patience": {"type": "float", "default": 5.0},
     "tries": {"type": "int", "default": 3},
     "ssh": {"type": "bool", "default": True},
     "ssh_port": {"type": "int", "default": 22},
