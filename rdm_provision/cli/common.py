@@ -24,6 +24,7 @@ __all__ = [
     "inventory_flag",
     "inventory_options",
     "json_option",
+    "lab_steps",
     "limited_run_options",
     "run_options",
 ]
@@ -226,3 +227,11 @@ def inventory_flag(options: Options) -> str:
     if options.inventory is None or source is click.core.ParameterSource.ENVIRONMENT:
         return ""
     return f" -i {shlex.quote(str(options.inventory))}"
+
+
+def lab_steps(cluster: Cluster) -> list[tuple[str, str]]:
+    """Return how to remove the lab that a cluster is made of, when it is one: (what for, command)."""
+    if not cluster.is_lab:
+        return []
+    name = "" if cluster.name == "lab" else f" --name {cluster.name}"
+    return [("remove the lab itself", f"rdm-provision lab down{name}")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, lab_steps, run_options
 
 __all__ = ["down"]
 
@@ -47,7 +47,7 @@ def down(options: Options, images: bool) -> int:
             console,
             [
                 ("bring it up again", f"rdm-provision up{flag}"),
-                ("remove the lab itself", "rdm-provision lab down"),
+                *lab_steps(cluster),
             ],
         )
     return result.exit_code

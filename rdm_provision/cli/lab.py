@@ -255,7 +255,7 @@ def _failed(result: RunResult) -> bool:
 
     for recap in (*result.nodes.values(),):
         if recap.why:
-            view.err().print(f"[bold red]Error:[/] {recap.why}", soft_wrap=True, highlight=False)
+            view.complain(recap.why)
             return True
     return not result.ok
 

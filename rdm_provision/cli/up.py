@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, lab_steps, run_options
 
 __all__ = ["up"]
 
@@ -56,6 +56,7 @@ def up(options: Options) -> int:
                 ("a command in every container", f"rdm-provision exec{flag} -- hostname"),
                 ("the fabric, measured again", f"rdm-provision verify{flag}"),
                 ("take it down", f"rdm-provision down{flag}"),
+                *lab_steps(cluster),
             ],
         )
     else:

@@ -35,7 +35,7 @@ from rdm_provision.events import (
 )
 from rdm_provision.run import Run
 
-__all__ = ["View", "err", "heading", "out", "problems", "table", "watch"]
+__all__ = ["View", "complain", "err", "heading", "out", "problems", "table", "watch"]
 
 COMPACT_FROM = 21
 """From this many nodes on, progress shows counts instead of names."""
@@ -353,6 +353,21 @@ def show(console: Console, made: Table) -> None:
     console.print(Padding(made, (0, 0, 0, 2), expand=False))
 
 
+def bullet(console: Console, text: Text, style: str = "") -> None:
+    """Print an item of a list; on a terminal its further lines are indented, in a log it stays one line."""
+    if not console.is_terminal:
+        console.print(Text.assemble("  - ", text), soft_wrap=True)
+        return
+    grid = Table.grid()
+    grid.add_row(Text("  - ", style), text)
+    console.print(grid)
+
+
+def complain(message: str) -> None:
+    """Print an error on stderr."""
+    err().print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)
+
+
 def problems(console: Console, found: Iterable[Problem]) -> None:
     """Print each problem on a line of its own; nodes that share one share the line."""
     grouped: dict[tuple[str, str, str], list[str]] = {}
@@ -361,14 +376,14 @@ def problems(console: Console, found: Iterable[Problem]) -> None:
         if problem.node:
             nodes.append(problem.node)
     for (value, reason, remedy), nodes in grouped.items():
-        line = Text("  - ")
+        line = Text()
         if nodes:
             line.append(names(nodes), "bold").append(": ")
         line.append(value, "yellow" if value else "")
         line.append(f" {reason}" if value and reason else reason)
         if remedy:
             line.append(": ").append(remedy, "green")
-        console.print(line, soft_wrap=True)
+        bullet(console, line)
 
 
 # --- after a run ------------------------------------------------------------------------------------------
@@ -391,7 +406,7 @@ def unhappy_end(result: RunResult) -> bool:
         return True
     if result.message:
         console.print()
-        console.print(Text.assemble(("Error: ", "bold red"), result.message))
+        complain(result.message)
         if result.record is not None:
             console.print(Text(f"ansible-playbook's own words: {result.record / 'ansible.log'}", "dim"))
         return not any(recap.ok for recap in result.nodes.values())
@@ -443,7 +458,7 @@ def warnings(console: Console, result: RunResult) -> None:
     if result.warnings:
         heading(console, "Warnings")
         for warning in result.warnings:
-            console.print(Text.assemble(("  - ", "yellow"), warning), soft_wrap=True)
+            bullet(console, Text(warning), "yellow")
 
 
 def _verdict(result: RunResult) -> str:
