@@ -1,0 +1,336 @@
+"""Labs on this machine's own engine: made, grown, broken, mended, interrupted, and gone without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.modules import lab as lab_module
+from ansible_collections.rdm.provision.plugins.modules import lab_images
+
+from tests.integration.engine import Engine, wait_until
+from tests.integration.images import busybox_rootfs, import_image
+
+ROOT = Path(__file__).parents[2]
+NAME = f"t{os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A lab as its user sees it."""
+
+    directory: Path
+    name: str
+
+    @property
+    def files(self) -> Path:
+        return self.directory / "inventory" / self.name
+
+    def argv(self, verb: str, *argv: str) -> list[str]:
+        code = "from rdm_provision.cli import main; main()"
+        return [sys.executable, "-c", code, "lab", verb, "--name", self.name, *argv]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        keep = {
+            name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "RDM_"))
+        }
+        return keep | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+
+    def run(self, verb: str, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            self.argv(verb, *argv),
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == expect, f"{verb}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, verb: str, *argv: str, expect: int = 0) -> Any:
+        return json.loads(self.run(verb, *argv, "--json", expect=expect).stdout)
+
+    def nodes(self) -> dict[str, tuple[str, str, str]]:
+        found = self.json("status")["nodes"]
+        return {node["name"]: (node["state"], node["cable"], node["engine"]) for node in found}
+
+    def ssh(self, node: str, *argv: str, user: str = "rdm") -> subprocess.CompletedProcess[str]:
+        config = self.files / ".rdm/lab/ssh_config"
+        return subprocess.run(
+            ["ssh", "-F", str(config), "-o", "ConnectTimeout=5", "-l", user, node, *argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def on(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        argv = ("docker", "exec", f"rdm-lab-{self.name}-{node}", *argv)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+
+
+READY = ("running", "plugged", "ready")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A lab of two nodes, in a directory whose name needs quoting."""
+    lab = Lab(tmp_path_factory.mktemp("a directory"), NAME)
+    try:
+        result = lab.json("up", "--nodes", "2")
+        assert result["ok"]
+        assert [node["healthy"] for node in result["nodes"]] == [True, True]
+        yield lab
+    finally:
+        lab.run("down")
+        assert_nothing_left(lab, ())
+
+
+def assert_nothing_left(lab: Lab, ids: tuple[str, ...]) -> None:
+    """No container, volume, network, link, cgroup, process or file of the lab exists."""
+    api = DockerAPI()
+    mine = {"label": [f"rdm.provision.lab={lab.name}"]}
+    assert api.get("/containers/json", all=True, filters=mine) == []
+    assert not api.get("/volumes", filters=mine)["Volumes"]
+    assert api.get("/networks", filters=mine) == []
+    assert lab_module.marked_processes(lab.name) == []
+    assert list(lab.directory.iterdir()) == []
+    assert not lab_module.Files(lab.name, lab.files).control_path.exists()
+    links = {path.name for path in Path("/sys/class/net").iterdir()}
+    for one in ids:
+        assert f"br-{one[:12]}" not in links
+        assert not list(Path("/sys/fs/cgroup").glob(f"**/{one}")), "a cgroup stayed"
+
+
+def ids_of(lab: Lab) -> tuple[str, ...]:
+    """The engine's ids of the lab's networks and containers."""
+    api = DockerAPI()
+    mine = {"label": [f"rdm.provision.lab={lab.name}"]}
+    found = [*api.get("/networks", filters=mine), *api.get("/containers/json", all=True, filters=mine)]
+    return tuple(one["Id"] for one in found)
+
+
+def test_a_second_start_changes_nothing(lab: Lab) -> None:
+    result = lab.json("up", "--nodes", "2")
+    assert result["actions"] == []
+    assert not any(node["changed"] for node in result["nodes"] if "changed" in node)
+    assert "Nothing was changed" in lab.run("up", "--nodes", "2").stdout
+
+
+def test_check_says_what_would_change_and_changes_nothing(lab: Lab) -> None:
+    assert "would make n3" in lab.run("up", "--nodes", "3", "--check").stdout
+    assert list(lab.nodes()) == ["n1", "n2"]
+    assert "would remove container n1" in lab.run("down", "--check").stdout
+    assert list(lab.nodes()) == ["n1", "n2"]
+
+
+def test_users_log_in_with_checked_host_keys(lab: Lab) -> None:
+    root = lab.ssh("n1", "sudo -n id -u; docker version -f ok")
+    assert root.stdout.split() == ["0", "ok"], root.stderr
+    plain = lab.ssh("n2", "docker version -f ok; sudo -n id -u", user="plain")
+    assert plain.stdout.split() == ["ok"]
+    assert plain.returncode != 0
+    assert lab.ssh("n1", "id -u", user="root").stdout.split() == ["0"]
+
+
+def test_another_host_key_is_refused(lab: Lab) -> None:
+    known = lab.files / ".rdm/lab/known_hosts"
+    right = known.read_text(encoding="ascii")
+    one, two = right.splitlines()
+    known.write_text(f"{one.split()[0]} {' '.join(two.split()[1:])}\n", encoding="ascii")
+    try:
+        refused = lab.ssh("n1", "true")
+        assert refused.returncode == 255
+        assert "Host key verification failed" in refused.stderr
+    finally:
+        known.write_text(right, encoding="ascii")
+
+
+def test_ansible_reaches_the_nodes_by_the_written_inventory(lab: Lab) -> None:
+    ansible = Path(sys.executable).with_name("ansible")
+    done = subprocess.run(
+        [
+            str(ansible),
+            "-i",
+            str(lab.files),
+            "master:workers",
+            "-b",
+            "-m",
+            "ansible.builtin.command",
+            "-a",
+            "id -un",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=lab.directory,
+        env=lab.environment | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("root") == 2
+
+
+def test_files_are_private(lab: Lab) -> None:
+    own = lab.files / ".rdm/lab"
+    for path in (own / "id_ed25519", own / "n1/ssh_host_ed25519_key", lab.files / "hosts.yml"):
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_cut_node_is_off_the_fabric_and_still_reached(lab: Lab) -> None:
+    for number, node in enumerate(("n1", "n2"), 1):
+        lab.on(node, "ip", "address", "replace", f"10.255.255.{number}/24", "dev", "ib0")
+
+    def talks() -> bool:
+        return lab.on("n1", "ping", "-c1", "-W1", "10.255.255.2").returncode == 0
+
+    assert talks()
+    assert lab.json("cut", "n2")["changed"] == {"n2": True}
+    assert not talks()
+    assert lab.nodes()["n2"] == ("running", "cut", "ready")
+    assert lab.ssh("n2", "true").returncode == 0
+    assert lab.json("cut", "n2")["changed"] == {"n2": False}
+    lab.run("heal", "n2")
+    assert wait_until(talks, 10)
+
+
+def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab) -> None:
+    lab.on("n2", "touch", "/etc/kept", "/var/lib/docker/kept")
+    assert lab.json("stop", "n2")["changed"] == {"n2": True}
+    assert lab.nodes()["n2"] == ("exited", "unplugged", "")
+    assert lab.ssh("n2", "true").returncode == 255
+    assert "is not plugged in" in lab.run("heal", "n2", expect=1).stderr
+    assert lab.json("start", "n2")["changed"] == {"n2": True}
+    assert lab.nodes()["n2"] == READY
+    assert lab.ssh("n2", "sudo ls /etc/kept /var/lib/docker/kept").returncode == 0
+
+
+def test_a_node_whose_engine_dies_gets_it_back(lab: Lab) -> None:
+    before = lab.on("n1", "pidof", "dockerd").stdout
+    lab.on("n1", "kill", "-9", *before.split())
+    assert wait_until(lambda: lab.on("n1", "pidof", "dockerd").stdout not in ("", before), 30)
+    assert lab.on("n1", "rdm-lab", "wait", "30").returncode == 0
+
+
+def test_it_grows_mends_and_shrinks(lab: Lab) -> None:
+    first = ids_of(lab)
+    lab.run("stop", "n2")
+    result = lab.json("up", "--nodes", "3")
+    assert result["actions"][:2] == ["make n3", "start n2"]
+    assert set(lab.nodes().values()) == {READY}
+    assert len(lab.nodes()) == 3
+    lab.run("up", "--nodes", "2")
+    assert list(lab.nodes()) == ["n1", "n2"]
+    assert set(ids_of(lab)) == set(first), "the other nodes stayed as they were"
+    assert not (lab.files / ".rdm/lab/n3").exists()
+
+
+def test_two_labs_side_by_side(lab: Lab, tmp_path: Path) -> None:
+    other = Lab(tmp_path, f"{NAME}-2")
+    try:
+        addresses = {node["address"] for node in other.json("up", "--nodes", "1")["nodes"]}
+        assert addresses.isdisjoint(node["address"] for node in lab.json("status")["nodes"])
+        assert other.ssh("n1", "hostname").stdout.split() == ["n1"]
+    finally:
+        ids = ids_of(other)
+        other.run("down")
+    assert_nothing_left(other, ids)
+    assert set(lab.nodes().values()) == {READY}
+
+
+def moments(lab: Lab) -> dict[str, Any]:
+    """When to interrupt a start."""
+    mine = {"label": [f"rdm.provision.lab={lab.name}"]}
+    api = DockerAPI()
+    return {
+        "its playbook has begun": lambda: bool(lab_module.marked_processes(lab.name)),
+        "the first files are there": lambda: (lab.files / ".rdm/lab").exists(),
+        "the network is there": lambda: bool(api.get("/networks", filters=mine)),
+        "the first node is there": lambda: len(api.get("/containers/json", all=True, filters=mine)) > 1,
+        "the nodes get ready": lambda: (lab.files / "hosts.yml").exists(),
+    }
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["the program", "the whole group"])
+@pytest.mark.parametrize("moment", list(moments(Lab(Path(), "x"))))
+def test_nothing_is_left_of_a_killed_start(tmp_path: Path, moment: str, whole_group: bool) -> None:
+    lab = Lab(tmp_path, f"{NAME}-k")
+    try:
+        start = subprocess.Popen(
+            lab.argv("up", "--nodes", "2"),
+            cwd=tmp_path,
+            env=lab.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        reached = wait_until(moments(lab)[moment], 60, interval=0.005)
+        (os.killpg if whole_group else os.kill)(start.pid, signal.SIGKILL)
+        start.wait()
+        assert reached
+        ids = ids_of(lab)
+    finally:
+        lab.run("down")
+    assert_nothing_left(lab, ids)
+    if moment == "the first node is there" and whole_group:
+        assert lab.json("up", "--nodes", "1")["ok"]
+        ids = ids_of(lab)
+        lab.run("down")
+        assert_nothing_left(lab, ids)
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence", "code"),
+    [
+        (("up", "--nodes", "0"), "a lab of 0 nodes cannot be made", 3),
+        (("up", "--nodes", "101"), "a lab of 101 nodes cannot be made", 3),
+        (("up", "--name", "$(touch x)"), "is no name for a lab", 3),
+        (("up", "--name", "Lab"), "is no name for a lab", 3),
+        (("stop", "n9"), "has no node 'n9': it has n1, n2", 3),
+        (("stop", "n1", "--name", f"{NAME}-none"), f"there is no lab '{NAME}-none'", 3),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(lab: Lab, argv: tuple[str, ...], sentence: str, code: int) -> None:
+    said = lab.run(*argv, expect=code).stderr
+    assert sentence in said
+    assert len(said.strip().splitlines()) <= 2
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    other = Lab(tmp_path, f"{NAME}-d")
+    other.files.mkdir(parents=True)
+    (other.files / "hosts.yml").write_text("mine\n", encoding="utf-8")
+    assert "is not a lab's" in other.run("up", expect=1).stderr
+    other.run("down")
+    assert (other.files / "hosts.yml").read_text(encoding="utf-8") == "mine\n"
+
+
+def test_purging_removes_every_image_and_the_cache(engine: Engine, tmp_path: Path) -> None:
+    api = engine.api
+    image = import_image(api, "rdm-test/lab-image:1", busybox_rootfs())
+    labelled = {"Image": image, "Labels": {lab_recipe.RECIPE_LABEL: "x"}}
+    container = api.post("/containers/create", labelled)["Id"]
+    api.post("/commit", labelled, container=container, repo=lab_recipe.NODE_REPOSITORY, tag="x")
+    api.delete(f"/containers/{container}")
+    cache = lab_images.cache_directory(str(tmp_path / "cache"))
+    (cache / "x").mkdir(parents=True)
+    assert lab_images.remove(api, cache, check=True)
+    assert lab_images.has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
+    assert lab_images.remove(api, cache, check=False)
+    assert not lab_images.has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
+    assert lab_images.has_image(api, "rdm-test/lab-image:1")
+    assert not cache.exists()
+    assert not lab_images.remove(api, cache, check=False)
