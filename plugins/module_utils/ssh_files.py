@@ -7,6 +7,7 @@ import re
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATTERNS_PER_LINE = 50  # old versions of ssh limit the length of a line
+_IMAGES_OWN = "/etc/ssh/ssh_config.image"  # where the container's start puts the image's configuration
 
 
 def parse_dictionary(text: str) -> list[tuple[str, str]]:
@@ -26,6 +27,8 @@ def parse_dictionary(text: str) -> list[tuple[str, str]]:
 
 def ssh_client_config(dictionary: str, alias: str, port: int, directory: str) -> str:
     """Return an ssh_config with which root reaches every container of the cluster.
+
+    For other hosts it leaves everything to the image's own configuration.
 
     All containers have one host key, known under one alias, so that a node more or less changes no
     known_hosts. Names are looked up here, not in DNS.
@@ -60,4 +63,5 @@ def ssh_client_config(dictionary: str, alias: str, port: int, directory: str) ->
     for start in range(0, len(patterns), _PATTERNS_PER_LINE):
         parts.append("Host {0}\n{1}".format(" ".join(patterns[start : start + _PATTERNS_PER_LINE]), settings))
     parts += ["Host {0}\n  HostName {1}\n".format(*pair) for pair in pairs if pair[0] != pair[1]]
+    parts.append("Host *\n  Include {0}\n".format(_IMAGES_OWN))
     return "".join(parts)

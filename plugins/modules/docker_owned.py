@@ -120,6 +120,9 @@ def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> Li
     found = api.get("/containers/json", all=True, filters=filters)
     if found and params["driver"]:
         users = api.get("/networks", filters={"driver": [params["driver"]]})
+        if check:
+            # Ours would have gone before; in check mode they are still there.
+            users = [network for network in users if not is_ours(network["Labels"], params["cluster"])]
         if users:
             raise Refused(
                 "container {0} stays: {1} with driver {2} need it: {3}".format(
@@ -143,7 +146,8 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
         users = api.get("/containers/json", all=True, filters={"network": [network["Id"]]})
         allowed = [user for user in users if is_ours(user["Labels"], params["cluster"], "container")]
         foreign = [user for user in users if user not in allowed]
-        if not params["with_containers"] and not foreign:
+        # Without with_containers, ours have gone before; only in check mode they are still there.
+        if not params["with_containers"] and not check and not foreign:
             foreign = allowed
         if foreign:
             raise Refused(
@@ -153,7 +157,8 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
                     ", ".join(container_names(foreign)),
                 )
             )
-        ours.update({container["Id"]: container for container in allowed})
+        if params["with_containers"]:
+            ours.update({container["Id"]: container for container in allowed})
     if not check:
         _end(api, list(ours.values()), params["stop_timeout"])
         for network in found:

@@ -9,17 +9,14 @@ sshd=$(PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v sshd) || {
     exit 78
 }
 
-# The client of root, and of everybody else here, reads our configuration where the system keeps its own. It is a
-# link into a mounted directory, so that it follows what is written there later.
-if grep -qs '^[[:space:]]*Include[[:space:]]\+/etc/ssh/ssh_config\.d/\*\.conf' /etc/ssh/ssh_config; then
-    mkdir -p /etc/ssh/ssh_config.d
-    ln -sfn "$rdm/config" /etc/ssh/ssh_config.d/00-rdm.conf
-elif ! grep -qsxF "Include $rdm/config" /etc/ssh/ssh_config; then
-    {
-        echo "Include $rdm/config"
-        cat /etc/ssh/ssh_config 2>/dev/null || :
-    } > /etc/ssh/ssh_config.rdm
-    mv /etc/ssh/ssh_config.rdm /etc/ssh/ssh_config
+# The ssh client reads our configuration in the place of the image's own, which ours includes. It is a link into a
+# mounted directory, so that it follows what is written there later. ssh takes this one file whoever owns it.
+if [ "$(readlink /etc/ssh/ssh_config || :)" != "$rdm/config" ]; then
+    mkdir -p /etc/ssh
+    if [ -e /etc/ssh/ssh_config ]; then
+        mv /etc/ssh/ssh_config /etc/ssh/ssh_config.image
+    fi
+    ln -sfn "$rdm/config" /etc/ssh/ssh_config
 fi
 
 # sshd starts sessions with an environment of its own. Give them the container's, MY_IP among it, as far as
