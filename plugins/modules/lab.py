@@ -117,6 +117,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import (
     bounding_capabilities,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab_work import sweep
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "required": True},
@@ -453,6 +454,7 @@ def absent(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, A
         return {"changed": bool(actions), "actions": actions}
     if end_interrupted_start(engine.name):
         actions.append("end an interrupted start")
+    sweep()
     for files in places:
         files.close_connections()
     engine.remove()

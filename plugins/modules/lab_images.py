@@ -86,14 +86,11 @@ source:
   type: str
 """
 
-import ctypes
 import fcntl
 import glob
 import os
 import shutil
-import signal
 import subprocess
-import tempfile
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -106,6 +103,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerError,
     DockerProblem,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab_work import run, sweep, work_directory
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -116,13 +115,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "pull_timeout": {"type": "int", "default": 10},
 }
 
-WORK_PREFIX = "rdm-provision-lab."
-PR_SET_PDEATHSIG = 1
 _BLOCK = 1024 * 1024
-
-
-class Problem(Exception):  # noqa: N818  # one sentence for the user
-    """Why images could not be made."""
 
 
 # --- the cache -------------------------------------------------------------------------------------------
@@ -143,44 +136,6 @@ def locked(cache: Path) -> Iterator[None]:
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def work_directory() -> Iterator[Path]:
-    """A directory for the time of a build; those that interrupted builds left behind are removed first."""
-    sweep()
-    work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
-    # Without root, mmdebstrap works as another user id and must be able to pass through.
-    work.chmod(0o711)
-    with (work / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield work
-        finally:
-            remove_tree(work)
-
-
-def sweep() -> None:
-    """Remove the working directories of builds that were killed."""
-    for name in glob.glob(os.path.join(tempfile.gettempdir(), WORK_PREFIX + "*")):
-        work = Path(name)
-        if work.is_symlink() or work.stat().st_uid != os.geteuid():
-            continue
-        try:
-            with (work / "lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove_tree(work)
-        except BlockingIOError:
-            continue
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory, also where mmdebstrap left files of a mapped user."""
-    try:
-        shutil.rmtree(str(path))
-    except PermissionError:
-        run(["mmdebstrap", "--unshare-helper", "rm", "-rf", str(path)])
-        shutil.rmtree(str(path), ignore_errors=True)
 
 
 # --- making them -----------------------------------------------------------------------------------------
@@ -214,7 +169,7 @@ class Images:
                 self._from_registry()
                 return "registry"
             if source == "registry":
-                raise Problem("the image {0} cannot be pulled: {1}".format(self.base, refused))
+                raise LabProblem("the image {0} cannot be pulled: {1}".format(self.base, refused))
         self._from_packages()
         return "packages"
 
@@ -251,7 +206,7 @@ class Images:
                 for line in self.api.post_stream("/build", [context], headers, **query):
                     said.append(str(line.get("stream", "")))
             except DockerError as error:
-                raise Problem("{0}; the build said: {1}".format(error, "".join(said)[-500:])) from error
+                raise LabProblem("{0}; the build said: {1}".format(error, "".join(said)[-500:])) from error
         with work_directory() as work, self._new_archives() as target:
             for archive, name in (
                 (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),
@@ -262,9 +217,9 @@ class Images:
 
     def _from_packages(self) -> None:
         if shutil.which("mmdebstrap") is None:
-            raise Problem("no registry answers, and mmdebstrap is missing: install the package mmdebstrap")
+            raise LabProblem("no registry answers, and mmdebstrap is missing: install the package mmdebstrap")
         if not self.suite:
-            raise Problem("/etc/os-release names no release of Debian or Ubuntu to take packages from")
+            raise LabProblem("/etc/os-release names no release of Debian or Ubuntu to take packages from")
         with work_directory() as work:
             output, files = work / "output", work / "files"
             output.mkdir()
@@ -376,26 +331,6 @@ def proxy_options() -> List[str]:
     return [line for line in done.stdout.splitlines() if line.startswith(wanted)]
 
 
-def run(argv: List[str], **env: str) -> None:
-    """Run a program that ends when this process does; its last words are the problem when it fails."""
-
-    def die_with_parent() -> None:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-    done = subprocess.run(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=dict(os.environ, LC_ALL="C.UTF-8", DEBIAN_FRONTEND="noninteractive", **env),
-        preexec_fn=die_with_parent,
-        check=False,
-        universal_newlines=True,
-    )
-    if done.returncode:
-        raise Problem("{0} failed: {1}".format(argv[0], done.stdout.strip()[-800:]))
-
-
 # --- taking them away ------------------------------------------------------------------------------------
 
 
@@ -411,7 +346,7 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
                 api.delete("/images/{0}".format(image["Id"]), force=True)
             except DockerError as error:
                 if error.status == 409:
-                    raise Problem(
+                    raise LabProblem(
                         "the node image is used by a lab: take every lab down first (rdm-provision lab down)"
                     ) from error
                 raise
@@ -445,7 +380,7 @@ def main() -> None:
                 result["source"] = images.make(given["source"], given["pull_timeout"])
                 module.exit_json(changed=True, **result)
         module.exit_json(changed=result["missing"], **result)
-    except (Problem, DockerProblem, OSError) as problem:
+    except (LabProblem, DockerProblem, OSError) as problem:
         module.fail_json(msg=str(problem))
 
 

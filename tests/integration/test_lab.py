@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Lab:
 
     directory: Path
     name: str
+    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> Path:
@@ -45,7 +46,7 @@ class Lab:
         keep = {
             name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "RDM_"))
         }
-        return keep | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+        return keep | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"} | self.variables
 
     def run(self, verb: str, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -290,6 +291,31 @@ def test_nothing_is_left_of_a_killed_start(tmp_path: Path, moment: str, whole_gr
         ids = ids_of(lab)
         lab.run("down")
         assert_nothing_left(lab, ids)
+
+
+def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None:
+    directory, temporary = tmp_path / "work", tmp_path / "tmp"
+    directory.mkdir()
+    temporary.mkdir()
+    # An empty cache, so that there is something to build.
+    lab = Lab(directory, f"{NAME}-b", {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(tmp_path / "cache")})
+    argv = lab.argv("up", "--image-source", "packages")
+    quiet = subprocess.DEVNULL
+    start = subprocess.Popen(
+        argv, cwd=directory, env=lab.environment, stdin=quiet, stdout=quiet, stderr=quiet
+    )
+    try:
+        # Inside the new root file system: packages are being unpacked.
+        assert wait_until(
+            lambda: any(temporary.glob("rdm-provision-lab.*/output/*/var/lib/dpkg/status")), 120
+        )
+    finally:
+        start.kill()
+        start.wait()
+        lab.run("down")
+    assert_nothing_left(lab, ())
+    assert [path.name for path in temporary.iterdir()] == []
+    assert str(tmp_path) not in Path("/proc/mounts").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
