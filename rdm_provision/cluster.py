@@ -29,6 +29,7 @@ EXEC_MODULE = "rdm.provision.container_exec"
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 
+_INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
 _LABEL = "rdm.provision"
 PLAN_FILE = "address_plan.cfg"
@@ -720,38 +721,55 @@ def _ansible_inventory(path: Path) -> dict[str, Any]:
     done = subprocess.run(
         argv, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
+    unparsed = list(_unparsed(plain(done.stderr)))
     if done.returncode != 0:
-        raise InventoryError(f"{path} cannot be read: {_parse_error(done.stderr, path)}")
+        said = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
+        raise InventoryError(f"{path} cannot be read: {said}")
+    for file, complaints in unparsed:
+        # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
+        if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
+            raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
     listing: dict[str, Any] = json.loads(done.stdout)
     return listing
 
 
-def _parse_error(stderr: str, path: Path) -> str:
-    """Return the one sentence that helps among the complaints of all inventory plugins.
+def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:
+    """Yield each file that no inventory plugin could read, with what the plugins said about it."""
+    begin = 0
+    for found in re.finditer(r"Unable to parse (.+) as an inventory source", stderr):
+        yield Path(found.group(1)), stderr[begin : found.start()]
+        begin = found.end()
+
+
+def _parse_error(file: Path, complaints: str) -> str:
+    """Return the one sentence that helps among the complaints of all inventory plugins about FILE.
 
     Every plugin that gives up has its say, and most of them were never meant: what counts is the one for the
     file's kind. The plugin ``auto`` is the only one that knows the line of a YAML error.
     """
-    stderr = plain(stderr)
     said = {
         plugin: (" ".join(message.split()).rstrip("."), origin)
         for plugin, message, origin in re.findall(
-            r"Failed to parse inventory with '(\w+)' plugin: (.+?)\n\n.+?Origin: ([^\n]+)", stderr, re.DOTALL
+            r"Failed to parse inventory with '(\w+)' plugin: (.+?)\n\n.+?Origin: ([^\n]+)",
+            complaints,
+            re.DOTALL,
         )
     }
-    if not said:
-        sentence = error_sentence(stderr) or "ansible-inventory does not say why"
-        where = _bad_yaml(path) if sentence.startswith("YAML parsing failed") else ""
-        return f"{sentence.rstrip('.')} ({where})" if where else sentence
     message, origin = said.get("auto", ("", ""))
     if not message.startswith("YAML parsing failed"):
-        yaml = path.suffix in (".yml", ".yaml", ".json") or re.search(r"\.(ya?ml|json)\b", origin)
-        message, origin = said.get("yaml" if yaml else "ini", (message, origin))
+        plugin = "yaml" if file.suffix in (".yml", ".yaml", ".json") else "ini"
+        message, origin = said.get(plugin, (message, ""))
     message = message.removeprefix("Failed to parse inventory: ")
     if "values to unpack" in message:
         message = "a line is neither a [group], a host nor a variable"
-    source = re.search(r"'([^']+)'>", origin)
-    return f"{message} ({source.group(1) if source else origin})"
+    where = origin if re.search(r":\d+:\d+$", origin) else str(file)
+    return f"{message or 'it is no inventory'} ({where})"
+
+
+def _other_error(stderr: str, path: Path) -> str:
+    sentence = error_sentence(stderr) or "ansible-inventory does not say why"
+    where = _bad_yaml(path) if sentence.startswith("YAML parsing failed") else ""
+    return f"{sentence.rstrip('.')} ({where})" if where else sentence
 
 
 def _bad_yaml(path: Path) -> str:

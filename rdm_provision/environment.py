@@ -141,7 +141,7 @@ def ansible_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
     env |= {
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_SSH_HOST_KEY_CHECKING": "True",
-        "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "True",
+        "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True",
         "ANSIBLE_FORCE_COLOR": "False",
         "ANSIBLE_NOCOLOR": "True",
         "PATH": _path(),

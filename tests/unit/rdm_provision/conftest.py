@@ -1,4 +1,4 @@
-"""Clusters for the tests of the control side: real inventories, real ansible-runner, no connection but local."""
+"""Clusters for the tests of the control side: real inventories, local connections."""
 
 from __future__ import annotations
 

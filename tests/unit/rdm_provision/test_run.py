@@ -107,9 +107,7 @@ def test_what_is_ignored_or_rescued_is_no_failure(play: Play) -> None:
 
 def test_a_node_that_cannot_be_reached(play: Play, make_inventory: MakeInventory) -> None:
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
-    result = play(
-        [task("Look", "ping", {})], inventory=make_inventory(hosts={"node3": gone})
-    ).result()
+    result = play([task("Look", "ping", {})], inventory=make_inventory(hosts={"node3": gone})).result()
     assert result.exit_code == 1
     assert result.unreachable == ("node3",)
     assert result.nodes["node3"].why == "connect to host 127.0.0.1 port 1: Connection refused"
@@ -139,7 +137,17 @@ def test_secrets_appear_in_no_event_and_no_record(play: Play, tmp_path: Path) ->
 
 
 def test_what_a_user_types_is_never_a_template(play: Play) -> None:
-    words = ["{{ 7 * 7 }}", "a'b\"c", "$(id) `id`", "two\nlines", "true", "010", "", "\u2028\x7fé", "\U0001f600"]
+    words = [
+        "{{ 7 * 7 }}",
+        "a'b\"c",
+        "$(id) `id`",
+        "two\nlines",
+        "true",
+        "010",
+        "",
+        "\u2028\x7fé",
+        "\U0001f600",
+    ]
     show = task("Show", "debug", {"msg": "{{ words }}"})
     run = play([show], literal_vars={"words": words}, keep=frozenset({"ansible.builtin.debug"}))
     returned = run.result().returned["ansible.builtin.debug"]

@@ -1,0 +1,294 @@
+"""The command line: what it says, where it says it, and with what exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rdm_provision.cli import VERBS, cli, main
+from tests.conftest import ROOT
+from tests.unit.rdm_provision.conftest import NODES, MakeInventory
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Call = Callable[..., Said]
+
+
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Call:
+    """Run the program in this process."""
+
+    def run(*argv: str | Path) -> Said:
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in argv])
+        captured = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Said(ended.value.code, captured.out, captured.err)
+
+    return run
+
+
+# --- help and typing errors --------------------------------------------------------------------------
+
+
+def test_help_lists_every_verb(call: Call) -> None:
+    said = call("--help")
+    assert said.code == 0
+    for verb in VERBS:
+        assert f"\n  {verb} " in said.out
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_examples(call: Call, verb: str) -> None:
+    said = call(verb, "--help")
+    assert said.code == 0
+    assert "Examples:" in said.out
+    assert f"rdm-provision {verb}" in said.out
+    assert max(len(line) for line in said.out.splitlines()) <= 100
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("lab", "completion")])
+def test_every_verb_speaks_json(verb: str) -> None:
+    command = cli.get_command(None, verb)  # type: ignore[arg-type]
+    assert command is not None
+    assert "--json" in [name for param in command.params for name in param.opts]
+
+
+def test_no_arguments_show_the_help(call: Call) -> None:
+    said = call()
+    assert said.code == 3
+    assert "Verbs:" in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["chek"], ["chek", "check"]),
+        (["xyzzy"], ["xyzzy", "plan, check"]),
+        (["up", "--limt", "x"], ["--limt", "--limit"]),
+        (["up", "--forks", "none"], ["none"]),
+        (["up", "stray"], ["stray"]),
+        (["exec"], ["COMMAND"]),
+        (["completion", "tcsh"], ["bash"]),
+        (["plan", "-e", "novalue"], ["novalue", "KEY=VALUE"]),
+        (["plan", "-e", "@/nowhere.yml"], ["/nowhere.yml"]),
+        (["plan", "-e", "x=[1"], ["YAML"]),
+    ],
+)
+def test_bad_command_lines_are_bad_input_with_a_way_out(
+    call: Call, argv: list[str], words: list[str]
+) -> None:
+    said = call(*argv)
+    assert said.code == 3
+    assert said.out == ""
+    assert "Error:" in said.err
+    assert "Traceback" not in said.err
+    for word in words:
+        assert word in said.err
+
+
+def test_help_loads_neither_ansible_nor_rich() -> None:
+    program = (
+        "import sys\nfrom rdm_provision.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'ansible', 'ansible_runner', 'rich', 'yaml', 'docker'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_version(call: Call) -> None:
+    assert "rdm-provision" in call("--version").out
+
+
+# --- errors -------------------------------------------------------------------------------------------
+
+
+def test_errors_go_to_stderr_in_words(call: Call, make_inventory: MakeInventory) -> None:
+    path = make_inventory(hosts={"node2": {"my_ip": "10.9.9.9"}}, rdm_accelerator="tpu")
+    said = call("plan", "-i", path)
+    assert said.code == 3
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert any("node2" in line and "10.9.9.9" in line and "10.77.0.0/24" in line for line in lines)
+    assert any(all(word in line for word in (*NODES, "tpu", "rocm, cuda or cpu")) for line in lines)
+
+
+def test_errors_go_to_stdout_as_json_when_asked(call: Call, make_inventory: MakeInventory) -> None:
+    said = call("plan", "-i", make_inventory(rdm_accelerator="tpu"), "--json")
+    data = json.loads(said.out)
+    assert (said.code, data["ok"], data["exit_code"]) == (3, False, 3)
+    assert {problem["node"] for problem in data["problems"]} == set(NODES)
+    assert said.err == ""
+
+
+def test_usage_errors_as_json(call: Call) -> None:
+    said = call("up", "--json", "--limt")
+    assert json.loads(said.out)["exit_code"] == 3
+
+
+def test_json_after_the_command_of_exec_is_a_word_of_the_command(call: Call) -> None:
+    said = call("exec", "--nonsense", "--", "ls", "--json")
+    assert said.out == ""
+    assert "--nonsense" in said.err
+
+
+def test_no_inventory_points_to_the_lab(call: Call) -> None:
+    said = call("up")
+    assert said.code == 3
+    assert "lab up" in said.err
+
+
+# --- verbs --------------------------------------------------------------------------------------------
+
+
+def test_plan_prints_a_table_and_saves_on_demand(call: Call, make_inventory: MakeInventory) -> None:
+    path = make_inventory()
+    said = call("plan", "-i", path)
+    assert said.code == 0
+    for number, node in enumerate(NODES):
+        assert any(node in line and f"10.77.0.{100 + number}" in line for line in said.out.splitlines())
+    assert "--save" in said.out
+    assert not (path / "address_plan.cfg").exists()
+    assert "Saved" in call("plan", "-i", path, "--save").out
+    assert "As saved" in call("plan", "-i", path).out
+
+
+def test_plan_as_json(call: Call, make_inventory: MakeInventory) -> None:
+    data = json.loads(call("plan", "-i", make_inventory(), "--json").out)
+    assert data["ok"]
+    assert [(node["rank"], node["node"], node["note"]) for node in data["nodes"]] == [
+        (0, "node1", "new"),
+        (1, "node2", "new"),
+        (2, "node3", "new"),
+    ]
+
+
+def test_extra_variables_are_yaml(call: Call, make_inventory: MakeInventory, tmp_path: Path) -> None:
+    more = tmp_path / "more.yml"
+    more.write_text("rdm_subnet: 10.78.0.0/24\n", encoding="utf-8")
+    said = call("plan", "-i", make_inventory(), "-e", f"@{more}", "-e", "rdm_slots=3", "--json")
+    data = json.loads(said.out)
+    assert data["subnet"] == "10.78.0.0/24"
+    assert {node["slots"] for node in data["nodes"]} == {3}
+
+
+@pytest.mark.parametrize("verb", ["up", "check", "verify", "status", "down"])
+def test_show_command_prints_one_line_and_does_nothing(
+    call: Call, make_inventory: MakeInventory, verb: str
+) -> None:
+    path = make_inventory()
+    said = call(verb, "-i", path, "--limit", "node2", "--show-command")
+    assert said.code == 0
+    assert len(said.out.splitlines()) == 1
+    assert "ansible-playbook" in said.out
+    assert "--limit node2" in said.out
+    assert ("--check" in said.out) == (verb == "check")
+    assert not (path / ".rdm").exists()
+
+
+def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: MakeInventory) -> None:
+    path = make_inventory(rdm_cluster="no-such-cluster")
+    said = call("exec", "-i", path, "--limit", "node1", "--", "hostname")
+    assert said.code == 1
+    assert said.out == ""
+    assert said.err.startswith("node1: ")
+    data = json.loads(call("exec", "-i", path, "--json", "--", "hostname").out)
+    assert data["failed"] == list(NODES)
+    assert data["nodes"]["node1"]["rc"] is None
+
+
+def test_status_of_nodes_without_a_cluster(call: Call, make_inventory: MakeInventory) -> None:
+    path = make_inventory(rdm_cluster="no-such-cluster")
+    said = call("status", "-i", path, "--json")
+    data = json.loads(said.out)
+    assert (said.code, data["ok"], data["healthy"]) == (0, True, False)
+    assert all(node["reachable"] and node["remarks"] for node in data["nodes"].values())
+    assert said.err == ""
+    assert "no address planned yet" in call("status", "-i", path, "--limit", "node1").out
+
+
+def test_a_limit_with_a_typo(call: Call, make_inventory: MakeInventory) -> None:
+    said = call("up", "-i", make_inventory(), "--limit", "nod2")
+    assert said.code == 3
+    assert "nod2" in said.err
+    assert "node2" in said.err
+
+
+# --- completion -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(call: Call, shell: str) -> None:
+    said = call("completion", shell)
+    assert said.code == 0
+    assert "_RDM_PROVISION_COMPLETE" in said.out
+
+
+def complete(words: str, inventory: Path | None = None) -> list[str]:
+    """Ask the program as bash does."""
+    env: dict[str, Any] = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "_RDM_PROVISION_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+    }
+    if inventory:
+        env["RDM_INVENTORY"] = str(inventory)
+    program = "from rdm_provision.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_verbs_and_options_are_completed() -> None:
+    assert complete("rdm-provision ver") == ["verify"]
+    assert "--limit" in complete("rdm-provision up --li")
+
+
+def test_node_names_are_completed_after_limit(make_inventory: MakeInventory) -> None:
+    path = make_inventory()
+    assert complete("rdm-provision up --limit no", path) == list(NODES)
+    assert complete("rdm-provision up --limit node1,node2", path) == ["node1,node2"]
+    assert complete("rdm-provision up --limit wo", path) == ["workers"]
+    assert complete("rdm-provision up --limit no", path.with_name("nowhere")) == []
+
+
+# --- doctor -----------------------------------------------------------------------------------------------
+
+
+def test_doctor_has_a_line_per_check(call: Call, make_inventory: MakeInventory) -> None:
+    said = call("doctor", "-i", make_inventory())
+    lines = [line for line in said.out.splitlines() if line.startswith(("ok ", "FAIL", "note"))]
+    for name in ("python", "ansible-core", "ssh-keygen", "disk", "memory", "inventory", "docker engine"):
+        assert sum(name in line.split("  ")[1] + line for line in lines) >= 1, name
+    assert any("inventory" in line and "3 nodes" in line for line in lines)
+    assert said.code == 0, said.out
+
+
+def test_doctor_as_json_and_with_something_to_mend(call: Call, tmp_path: Path) -> None:
+    said = call("doctor", "--json", "-i", tmp_path / "nowhere")
+    data = json.loads(said.out)
+    assert (said.code, data["ok"]) == (1, False)
+    bad = [check for check in data["checks"] if not check["ok"] and check["needed_for"] == "runs"]
+    assert [check["name"] for check in bad] == ["inventory"]
+    assert "nowhere" in bad[0]["detail"]
+    assert all(check["detail"] for check in data["checks"])

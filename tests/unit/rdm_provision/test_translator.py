@@ -1,0 +1,238 @@
+"""What single dictionaries of ansible-runner mean, where a real run would cost more than it tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rdm_provision.events import NodeResult, Notice, PhaseStarted, RunResult, Status, TaskStarted
+from rdm_provision.run import RunSpec, _Translator, error_sentence, unified_diff
+
+NODES = ("a", "b", "c", "d", "e")
+
+
+def translator(**spec: Any) -> _Translator:
+    return _Translator(
+        RunSpec(**{"verb": "up", "playbook": "site", "inventory": "x", "nodes": NODES, **spec})
+    )
+
+
+def task(role: str, name: str, action: str = "rdm.provision.node_facts") -> dict[str, Any]:
+    return {
+        "event": "playbook_on_task_start",
+        "event_data": {"resolved_role": role, "name": f"{role} : {name}", "task_action": action},
+    }
+
+
+def outcome(kind: str, node: str, res: dict[str, Any], action: str = "x.y.z") -> dict[str, Any]:
+    return {"event": f"runner_on_{kind}", "event_data": {"host": node, "task_action": action, "res": res}}
+
+
+def feed(made: _Translator, *events: dict[str, Any]) -> list[Any]:
+    return [event for data in events for event in made.translate(data)]
+
+
+def end(made: _Translator, rc: int = 0) -> RunResult:
+    return made.end(rc, cancelled=False, record=None)
+
+
+def test_roles_are_phases_by_their_short_name() -> None:
+    made = translator()
+    events = feed(
+        made,
+        task("rdm.provision.images", "Load"),
+        task("rdm.provision.images", "Pull"),
+        task("rdm.provision.network", "Make"),
+    )
+    assert [(type(event), event.phase) for event in events] == [
+        (PhaseStarted, "images"),
+        (TaskStarted, "images"),
+        (TaskStarted, "images"),
+        (PhaseStarted, "network"),
+        (TaskStarted, "network"),
+    ]
+    assert [event.task for event in events if isinstance(event, TaskStarted)] == ["Load", "Pull", "Make"]
+    assert [phase.phase for phase in end(made).phases] == ["images", "network"]
+
+
+def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
+    made = translator()
+    refusal = {
+        "rdm_refused": "nodes",
+        "problems": [
+            {"node": "a", "value": "192.169.16.0/24", "reason": "overlaps ib0", "remedy": "choose another"},
+            {"node": None, "value": "", "reason": "too old", "remedy": ""},
+        ],
+        "msg": "…",
+    }
+    (event,) = feed(made, outcome("failed", "a", refusal, "rdm.provision.plan"))
+    assert event.refused
+    result = end(made, 2)
+    assert result.exit_code == 2
+    assert [str(problem) for problem in result.problems] == [
+        "a: 192.169.16.0/24 overlaps ib0: choose another",
+        "too old",
+    ]
+    assert result.failed == ()
+
+
+def test_wrong_arguments_of_a_role_are_bad_input_before_any_change() -> None:
+    made = translator()
+    errors = {"argument_errors": ["value of x must be one of: a, b, got: c"], "msg": "Validation failed"}
+    feed(made, outcome("failed", "a", errors, "ansible.builtin.validate_argument_spec"))
+    result = end(made, 2)
+    assert result.exit_code == 3
+    assert result.problems[0].reason == errors["argument_errors"][0]
+
+
+def test_wrong_arguments_of_a_role_after_a_change_are_a_failure() -> None:
+    made = translator()
+    errors = {"argument_errors": ["value of x is bad"], "msg": "Validation failed"}
+    feed(
+        made,
+        outcome("ok", "b", {"changed": True}),
+        outcome("failed", "a", errors, "ansible.builtin.validate_argument_spec"),
+    )
+    assert end(made, 2).exit_code == 1
+
+
+def test_the_plan_and_the_fabric_are_kept() -> None:
+    made = translator(keep=frozenset({"rdm.provision.container_exec"}))
+    plan = {"changed": True, "nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x", "_ansible_no_log": False}
+    feed(
+        made,
+        outcome("ok", "a", plan, "rdm.provision.plan"),
+        outcome("ok", "a", {"fabric": {"nodes": ["a"]}, "msg": "table"}, "rdm.provision.fabric_verdict"),
+        outcome("ok", "b", {"rc": 0, "invocation": {}}, "rdm.provision.container_exec"),
+    )
+    result = end(made)
+    assert result.plan == {"nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x"}
+    assert result.fabric == {"nodes": ["a"]}
+    assert result.returned == {"rdm.provision.container_exec": {"b": [{"rc": 0}]}}
+
+
+def test_a_warning_is_told_once_and_names_its_nodes() -> None:
+    made = translator()
+    events = feed(
+        made, *(outcome("ok", node, {"warnings": ["the disk is  nearly\nfull"]}) for node in "abcd")
+    )
+    notices = [event for event in events if isinstance(event, Notice)]
+    assert [notice.text for notice in notices] == ["a: the disk is nearly full"]
+    assert end(made).warnings == ("a, b, c and 1 more: the disk is nearly full",)
+
+
+def test_a_warning_of_the_plan_is_about_the_cluster() -> None:
+    made = translator()
+    feed(made, outcome("ok", "a", {"nodes": {}, "warnings": ["not private"]}, "rdm.provision.plan"))
+    assert end(made).warnings == ("not private",)
+
+
+def test_a_group_of_workers_that_is_empty_is_no_reason_to_warn() -> None:
+    made = translator()
+    text = "[WARNING]: Could not match supplied host pattern, ignoring: workers"
+    feed(made, {"event": "warning", "stdout": text})
+    assert end(made).warnings == ()
+
+
+def test_ansible_has_the_last_word_on_what_failed() -> None:
+    made = translator()
+    feed(
+        made,
+        outcome("failed", "a", {"msg": "oops"}),
+        outcome("failed", "b", {"msg": "oops"}),
+        {"event": "playbook_on_stats", "event_data": {"failures": {"b": 1}, "rescued": {"a": 1}, "dark": {}}},
+    )
+    result = end(made, 2)
+    assert result.failed == ("b",)
+    assert result.nodes["a"].why == ""
+
+
+def test_an_end_without_a_culprit_is_told() -> None:
+    made = translator()
+    feed(
+        made,
+        {"event": "playbook_on_play_start"},
+        {"event": "error", "stdout": "[ERROR]: Unexpected thing.\n"},
+    )
+    result = end(made, 250)
+    assert result.exit_code == 1
+    assert result.message == "Unexpected thing."
+
+
+@pytest.mark.parametrize(
+    ("kind", "res", "why"),
+    [
+        ("failed", {"msg": "Task failed: Module failed: no space left"}, "no space left"),
+        (
+            "failed",
+            {"msg": "non-zero return code", "rc": 3, "stderr": "a\nlast words\n"},
+            "exit code 3: last words",
+        ),
+        ("failed", {"rc": 3}, "exit code 3"),
+        ("failed", {"msg": "two\n  lines"}, "two lines"),
+        (
+            "unreachable",
+            {"msg": "Task failed: Failed to connect to the host via ssh: ssh: connect to host h: No route"},
+            "connect to host h: No route",
+        ),
+        ("unreachable", {"msg": ""}, "no connection"),
+        (
+            "failed",
+            {
+                "msg": "One or more items failed",
+                "results": [{"item": 1}, {"item": 2, "failed": True, "msg": "bad"}],
+            },
+            "2: bad",
+        ),
+    ],
+)
+def test_why_a_task_went_wrong_is_one_line(kind: str, res: dict[str, Any], why: str) -> None:
+    (event,) = feed(translator(), outcome(kind, "a", res))
+    assert isinstance(event, NodeResult)
+    assert event.message == why
+
+
+def test_a_hidden_result_shows_its_status_and_nothing_else() -> None:
+    data = {**outcome("ok", "a", {"censored": "hidden"}), "stdout": "\x1b[0;33mchanged: [a]\x1b[0m\r\n"}
+    events = [event for event in feed(translator(), data) if isinstance(event, NodeResult)]
+    assert [event.status for event in events] == [Status.CHANGED]
+
+
+@pytest.mark.parametrize(
+    ("diff", "text"),
+    [
+        (None, ""),
+        (
+            {"before": "a\n", "after": "b\n", "before_header": "x", "after_header": "x"},
+            "--- x\n+++ x\n@@ -1 +1 @@\n-a\n+b\n",
+        ),
+        ({"before": "a", "after": "a"}, ""),
+        ({"prepared": "whatever"}, "whatever\n"),
+        ([{"before": {"exists": False}, "after": {"exists": True}}], "-exists: false\n+exists: true\n"),
+        (
+            {
+                "before": {"same": 1, "env": {"A": "x", "B": "y"}},
+                "after": {"same": 1, "env": {"A": "z", "B": "y"}},
+            },
+            "-env.A: x\n+env.A: z\n",
+        ),
+        ({"before": {}, "after": {"new": [1]}}, "+new: [1]\n"),
+        ({"src_binary": 1, "before": "a", "after": "b"}, ""),
+    ],
+)
+def test_diffs_of_all_shapes(diff: Any, text: str) -> None:
+    assert unified_diff({"diff": diff}) == text
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ("[WARNING]: x\n[ERROR]: no such thing.\n", "no such thing."),
+        ("[ERROR]: bad colon\nOrigin: /x/y.yml:3:7\n\n3 - a: b: c\n", "bad colon (/x/y.yml:3:7)"),
+        ("ERROR! old\nstyle\n\nmore", "old style"),
+        ("", ""),
+    ],
+)
+def test_errors_are_cut_to_a_sentence(said: str, sentence: str) -> None:
+    assert error_sentence(said) == sentence

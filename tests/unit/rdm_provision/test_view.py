@@ -1,0 +1,279 @@
+"""How progress, recaps and tables look, away from and on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rdm_provision.cli import view
+from rdm_provision.cli.fabric import show_fabric
+from rdm_provision.events import (
+    Change,
+    Event,
+    NodeRecap,
+    NodeResult,
+    NodeStarted,
+    PhaseStarted,
+    PhaseTime,
+    Problem,
+    RunFinished,
+    RunResult,
+    RunStarted,
+    Status,
+    TaskStarted,
+)
+
+
+def console(width: int = 120, *, terminal: bool = False) -> Console:
+    return Console(
+        width=width,
+        record=True,
+        force_terminal=terminal,
+        highlight=False,
+        markup=False,
+        quiet=False,
+        color_system=None,
+    )
+
+
+def text(made: Console) -> str:
+    return made.export_text()
+
+
+def result(node: str, status: Status, phase: str = "images", message: str = "", **more: Any) -> NodeResult:
+    return NodeResult(1.0, node, phase, "Load", status, status is Status.CHANGED, message, "", 0.1, **more)
+
+
+def run_of(*nodes: str) -> list[Event]:
+    return [
+        RunStarted(0.0, "up", nodes, False),
+        PhaseStarted(0.0, "images"),
+        TaskStarted(0.0, "images", "Load"),
+        *(NodeStarted(0.1, node, "images", "Load") for node in nodes),
+    ]
+
+
+def show(events: list[Event], **options: Any) -> str:
+    made = console()
+    progress = view.View(made, "demo", **options)
+    for event in events:
+        progress.handle(event)
+    return text(made)
+
+
+def test_without_a_terminal_each_phase_is_a_line() -> None:
+    events = [
+        *run_of("a", "b"),
+        result("a", Status.OK),
+        result("b", Status.CHANGED),
+        PhaseStarted(3.0, "network"),
+        RunFinished(4.0, RunResult(verb="up")),
+    ]
+    lines = show(events).splitlines()
+    assert lines[0].split() == ["up", "demo", "2", "nodes"]
+    assert lines[1].split() == ["images", "3.0", "s", "✔", "a", "✱", "b"]
+    assert lines[2].split()[:3] == ["network", "1.0", "s"]
+
+
+def test_a_failure_is_told_at_once_with_its_reason() -> None:
+    lines = show([*run_of("a", "b"), result("b", Status.FAILED, message="no space left")]).splitlines()
+    assert "b failed" in lines[1]
+    assert "no space left" in lines[2]
+
+
+def test_a_refusal_is_left_to_the_end() -> None:
+    assert "failed" not in show([*run_of("a"), result("a", Status.FAILED, message="no", refused=True)])
+
+
+def test_many_nodes_are_counted() -> None:
+    nodes = [f"n{number}" for number in range(30)]
+    events = [
+        *run_of(*nodes),
+        *(result(node, Status.OK) for node in nodes[1:]),
+        result("n0", Status.UNREACHABLE),
+    ]
+    shown = show([*events, PhaseStarted(2.0, "network")])
+    assert "1 unreachable, 29 ok" in shown
+    assert "n17" not in shown
+
+
+def test_the_live_display_says_who_is_still_busy() -> None:
+    made = console(terminal=True)
+    progress = view.View(made, "demo")
+    for event in [*run_of("a", "b"), result("a", Status.OK)]:
+        progress.handle(event)
+    made.print(progress)
+    shown = text(made)
+    assert "✔ a" in shown
+    assert "… b" in shown
+    assert "Load" in shown
+
+
+def test_a_run_of_one_step_leaves_no_lines() -> None:
+    events = [*run_of("a"), result("a", Status.FAILED, message="x"), RunFinished(1.0, RunResult(verb="exec"))]
+    assert show(events, brief=True) == ""
+
+
+def test_brackets_of_users_are_no_markup() -> None:
+    assert "[bold]x[/bold]" in show([*run_of("a"), result("a", Status.FAILED, message="[bold]x[/bold]")])
+
+
+# --- after the run --------------------------------------------------------------------------------------
+
+
+def recap(nodes: dict[str, NodeRecap], **more: Any) -> str:
+    made = console()
+    view.recap(
+        made, RunResult(verb="up", nodes=nodes, phases=(PhaseTime("images", 75.2),), seconds=80, **more)
+    )
+    return text(made)
+
+
+def test_the_recap_has_a_line_per_node_with_the_reason() -> None:
+    plan = {"nodes": {"a": {"my_ip": "10.0.0.1"}, "b": {"my_ip": "10.0.0.2"}}}
+    nodes = {"a": NodeRecap(ok=3, changed=1), "b": NodeRecap(ok=1, failed=1, phase="images", why="no space")}
+    shown = recap(nodes, plan=plan, warnings=("careful",))
+    assert "up: 1 node failed  in 1 min 20 s" in shown
+    (line,) = [line for line in shown.splitlines() if " b " in f" {line} "]
+    assert line.split() == ["b", "10.0.0.2", "✘", "failed", "2", "0", "images:", "no", "space"]
+    assert "images 1 min 15 s" in shown
+    assert "- careful" in shown
+
+
+def test_a_recap_without_changes_says_so() -> None:
+    assert "nothing to change" in recap({"a": NodeRecap(ok=3)})
+
+
+def test_a_recap_of_a_check_speaks_of_what_would_be() -> None:
+    shown = recap({"a": NodeRecap(ok=3, changed=1)}, check=True)
+    assert "1 node would change" in shown
+    assert "✱ would change" in shown
+
+
+def test_a_large_recap_lists_only_what_went_wrong() -> None:
+    nodes = {f"n{number}": NodeRecap(ok=1) for number in range(99)} | {
+        "bad": NodeRecap(unreachable=True, why="gone")
+    }
+    shown = recap(nodes)
+    assert "99 nodes are well" in shown
+    assert "bad" in shown
+    assert "n17" not in shown
+
+
+def test_problems_shared_by_nodes_share_a_line() -> None:
+    made = console()
+    shared = [Problem(node, "x", "is bad", "mend it") for node in "abc"]
+    view.problems(made, [*shared, Problem(None, "y", "is worse", "")])
+    assert text(made).splitlines() == ["  - a, b, c: x is bad: mend it", "  - y is worse"]
+
+
+def test_a_terminal_gets_hanging_lines_and_a_log_whole_ones() -> None:
+    problem = [Problem("a", "x", "is " + "very " * 20 + "bad", "mend it")]
+    log, screen = console(60), console(60, terminal=True)
+    view.problems(log, problem)
+    view.problems(screen, problem)
+    assert len(text(log).splitlines()) == 1
+    assert all(line.startswith("    ") for line in text(screen).splitlines()[1:])
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (RunResult(verb="up", cancelled=True), ["Stopped", "go on"]),
+        (
+            RunResult(verb="up", refused="nodes", problems=(Problem("a", "x", "is bad", ""),)),
+            ["Refused", "1 problem"],
+        ),
+        (RunResult(verb="up", message="no luck"), ["Error", "no luck"]),
+    ],
+)
+def test_unhappy_ends(ended: RunResult, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert view.unhappy_end(ended)
+    shown = capsys.readouterr().err
+    for word in words:
+        assert word in shown
+
+
+def test_drift_is_grouped_in_the_order_of_the_run() -> None:
+    write = Change("my_ip", "Write", "-old\n+new\n")
+    start = Change("container", "Start", "")
+    long = Change("my_ip", "Write", "".join(f"+{number}\n" for number in range(100)))
+    nodes = {
+        "a": NodeRecap(changed=2, changes=(start, write)),
+        "b": NodeRecap(changed=1, changes=(write,)),
+        "c": NodeRecap(changed=1, changes=(long,)),
+        "d": NodeRecap(changed=1, changes=(Change("my_ip", "Write", "+d\n"),)),
+    }
+    ended = RunResult(verb="check", nodes=nodes, phases=(PhaseTime("my_ip", 1), PhaseTime("container", 1)))
+    short, whole = console(), console()
+    view.drift(short, ended)
+    view.drift(whole, ended, everything=True)
+    lines = text(short).splitlines()
+    assert lines[1:4] == ["a, b  my_ip: Write", "  -old", "  +new"]
+    assert lines.index("a  container: Start") > lines.index("a, b  my_ip: Write")
+    assert "  … 60 more lines" in lines
+    assert "d  likewise" in lines
+    complete = text(whole)
+    assert "  +99" in complete
+    assert "likewise" not in complete
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (59.4, "59 s"), (60, "1 min 00 s"), (3671, "61 min 11 s")],
+)
+def test_durations(value: float, words: str) -> None:
+    assert view.seconds(value) == words
+
+
+# --- the fabric ---------------------------------------------------------------------------------------------
+
+
+def fabric(size: int, **more: Any) -> dict[str, Any]:
+    nodes = [f"n{number}" for number in range(size)]
+    return {
+        "nodes": nodes,
+        "rtt_us": {a: {b: 10.0 + i + j for j, b in enumerate(nodes) if a != b} for i, a in enumerate(nodes)},
+        "verdicts": {node: {"ok": True, "reason": ""} for node in nodes},
+        "slow": [],
+        **more,
+    }
+
+
+def drawn(data: dict[str, Any]) -> list[str]:
+    made = console()
+    show_fabric(made, data)
+    return text(made).splitlines()
+
+
+def test_a_small_fabric_is_a_matrix() -> None:
+    data = fabric(3)
+    data["rtt_us"]["n0"]["n2"] = None
+    data["verdicts"]["n2"] = {"ok": False, "reason": "no answer"}
+    lines = drawn(data)
+    assert lines[2].split() == ["from", "\\", "to", "n0", "n1", "n2"]
+    assert lines[3].split() == ["n0", "-", "11", "silent"]
+    assert "  failed: n2: no answer" in lines
+    assert not any("reaches every other" in line for line in lines)
+
+
+def test_a_whole_fabric_says_so() -> None:
+    assert any("reaches every other" in line for line in drawn(fabric(2)))
+
+
+def test_a_large_fabric_is_a_line_per_node_and_the_longest_pairs() -> None:
+    data = fabric(20, slow=["n19"])
+    lines = drawn(data)
+    (n5,) = [line for line in lines if line.split()[:1] == ["n5"]]
+    assert n5.split() == ["n5", "15", "25", "34", "0", "ok"]
+    assert any(line.split()[:1] == ["n19"] and line.split()[-1] == "slow" for line in lines)
+    assert any(line.strip().startswith("Longest: n19 → n18 47") for line in lines)
+
+
+def test_a_huge_fabric_without_its_matrix_still_has_its_medians() -> None:
+    data = fabric(20, median_us={f"n{number}": 33.0 for number in range(20)})
+    data["rtt_us"] = {}
+    (n5,) = [line for line in drawn(data) if line.split()[:1] == ["n5"]]
+    assert n5.split() == ["n5", "?", "33", "?", "?", "ok"]
