@@ -76,6 +76,7 @@ stderr:
   sample: ""
 """
 
+import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -91,8 +92,10 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "timeout": {"type": "float", "default": 600},
 }
 
-# Exit codes by which the engine says that it could not start the command.
-_NOT_STARTED = {126: "cannot be executed", 127: "is not found"}
+# What the engine writes in place of the command when it could not start it.
+_NOT_STARTED = re.compile(
+    r"OCI runtime exec failed: .*?(?:exec: )?(\"[^\"]*\": .+?)(?:: unknown)?\s*", re.DOTALL
+)
 
 
 def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
@@ -133,16 +136,12 @@ def run(module: AnsibleModule) -> dict[str, Any]:
         "stdout": ended.stdout.decode("utf-8", "replace"),
         "stderr": ended.stderr.decode("utf-8", "replace"),
     }
-    if ended.exit_code != 0:
-        result.update(failed=True, msg=_why(options["argv"][0], ended.exit_code))
+    not_started = _NOT_STARTED.fullmatch(result["stdout"])
+    if ended.exit_code != 0 and not_started:
+        result.update(failed=True, changed=False, stdout="", msg="it cannot be run: " + not_started.group(1))
+    elif ended.exit_code != 0:
+        result.update(failed=True, msg="exit code {0}".format(ended.exit_code))
     return result
-
-
-def _why(program: str, code: int) -> str:
-    reason = _NOT_STARTED.get(code)
-    return "exit code {0}".format(code) + (
-        ": {0} {1} in the container".format(program, reason) if reason else ""
-    )
 
 
 def main() -> None:
