@@ -43,6 +43,11 @@ class Engine:
         return f"rdm-{self.root.name[-8:]}"
 
     @property
+    def namespace(self) -> str:
+        """The engine's namespace in containerd, which takes no underscores at the edges or in a row."""
+        return self.root.name.replace("_", "x")
+
+    @property
     def api(self) -> DockerAPI:
         """A client of this engine."""
         return DockerAPI(self.socket)
@@ -72,8 +77,8 @@ class Engine:
                     f"--exec-root={self.root / 'exec'}",
                     f"--pidfile={self.root / 'docker.pid'}",
                     # Used only where the system's containerd runs, which several engines then share.
-                    f"--containerd-namespace={self.root.name}",
-                    f"--containerd-plugins-namespace={self.root.name}-plugins",
+                    f"--containerd-namespace={self.namespace}",
+                    f"--containerd-plugins-namespace={self.namespace}-plugins",
                     # Leave the machine's firewall, forwarding and links alone.
                     f"--bridge={self.bridge}",  # none would remove docker0, which is the machine's engine's
                     "--iptables=false",
