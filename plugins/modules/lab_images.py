@@ -244,7 +244,8 @@ class Images:
                 with (target / recipe.SRIOV_ARCHIVE).open("wb") as file:
                     command = ["/usr/local/bin/sriov-plugin"]
                     recipe.write_archive(file, recipe.SRIOV_IMAGE, [base, top], command, created)
-            self._import(node_tar)
+            if not has_image(self.api, self.node_image):  # another user may have made it
+                self._import(node_tar)
 
     def _import(self, rootfs: Path) -> None:
         changes = recipe.import_changes({recipe.RECIPE_LABEL: self.version})
