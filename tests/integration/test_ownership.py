@@ -1,0 +1,307 @@
+"""Ours is removed, the rest stays, and a container that does not come up says why: on a real engine."""
+
+from __future__ import annotations
+
+import socketserver
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.ownership import labels
+from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned
+
+from tests.integration.engine import Engine
+from tests.unit.plugins.modules.running import Failed, run_module
+
+START = Path(__file__).parents[2] / "roles" / "container" / "files" / "start.sh"
+
+
+class Node:
+    """A node: an engine, and what runs in it."""
+
+    def __init__(self, engine: Engine, image: str) -> None:
+        self.api: DockerAPI = engine.api
+        self.image = image
+
+    def network(self, name: str, of: dict[str, str] | None = None) -> None:
+        """Make a network."""
+        spec = {"Name": name, "Driver": "bridge", "Internal": True, "Labels": of or {}}
+        self.api.post("/networks/create", spec)
+
+    def run(
+        self, name: str, argv: list[str], of: dict[str, str] | None = None, network: str = "none", **more: Any
+    ) -> str:
+        """Start a container; return its id."""
+        host = {"NetworkMode": network, "Init": True, **more.pop("HostConfig", {})}
+        spec = {"Image": self.image, "Cmd": argv, "Labels": of or {}, "HostConfig": host, **more}
+        made: str = self.api.post("/containers/create", spec, name=name)["Id"]
+        self.api.post(f"/containers/{made}/start")
+        return made
+
+    def names(self) -> set[str]:
+        """All containers, and all networks but Docker's own."""
+        containers = {one["Names"][0].lstrip("/") for one in self.api.get("/containers/json", all=True)}
+        networks = {one["Name"] for one in self.api.get("/networks")}
+        return containers | networks - {"bridge", "host", "none"}
+
+
+@pytest.fixture
+def node(engine: Engine, busybox_image: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
+    node = Node(engine, busybox_image)
+    yield node
+    for container in node.api.get("/containers/json", all=True):
+        node.api.delete(f"/containers/{container['Id']}", force=True, v=True)
+    node.api.post("/networks/prune")
+
+
+SLEEP = ["sleep", "1000"]
+
+
+def owned(role: str, *, check: bool = False, **params: Any) -> list[str]:
+    """Run docker_owned for the cluster c; return what it removed."""
+    given = {"cluster": "c", "role": role, "stop_timeout": 0, **params}
+    result = run_module(docker_owned, given, check=check)
+    assert result["changed"] == bool(result["removed"])
+    removed: list[str] = result["removed"]
+    return removed
+
+
+def test_only_what_carries_the_labels_goes(node: Node) -> None:
+    node.network("net", labels("c", "network"))
+    node.network("foreign-net")
+    node.network("neighbour-net", labels("d", "network"))
+    node.run("rdm", SLEEP, labels("c", "container"), "net")
+    node.run("renamed", SLEEP, labels("c", "container"))
+    node.run("neighbour", SLEEP, labels("d", "container"))
+    node.run("foreign", SLEEP)
+    before = node.names()
+    assert owned("container", check=True) == ["rdm", "renamed"]
+    assert owned("network", check=True) == ["net"]
+    assert node.names() == before
+    assert owned("container") == ["rdm", "renamed"]
+    assert owned("network") == ["net"]
+    assert node.names() == {"foreign-net", "neighbour-net", "neighbour", "foreign"}
+    assert owned("container") == owned("network") == owned("plugin") == []
+
+
+@pytest.mark.parametrize("with_containers", [True, False])
+@pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
+def test_a_network_with_a_foreign_container_stays_and_so_do_ours(
+    node: Node, running: bool, with_containers: bool
+) -> None:
+    node.network("net", labels("c", "network"))
+    node.run("rdm", SLEEP, labels("c", "container"), "net")
+    foreign = node.run("foreign", SLEEP, network="net")
+    if not running:
+        node.api.post(f"/containers/{foreign}/stop", t=0)
+    before = node.names()
+    with pytest.raises(Failed, match="network net stays: foreign containers are on it: foreign;"):
+        owned("network", with_containers=with_containers)
+    assert node.names() == before
+
+
+def test_a_network_to_be_replaced_goes_with_ours_on_it_only(node: Node) -> None:
+    node.network("net", labels("c", "network"))
+    node.network("other", labels("c", "network"))
+    node.run("rdm", SLEEP, labels("c", "container"), "net")
+    node.run("rdm2", SLEEP, labels("c", "container"), "other")
+    assert owned("network", name="net", with_containers=True) == ["rdm", "net"]
+    assert node.names() == {"rdm2", "other"}
+    with pytest.raises(Failed, match="the cluster's containers are on it: rdm2"):
+        owned("network")
+
+
+def test_the_plugin_stays_as_long_as_a_network_needs_it(node: Node) -> None:
+    node.network("foreign-net")
+    node.run("plugin", SLEEP, labels("c", "plugin"))
+    with pytest.raises(Failed, match=r"container plugin stays: .* driver bridge need it: .*foreign-net"):
+        owned("plugin", driver="bridge")
+    assert owned("plugin", driver="sriov") == ["plugin"]
+
+
+def test_a_stopped_plugin_is_started_for_the_removal(node: Node) -> None:
+    plugin = node.run("plugin", SLEEP, labels("c", "plugin"))
+    node.api.post(f"/containers/{plugin}/kill")
+    assert owned("network") == []
+    assert node.api.get(f"/containers/{plugin}/json")["State"]["Running"]
+
+
+def test_a_node_without_an_engine_has_nothing_to_remove(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(Failed, match="no Docker Engine answers"):
+        owned("container")  # dockerd is installed here: it may have containers, though it does not answer
+    monkeypatch.setattr(docker_owned, "_PROGRAMS", str(tmp_path))
+    assert owned("container") == []
+
+
+# ---- container_ready
+
+
+def ready(name: str, **params: Any) -> dict[str, Any]:
+    return run_module(container_ready, {"name": name, "cluster": "c", "timeout": 5, **params})
+
+
+@pytest.fixture
+def plugin_socket(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
+    """Start a plugin that answers every question in one way; return its socket."""
+    servers = []
+
+    def start(answer: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Say nothing."""
+
+            def address_string(self) -> str:
+                return "test"
+
+        server = socketserver.UnixStreamServer(str(tmp_path / "plugin.sock"), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return str(tmp_path / "plugin.sock")
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_waits_for_the_line_and_for_the_plugin(node: Node, plugin_socket: Callable[[bytes], str]) -> None:
+    node.run(
+        "our",
+        ["sh", "-c", "echo starting; sleep 1; echo 'Ready to accept.' >&2; sleep 1000"],
+        labels("c", "plugin"),
+    )
+    socket = plugin_socket(b'{"Implements": ["NetworkDriver"]}')
+    assert ready("our", ready_line="Ready to accept.", socket=socket)["waited"] > 0.5
+    assert ready("our", ready_line="Ready to accept.", socket=socket)["waited"] < 0.5
+
+
+def test_what_a_container_said_before_its_last_start_does_not_count(node: Node) -> None:
+    container = node.run(
+        "our", ["sh", "-c", "test -e /said && sleep 1000; touch /said; echo Ready; sleep 1000"]
+    )
+    ready("our", ready_line="Ready")
+    node.api.post(f"/containers/{container}/restart", t=0)
+    with pytest.raises(Failed, match=r"is not ready after 1 s: it has not written 'Ready'"):
+        ready("our", ready_line="Ready", timeout=1)
+
+
+def test_one_that_is_up_for_long_needs_no_line(node: Node) -> None:
+    node.run("our", SLEEP)
+    with pytest.raises(Failed, match="has not written"):
+        ready("our", ready_line="Ready", timeout=1)
+    assert ready("our", ready_line="Ready", timeout=1)["waited"] < 0.5
+
+
+@pytest.mark.parametrize("policy", ["no", "unless-stopped"])
+def test_one_that_ends_is_reported_with_its_last_words(node: Node, policy: str) -> None:
+    node.run(
+        "our",
+        ["sh", "-c", "echo one; echo 'no such device' >&2; exit 3"],
+        HostConfig={"RestartPolicy": {"Name": policy}},
+    )
+    with pytest.raises(Failed, match=r"container our ended with status 3; its last words: .*no such device"):
+        ready("our", ready_line="Ready", timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b'{"Implements": ["VolumeDriver"]}', "not a network driver's"),
+        (b"what?", "does not answer"),
+        (b"[]", "does not answer"),
+    ],
+)
+def test_a_socket_that_answers_otherwise_is_not_ready(
+    node: Node, plugin_socket: Callable[[bytes], str], answer: bytes, why: str
+) -> None:
+    node.run("our", SLEEP)
+    with pytest.raises(Failed, match=why):
+        ready("our", socket=plugin_socket(answer), timeout=1)
+
+
+def test_names_and_sockets_of_others_are_refused(node: Node, plugin_socket: Callable[[bytes], str]) -> None:
+    assert "waited" in ready("our", state="unclaimed", socket="/nowhere/plugin.sock")
+    socket = plugin_socket(b"{}")
+    node.run("their-plugin", SLEEP, HostConfig={"Binds": [f"{Path(socket).parent}:/run/docker/plugins"]})
+    with pytest.raises(
+        Failed, match=r"something else serves .*plugin.sock already \(container their-plugin\)"
+    ):
+        ready("our", state="unclaimed", socket=socket)
+    with pytest.raises(Failed, match="container their-plugin is not ours"):
+        ready("their-plugin", state="unclaimed")
+    node.run("our", SLEEP, labels("c", "plugin"))
+    assert "waited" in ready("our", state="unclaimed", socket=socket)
+
+
+# ---- what the training container runs
+
+
+def started(node: Node, tmp_path: Path, environment: dict[str, str], sshd: bool = True) -> tuple[int, str]:
+    """Run start.sh in a container whose sshd only shows the configuration it was given."""
+    (tmp_path / "ssh").mkdir(exist_ok=True)
+    (tmp_path / "ssh" / "start").write_bytes(START.read_bytes())
+    (tmp_path / "ssh" / "sshd_config").write_text("Port 22\n")
+    (tmp_path / "sbin").mkdir(exist_ok=True)
+    if sshd:
+        (tmp_path / "sbin" / "sshd").write_text(
+            '#!/bin/sh\necho "$@"; cat "$4"; readlink /etc/ssh/ssh_config\n'
+        )
+        (tmp_path / "sbin" / "sshd").chmod(0o755)
+    name = node.run(
+        "rdm",
+        ["sh", "/etc/rdm/ssh/start"],
+        Env=[f"{key}={value}" for key, value in environment.items()],
+        HostConfig={"Binds": [f"{tmp_path}:/etc/rdm:ro", f"{tmp_path}/sbin:/usr/sbin:ro"]},
+    )
+    status = node.api.post(f"/containers/{name}/wait")["StatusCode"]
+    logs = subprocess.run(
+        ["docker", "logs", "rdm"], check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    return status, logs.stdout
+
+
+def test_a_session_has_the_containers_environment_and_no_value_reaches_a_shell(
+    node: Node, tmp_path: Path
+) -> None:
+    status, logs = started(
+        node,
+        tmp_path,
+        {
+            "MY_IP": "10.0.0.1",
+            "NOTE": "a 'b' $(touch /etc/pwned) `id` # ; *",
+            "LINES": "one\nEVIL=two",
+            "QUOTED": 'say "so"',
+            "SLASH": "a\\b",
+        },
+    )
+    assert status == 0
+    first, *rest = logs.splitlines()
+    assert first == "-D -e -f /run/rdm/sshd_config"
+    assert rest[0] == "Port 22"
+    words = rest[1]
+    assert words.startswith("SetEnv ")
+    assert '"MY_IP=10.0.0.1"' in words
+    assert "\"NOTE=a 'b' $(touch /etc/pwned) `id` # ; *\"" in words
+    assert all(name not in words for name in ("LINES", "EVIL", "QUOTED", "SLASH", "HOME"))
+    assert rest[2] == "/etc/rdm/ssh/config"
+
+
+def test_an_image_without_sshd_says_so(node: Node, tmp_path: Path) -> None:
+    status, logs = started(node, tmp_path, {}, sshd=False)
+    assert status == 78
+    assert logs == "this image has no sshd: install openssh-server in it, or set container_sshd: false\n"
