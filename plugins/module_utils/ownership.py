@@ -61,10 +61,16 @@ def inspect(api: DockerAPI, kind: str, name: str) -> dict[str, Any] | None:
     return found if name in (found["Name"].lstrip("/"), found["Id"]) else None
 
 
-def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200) -> str:
-    """Return what a container wrote since its last start, its last lines only.
+def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200, ever: bool = False) -> str:
+    """Return the last lines that a container wrote, standard output and error as they came.
 
     Returns nothing where the engine cannot read its logs (drivers such as none and syslog).
+
+    Args:
+        api: the engine.
+        container: as inspect() returns it.
+        lines: at most so many.
+        ever: also those from before its last start.
     """
     try:
         raw = api.get(
@@ -72,7 +78,7 @@ def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200) -> s
             stdout=True,
             stderr=True,
             tail=lines,
-            since=_seconds(container["State"]["StartedAt"]),
+            since=None if ever else _seconds(container["State"]["StartedAt"]),
         )
     except DockerError:
         return ""

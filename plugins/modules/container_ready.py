@@ -75,7 +75,7 @@ waited:
 
 import os
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
@@ -100,6 +100,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 _POLL = 0.1  # seconds between two looks
 _LAST_LINES = 5
+_WORDS_TIMEOUT = 2.0  # seconds
 
 
 class NotReady(Exception):  # noqa: N818  # one sentence for fail_json
@@ -175,10 +176,16 @@ def _why_not(
 
 def _words(api: DockerAPI, container: Optional[Dict[str, Any]]) -> str:
     """Return the container's last lines, as an appendix to a sentence."""
-    lines = last_words(api, container).splitlines() if container else []
+    # The engine may tell that a container has ended before it has written down what it said.
+    deadline = time.monotonic() + _WORDS_TIMEOUT
+    lines: List[str] = []
+    while container is not None and not lines and time.monotonic() < deadline:
+        lines = last_words(api, container, _LAST_LINES, ever=True).splitlines()
+        if not lines:
+            time.sleep(_POLL)
     if not lines:
         return "; it has written nothing"
-    return "; its last words: " + " | ".join(line.strip() for line in lines[-_LAST_LINES:])
+    return "; its last words: " + " | ".join(line.strip() for line in lines)
 
 
 def _suspect(api: DockerAPI, socket: str) -> str:
