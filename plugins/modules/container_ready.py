@@ -122,9 +122,8 @@ def refuse_claimed(api: DockerAPI, name: str, cluster: str, socket: str) -> None
     running = container is not None and container["State"]["Running"]
     if socket and not running and someone_listens(socket):
         raise NotReady(
-            "something else serves {0} already{1}: stop it, or leave it to that (sriov_enabled: false)".format(
-                socket, _suspect(api, socket)
-            )
+            "something else serves {0} already{1}: stop it, or leave it to that "
+            "(sriov_enabled: false)".format(socket, _suspect(api, socket))
         )
 
 
@@ -179,10 +178,11 @@ def _words(api: DockerAPI, container: Optional[Dict[str, Any]]) -> str:
     # The engine may tell that a container has ended before it has written down what it said.
     deadline = time.monotonic() + _WORDS_TIMEOUT
     lines: List[str] = []
-    while container is not None and not lines and time.monotonic() < deadline:
+    while container is not None:
         lines = last_words(api, container, _LAST_LINES, ever=True).splitlines()
-        if not lines:
-            time.sleep(_POLL)
+        if lines or container["State"]["Running"] or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL)
     if not lines:
         return "; it has written nothing"
     return "; its last words: " + " | ".join(line.strip() for line in lines)
