@@ -15,9 +15,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.image_archive import
     ArchiveProblem,
     cached_index,
     default_cache_dir,
+    inspection,
+    sentence,
 )
 
 MODULE = "rdm.provision.image_archive"
+PUT_IT_THERE = "put it there, or correct its path"
 
 
 class ActionModule(ActionBase):
@@ -33,19 +36,20 @@ class ActionModule(ActionBase):
         if not arguments.get("path"):
             raise AnsibleActionFail("path is missing: where is the archive?")
         path = self._local_path(str(arguments["path"]), task_vars)
-        absent = arguments.get("state") == "absent"
+        state = arguments.get("state") or "present"
         cache_dir = str(arguments.get("cache_dir") or default_cache_dir())
         try:
-            index = cached_index(path, str(arguments.get("sha256") or ""), cache_dir, stale=absent)
-        except ArchiveMissing as problem:
-            if not absent:
-                raise AnsibleActionFail(f"on the controller, {problem}") from None
-            self._display.warning(
-                f"{problem} on the controller: its images cannot be told from others and stay"
-            )
-            return {"changed": False, "actions": [], "copy_needed": False}
+            index = cached_index(path, str(arguments.get("sha256") or ""), cache_dir, state == "absent")
         except ArchiveProblem as problem:
-            raise AnsibleActionFail(f"on the controller, {problem}") from None
+            what = _on_the_controller(str(problem), path)
+            missing = isinstance(problem, ArchiveMissing)
+            if missing and state == "absent":
+                self._display.warning(f"{what}, so its images cannot be told from others and stay")
+                return {"changed": False, "actions": [], "copy_needed": False}
+            remedy = PUT_IT_THERE if missing else problem.remedy
+            if state == "inspected":
+                return inspection(path, what, remedy)
+            raise AnsibleActionFail(sentence(what, remedy)) from None
         arguments.update(path=path, remote_src=False, copy=None, index=index.to_json())
         result = self._module(arguments, task_vars)
         if self._task.check_mode or result.get("failed") or not result.get("copy_needed"):
@@ -95,3 +99,10 @@ class ActionModule(ActionBase):
         node = f"{task_vars.get('inventory_hostname')}\0{path}"
         name = "rdm-image-" + hashlib.sha256(node.encode()).hexdigest()[:16]
         return str(shell.join_path(os.path.dirname(shell.tmpdir.rstrip("/")), name))
+
+
+def _on_the_controller(problem: str, path: str) -> str:
+    """Return what is wrong with an archive, saying where it is."""
+    if problem.startswith(path):
+        return f"{path} on the controller{problem.removeprefix(path)}"
+    return f"on the controller, {problem}"

@@ -32,6 +32,10 @@ Json = Dict[str, Any]
 CHUNK = 1024 * 1024
 """Bytes that are in memory at a time."""
 
+AGAIN = "copy it there again"
+MAKE = "make it with docker save, or a tar of an OCI layout"
+"""What would work when an archive is damaged, or is none."""
+
 _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"), (b"\xfd7zXZ\x00", "xz"))
 _SUPPORTED = ("plain", "gzip", "zstd")
 _JSON_MAX = 4 * 1024 * 1024  # bytes; a configuration with a long history has some 100 KB
@@ -56,7 +60,16 @@ _NAME = re.compile(
 
 
 class ArchiveProblem(Exception):  # noqa: N818  # its text is one sentence for a person
-    """The archive cannot be used."""
+    """The archive cannot be used.
+
+    Args:
+        text: what is wrong, beginning with the archive's path.
+        remedy: what would work, in the imperative; may be empty.
+    """
+
+    def __init__(self, text: str, remedy: str = "") -> None:
+        super().__init__(text)
+        self.remedy = remedy
 
 
 class ArchiveMissing(ArchiveProblem):
@@ -75,6 +88,7 @@ class Image(NamedTuple):
         traits: what else tells it from an image with the same layers: see `traits`.
         config_path: the member of the archive that holds its configuration.
         layer_paths: the members that hold its layers, lowest first.
+        layer_sizes: the bytes of these members.
     """
 
     ids: List[str]
@@ -84,6 +98,7 @@ class Image(NamedTuple):
     traits: Json
     config_path: str
     layer_paths: List[str]
+    layer_sizes: List[int]
 
 
 class ArchiveIndex(NamedTuple):
@@ -134,7 +149,7 @@ def short_name(name: str) -> str:
             if name.startswith("library/"):
                 name = name[len("library/") :]
     if not _NAME.fullmatch(name):
-        raise ArchiveProblem("{0!r} is not an image name of the form repository:tag".format(name))
+        raise ArchiveProblem("{0!r} is not an image name".format(name), "write repository:tag")
     return name if ":" in name.rpartition("/")[2] else name + ":latest"
 
 
@@ -183,7 +198,8 @@ def wanted_images(
         raise ArchiveProblem(
             "{0} holds an image for {1}, and this engine runs {2}".format(
                 path, ", ".join(sorted({image.architecture for image in index.images})), architecture
-            )
+            ),
+            "use an archive for {0}".format(architecture),
         )
     if not name:
         return [(image, image.tags) for image in images]
@@ -197,8 +213,72 @@ def wanted_images(
     raise ArchiveProblem(
         "{0} does not hold {1}; it holds {2}".format(
             path, name, ", ".join(tags) or "several images without name"
-        )
+        ),
+        "use a name that it holds" if tags else "make an archive of one image",
     )
+
+
+def new_layers(images: Iterable[Image], chains: Iterable[List[str]]) -> Dict[str, int]:
+    """Return the layers that an engine would have to store, with the bytes that they have in the archive.
+
+    An engine that has an image with the same lowest layers shares them.
+
+    Args:
+        images: what is to be loaded.
+        chains: the diff_ids of each image that the engine has, lowest first.
+    """
+    known = {tuple(chain[:length]) for chain in chains for length in range(1, len(chain) + 1)}
+    new: Dict[str, int] = {}
+    for image in images:
+        for height, (diff_id, size) in enumerate(zip(image.diff_ids, image.layer_sizes), start=1):
+            if tuple(image.diff_ids[:height]) not in known:
+                new[diff_id] = max(size, new.get(diff_id, 0))
+    return new
+
+
+def room_to_load(archives: Iterable[Json], classic: bool) -> int:
+    """Return the bytes that an engine certainly needs for loading these archives, one after the other.
+
+    An engine with the classic store first unpacks an archive, which it then throws away, and then stores
+    the layers that it does not have; with the containerd store it takes the layers from the stream.
+
+    Args:
+        archives: what `inspection` told of each of them.
+        classic: the engine has the classic store.
+    """
+    stored: Dict[str, int] = {}
+    most = 0
+    for archive in archives:
+        stored.update(archive["new_layers"])
+        most = max(most, sum(stored.values()) + (archive["unpacked"] if classic else 0))
+    return most
+
+
+def sentence(problem: str, remedy: str) -> str:
+    """Return what is wrong and what would work, for a task that fails."""
+    return "{0}: {1}".format(problem, remedy) if remedy else problem
+
+
+def inspection(path: str, problem: str = "", remedy: str = "") -> Json:
+    """Return what an inspection tells: here of an archive that cannot be used, or of which nothing is needed.
+
+    Args:
+        path: of the archive.
+        problem: what is wrong, in one sentence.
+        remedy: what would work.
+    """
+    return {
+        "changed": False,
+        "actions": [],
+        "copy_needed": False,
+        "path": path,
+        "problem": problem,
+        "remedy": remedy,
+        "needed": False,
+        "load": False,
+        "unpacked": 0,
+        "new_layers": {},
+    }
 
 
 # ---- reading
@@ -323,7 +403,10 @@ def cached_index(path: str, sha256: str, cache_dir: str, stale: bool = False) ->
             if cache is not None and index.sha256:
                 _remember(cache, identity, index)
     if sha256 and index.sha256 != sha256.lower():
-        raise ArchiveProblem("{0} has sha256 {1}, not {2}".format(path, index.sha256, sha256.lower()))
+        raise ArchiveProblem(
+            "{0} has sha256 {1}, not {2}".format(path, index.sha256, sha256.lower()),
+            "use the right archive, or correct the sha256",
+        )
     return index
 
 
@@ -381,10 +464,10 @@ def _recall(cache: IO[str] | None, identity: list[Any] | None) -> ArchiveIndex |
 
 
 def _remember(cache: IO[str], identity: list[Any], index: ArchiveIndex) -> None:
-    cache.seek(0)
-    cache.truncate()
-    json.dump({"identity": identity, "index": index.to_json()}, cache)
-    cache.flush()
+    entry = json.dumps({"identity": identity, "index": index.to_json()})
+    with contextlib.suppress(OSError):  # a disk that is full is told where it matters
+        cache.truncate(0)
+        os.write(cache.fileno(), entry.encode())
 
 
 # ---- streams
@@ -418,7 +501,7 @@ def _compression(raw: BinaryIO, path: str) -> str:
         if start.startswith(magic):
             if name not in _SUPPORTED:
                 raise ArchiveProblem(
-                    "{0} is compressed with {1}; use a plain tar, gzip or zstd".format(path, name)
+                    "{0} is compressed with {1}".format(path, name), "use a plain tar, gzip or zstd"
                 )
             return name
     return "plain"
@@ -451,7 +534,7 @@ def _zstd(raw: Any, path: str) -> Iterator[Any]:
         )
     except FileNotFoundError:
         raise ArchiveProblem(
-            "{0} is compressed with zstd, and the program zstd is missing here: install it".format(path)
+            "{0} is compressed with zstd, and the program zstd is missing here".format(path), "install it"
         ) from None
     assert process.stdin is not None
     assert process.stdout is not None
@@ -505,39 +588,43 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except EOFError:
-        raise ArchiveProblem("{0} is truncated: it ends in the middle".format(path)) from None
+        raise ArchiveProblem("{0} is truncated (it ends in the middle)".format(path), AGAIN) from None
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise ArchiveProblem("{0} is corrupt: {1}".format(path, error)) from None
+        raise ArchiveProblem("{0} is corrupt ({1})".format(path, error), AGAIN) from None
     except tarfile.ReadError as error:
         if "unexpected end" in str(error):
-            raise ArchiveProblem("{0} is truncated: it ends in the middle".format(path)) from None
-        raise ArchiveProblem("{0} is not an image archive: not a tar ({1})".format(path, error)) from None
+            raise ArchiveProblem("{0} is truncated (it ends in the middle)".format(path), AGAIN) from None
+        raise ArchiveProblem(
+            "{0} is not an image archive, since it is not a tar ({1})".format(path, error), MAKE
+        ) from None
     except OSError as error:
         if error.filename != path and error.errno not in (errno.EIO, errno.EISDIR, errno.ESTALE):
             raise  # not about this file
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise ArchiveMissing("there is no archive {0}".format(path)) from None
-        raise ArchiveProblem("{0} cannot be read: {1}".format(path, os.strerror(error.errno or 0))) from None
+            raise ArchiveMissing("{0} does not exist".format(path)) from None
+        reason = os.strerror(error.errno or 0)
+        remedy = "let this user read it" if isinstance(error, PermissionError) else ""
+        raise ArchiveProblem("{0} cannot be read ({1})".format(path, reason), remedy) from None
 
 
 # ---- contents
 
 
 class _Members(NamedTuple):
-    names: set[str]
+    sizes: dict[str, int]
     documents: dict[str, bytes]
     end: int
 
 
 def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
-    """Return the names of all members and the contents of the small JSON ones."""
-    names: set[str] = set()
+    """Return the sizes of all members and the contents of the small JSON ones."""
+    sizes: dict[str, int] = {}
     documents: dict[str, bytes] = {}
     total = 0
     with tarfile.open(fileobj=stream, mode="r:" if seekable else "r|", bufsize=CHUNK) as archive:
         for member in archive:
             name = os.path.normpath(member.name)
-            names.add(name)
+            sizes[name] = member.size
             if not (member.isreg() and member.size <= _JSON_MAX and _may_be_json(name)):
                 continue
             source = archive.extractfile(member)
@@ -546,7 +633,9 @@ def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
                 documents[name] = content
                 total += len(content)
                 if total > _JSON_TOTAL:
-                    raise ArchiveProblem("{0} is not an image archive: too many JSON files".format(path))
+                    raise ArchiveProblem(
+                        "{0} is not an image archive, since it has too many JSON files".format(path), MAKE
+                    )
         end = archive.offset
         if seekable:
             # tarfile takes a damaged header for the end; a real end is a block of zeros.
@@ -554,7 +643,7 @@ def _read_members(stream: Any, path: str, seekable: bool) -> _Members:
             block = stream.read(tarfile.BLOCKSIZE)
             if block and block != bytes(tarfile.BLOCKSIZE):
                 raise EOFError
-    return _Members(names, documents, end)
+    return _Members(sizes, documents, end)
 
 
 def _may_be_json(name: str) -> bool:
@@ -572,12 +661,15 @@ def _images(members: _Members, path: str) -> list[Image]:
         images = oci
     if not images:
         raise ArchiveProblem(
-            "{0} is not an image archive: no manifest.json or index.json names an image".format(path)
+            "{0} is not an image archive, since no manifest.json or index.json names an image".format(path),
+            MAKE,
         )
     for image in images:
         for layer in image.layer_paths:
-            if layer not in members.names:
-                raise ArchiveProblem("{0} is incomplete: layer {1} is missing in it".format(path, layer))
+            if layer not in members.sizes:
+                raise ArchiveProblem(
+                    "{0} is incomplete, since layer {1} is missing in it".format(path, layer), AGAIN
+                )
     return images
 
 
@@ -602,7 +694,7 @@ def _oci_images(members: _Members, path: str) -> Iterator[Image]:
         with _well_formed(path, "index.json"):
             blob = _blob(descriptor["digest"])
             ids = [descriptor["digest"], *parents]
-            if blob not in members.names or "vnd.docker.reference.type" in (
+            if blob not in members.sizes or "vnd.docker.reference.type" in (
                 descriptor.get("annotations") or {}
             ):
                 continue  # of a platform that was left out, or an attestation
@@ -643,6 +735,7 @@ def _image(
             traits=traits(config.get("created") or "", config.get("config")),
             config_path=config_path,
             layer_paths=layers,
+            layer_sizes=[members.sizes.get(layer, 0) for layer in layers],
         )
 
 
@@ -650,10 +743,10 @@ def _document(members: _Members, name: str, path: str) -> Any:
     """Return a JSON member, its content checked against the digest in its name."""
     content = members.documents.get(name)
     if content is None:
-        raise ArchiveProblem("{0} is incomplete: {1} is missing in it".format(path, name))
+        raise ArchiveProblem("{0} is incomplete, since {1} is missing in it".format(path, name), AGAIN)
     digest = os.path.basename(name).partition(".")[0]
     if re.fullmatch("[0-9a-f]{64}", digest) and hashlib.sha256(content).hexdigest() != digest:
-        raise ArchiveProblem("{0} is corrupt: {1} does not match its digest".format(path, name))
+        raise ArchiveProblem("{0} is corrupt, since {1} does not match its digest".format(path, name), AGAIN)
     with _well_formed(path, name):
         return json.loads(content)
 
@@ -668,7 +761,7 @@ def _well_formed(path: str, name: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ArchiveProblem(
-            "{0} is not an image archive: {1} is malformed ({2})".format(path, name, error)
+            "{0} is not an image archive, since {1} in it is malformed ({2})".format(path, name, error), MAKE
         ) from None
 
 

@@ -47,8 +47,10 @@ options:
     description:
       - V(present) loads what is missing.
       - V(absent) removes the tags that point to the images of the archive, and with its last tag the image.
+      - V(inspected) reads only and never fails. It tells whether the archive is sound, and whether it is
+        needed here.
     type: str
-    choices: [present, absent]
+    choices: [present, absent, inspected]
     default: present
   cache_dir:
     description:
@@ -95,6 +97,13 @@ EXAMPLES = r"""
     name: training:1
     remote_src: false
 
+- name: See whether the archive is sound, and whether this node needs it
+  rdm.provision.image_archive:
+    path: /shared/images/training-2026.11.tar.zst
+    name: registry.example.com/training:2026.11
+    state: inspected
+  register: inspection
+
 - name: The image goes
   rdm.provision.image_archive:
     path: /shared/images/training-2026.11.tar.zst
@@ -125,6 +134,35 @@ copy_needed:
   description: The node needs the archive, which is on the controller.
   returned: always
   type: bool
+path:
+  description: The archive.
+  returned: for O(state=inspected)
+  type: str
+problem:
+  description: Why the archive cannot be used, in one sentence; empty when it can.
+  returned: for O(state=inspected)
+  type: str
+  sample: "/shared/images/training-2026.11.tar.zst is truncated (it ends in the middle)"
+remedy:
+  description: What would work instead.
+  returned: for O(state=inspected)
+  type: str
+needed:
+  description: V(present) would change something. Never for an archive with a problem.
+  returned: for O(state=inspected)
+  type: bool
+load:
+  description: V(present) would load the archive. Otherwise at most a tag is missing.
+  returned: for O(state=inspected)
+  type: bool
+unpacked:
+  description: Bytes of the uncompressed archive, if it is to be loaded; 0 otherwise.
+  returned: for O(state=inspected)
+  type: int
+new_layers:
+  description: The layers, by digest, that the engine does not have, each with its bytes in the archive.
+  returned: for O(state=inspected)
+  type: dict
 """
 
 import contextlib
@@ -138,7 +176,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerError,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.docker_state import image_dir
+from ansible_collections.rdm.provision.plugins.module_utils.docker_state import image_dir, image_store
 from ansible_collections.rdm.provision.plugins.module_utils.image_archive import (
     ArchiveIndex,
     ArchiveMissing,
@@ -148,8 +186,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.image_archive import
     default_cache_dir,
     file_sha256,
     forget_index,
+    inspection,
     load_chunks,
+    new_layers,
+    room_to_load,
     same_image,
+    sentence,
     wanted_images,
 )
 
@@ -158,13 +200,14 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "remote_src": {"type": "bool", "default": True},
     "sha256": {"type": "str", "default": ""},
     "name": {"type": "str", "default": ""},
-    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "state": {"type": "str", "choices": ["present", "absent", "inspected"], "default": "present"},
     "cache_dir": {"type": "str", "default": ""},
     "index": {"type": "dict"},
     "copy": {"type": "path"},
 }
 
 NO_IMAGE = "absent"
+PUT_IT_THERE = "put it there, or set remote_src: false to take it from the controller"
 
 
 class Images:
@@ -197,10 +240,21 @@ class Images:
         self.actions: list[str] = []
         self.copy_needed = False
 
+    def inspect(self) -> dict[str, Any]:
+        """Return what `present` would find to do."""
+        wrong, missing = self._lacking()
+        return {
+            **inspection(self.path),
+            "needed": bool(wrong or missing),
+            "load": bool(missing),
+            "unpacked": self.index.unpacked if missing else 0,
+            "new_layers": self._new_layers() if missing else {},
+            "images": self._images(),
+        }
+
     def present(self) -> None:
         """Load and tag what is missing."""
-        wrong = [(image, tag) for image, tag in self._tagged() if not self._is(image, tag)]
-        missing = [image for image, _tags in self.wanted if self._find(image) is None]
+        wrong, missing = self._lacking()
         if not wrong and not missing:
             return
         if missing:
@@ -244,11 +298,25 @@ class Images:
             "changed": bool(self.actions),
             "actions": self.actions,
             "copy_needed": self.copy_needed,
-            "images": [{"digest": image.ids[0], "tags": tags} for image, tags in self.wanted],
+            "images": self._images(),
             "diff": {"before": self.before, "after": self.after},
         }
 
+    def _images(self) -> list[dict[str, Any]]:
+        return [{"digest": image.ids[0], "tags": tags} for image, tags in self.wanted]
+
     # ---- the engine
+
+    def _lacking(self) -> tuple[list[tuple[Image, str]], list[Image]]:
+        """Return the tags that do not point to their image, and the images that are not in the engine."""
+        wrong = [(image, tag) for image, tag in self._tagged() if not self._is(image, tag)]
+        missing = [image for image, _tags in self.wanted if self._find(image) is None]
+        return wrong, missing
+
+    def _new_layers(self) -> dict[str, int]:
+        present = (self._inspect(image["Id"]) or {} for image in self.api.get("/images/json"))
+        chains = ((found.get("RootFS") or {}).get("Layers") or [] for found in present)
+        return new_layers([image for image, _tags in self.wanted], chains)
 
     def _names(self) -> list[str]:
         return [name for image, tags in self.wanted for name in tags or image.ids[:1]]
@@ -291,16 +359,20 @@ class Images:
 
     def _check_room(self) -> None:
         """Refuse when the image certainly does not fit where the engine stores images."""
-        root = image_dir(self.api.get("/info"))
+        info = self.api.get("/info")
+        root = image_dir(info)
         if not os.path.isdir(root):
             return
         status = os.statvfs(root)
         free = status.f_bavail * status.f_frsize
-        if free < self.index.unpacked:
+        archive = {"unpacked": self.index.unpacked, "new_layers": self._new_layers()}
+        room = room_to_load([archive], image_store(info) == "classic")
+        if free < room:
             raise ArchiveProblem(
-                "the disk is too small for {0}: it unpacks to {1}, and {2} has {3} free".format(
-                    self.path, _size(self.index.unpacked), root, _size(free)
-                )
+                "{0} needs {1} for loading, and {2} has {3} free".format(
+                    self.path, _size(room), root, _size(free)
+                ),
+                "free some space there",
             )
 
     def _load(self) -> None:
@@ -319,9 +391,10 @@ class Images:
         except DockerError as error:
             if "no space left" in error.message:
                 raise ArchiveProblem(
-                    "the disk of the engine became full while loading {0}, which unpacks to {1}".format(
+                    "{0}, which unpacks to {1}, filled the disk of the engine".format(
                         self.path, _size(self.index.unpacked)
-                    )
+                    ),
+                    "free some space there",
                 ) from None
             raise
 
@@ -345,20 +418,32 @@ def _size(count: int) -> str:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    state = module.params["state"]
     try:
         images = Images(module.params, DockerAPI(), module.check_mode)
-        if module.params["state"] == "present":
+        if state == "inspected":
+            module.exit_json(**images.inspect())
+        elif state == "present":
             images.present()
         else:
             images.absent()
     except ArchiveMissing as problem:
-        if module.params["state"] == "present":
-            module.fail_json(msg=str(problem), actions=[], copy_needed=False)
-        module.warn("{0}: its images cannot be told from others and stay".format(problem))
-        module.exit_json(changed=False, actions=[], copy_needed=False)
-    except (ArchiveProblem, DockerProblem) as problem:
-        module.fail_json(msg=str(problem), actions=[], copy_needed=False)
+        if state == "absent":
+            module.warn("{0}, so its images cannot be told from others and stay".format(problem))
+            module.exit_json(changed=False, actions=[], copy_needed=False)
+        _give_up(module, str(problem), PUT_IT_THERE)
+    except ArchiveProblem as problem:
+        _give_up(module, str(problem), problem.remedy)
+    except DockerProblem as problem:
+        _give_up(module, str(problem), "")
     module.exit_json(**images.result())
+
+
+def _give_up(module: AnsibleModule, problem: str, remedy: str) -> None:
+    """Fail, or for an inspection tell what is wrong."""
+    if module.params["state"] == "inspected":
+        module.exit_json(**inspection(module.params["path"], problem, remedy))
+    module.fail_json(msg=sentence(problem, remedy), actions=[], copy_needed=False)
 
 
 if __name__ == "__main__":

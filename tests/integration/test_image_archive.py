@@ -185,7 +185,7 @@ def test_it_goes_only_where_it_is_this_image(engine: Engine, tmp_path: Path, ima
     assert not (tmp_path / "cache").exists()
     late = run(engine, tmp_path, path=path, state="absent")
     assert late["changed"] is False
-    assert "there is no archive" in json.dumps(late["warnings"])
+    assert "does not exist, so its images cannot be told" in json.dumps(late["warnings"])
 
 
 # ---- what it refuses
@@ -207,7 +207,7 @@ def test_a_truncated_archive_loads_nothing(
 ) -> None:
     data = packing(saved(image))
     path = put(tmp_path, data[: len(data) // 2])
-    with pytest.raises(Failed, match="is truncated: it ends in the middle"):
+    with pytest.raises(Failed, match=r"is truncated \(it ends in the middle\)"):
         run(engine, tmp_path, path=path)
     assert image_id(engine, NAME) == ""
     put(tmp_path, data)
@@ -217,7 +217,7 @@ def test_a_truncated_archive_loads_nothing(
 def test_what_is_no_archive(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
     with pytest.raises(Failed, match="is not an image archive"):
         run(engine, tmp_path, path=put(tmp_path, b"#!/bin/sh\n"))
-    with pytest.raises(Failed, match="there is no archive"):
+    with pytest.raises(Failed, match=r"none.tar does not exist: put it there, or set remote_src: false"):
         run(engine, tmp_path, path=str(tmp_path / "none.tar"))
     with pytest.raises(Failed, match=r"does not hold wrong:1; it holds rdm-test/loaded:1"):
         run(engine, tmp_path, path=put(tmp_path, saved(image)), name="wrong:1")
@@ -238,6 +238,75 @@ def test_no_engine(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
         check=False,
     )
     assert f"no Docker Engine answers at {tmp_path}/none.sock" in json.loads(done.stdout)["msg"]
+
+
+# ---- inspection
+
+
+def inspect(engine: Engine, directory: Path, **options: Any) -> dict[str, Any]:
+    result = run(engine, directory, state="inspected", **options)
+    assert (result["changed"], result["actions"]) == (False, [])
+    return {name: result[name] for name in ("problem", "needed", "load", "unpacked", "new_layers")}
+
+
+@pytest.mark.parametrize("packing", [bytes, gzip.compress])
+def test_an_inspection_tells_what_is_needed_and_changes_nothing(
+    engine: Engine, tmp_path: Path, image: MadeImage, packing: Any
+) -> None:
+    path = put(tmp_path, packing(saved(image)))
+    sizes = dict(zip(image.diff_ids, map(len, image.layers), strict=True))
+    for check in (True, False):
+        told = inspect(engine, tmp_path, path=path, name=NAME, check=check)
+        assert (told["problem"], told["needed"], told["load"]) == ("", True, True)
+        assert told["new_layers"] == sizes
+        assert told["unpacked"] > sum(sizes.values())
+    assert image_id(engine, NAME) == ""
+
+    run(engine, tmp_path, path=path)
+    nothing = {"problem": "", "needed": False, "load": False, "unpacked": 0, "new_layers": {}}
+    assert inspect(engine, tmp_path, path=path, name=NAME) == nothing
+
+    engine.api.post(f"/images/{NAME}/tag", repo="rdm-test/kept", tag="1")
+    engine.api.delete(f"/images/{NAME}")
+    assert inspect(engine, tmp_path, path=path, name=NAME) == {**nothing, "needed": True}
+
+    more = MadeImage([*image.layers, layer("more")], ["rdm-test/more:1"])
+    told = inspect(engine, tmp_path, path=put(tmp_path, saved(more), "more.tar"))
+    assert told["new_layers"] == {more.diff_ids[-1]: len(more.layers[-1])}
+
+
+def test_an_inspection_does_not_read_again_what_has_not_changed(
+    engine: Engine, tmp_path: Path, image: MadeImage
+) -> None:
+    data = gzip.compress(saved(image))
+    path = put(tmp_path, data)
+    assert inspect(engine, tmp_path, path=path, sha256=digest(data)[7:])["problem"] == ""
+    status = Path(path).stat()
+    Path(path).write_bytes(bytes(len(data)))  # nobody who reads it takes this for an archive
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert inspect(engine, tmp_path, path=path, sha256=digest(data)[7:])["problem"] == ""
+    os.utime(path)
+    assert "is not an image archive" in inspect(engine, tmp_path, path=path)["problem"]
+
+
+def test_an_inspection_tells_what_is_wrong_and_does_not_fail(
+    engine: Engine, tmp_path: Path, image: MadeImage
+) -> None:
+    data = saved(image)
+    short = put(tmp_path, data[: len(data) // 2], "short.tar")
+    text = put(tmp_path, b"#!/bin/sh\n", "text.tar")
+    whole = put(tmp_path, data, "whole.tar")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"path": f"{tmp_path}/none.tar"}, f"{tmp_path}/none.tar does not exist"),
+        ({"path": short}, f"{short} is truncated (it ends in the middle)"),
+        ({"path": text}, f"{text} is not an image archive, since it is not a tar (truncated header)"),
+        ({"path": whole, "sha256": 64 * "0"}, f"{whole} has sha256 {digest(data)[7:]}, not {64 * '0'}"),
+        ({"path": whole, "name": "wrong:1"}, f"{whole} does not hold wrong:1; it holds {NAME}"),
+    ]
+    for options, problem in cases:
+        result = run(engine, tmp_path, state="inspected", **options)
+        assert (result["problem"], result["needed"], result["load"]) == (problem, False, False)
+        assert result["remedy"]
 
 
 # ---- faults
@@ -345,12 +414,12 @@ def test_a_full_disk(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "rdm-test", str(disk)], check=True)
     try:
         with private_engine(f"--data-root={disk}/data") as small:
-            noise = MadeImage([layer("noise", 40_000_000)], [NAME])
-            with pytest.raises(Failed, match=r"became full while loading .*, which unpacks to 40\.0 MB"):
-                run(small, tmp_path, path=put(tmp_path, saved(noise)))
-            huge = MadeImage([layer("huge", 70_000_000)], [NAME])
-            with pytest.raises(Failed, match=r"the disk is too small .* unpacks to 70\.0 MB, and .* free"):
-                run(small, tmp_path, path=put(tmp_path, saved(huge)))
+            hidden = MadeImage([layer("hidden", 70_000_000)], [NAME])  # what gzip hides, nobody foresees
+            with pytest.raises(Failed, match=r"which unpacks to .* MB, filled the disk of the engine"):
+                run(small, tmp_path, path=put(tmp_path, oci_layout(hidden)))
+            large = MadeImage([layer("large", 40_000_000)], [NAME])
+            with pytest.raises(Failed, match=r"image.tar needs 80\.0 MB for loading, and .* free: free some"):
+                run(small, tmp_path, path=put(tmp_path, saved(large)))
             assert small.api.get("/images/json") == []
             fits = MadeImage([layer("fits", 1_000_000)], [NAME])
             assert run(small, tmp_path, path=put(tmp_path, saved(fits)))["changed"] is True
@@ -450,14 +519,31 @@ def test_a_copy_goes_away_when_loading_fails(engine: Engine, tmp_path: Path, ima
     assert left_over(tmp_path) == []
 
 
+def test_an_inspection_of_an_archive_on_the_controller(
+    engine: Engine, tmp_path: Path, image: MadeImage
+) -> None:
+    options = {"path": "here.tar", "name": NAME, "remote_src": False, "state": "inspected"}
+    missing = ansible(engine, tmp_path, **options)
+    assert missing["problem"] == f"{tmp_path}/here.tar on the controller does not exist"
+    assert (missing["changed"], missing["needed"]) == (False, False)
+    put(tmp_path, saved(image), "here.tar")
+    for flags in ((), ("--check",)):
+        found = ansible(engine, tmp_path, *flags, **options)
+        assert (found["changed"], found["needed"], found["load"]) == (False, True, True)
+    assert image_id(engine, NAME) == ""
+    assert left_over(tmp_path) == []
+    ansible(engine, tmp_path, **{**options, "state": "present"})
+    assert ansible(engine, tmp_path, **options)["needed"] is False
+
+
 def test_bad_archives_on_the_controller(engine: Engine, tmp_path: Path, image: MadeImage) -> None:
-    with pytest.raises(Failed, match=f"on the controller, there is no archive {tmp_path}/none.tar"):
+    with pytest.raises(Failed, match=f"{tmp_path}/none.tar on the controller does not exist: put it there"):
         ansible(engine, tmp_path, path="none.tar", remote_src=False)
     put(tmp_path, saved(image)[:2_000_000], "short.tar")
-    with pytest.raises(Failed, match=r"on the controller, .*/short.tar is truncated"):
+    with pytest.raises(Failed, match=r"/short.tar on the controller is truncated .*: copy it there again"):
         ansible(engine, tmp_path, path="short.tar", remote_src=False)
     put(tmp_path, saved(image), "whole.tar")
-    with pytest.raises(Failed, match=r"on the controller, .*/whole.tar has sha256"):
+    with pytest.raises(Failed, match=r"/whole.tar on the controller has sha256"):
         ansible(engine, tmp_path, path="whole.tar", remote_src=False, sha256=64 * "0")
     gone = ansible(engine, tmp_path, path="none.tar", remote_src=False, state="absent")
     assert gone["changed"] is False
