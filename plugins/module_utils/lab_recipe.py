@@ -46,7 +46,20 @@ LEFT_OUT = (
     "/usr/share/zoneinfo/*",
     "/usr/lib/*/gconv/*",
 )
-FILES = ("node-setup.sh", "rdm-lab", "sriov-plugin", "strip.sh")
+# What strip.sh removes, and what the kernel mounts.
+NOT_IN_ARCHIVE = (
+    "dev/*",
+    "etc/ssh/ssh_host_*",
+    "proc/*",
+    "run/*",
+    "sys/*",
+    "tmp/*",
+    "var/cache/apt/*",
+    "var/lib/apt/lists/*",
+    "var/log/*.log",
+    "var/log/apt",
+)
+FILES = ("node-setup.sh", "rdm-lab", "slim.sh", "sriov-plugin", "strip.sh")
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
@@ -67,7 +80,9 @@ def recipe_version(files: Path, base: str) -> str:
         files: the directory with FILES.
         base: what the images are made from: a distribution's release, or an image in a registry.
     """
-    digest = hashlib.sha256(json.dumps([FORMAT, base, CPU_PACKAGES, NODE_PACKAGES, LEFT_OUT]).encode())
+    digest = hashlib.sha256(
+        json.dumps([FORMAT, base, CPU_PACKAGES, NODE_PACKAGES, LEFT_OUT, NOT_IN_ARCHIVE]).encode()
+    )
     for name in FILES:
         digest.update(name.encode() + b"\0" + (files / name).read_bytes())
     return digest.hexdigest()[:12]
@@ -137,20 +152,19 @@ def mmdebstrap_command(
         node_tar: where the node image's root file system goes.
         apt_options: options of apt for this run, such as a proxy.
     """
-    skip = [f"--exclude=./{path}" for path in ("dev/*", "proc/*", "sys/*", "run/*", "tmp/*")]
+    skip = [f"--exclude=./{path}" for path in NOT_IN_ARCHIVE]
     tar = ["tar", "--one-file-system", "--numeric-owner", "--sort=name", *skip]
+    # $1 is the root directory.
     hooks = [
-        # The arguments of a hook: $1 is the root directory.
-        f'{_quoted(tar)} --directory="$1" --create --file={_quoted([str(cpu_tar)])} .',
         'chroot "$1" apt-get update -qq',
+        _inside(files / "slim.sh"),
+        f'{_quoted(tar)} --directory="$1" --create --file={_quoted([str(cpu_tar)])} .',
         f'chroot "$1" apt-get install -qq --yes --no-install-recommends {_quoted(NODE_PACKAGES)} >/dev/null',
         f'cp {_quoted([str(files / "rdm-lab")])} "$1/usr/local/sbin/rdm-lab"',
         'chmod 0755 "$1/usr/local/sbin/rdm-lab"',
         _inside(files / "node-setup.sh"),
         _inside(files / "strip.sh"),
     ]
-    # The first archive has to be stripped before it is written.
-    hooks.insert(0, _inside(files / "strip.sh"))
     return [
         "mmdebstrap",
         "--quiet",

@@ -252,7 +252,10 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
             "Labels": labels(node.lab, node=node.name),
             "HostConfig": host,
             "NetworkingConfig": {
-                "EndpointsConfig": {node.network: {"IPAMConfig": {"IPv4Address": node.address}}}
+                "EndpointsConfig": {
+                    # The nodes find each other by name, as hosts of a site do.
+                    node.network: {"IPAMConfig": {"IPv4Address": node.address}, "Aliases": [node.name]}
+                }
             },
         }
     )

@@ -173,6 +173,21 @@ class Images:
         self._from_packages()
         return "packages"
 
+    def forget_superseded(self) -> None:
+        """Remove images and archives of earlier recipes that no lab uses any more."""
+        for image in self.api.get("/images/json", filters={"label": [recipe.RECIPE_LABEL]}):
+            version = str((image.get("Labels") or {}).get(recipe.RECIPE_LABEL, ""))
+            if version == self.version:
+                continue
+            try:
+                for name in image.get("RepoTags") or [image["Id"]]:
+                    self.api.delete("/images/{0}".format(name))
+            except DockerError as error:
+                if error.status != 409:  # a lab uses it
+                    raise
+            else:
+                shutil.rmtree(str(self.cache / version), ignore_errors=True)
+
     def _pull(self, timeout: int) -> str:
         """Pull the base image unless it is there; return why that is impossible, or nothing."""
         if has_image(self.api, self.base):
@@ -379,6 +394,7 @@ def main() -> None:
                 if images.present():
                     module.exit_json(changed=False, **result)
                 result["source"] = images.make(given["source"], given["pull_timeout"])
+                images.forget_superseded()
                 module.exit_json(changed=True, **result)
         module.exit_json(changed=result["missing"], **result)
     except (LabProblem, DockerProblem, OSError) as problem:
