@@ -180,7 +180,8 @@ class Images:
             if version == self.version:
                 continue
             try:
-                for name in image.get("RepoTags") or [image["Id"]]:
+                tags = [tag for tag in image.get("RepoTags") or [] if "<none>" not in tag]
+                for name in tags or [image["Id"]]:
                     self.api.delete("/images/{0}".format(name))
             except DockerError as error:
                 if error.status != 409:  # a lab uses it

@@ -344,13 +344,36 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert (other.files / "hosts.yml").read_text(encoding="utf-8") == "mine\n"
 
 
+def made_image(api: DockerAPI, version: str) -> str:
+    """Make an image as a recipe of this version would; return its name."""
+    image = import_image(api, "rdm-test/lab-image:1", busybox_rootfs())
+    labelled = {"Image": image, "Labels": {lab_recipe.RECIPE_LABEL: version}}
+    container = api.post("/containers/create", labelled)["Id"]
+    api.post("/commit", labelled, container=container, repo=lab_recipe.NODE_REPOSITORY, tag=version)
+    api.delete(f"/containers/{container}")
+    return f"{lab_recipe.NODE_REPOSITORY}:{version}"
+
+
+def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: Path) -> None:
+    api = engine.api
+    images = lab_images.Images(api, ROOT / "roles/lab/files", tmp_path, "debian:none")
+    old, used, current = (made_image(api, version) for version in ("old", "used", images.version))
+    for name in ("old", "used", images.version):
+        (tmp_path / name).mkdir()
+    container = api.post("/containers/create", {"Image": used})["Id"]
+    try:
+        images.forget_superseded()
+        assert [lab_images.has_image(api, name) for name in (old, used, current)] == [False, True, True]
+        assert {path.name for path in tmp_path.iterdir()} == {"used", images.version}
+    finally:
+        api.delete(f"/containers/{container}")
+        for name in (used, current):
+            api.delete(f"/images/{name}")
+
+
 def test_purging_removes_every_image_and_the_cache(engine: Engine, tmp_path: Path) -> None:
     api = engine.api
-    image = import_image(api, "rdm-test/lab-image:1", busybox_rootfs())
-    labelled = {"Image": image, "Labels": {lab_recipe.RECIPE_LABEL: "x"}}
-    container = api.post("/containers/create", labelled)["Id"]
-    api.post("/commit", labelled, container=container, repo=lab_recipe.NODE_REPOSITORY, tag="x")
-    api.delete(f"/containers/{container}")
+    made_image(api, "x")
     cache = lab_images.cache_directory(str(tmp_path / "cache"))
     (cache / "x").mkdir(parents=True)
     assert lab_images.remove(api, cache, check=True)
