@@ -157,13 +157,16 @@ def _uses(facts: Mapping[str, Any], own: List[Mapping[str, Any]]) -> Iterator[Us
     A range that shows more than once (a Docker network, its bridge, the bridge's route) is named once.
     """
     docker = facts.get("docker") or {}
-    explained: Set[str] = {interface for network in own for interface in _interfaces_of(network)}
+    # interface -> the ranges on it that are named already, or need not be
+    explained: Dict[str, List[IPv4Network]] = {
+        interface: subnets_of(network) for network in own for interface in _interfaces_of(network)
+    }
     for network in docker.get("networks") or []:
         if network in own:
             continue
         subnets = subnets_of(network)
         if subnets:
-            explained.update(_interfaces_of(network))
+            explained.update((interface, subnets) for interface in _interfaces_of(network))
         for subnet in subnets:
             yield Use(subnet, f"Docker network {network['name']} ({subnet})")
     for pool in docker.get("default_address_pools") or []:
@@ -173,16 +176,20 @@ def _uses(facts: Mapping[str, Any], own: List[Mapping[str, Any]]) -> Iterator[Us
     for interface in facts.get("interfaces") or []:
         if interface["name"] in explained:
             continue
+        named: List[IPv4Network] = []
         for address in interface.get("addresses") or []:
             found = _network(address)
             if found is not None:
                 yield Use(found, f"interface {interface['name']} ({address})")
-                explained.add(interface["name"])
+                named.append(found)
+        explained[interface["name"]] = named
     for route in facts.get("routes") or []:
         found = None if route["destination"] in EVERYWHERE else _network(route["destination"])
-        connected = route.get("interface") in explained and not route.get("gateway")
+        if found is None:
+            continue
+        ranges = [] if route.get("gateway") else explained.get(route.get("interface", ""), [])
         of_own = any(route.get("interface") in _interfaces_of(network) for network in own)
-        if found is None or connected or of_own:
+        if of_own or any(found.subnet_of(one) for one in ranges):
             continue
         way = f" via {route['gateway']}" if route.get("gateway") else ""
         device = f" on {route['interface']}" if route.get("interface") else ""

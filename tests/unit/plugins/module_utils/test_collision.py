@@ -82,6 +82,14 @@ def test_route_without_interface_counts() -> None:
     assert overlaps(found) == "overlaps route 192.169.0.0/16 (table main)"
 
 
+def test_route_on_an_interface_counts_beyond_its_own_range() -> None:
+    found = report(
+        interfaces=[{"name": "ib0", "addresses": ["10.50.1.5/24"]}],
+        routes=[route("10.50.1.0/24", interface="ib0"), route("192.169.0.0/16", interface="ib0")],
+    )
+    assert overlaps(found) == "overlaps route 192.169.0.0/16 on ib0 (table main)"
+
+
 def test_address_pool_of_the_daemon_counts() -> None:
     found = report(docker_default_address_pools=[{"base": "10.64.0.0/10", "size": 24}])
     assert overlaps(found, "10.70.0.0/24") == "overlaps the Docker daemon's address pool 10.64.0.0/10"
