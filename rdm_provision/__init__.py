@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Status,
         TaskStarted,
     )
+    from rdm_provision.lab import Lab, LabNode
     from rdm_provision.run import Run
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "Event",
     "InputError",
     "InventoryError",
+    "Lab",
+    "LabNode",
     "Node",
     "NodeRecap",
     "NodeResult",
@@ -57,6 +60,8 @@ __all__ = [
 _HOME = {
     "Cluster": "cluster",
     "Node": "cluster",
+    "Lab": "lab",
+    "LabNode": "lab",
     "Run": "run",
     "ClusterBusyError": "errors",
     "InputError": "errors",
