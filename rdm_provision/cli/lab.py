@@ -110,7 +110,8 @@ def up(options: Options, nodes: int, name: str, driver: str, image_source: str, 
     told = _told(result)
     states = made.status() if result.ok and not check else []
     if options.as_json:
-        emit_json({**result.to_json(), **_description(made, states), "actions": told.get("actions", [])})
+        actions = {"actions": told.get("actions", [])}
+        emit_json({**result.to_json(), **_description(made, states), **actions, **_error(result)})
         return result.exit_code
     return _recap_up(made, result, told, states, check)
 
@@ -142,7 +143,7 @@ def down(options: Options, name: str, purge: bool, check: bool) -> int:
         return 0
     actions = _told(result).get("actions", [])
     if options.as_json:
-        emit_json({**result.to_json(), "name": name, "actions": actions})
+        emit_json({**result.to_json(), "name": name, "actions": actions, **_error(result)})
         return result.exit_code
 
     from rdm_provision.cli import view
@@ -258,6 +259,12 @@ def _failed(result: RunResult) -> bool:
             view.complain(recap.why)
             return True
     return not result.ok
+
+
+def _error(result: RunResult) -> dict[str, str]:
+    """Return for JSON why the run failed; nothing when it did not."""
+    why = result.message or next((recap.why for recap in result.nodes.values() if recap.why), "")
+    return {"error": why} if why else {}
 
 
 def _recap_up(
