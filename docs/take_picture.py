@@ -1,7 +1,8 @@
-"""Run a command in a terminal and write what it leaves on the screen as an SVG: docs/take_picture.py OUT.svg CMD…"""
+"""Write what a command leaves on a terminal as an SVG: python docs/take_picture.py OUT.svg COMMAND…"""
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import sys
@@ -59,7 +60,7 @@ def _settle(stream: str) -> str:
 
 if __name__ == "__main__":
     target, *command = sys.argv[1:]
-    console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"), force_terminal=True)
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     console.print(Text("$ " + " ".join(command), style="bold"))
     console.print(Text.from_ansi(screen(command)))
     Path(target).write_text(console.export_svg(title="rdm-provision"), encoding="utf-8")

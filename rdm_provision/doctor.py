@@ -24,7 +24,7 @@ __all__ = ["Check", "examine"]
 MIB_PER_FORK = 60
 """Memory that one of Ansible's forks takes, in MiB; 30 to 80 were seen."""
 _GIB = 1 << 30
-_NEEDED_COLLECTIONS = {"community.docker": (4, 8)}
+_NEEDED_COLLECTIONS = {"community.crypto": (2, 0), "community.docker": (4, 8)}
 
 
 @dataclass(frozen=True, slots=True)

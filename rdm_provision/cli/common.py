@@ -157,7 +157,7 @@ _TAGS = click.option(
     "--tags",
     default="",
     metavar="TAGS",
-    help="Only these parts: role_install, role_configure, role_run, or a role's name.",
+    help="Only these parts: a role's name (network), or a part of it (network_run).",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout and nothing else.")
 _SHOW = click.option(

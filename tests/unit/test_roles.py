@@ -72,6 +72,13 @@ def test_present_and_absent_are_the_states(role: Path) -> None:
     assert state["default"] == "present"
 
 
+def test_tags_are_named_after_the_role_and_its_part(role: Path) -> None:
+    allowed = {f"{role.name}_{part}" for part in ("install", "configure", "run")}
+    found = {tag for task in tasks(role) for tag in task.get("tags", [])}
+    assert found <= allowed
+    assert found or role.name == "preflight"  # which always runs
+
+
 def test_no_shell_and_no_silenced_failures(role: Path) -> None:
     for task in tasks(role):
         name = task.get("name")
