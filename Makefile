@@ -5,6 +5,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 NODES   ?= 3
+LAB     ?= lab
 
 # What the control machine needs besides Python packages; the lab's role installs the engine itself.
 APT_RUN  := ca-certificates openssh-client python3-venv
@@ -20,11 +21,13 @@ help: ## list these verbs
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 demo: setup ## a cluster of lab nodes, provisioned over ssh, on this machine (NODES=3)
-	@rdm-provision lab up --nodes $(NODES)
-	@rdm-provision up --inventory inventory/lab
+	@rdm-provision lab up --name $(LAB) --nodes $(NODES)
+	@rdm-provision up --inventory inventory/$(LAB)
+	@echo
+	@echo "To run these commands in this shell: . $(BIN)/activate. To take everything away: make demo-down"
 
 demo-down: setup ## take the demo's cluster away
-	@rdm-provision lab down
+	@rdm-provision lab down --name $(LAB)
 
 test: setup-dev lint ## everything that CI runs
 	pytest tests/unit tests/integration tests/molecule tests/e2e
