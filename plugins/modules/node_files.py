@@ -13,6 +13,10 @@ description:
   - A block is a marked part of a file that belongs to somebody else. Removing it leaves the rest of the file
     as it was, to the byte, and removes the file when it was made for the block.
   - Everything is looked at before anything is written. A problem with one entry leaves all of them untouched.
+  - With O(claim) a directory belongs to one cluster. Others neither write there nor remove anything from it.
+  - A directory that is named here and that the module makes gets a small file C(.rdm-provision-made). Only by
+    that file does a later call know the directory as its own. A directory that was there before keeps its
+    permissions, unless O(directories[].mode) is given, and is never removed.
 author:
   - The rdm-provision developers
 attributes:
@@ -27,7 +31,7 @@ attributes:
     description: A second run changes nothing.
 options:
   directories:
-    description: Directories to make, or to remove when nothing is in them.
+    description: Directories to make, or to remove when this module made them and nothing else is in them.
     type: list
     elements: dict
     default: []
@@ -37,9 +41,10 @@ options:
         type: str
         required: true
       mode:
-        description: Permissions in octal.
+        description:
+          - Permissions in octal. They hold whoever made the directory.
+          - Unless given, a directory that this module made has C(0755), and any other is left as it is.
         type: str
-        default: "0755"
       state:
         description: Whether it is there.
         type: str
@@ -106,6 +111,22 @@ options:
         type: str
         choices: [present, absent]
         default: present
+  claim:
+    description:
+      - A file that says whose its directory is. It is written with the first of the files and directories,
+        and goes when the directory has nothing else in it and is to be absent.
+      - Where it holds another name, to write files or directories is a failure, and what is to be absent stays.
+        Blocks have names of their own and are not affected.
+    type: dict
+    suboptions:
+      path:
+        description: Absolute path of the file; C(~) is the user that the module runs as.
+        type: str
+        required: true
+      name:
+        description: Who claims the directory.
+        type: str
+        required: true
   owner:
     description: Owner of the directories and files, and of files made for a block; else the current user.
     type: str
@@ -146,7 +167,9 @@ made:
   elements: str
   sample: [/etc/rdm]
 kept:
-  description: The directories that were to be removed and are kept, because other things are in them.
+  description: >-
+    The directories that were to be removed and are kept, because other things are in them or because this module
+    has not made them.
   returned: always
   type: list
   elements: str
@@ -177,7 +200,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
         "default": [],
         "options": {
             "path": {"type": "str", "required": True},
-            "mode": {"type": "str", "default": "0755"},
+            "mode": {"type": "str"},
             "state": _STATE,
         },
     },
@@ -209,11 +232,18 @@ ARGUMENT_SPEC: Dict[str, Any] = {
             "state": _STATE,
         },
     },
+    "claim": {
+        "type": "dict",
+        "options": {"path": {"type": "str", "required": True}, "name": {"type": "str", "required": True}},
+    },
     "owner": {"type": "str"},
     "group": {"type": "str"},
 }
 
 _TEMPORARY = ".rdm-provision-"
+_MARK = _TEMPORARY + "made"  # in a directory that the module has made
+_MARK_TEXT = b"Made by rdm-provision, which removes this directory when nothing else is left in it.\n"
+_DIRECTORY_MODE = 0o755
 _SECRET = "(secret)\n"  # noqa: S105  # what is shown instead of one
 
 
@@ -284,9 +314,10 @@ class Plan:
         self.removed: List[str] = []
         self.kept: List[str] = []
         self._modes: Dict[str, int] = {}
+        self._marked: List[str] = []
         for item in params["directories"]:
             if item["state"] == "present":
-                self._make(_absolute(item["path"]), _mode(item["mode"]))
+                self._make(_absolute(item["path"]), None if item["mode"] is None else _mode(item["mode"]))
         for item in params["files"]:
             self._file(item)
         for item in params["blocks"]:
@@ -317,6 +348,8 @@ class Plan:
         """Do it. An OSError names the path that it is about."""
         for path in self.made:
             os.mkdir(path)
+            if path in self._marked:
+                _mark(path, self.owner)
             os.chmod(path, self._modes[path])
             os.chown(path, *self.owner)
         for path in self.moded:
@@ -334,23 +367,32 @@ class Plan:
                 os.chown(entry.path, *entry.owner)
         for path in self.removed:
             for name in os.listdir(path):
-                # Left by a run that was killed while it wrote.
+                # The mark, or left by a run that was killed while it wrote.
                 if name.startswith(_TEMPORARY):
                     os.unlink(os.path.join(path, name))
             os.rmdir(path)
 
-    def _make(self, path: str, mode: int) -> None:
-        self._modes[path] = mode
+    def _make(self, path: str, mode: Optional[int]) -> None:
         if os.path.isdir(path):
             now = os.stat(path)
+            if mode is None:
+                mode = _DIRECTORY_MODE if _is_marked(path) else stat.S_IMODE(now.st_mode)
+            self._modes[path] = mode
             if stat.S_IMODE(now.st_mode) != mode or _differs(self.owner, Owner(now.st_uid, now.st_gid)):
                 self.moded.append(path)
+            return
+        self._make_new(path, _DIRECTORY_MODE if mode is None else mode)
+        self._marked.append(path)
+
+    def _make_new(self, path: str, mode: int) -> None:
+        self._modes[path] = mode
+        if path in self.made:  # above one that was named earlier
             return
         if os.path.lexists(path):
             raise Problem("{0} is not a directory".format(path))
         parent = os.path.dirname(path)
         if parent not in self.made and not os.path.isdir(parent):
-            self._make(parent, 0o755)
+            self._make_new(parent, _DIRECTORY_MODE)
         self.made.append(path)
 
     def _file(self, item: Dict[str, Any]) -> None:
@@ -396,7 +438,7 @@ class Plan:
             for name in os.listdir(path)
             if os.path.join(path, name) not in gone and not name.startswith(_TEMPORARY)
         ]
-        (self.kept if left else self.removed).append(path)
+        (self.removed if _is_marked(path) and not left else self.kept).append(path)
 
     def _entry(self, path: str) -> Entry:
         if path not in self.entries:
@@ -409,12 +451,58 @@ class Plan:
             raise Problem("{0} cannot be written: there is no directory {1}".format(path, parent))
 
 
+def _claimed(params: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the parameters with the claim among the files, or without what is in a directory of others."""
+    claim = params["claim"]
+    if not claim:
+        return params
+    path = _absolute(claim["path"])
+    home = os.path.dirname(path)
+    before = _read(path)[0]
+    holder = (before or b"").decode("utf-8", "replace").strip()
+    entries = params["directories"] + params["files"]
+    writes = any(item["state"] == "present" for item in entries)
+    if holder and holder != claim["name"]:
+        if writes:
+            raise Problem("{0} belongs to the cluster {1}: choose another directory".format(home, holder))
+        return dict(params, directories=[], files=[])
+    goes = {_absolute(item["path"]) for item in entries} | {path}
+    if not writes and (before is None or home not in goes or not _only(home, goes)):
+        return params
+    mine = {"path": path, "content": claim["name"] + "\\n", "secret_content": None, "mode": "0644"}
+    return dict(params, files=params["files"] + [dict(mine, state="present" if writes else "absent")])
+
+
+def _only(directory: str, goes: "set[str]") -> bool:
+    """Return whether all that is in a directory, and in those below it, is among what goes."""
+    for entry in os.scandir(directory):
+        if entry.name.startswith(_TEMPORARY):
+            continue
+        below = entry.is_dir(follow_symlinks=False)
+        if entry.path not in goes or (below and not _only(entry.path, goes)):
+            return False
+    return True
+
+
 def _difference(path: str, before: str, after: str) -> Dict[str, str]:
     return {"before_header": path, "after_header": path, "before": before, "after": after}
 
 
 def _differs(wanted: Owner, now: Owner) -> bool:
     return wanted.uid not in (-1, now.uid) or wanted.gid not in (-1, now.gid)
+
+
+def _is_marked(path: str) -> bool:
+    """Return whether this module made the directory."""
+    return os.path.lexists(os.path.join(path, _MARK))
+
+
+def _mark(path: str, owner: Owner) -> None:
+    """Note in a new directory that this module made it."""
+    with open(os.path.join(path, _MARK), "xb") as stream:
+        stream.write(_MARK_TEXT)
+        os.fchmod(stream.fileno(), 0o644)
+        os.fchown(stream.fileno(), *owner)
 
 
 def _absolute(given: str) -> str:
@@ -483,7 +571,7 @@ def main() -> None:
     """Plan, then apply unless in check mode."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
-        plan = Plan(module.params)
+        plan = Plan(_claimed(module.params))
         result: Dict[str, Any] = {"paths": plan.changes(), "made": plan.made, "kept": plan.kept}
         result["changed"] = bool(result["paths"])
         if module._diff:

@@ -111,7 +111,40 @@ def test_a_directory_with_other_things_in_it_stays(tmp_path: Path) -> None:
     (tmp_path / "etc/ssh/.rdm-provision-x1y2").write_text("left by a killed run")
     result = run(**taken_away(tmp_path))
     assert result["kept"] == [str(tmp_path / "etc")]
-    assert [path.name for path in (tmp_path / "etc").iterdir()] == ["foreign"]
+    # The mark stays, so that a later call can remove the directory.
+    assert {path.name for path in (tmp_path / "etc").iterdir()} == {"foreign", ".rdm-provision-made"}
+
+
+def test_a_directory_that_was_there_before_keeps_its_mode_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir(mode=0o700)
+    run(**everything(tmp_path))
+    assert mode(tmp_path / "etc") == 0o700
+    assert run(**taken_away(tmp_path))["kept"] == [str(tmp_path / "etc")]
+    assert mode(tmp_path / "etc") == 0o700
+    assert [path.name for path in tmp_path.iterdir()] == ["etc"]
+    assert list((tmp_path / "etc").iterdir()) == []
+
+
+def test_a_mode_that_is_given_holds_whoever_made_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o755)
+    assert run(directories=[{"path": str(tmp_path / "a"), "mode": "0700"}])["changed"]
+    assert mode(tmp_path / "a") == 0o700
+
+
+def test_one_of_ours_gets_its_mode_back_and_goes_in_a_later_call(tmp_path: Path) -> None:
+    run(directories=[{"path": str(tmp_path / "a")}])
+    (tmp_path / "a").chmod(0o777)
+    assert run(directories=[{"path": str(tmp_path / "a")}])["changed"]
+    assert mode(tmp_path / "a") == 0o755
+    run(directories=[{"path": str(tmp_path / "a"), "state": "absent"}])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_above_may_be_named_later(tmp_path: Path) -> None:
+    both = [str(tmp_path / "a/b"), str(tmp_path / "a")]
+    assert run(directories=[{"path": path} for path in both])["made"] == both[::-1]
+    run(directories=[{"path": path, "state": "absent"} for path in both])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_block_only_where_the_file_is(tmp_path: Path) -> None:
