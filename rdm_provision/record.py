@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
@@ -83,8 +84,11 @@ class Record:
         with contextlib.suppress(OSError):
             self._events.write(json.dumps(data, separators=(",", ":")) + "\n")
 
-    def finish(self, result: RunResult, log: Path | None) -> None:
-        """Close the record with RESULT, and a copy of ansible-playbook's LOG when it did not end well."""
+    def finish(self, result: RunResult, log: Path | None, hidden: Collection[str] = ()) -> None:
+        """Close the record with RESULT, and a copy of ansible-playbook's LOG when it did not end well.
+
+        The copy does not have the values of the ``NAME=value`` pairs in HIDDEN.
+        """
         if self.folder is None:
             return
         with contextlib.suppress(OSError):
@@ -93,7 +97,19 @@ class Record:
             text = json.dumps(result.to_json(), indent=1) + "\n"
             (self.folder / "result.json").write_text(text, encoding="utf-8")
             if log is not None and log.is_file() and not result.ok:
-                shutil.copyfile(log, self.folder / "ansible.log")
+                (self.folder / "ansible.log").write_text(_without(hidden, log), encoding="utf-8")
+
+
+def _without(hidden: Collection[str], log: Path) -> str:
+    """Return what LOG holds, without the values of the ``NAME=value`` pairs in HIDDEN."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    # The longest first: one value may begin like another.
+    for pair in sorted(hidden, key=len, reverse=True):
+        name, _, value = pair.partition("=")
+        if value:
+            for form in {pair, json.dumps(pair)[1:-1], json.dumps(pair, ensure_ascii=False)[1:-1]}:
+                text = text.replace(form, f"{name}=(hidden)")
+    return text
 
 
 def _fresh(runs: Path, verb: str) -> Path:

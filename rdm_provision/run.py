@@ -60,6 +60,7 @@ _SSH_NOISE = re.compile(
     r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
 )
 _YAML_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+_NO_SECRETS = frozenset({"MY_IP", "MASTER_ADDR"})
 _NO_HOSTS = "leaves us with no hosts to target"
 
 
@@ -335,7 +336,7 @@ class Run:
             cancel_callback=self._cancel_now,
         )
         result = translator.end(runner.rc, cancelled=self._cancelled_at is not None, record=record.folder)
-        record.finish(result, Path(runner.config.artifact_dir) / "stdout")
+        record.finish(result, Path(runner.config.artifact_dir) / "stdout", translator.hidden)
         self._queue.put(RunFinished(at=result.seconds, result=result))
 
 
@@ -386,6 +387,7 @@ class _Translator:
         self.phase_seconds: dict[str, float] = {}
         self.phase_began = self.started
         self.warnings: dict[str, list[str]] = {}
+        self.hidden: set[str] = set()
         self.refused = ""
         self.problems: list[Problem] = []
         self.message = ""
@@ -459,6 +461,7 @@ class _Translator:
         bad = status in (Status.FAILED, Status.UNREACHABLE)
         message = _why(res, unreachable=status is Status.UNREACHABLE) if bad else ""
         diff = unified_diff(res)
+        self.hidden.update(environment_values(res))
         cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION)
         self._keep(action, node, res)
         for warning in _warnings(res):
@@ -672,14 +675,49 @@ def error_sentence(text: str) -> str:
 
 
 def unified_diff(res: Mapping[str, Any]) -> str:
-    """Return what a result says it changed, as one unified diff; empty when it says nothing."""
-    parts: list[str] = []
+    """Return what a result says it changed, as one unified diff; empty when it says nothing.
+
+    Of an environment it has the names only, since a value may be a secret; of the cluster's addresses all.
+    """
+    return "".join(_one_diff(diff) for diff in _diffs(res))
+
+
+def _diffs(res: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for item in (res, *(r for r in res.get("results") or () if isinstance(r, Mapping))):
         diffs = item.get("diff")
         for diff in diffs if isinstance(diffs, list) else [diffs]:
             if isinstance(diff, Mapping):
-                parts.append(_one_diff(diff))
-    return "".join(parts)
+                yield diff
+
+
+def environment_values(res: Mapping[str, Any]) -> Iterator[str]:
+    """Yield ``NAME=value`` for each variable that may be a secret in the diffs of a result."""
+    for diff in _diffs(res):
+        for side in (diff.get("before"), diff.get("after")):
+            if isinstance(side, Mapping):
+                env = _environment(side.get("env"))
+                yield from (f"{name}={value}" for name, value in env.items() if name not in _NO_SECRETS)
+
+
+def _environment(env: Any) -> dict[str, str]:
+    """Return an environment that is a mapping, or a list of ``NAME=value``, as a mapping."""
+    if isinstance(env, Mapping):
+        return {str(name): str(value) for name, value in env.items()}
+    if isinstance(env, (list, tuple)):
+        return {name: value for name, _, value in (str(item).partition("=") for item in env)}
+    return {}
+
+
+def _environment_diff(before: Any, after: Any) -> Iterator[str]:
+    """Yield a line for each variable that comes, goes or changes, without a value that may be a secret."""
+    had, has = _environment(before), _environment(after)
+    for name in dict.fromkeys([*had, *has]):
+        if had.get(name) == has.get(name):
+            continue
+        for sign, side in (("-", had), ("+", has)):
+            if name in side:
+                other = "(another value)" if sign == "+" and name in had else "(hidden)"
+                yield f"{sign}env.{name}: {side[name] if name in _NO_SECRETS else other}\n"
 
 
 def _one_diff(diff: Mapping[str, Any]) -> str:
@@ -692,14 +730,14 @@ def _one_diff(diff: Mapping[str, Any]) -> str:
     before, after = diff.get("before"), diff.get("after")
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         # Settings: only those that differ, one a line.
-        had, has = dict(_flat(before)), dict(_flat(after))
+        had, has = (dict(_flat({k: v for k, v in side.items() if k != "env"})) for side in (before, after))
         differing = [key for key in dict.fromkeys([*had, *has]) if had.get(key) != has.get(key)]
         return "".join(
             f"{sign}{key}: {side[key]}\n"
             for key in differing
             for sign, side in (("-", had), ("+", has))
             if key in side
-        )
+        ) + "".join(_environment_diff(before.get("env"), after.get("env")))
     name_before = str(diff.get("before_header") or "before")
     name_after = str(diff.get("after_header") or "after")
     return "".join(difflib.unified_diff(_lines(before), _lines(after), name_before, name_after, n=2))

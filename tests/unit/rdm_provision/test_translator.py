@@ -215,14 +215,30 @@ def test_a_hidden_result_shows_its_status_and_nothing_else() -> None:
                 "before": {"same": 1, "env": {"A": "x", "B": "y"}},
                 "after": {"same": 1, "env": {"A": "z", "B": "y"}},
             },
-            "-env.A: x\n+env.A: z\n",
+            "-env.A: (hidden)\n+env.A: (another value)\n",
         ),
+        (
+            {
+                "before": {"env": ["MY_IP=10.0.0.1", "OLD=o=ld", "SAME=same"], "image": "a"},
+                "after": {"env": ["MY_IP=10.0.0.2", "NEW=new", "SAME=same"], "image": "b"},
+            },
+            "-image: a\n+image: b\n-env.MY_IP: 10.0.0.1\n+env.MY_IP: 10.0.0.2\n"
+            "-env.OLD: (hidden)\n+env.NEW: (hidden)\n",
+        ),
+        ({"before": {"env": None}, "after": {"env": ["A=hush"]}}, "+env.A: (hidden)\n"),
         ({"before": {}, "after": {"new": [1]}}, "+new: [1]\n"),
         ({"src_binary": 1, "before": "a", "after": "b"}, ""),
     ],
 )
 def test_diffs_of_all_shapes(diff: Any, text: str) -> None:
     assert unified_diff({"diff": diff}) == text
+
+
+def test_what_the_log_must_not_show_is_noted() -> None:
+    into = translator()
+    diff = {"before": {"env": ["MY_IP=10.0.0.1", "KEY=old"]}, "after": {"env": ["KEY=hush"], "image": "a"}}
+    feed(into, outcome("ok", "a", {"changed": True, "diff": diff}))
+    assert into.hidden == {"KEY=old", "KEY=hush"}
 
 
 @pytest.mark.parametrize(
