@@ -48,6 +48,12 @@ options:
     description: With O(role=plugin), the network driver that the plugin serves. Empty means not to look.
     type: str
     default: ""
+  socket:
+    description:
+      - The unix socket at which a plugin of the cluster answers that is started for the removal.
+      - Empty means the one of the driver's name in C(/run/docker/plugins).
+    type: str
+    default: ""
   stop_timeout:
     description: Seconds that a container gets to end by itself.
     type: int
@@ -101,6 +107,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "default": ""},
     "with_containers": {"type": "bool", "default": False},
     "driver": {"type": "str", "default": ""},
+    "socket": {"type": "str", "default": ""},
     "stop_timeout": {"type": "int", "default": 10},
 }
 
@@ -166,21 +173,21 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
     return container_names(ours.values()) + sorted(network["Name"] for network in found)
 
 
-def wake_plugin(api: DockerAPI, cluster: str) -> None:
+def wake_plugin(api: DockerAPI, cluster: str, socket: str = "") -> None:
     """Start the cluster's network plugin if it has stopped, and wait until it answers, but not for long."""
     plugins = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "plugin")})
     stopped = [plugin for plugin in plugins if plugin["State"] != "running"]
     if not stopped:
         return
     networks = api.get("/networks", filters={"label": label_filter(cluster, "network")})
-    sockets = ["/run/docker/plugins/{0}.sock".format(network["Driver"]) for network in networks]
+    sockets = {socket or "/run/docker/plugins/{0}.sock".format(network["Driver"]) for network in networks}
     for plugin in stopped:
         try:
             api.post("/containers/{0}/start".format(plugin["Id"]))
         except DockerError:
             return  # it goes without, in the engine's own time
     deadline = time.monotonic() + _WAKE_TIMEOUT
-    while any(plugin_answers(socket) for socket in sockets) and time.monotonic() < deadline:
+    while any(plugin_answers(one) for one in sockets) and time.monotonic() < deadline:
         time.sleep(_POLL)
 
 
@@ -216,7 +223,7 @@ def main() -> None:
         api = DockerAPI()
         try:
             if not module.check_mode and module.params["role"] != "plugin":
-                wake_plugin(api, module.params["cluster"])
+                wake_plugin(api, module.params["cluster"], module.params["socket"])
             removed = remove(api, module.params, module.check_mode)
         except DockerUnavailable:
             if not _no_engine_here(api):

@@ -132,6 +132,19 @@ def test_a_stopped_plugin_is_started_for_the_removal(node: Node) -> None:
     assert node.api.get(f"/containers/{plugin}/json")["State"]["Running"]
 
 
+def test_a_started_plugin_is_asked_at_the_socket_that_was_given(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(docker_owned, "plugin_answers", asked.append)
+    for socket, expected in (("", "/run/docker/plugins/bridge.sock"), ("/run/other.sock", "/run/other.sock")):
+        plugin = node.run(f"plugin-{len(asked)}", SLEEP, labels("c", "plugin"))
+        node.api.post(f"/containers/{plugin}/kill")
+        node.network("net", labels("c", "network"))
+        assert owned("network", socket=socket) == ["net"]
+        assert asked[-1] == expected
+
+
 def test_a_node_without_an_engine_has_nothing_to_remove(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +272,8 @@ def started(node: Node, tmp_path: Path, environment: dict[str, str], sshd: bool 
     (tmp_path / "sbin").mkdir(exist_ok=True)
     if sshd:
         (tmp_path / "sbin" / "sshd").write_text(
-            '#!/bin/sh\necho "$@"; cat "$4"; readlink /etc/ssh/ssh_config\n'
+            '#!/bin/sh\necho "$@"; cat "$4"; readlink /etc/ssh/ssh_config; umask\n'
+            'stat -c "%a %n" /run/sshd "$(dirname "$4")" "$4"\n'
         )
         (tmp_path / "sbin" / "sshd").chmod(0o755)
     name = node.run(
@@ -299,6 +313,8 @@ def test_a_session_has_the_containers_environment_and_no_value_reaches_a_shell(
     assert "\"NOTE=a 'b' $(touch /etc/pwned) `id` # ; *\"" in words
     assert all(name not in words for name in ("LINES", "EVIL", "QUOTED", "SLASH", "HOME"))
     assert rest[2] == "/etc/rdm/ssh/config"
+    assert rest[3] == "0022"  # sessions have sshd's
+    assert rest[4:] == ["755 /run/sshd", "700 /run/rdm", "600 /run/rdm/sshd_config"]
 
 
 def test_an_image_without_sshd_says_so(node: Node, tmp_path: Path) -> None:

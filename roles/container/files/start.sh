@@ -35,10 +35,17 @@ session_environment() {
     done
 }
 
-mkdir -p /run/sshd /run/rdm
-{
-    cat "$rdm/sshd_config"
-    printf 'SetEnv%s\n' "$(session_environment)"
-} > /run/rdm/sshd_config
+# The environment may hold secrets, and not all users of the container have to see them. The umask is that of the
+# subshell only, since sessions would inherit sshd's.
+mkdir -p /run/sshd
+rm -rf /run/rdm
+(
+    umask 077
+    mkdir /run/rdm
+    {
+        cat "$rdm/sshd_config"
+        printf 'SetEnv%s\n' "$(session_environment)"
+    } > /run/rdm/sshd_config
+)
 
 exec "$sshd" -D -e -f /run/rdm/sshd_config
