@@ -18,7 +18,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.cluster_plan import 
     plan_cluster,
     plan_nodes,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.image_list import Images, check_images
 from ansible_collections.rdm.provision.plugins.module_utils.inventory import (
+    ACCELERATORS,
     CLUSTER_OPTIONS,
     CONNECTION_VARIABLES,
 )
@@ -32,8 +34,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.role_variables impor
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
-# What the role preflight itself registers: not a variable for users, and no misspelt one either.
-REGISTERED = {"preflight_facts", "preflight_plan"}
+# What preflight itself registers: not a variable for users, and no misspelt one either.
+REGISTERED = {"preflight_facts", "preflight_plan", "images_inspection"}
 PLAN_FILE = address_plan.FILE_NAME
 
 
@@ -52,14 +54,17 @@ class ActionModule(ActionBase):
         stage = options["stage"]
         try:
             reader = _Reader(variables)
-            plan, previous = _plan_inventory(reader)
+            plan, previous, images = _plan_inventory(reader)
         except Refused as refused:
             return _refusal(result, "inventory", refused)
-        nodes = _base(plan)
+        nodes = _base(plan, images)
         warnings = plan.warnings
         if stage == "nodes":
-            facts = dict(reader.facts(options["facts"], plan.addresses.nodes))
-            wants = {node: _node_plan(reader, node, plan) for node in facts}
+            facts = {
+                node: {**found, "archives": reader.archives(options["inspection"], node)}
+                for node, found in reader.facts(options["facts"], plan.addresses.nodes)
+            }
+            wants = {node: _node_plan(reader, node, plan, images[node]) for node in facts}
             try:
                 planned = plan_nodes(plan, wants, facts)
             except Refused as refused:
@@ -137,6 +142,10 @@ class _Reader:
                 return self.evaluate(host, name)
             except AnsibleError:
                 return None
+        return self.default(name)
+
+    def default(self, name: str) -> Any:
+        """Return the default of a role's variable, None when it has to be evaluated."""
         return self._defaults.get(name)
 
     def text(self, host: str, name: str) -> str:
@@ -157,6 +166,11 @@ class _Reader:
             if isinstance(registered.get("node"), dict):
                 yield host, registered["node"]
 
+    def archives(self, name: str, host: str) -> list[dict[str, Any]]:
+        """Return what the inspections of image archives registered as `name`; none where there was none."""
+        registered = self._hostvars.raw_get(host).get(name) or {}
+        return [one for one in registered.get("results") or [] if "problem" in one]
+
     def plan_file(self) -> Path:
         """Return the path of the plan file; Refused when the inventory is not a file or directory."""
         host = self._by_host[self.hosts[0]]
@@ -175,8 +189,8 @@ class _Reader:
         return Path(str(directory)) / PLAN_FILE
 
 
-def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None]:
-    """Return the plan by the inventory alone, and the plan before."""
+def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
+    """Return the plan by the inventory alone, the plan before, and each node's images."""
     problems: list[Problem] = []
     variables: dict[str, dict[str, Any]] = {}
     for host in reader.hosts:
@@ -188,8 +202,13 @@ def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None]:
             except AnsibleError as error:
                 reason = f"cannot be evaluated: {error.message}".rstrip(". ")
                 problems.append(Problem(host, name, reason, "correct it in the inventory"))
+    images = {host: _images(reader, host, variables[host].get("rdm_accelerator")) for host in reader.hosts}
     found, warnings = _check_roles(reader)
-    problems += found
+    for host in reader.hosts:
+        problems += images[host].problems
+        # These name the image, which the check of types cannot.
+        told = any(problem.value.endswith("images_list") for problem in images[host].problems)
+        problems += [one for one in found[host] if not (told and one.value == "images_list")]
     previous = None
     if reader.hosts:
         try:
@@ -204,17 +223,34 @@ def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None]:
     replace = all(reader.true(host, "network_replace") for host in reader.hosts)
     plan = plan_cluster(reader.masters, reader.workers, variables, previous, replace, problems)
     plan.warnings.extend(warnings)
-    return plan, previous
+    return plan, previous, images
 
 
-def _check_roles(reader: _Reader) -> tuple[list[Problem], list[str]]:
-    """Return the problems with variables of roles, and warnings about names that nobody reads."""
+def _images(reader: _Reader, host: str, accelerator: Any) -> Images:
+    """Return a node's images, and what is wrong with the list of them."""
+    nothing = Images("", False, [])
+    given = {}
+    for name in {"images_list", "images_profiles", "container_image"}.intersection(reader.variables(host)):
+        try:
+            given[name] = reader.evaluate(host, name)
+        except AnsibleError:
+            return nothing  # it refers to what only the node knows, and is checked when that is known
+    if accelerator not in ACCELERATORS:
+        return nothing  # which is told already
+    profiles = given.get("images_profiles") or reader.default("images_profiles")
+    return check_images(
+        host, given.get("images_list"), profiles, accelerator, str(given.get("container_image") or "")
+    )
+
+
+def _check_roles(reader: _Reader) -> tuple[dict[str, list[Problem]], list[str]]:
+    """Return each host's problems with variables of roles, and warnings about names that nobody reads."""
     options = dict(_role_options())
     cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
     checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
     known = {*options, *cluster_wide}
     prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(ROLES.iterdir()))]
-    problems: list[Problem] = []
+    problems: dict[str, list[Problem]] = {}
     names: set[str] = set()
     for host in reader.hosts:
         present = list(reader.variables(host))
@@ -232,7 +268,7 @@ def _check_roles(reader: _Reader) -> tuple[list[Problem], list[str]]:
                 _network_options(reader, host)
             except ValueError as error:
                 wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
-        problems += wrong
+        problems[host] = wrong
     return problems, unknown_variables(names, known, prefixes)
 
 
@@ -249,7 +285,7 @@ def _network_options(reader: _Reader, host: str) -> dict[str, str]:
     )
 
 
-def _node_plan(reader: _Reader, node: str, plan: ClusterPlan) -> NodePlan:
+def _node_plan(reader: _Reader, node: str, plan: ClusterPlan, images: Images) -> NodePlan:
     """Return what the cluster wants of one node."""
     return NodePlan(
         node=node,
@@ -267,10 +303,12 @@ def _node_plan(reader: _Reader, node: str, plan: ClusterPlan) -> NodePlan:
         memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
         engine_install=reader.true(node, "docker_engine_install"),
         min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
+        image=images.image,
+        image_listed=images.listed,
     )
 
 
-def _base(plan: ClusterPlan) -> dict[str, dict[str, Any]]:
+def _base(plan: ClusterPlan, images: dict[str, Images]) -> dict[str, dict[str, Any]]:
     """Return what is known of every node of the inventory, reached or not."""
     return {
         name: {
@@ -278,6 +316,7 @@ def _base(plan: ClusterPlan) -> dict[str, dict[str, Any]]:
             "rank": rank,
             "slots": node.slots,
             "accelerator": node.accelerator,
+            "image": images[name].image,
         }
         for rank, (name, node) in enumerate(plan.inventory.nodes.items())
     }

@@ -9,6 +9,8 @@ from typing import Any, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.module_utils.container_spec import memlock_shortage
+from ansible_collections.rdm.provision.plugins.module_utils.image_archive import room_to_load
+from ansible_collections.rdm.provision.plugins.module_utils.image_list import canonical
 from ansible_collections.rdm.provision.plugins.module_utils.ownership import LABEL_CLUSTER, is_ours
 from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, names
 
@@ -38,6 +40,8 @@ class NodePlan(NamedTuple):
     :ivar memlock_required: refuse when containers cannot lock all memory.
     :ivar engine_install: whether a missing engine is installed later in the run.
     :ivar min_free_bytes: space that images need, 0 for no check.
+    :ivar image: what the training container runs; empty when that is not known.
+    :ivar image_listed: whether images_list brings it; otherwise the node must have it.
     """
 
     node: str
@@ -55,6 +59,8 @@ class NodePlan(NamedTuple):
     memlock_required: bool = True
     engine_install: bool = False
     min_free_bytes: int = 0
+    image: str = ""
+    image_listed: bool = True
 
 
 class Findings(NamedTuple):
@@ -77,6 +83,8 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         _accelerator,
         _parent,
         _memlock,
+        _image,
+        _archives,
         _disk,
         _network,
         _container_name,
@@ -212,17 +220,47 @@ def _memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
         findings.warn(want.node, f"{shortage}; the container gets that.")
 
 
-def _disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    disk = facts.get("disk") or {}
-    if disk and int(disk["free"]) < want.min_free_bytes:
+def _image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Nobody brings an image that is not listed; of one that is named by a digest the node does not tell."""
+    docker = facts.get("docker")
+    if not docker or not want.image or want.image_listed or "@" in want.image:
+        return
+    found = docker.get("images") or []
+    if canonical(want.image) not in {tag for one in found for tag in one.get("tags") or []}:
         findings.problems.append(
             Problem(
                 want.node,
-                str(disk["path"]),
-                f"has {_gib(disk['free'])} free, and images need {_gib(want.min_free_bytes)}",
-                "free some space there (docker image prune), or lower images_min_free_bytes",
+                f"container_image {want.image}",
+                "is not on the node, and images_list is empty",
+                "list it in images_list, or load it there",
             )
         )
+
+
+def _archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    for archive in facts.get("archives") or []:
+        path, problem = str(archive["path"]), str(archive["problem"])
+        if problem:
+            value = path if problem.startswith(f"{path} ") else ""
+            reason = problem[len(value) :].lstrip()
+            findings.problems.append(Problem(want.node, value, reason, str(archive["remedy"])))
+
+
+def _disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    disk = facts.get("disk") or {}
+    if not disk.get("total"):
+        return
+    classic = (facts.get("docker") or {}).get("image_store") == "classic"
+    to_load = room_to_load(facts.get("archives") or [], classic)
+    if int(disk["free"]) < to_load:
+        what = f"has {_size(disk['free'])} free, and loading the image archives needs {_size(to_load)}"
+        remedy = "free some space there (docker image prune)"
+    elif int(disk["free"]) < want.min_free_bytes:
+        what = f"has {_size(disk['free'])} free, and images need {_size(want.min_free_bytes)}"
+        remedy = "free some space there (docker image prune), or lower images_min_free_bytes"
+    else:
+        return
+    findings.problems.append(Problem(want.node, str(disk["path"]), what, remedy))
 
 
 def _network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -306,5 +344,6 @@ def _version(text: Any) -> Tuple[int, ...]:
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)
 
 
-def _gib(size: Any) -> str:
-    return f"{int(size) / 2**30:.1f} GiB"
+def _size(count: Any) -> str:
+    mebibytes = int(count) / 2**20
+    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 2**10 else f"{mebibytes:.1f} MiB"

@@ -9,7 +9,7 @@ short_description: Plan the cluster, or refuse with every problem of every node
 description:
   - Decides once for the whole cluster, on the controller, before anything changes anywhere. Run it once.
   - Stage V(inventory) checks groups, names and variables of all hosts of the groups C(master) and C(workers),
-    and makes the address plan. It needs no connection.
+    and the list of images, and makes the address plan. It needs no connection.
   - Stage V(nodes) does the same and compares the plan with what M(rdm.provision.node_facts) registered on
     the hosts of the play. Hosts without such facts (because of C(--limit), or because they were not reached)
     keep their addresses and are not checked.
@@ -36,6 +36,12 @@ options:
     description: Name of the variable that M(rdm.provision.node_facts) was registered in; for stage V(nodes).
     type: str
     default: preflight_facts
+  inspection:
+    description:
+      - Name of the variable that M(rdm.provision.image_archive) was registered in, with C(state=inspected)
+        for each archive in a loop; for stage V(nodes).
+    type: str
+    default: images_inspection
   write:
     description: Write the plan file when it differs.
     type: bool
@@ -108,6 +114,9 @@ nodes:
     accelerator:
       description: V(rocm), V(cuda) or V(cpu).
       type: str
+    image:
+      description: The image that the training container runs.
+      type: str
     config_dir:
       description: The directory for the cluster's files on the node. This and the rest only with facts.
       type: str
@@ -165,5 +174,6 @@ from typing import Any, Dict
 ARGUMENT_SPEC: Dict[str, Any] = {
     "stage": {"type": "str", "choices": ["inventory", "nodes"], "required": True},
     "facts": {"type": "str", "default": "preflight_facts"},
+    "inspection": {"type": "str", "default": "images_inspection"},
     "write": {"type": "bool", "default": False},
 }

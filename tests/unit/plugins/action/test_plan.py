@@ -26,6 +26,7 @@ PLAY = """
       rdm.provision.plan:
         stage: "{{ stage }}"
         facts: known_facts
+        inspection: known_inspection
         write: true
       register: planned
       run_once: true
@@ -50,7 +51,11 @@ PLAY_WITHOUT_FILE = """
         groups: [master]
         rdm_accelerator: cpu
         network_driver: macvlan
+        container_image: training:1
 """
+
+
+IMAGE = {"name": "training:1", "source": "registry"}
 
 
 class Cluster:
@@ -68,7 +73,8 @@ class Cluster:
     ) -> None:
         """Write the inventory; nobody listens at its hosts' addresses."""
         groups = {"master": {"hosts": master}, "workers": {"hosts": workers}}
-        inventory = {"all": {"vars": {"network_driver": "macvlan", **(variables or {})}, "children": groups}}
+        common = {"network_driver": "macvlan", "images_list": [IMAGE], **(variables or {})}
+        inventory = {"all": {"vars": common, "children": groups}}
         (self.home / "hosts.yml").write_text(yaml.safe_dump(inventory, sort_keys=False))
 
     def run(self, *options: str, stage: str = "inventory", inventory: str = "") -> tuple[int, Any, str]:
@@ -100,6 +106,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 CPU = {"rdm_accelerator": "cpu"}
+BASE = ("my_ip", "rank", "slots", "accelerator", "image")
 
 
 def test_documentation_matches_the_arguments() -> None:
@@ -155,7 +162,13 @@ def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
         "a",
         "192.169.16.100",
     )
-    assert result["nodes"]["b"] == {"my_ip": "192.169.16.101", "rank": 1, "slots": 4, "accelerator": "cpu"}
+    assert result["nodes"]["b"] == {
+        "my_ip": "192.169.16.101",
+        "rank": 1,
+        "slots": 4,
+        "accelerator": "cpu",
+        "image": "training:1",
+    }
     assert result["hostfile"] == "192.169.16.100 slots=8\n192.169.16.101 slots=4\n192.169.16.102 slots=8\n"
     assert result["dictionary"] == "a 192.169.16.100\nb 192.169.16.101\nc 192.169.16.102\n"
     assert '"msg": "192.169.16.102"' in output
@@ -226,6 +239,54 @@ def test_changed_subnet_needs_the_word_of_every_node(cluster: Cluster) -> None:
     assert (rc, result["master_addr"]) == (0, "10.9.0.100")
 
 
+def test_list_of_images_is_judged_with_all_else(cluster: Cluster) -> None:
+    archive = {"name": "a:1", "source": "archive"}
+    cluster.write(
+        {"a": {"images_list": [archive, {"name": "b:1", "source": "ftp"}]}},
+        {
+            "b": {"images_list": [{**archive, "path": "/a.tar", "sha256": "abc"}]},
+            "c": {"images_list": []},
+            "d": {"container_image": "other:1"},
+            "e": {"images_list": [{**archive, "path": "{{ known_facts.node.architecture }}.tar"}]},
+        },
+        CPU,
+    )
+    rc, result, _ = cluster.run()
+    assert (rc, result["rdm_refused"]) == (2, "inventory")
+    assert [
+        (problem["node"], f"{problem['value']} {problem['reason']}") for problem in result["problems"]
+    ] == [
+        ("a", "a:1 in images_list is an archive without path"),
+        ("a", "b:1 in images_list has the source 'ftp'"),
+        ("b", "a:1 in images_list has the sha256 abc, which is not 64 hexadecimal digits"),
+        ("c", "images_list is empty, and images_profiles has nothing for cpu"),
+        ("d", "container_image other:1 is not in images_list"),
+    ]
+
+
+def test_image_of_each_node_is_the_first_of_its_list_unless_another_is_chosen(cluster: Cluster) -> None:
+    other = {"name": "other:1", "source": "registry"}
+    cluster.write(
+        {"a": {}},
+        {
+            "b": {"images_list": [IMAGE, other], "container_image": "docker.io/library/other:1"},
+            "c": {"images_list": [], "rdm_accelerator": "cuda"},
+            "d": {"images_list": [], "container_image": "mine:1"},
+            "e": {"images_list": [{**other, "name": "{{ 'templated' }}:{{ 3 - 1 }}"}]},
+        },
+        CPU,
+    )
+    rc, result, _ = cluster.run()
+    assert rc == 0
+    assert {name: node["image"] for name, node in result["nodes"].items()} == {
+        "a": "training:1",
+        "b": "docker.io/library/other:1",
+        "c": "nvcr.io/nvidia/pytorch:25.06-py3",
+        "d": "mine:1",
+        "e": "templated:2",
+    }
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     """A host's variables with facts as if it had been looked at."""
     return {"known_facts": {"changed": False, "node": report(**changes)}}
@@ -237,7 +298,7 @@ def test_nodes_are_checked_and_unreached_ones_left_out(cluster: Cluster) -> None
     assert rc == 0
     assert result["nodes"]["a"]["container"]["ulimits"] == ["memlock:-1:-1"]
     assert result["nodes"]["a"]["config_dir"] == "/etc/rdm"
-    assert set(result["nodes"]["b"]) == set(result["nodes"]["c"]) == {"my_ip", "rank", "slots", "accelerator"}
+    assert set(result["nodes"]["b"]) == set(result["nodes"]["c"]) == set(BASE)
     assert cluster.plan_file.exists()
 
 
@@ -273,3 +334,37 @@ def test_network_as_the_roles_would_make_it_is_no_difference(cluster: Cluster) -
     assert rc == 0
     assert result["nodes"]["a"]["network_present"] is True
     assert result["nodes"]["a"]["network_differences"] == []
+
+
+def inspected(**told: Any) -> dict[str, Any]:
+    """A host's variables with the inspection of one archive, as a loop registers it."""
+    one = {"path": "/srv/a.tar", "problem": "", "remedy": "", "unpacked": 0, "new_layers": {}, **told}
+    return {"known_inspection": {"changed": False, "results": [one]}}
+
+
+def test_what_is_wrong_with_an_archive_is_in_the_same_report(cluster: Cluster) -> None:
+    short = inspected(problem="/srv/a.tar is truncated (it ends in the middle)", remedy="copy it there again")
+    large = inspected(unpacked=200 * 2**30, new_layers={"sha256:1": 2**30})
+    skipped = {"known_inspection": {"changed": False, "results": [{"skipped": True}]}}
+    cluster.write(
+        {"a": {**facts(), **short}},
+        {
+            "b": {**facts(interfaces=[{"name": "ib0", "addresses": ["192.169.16.5/24"]}]), **short},
+            "c": {**facts(docker_image_store="classic"), **large},
+            "d": {**facts(), **skipped},
+            "e": {**facts(), "images_list": [], "container_image": "mine:1"},
+        },
+        {**CPU, "network_parent": "ib0"},
+    )
+    rc, result, _ = cluster.run(stage="nodes")
+    assert (rc, result["rdm_refused"]) == (2, "nodes")
+    assert [(problem["node"], problem["value"]) for problem in result["problems"]] == [
+        ("a", "/srv/a.tar"),
+        ("b", "192.169.16.0/24"),
+        ("b", "/srv/a.tar"),
+        ("c", "/var/lib/docker"),
+        ("e", "container_image mine:1"),
+    ]
+    assert "- a, b: /srv/a.tar is truncated (it ends in the middle): copy it there again\n" in result["msg"]
+    assert "has 100.0 GiB free, and loading the image archives needs 201.0 GiB" in result["msg"]
+    assert not cluster.plan_file.exists()

@@ -146,6 +146,58 @@ def test_full_disk_is_refused() -> None:
     [sentence] = problems(report(), min_free_bytes=200 * 2**30)
     assert sentence.startswith("/var/lib/docker has 100.0 GiB free, and images need 200.0 GiB")
     assert problems(report(), min_free_bytes=100 * 2**30) == []
+    unknown = report(disk={"path": "/var/lib/docker", "total": 0, "free": 0})
+    assert problems(unknown, min_free_bytes=1) == []
+
+
+# --- images ---
+
+
+def archive(**told: Any) -> dict[str, Any]:
+    sound = {"path": "/srv/a.tar", "problem": "", "remedy": "", "unpacked": 0, "new_layers": {}}
+    return {**sound, **told}
+
+
+def test_bad_archive_is_refused() -> None:
+    found = report()
+    found["archives"] = [
+        archive(problem="/srv/a.tar does not exist", remedy="put it there"),
+        archive(),
+        archive(problem="'x y' is not an image name", remedy="write repository:tag"),
+    ]
+    assert [tuple(problem) for problem in check_node(want(), found).problems] == [
+        ("node1", "/srv/a.tar", "does not exist", "put it there"),
+        ("node1", "", "'x y' is not an image name", "write repository:tag"),
+    ]
+
+
+def test_disk_must_have_room_for_all_archives_together() -> None:
+    large = archive(unpacked=60 * 2**30, new_layers={"sha256:1": 60 * 2**30})
+    found = report()
+    found["archives"] = [large]
+    assert problems(found) == [], "the containerd store takes the layers from the stream"
+    found["docker"]["image_store"] = "classic"
+    [sentence] = problems(found)
+    assert sentence.startswith(
+        "/var/lib/docker has 100.0 GiB free, and loading the image archives needs 120.0 GiB: free some space"
+    )
+    found["archives"] = [archive(unpacked=30 * 2**30, new_layers={"sha256:1": 30 * 2**30})]
+    assert problems(found) == []
+    found["archives"].append(archive(unpacked=40 * 2**30, new_layers={"sha256:2": 40 * 2**30}))
+    assert len(problems(found)) == 1
+    found["disk"]["free"], found["archives"] = 2**20, [archive(unpacked=3 * 2**19)]
+    assert "has 1.0 MiB free, and loading the image archives needs 1.5 MiB" in problems(found)[0]
+
+
+def test_image_that_nobody_brings_must_be_there() -> None:
+    found = report(docker_images=[{"id": "sha256:1", "tags": ["mine:1"]}, {"id": "sha256:2", "tags": []}])
+    assert problems(found, image="docker.io/library/mine:1", image_listed=False) == []
+    assert problems(found, image="other:1", image_listed=True) == []
+    assert problems(found, image=f"other@sha256:{64 * '0'}", image_listed=False) == []
+    assert problems(found, image="other:1", image_listed=False) == [
+        "container_image other:1 is not on the node, and images_list is empty: list it in images_list, or "
+        "load it there"
+    ]
 
 
 # --- the network of our name ---
