@@ -1,145 +1,201 @@
-"""The way of a cluster: up, look, use, drift, mend, down. In this order, on one lab."""
+"""The way of a cluster: look, up, use, drift, mend, down. In this order, on one lab."""
 
 from __future__ import annotations
 
-from tests.e2e.conftest import Lab
+import configparser
+import json
+from collections.abc import Iterator
 
-ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
+import pytest
+
+from tests.e2e.product import ADDRESSES, NODES, Lab, changed
+
+# What no shell may ever see.
+NASTY = 'it\'s a "value" with $(touch /tmp/pwned) `touch /tmp/pwned`; ${HOME} {{ no }} \\ \nand a line'
 
 
-def test_up_provisions_every_node_and_shows_the_fabric(lab: Lab) -> None:
+@pytest.fixture(scope="module")
+def nasty(lab: Lab) -> Iterator[str]:
+    """An inventory with a value that would do harm in a shell, for the containers' environment."""
+    lab.bare()
+    words = json.dumps({"NOTE": NASTY.replace("{{ no }}", "{{ '{{ no }}' }}")})
+    file = lab.inventory_text(f"container_env: {words}\n")
+    yield NASTY
+    file.unlink()
+
+
+def test_lab_status_shows_every_node(lab: Lab) -> None:
+    nodes = lab.lab("status")["nodes"]
+    assert [node["name"] for node in nodes] == list(NODES)
+    assert {(node["state"], node["cable"], node["engine"]) for node in nodes} == {
+        ("running", "plugged", "ready")
+    }
+    shown = lab.product.rdm("lab", "status", "--name", lab.name).stdout
+    assert all(node["address"] in shown for node in nodes)
+
+
+def test_check_of_bare_nodes_says_what_would_be_made_and_makes_nothing(lab: Lab, nasty: str) -> None:
+    result = lab.json("check")
+    assert result["ok"]
+    assert not result["in_sync"]
+    assert changed(result) == list(NODES)
+    phases = {change["phase"] for node in result["nodes"].values() for change in node["changes"]}
+    assert phases >= {"images", "network", "my_ip", "container", "hostfile"}
+    assert not (lab.inventory / "address_plan.cfg").exists()
+    for node in NODES:
+        assert not lab.there(node, "/etc/rdm")
+        assert lab.on(node, "docker", "ps", "--all", "--quiet") == ""
+        assert lab.on(node, "docker", "images", "--quiet", "rdm-lab/cpu") == ""
+
+
+def test_up_provisions_every_node_and_shows_the_fabric(lab: Lab, nasty: str) -> None:
     result = lab.json("up")
     assert result["ok"]
+    assert changed(result) == list(NODES)
     assert {name: node["my_ip"] for name, node in result["plan"]["nodes"].items()} == ADDRESSES
     rtt = result["fabric"]["rtt_us"]
-    assert all(rtt[a][b] > 0 for a in ADDRESSES for b in ADDRESSES if a != b)
+    assert all(rtt[a][b] > 0 for a in NODES for b in NODES if a != b)
 
 
-def test_a_second_up_changes_nothing_and_says_so(lab: Lab) -> None:
-    before = {node: lab.on(node, "docker", "inspect", "--format", "{{.Id}}", "rdm") for node in ADDRESSES}
+def test_a_second_up_changes_nothing(lab: Lab, nasty: str) -> None:
+    before = [lab.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES]
     result = lab.json("up")
     assert result["ok"]
-    assert [node for node in result["nodes"].values() if node["changed"]] == []
-    assert before == {
-        node: lab.on(node, "docker", "inspect", "--format", "{{.Id}}", "rdm") for node in ADDRESSES
-    }
-    assert "nothing" in lab.rdm("up").stdout.lower()
+    assert changed(result) == []
+    assert [lab.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES] == before
 
 
 def test_ansible_playbook_does_the_same(lab: Lab) -> None:
     shown = lab.product.run("ansible-playbook", "rdm.provision.site", "--inventory", lab.inventory).stdout
-    recap = [line for line in shown.splitlines() if "changed=" in line]
-    assert len(recap) == 3
-    assert all("changed=0" in line and "failed=0" in line and "unreachable=0" in line for line in recap)
+    recap = [line.split() for line in shown.splitlines() if "unreachable=" in line]
+    assert [line[0] for line in recap] == list(NODES)
+    assert all({"changed=0", "unreachable=0", "failed=0"} <= set(line) for line in recap)
 
 
 def test_show_command_prints_a_line_that_works(lab: Lab) -> None:
-    line = lab.rdm("verify", "--show-command").stdout.strip()
+    line = lab.rdm("verify", "--limit", "n1,n2", "--show-command").stdout.strip()
     assert "ansible-playbook" in line
-    lab.product.run("bash", "-c", line)
+    shown = lab.product.run("bash", "-c", line).stdout
+    assert "n2 " in shown
+    assert "n3 " not in shown
 
 
 def test_the_plan_is_a_file_beside_the_inventory(lab: Lab) -> None:
-    text = (lab.inventory / "address_plan.cfg").read_text(encoding="utf-8")
-    for node, address in ADDRESSES.items():
-        assert f"{node} = {address}" in text
+    file = configparser.ConfigParser(delimiters=["="])
+    file.read(lab.inventory / "address_plan.cfg", encoding="utf-8")
+    assert dict(file["nodes"]) == ADDRESSES
+    plan = lab.json("plan")
+    assert plan["saved"]
+    assert {node["node"]: (node["my_ip"], node["note"]) for node in plan["nodes"]} == {
+        name: (address, "kept") for name, address in ADDRESSES.items()
+    }
 
 
 def test_status_shows_what_runs_where(lab: Lab) -> None:
-    shown = lab.rdm("status").stdout
+    shown = [line.split() for line in lab.rdm("status").stdout.splitlines()]
     for node, address in ADDRESSES.items():
-        assert node in shown
-        assert address in shown
+        (line,) = [line for line in shown if line[:1] == [node]]
+        assert line[1:4] == [address, "rdm", "(running)"]
+        assert line[-1] == "ok"
 
 
-def test_exec_runs_in_every_container_or_in_some(lab: Lab) -> None:
-    result = lab.json("exec", "--", "printenv", "MY_IP")
-    assert {name: out["stdout"].strip() for name, out in result["nodes"].items()} == ADDRESSES
-    result = lab.json("exec", "--limit", "n2", "--", "hostname")
-    assert {name: out["stdout"].strip() for name, out in result["nodes"].items()} == {"n2": "n2"}
+def test_exec_runs_in_every_container_with_the_nodes_name_before_each_line(lab: Lab) -> None:
+    shown = lab.rdm("exec", "--", "printenv", "MY_IP").stdout
+    assert dict(line.split() for line in shown.splitlines()) == ADDRESSES
 
 
-def test_exec_gives_its_words_to_no_shell(lab: Lab) -> None:
-    word = "a 'b' \"c\" $(touch /pwned) ; `id`\nd"
-    result = lab.json("exec", "--limit", "n1", "--", "printf", "%s", word)
-    assert result["nodes"]["n1"]["stdout"] == word
+def test_exec_gives_its_words_to_no_shell_and_its_exit_code_back(lab: Lab) -> None:
+    argv = ["sh", "-c", 'printf %s "$1"; exit 3', "sh", NASTY]
+    result = lab.json("exec", "--limit", "n2", "--", *argv, expect=1)
+    assert list(result["nodes"]) == ["n2"]
+    assert result["nodes"]["n2"]["stdout"] == NASTY
+    assert result["nodes"]["n2"]["rc"] == 3
 
 
-def test_exec_reports_a_failing_command(lab: Lab) -> None:
-    lab.rdm("exec", "--limit", "n1", "--", "false", expect=1)
+def test_a_value_of_the_inventory_reaches_no_shell(lab: Lab, nasty: str) -> None:
+    result = lab.json("exec", "--", "printenv", "NOTE")
+    assert {out["stdout"] for out in result["nodes"].values()} == {nasty + "\n"}
+    for node in NODES:
+        assert not lab.there(node, "/tmp/pwned")
+        assert lab.on(node, "docker", "exec", "rdm", "find", "/tmp", "-name", "pwned") == ""
 
 
 def test_my_ip_is_right_in_every_kind_of_shell(lab: Lab) -> None:
-    key = lab.inventory / ".rdm" / "lab" / "id_ed25519"
-    known = lab.inventory / ".rdm" / "lab" / "known_hosts"
-    inventory = lab.product.run("ansible-inventory", "--inventory", lab.inventory, "--host", "n2").stdout
-    address = inventory.split('"ansible_host": "')[1].split('"')[0]
-    ssh = [
-        "ssh",
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        f"UserKnownHostsFile={known}",
-        "-i",
-        str(key),
-        f"rdm@{address}",
-    ]
+    ssh = ["ssh", "-F", str(lab.inventory / ".rdm" / "lab" / "ssh_config"), "n2"]
     for shell in ("printenv MY_IP", "bash -lc 'printenv MY_IP'", "bash -ic 'printenv MY_IP'"):
         assert lab.product.run(*ssh, shell).stdout.strip() == ADDRESSES["n2"], shell
 
 
 def test_containers_reach_each_other_by_ssh_with_host_keys_checked(lab: Lab) -> None:
-    for target in ("192.169.16.102", "n3"):
-        result = lab.json("exec", "--limit", "n1", "--", "ssh", "-o", "BatchMode=yes", target, "hostname")
-        assert result["nodes"]["n1"]["stdout"].strip() == "n3"
-    result = lab.json("exec", "--limit", "n1", "--", "ssh", "-G", "192.169.16.102")
-    assert "stricthostkeychecking true" in result["nodes"]["n1"]["stdout"].lower()
+    script = """
+        for target in 192.169.16.102 n3; do ssh -o BatchMode=yes $target 'hostname; printenv MY_IP'; done
+        ssh -o UserKnownHostsFile=/dev/null -o GlobalKnownHostsFile=/dev/null -o BatchMode=yes n3 hostname
+    """
+    out = lab.json("exec", "--limit", "n1", "--", "sh", "-c", script, expect=1)["nodes"]["n1"]
+    assert out["stdout"].split() == ["n3", ADDRESSES["n3"]] * 2, out["stderr"]
+    assert "Host key verification failed" in out["stderr"]
 
 
 def test_the_hostfile_is_where_deepspeed_looks(lab: Lab) -> None:
-    result = lab.json("exec", "--", "cat", "/job/hostfile")
     expected = "".join(f"{address} slots=2\n" for address in ADDRESSES.values())
-    assert [out["stdout"] for out in result["nodes"].values()] == [expected] * 3
+    for node in NODES:
+        assert lab.on(node, "docker", "exec", "rdm", "cat", "/job/hostfile") == expected
+        assert lab.on(node, "cat", "/etc/rdm/job/hostfile") == expected
 
 
-def test_check_is_quiet_when_all_is_well_and_names_drift_by_content(lab: Lab) -> None:
-    assert [name for name, node in lab.json("check")["nodes"].items() if node["changed"]] == []
+def test_drift_is_named_by_content_and_mended_where_it_is(lab: Lab, nasty: str) -> None:
     lab.on("n2", "sh", "-c", "echo 'stray line' >> /etc/rdm/nodes")
-    result = lab.json("check")
-    assert [name for name, node in result["nodes"].items() if node["changed"]] == ["n2"]
-    assert any("stray line" in change["diff"] for change in result["nodes"]["n2"]["changes"])
-    assert "stray line" in lab.on("n2", "cat", "/etc/rdm/nodes")  # looked, did not touch
-    lab.rdm("check", "--exit-code", expect=1)
-    assert lab.json("up")["ok"]
+    result = lab.json("check", "--exit-code", expect=1)
+    assert changed(result) == ["n2"]
+    (change,) = result["nodes"]["n2"]["changes"]
+    assert "-stray line" in change["diff"]
+    assert "stray line" in lab.on("n2", "cat", "/etc/rdm/nodes"), "check has changed something"
+    result = lab.json("up", "--limit", "n2")
+    assert list(result["nodes"]) == ["n2"]
+    assert changed(result) == ["n2"]
     assert "stray line" not in lab.on("n2", "cat", "/etc/rdm/nodes")
-    lab.rdm("check", "--exit-code")
+    assert lab.json("check", "--exit-code")["in_sync"]
+
+
+def test_tags_choose_the_parts_of_a_run(lab: Lab) -> None:
+    lab.on("n1", "rm", "/etc/rdm/job/hostfile")
+    lab.on("n1", "sh", "-c", "echo 'stray line' >> /etc/rdm/nodes")
+    result = lab.json("up", "--tags", "hostfile")
+    assert [phase["phase"] for phase in result["phases"]] == ["preflight", "hostfile"]
+    assert lab.on("n1", "cat", "/etc/rdm/job/hostfile") != ""
+    assert "stray line" in lab.on("n1", "cat", "/etc/rdm/nodes")
 
 
 def test_no_training_container_is_privileged(lab: Lab) -> None:
-    for node in ADDRESSES:
-        assert (
-            lab.on(node, "docker", "inspect", "--format", "{{.HostConfig.Privileged}}", "rdm").strip()
-            == "false"
-        )
+    assert [lab.container(node, "{{.HostConfig.Privileged}}") for node in NODES] == ["false"] * 3
 
 
 def test_no_secret_is_readable_by_others_or_in_a_record(lab: Lab) -> None:
     private = (lab.inventory / ".rdm" / "ssh" / "id_ed25519").read_text(encoding="utf-8")
     body = private.splitlines()[2]
-    assert lab.on("n1", "find", "/etc/rdm/ssh", "-name", "id_ed25519", "-perm", "/077").strip() == ""
-    for record in (lab.inventory / ".rdm" / "runs").rglob("*"):
-        assert not record.is_file() or body not in record.read_text(encoding="utf-8", errors="replace"), (
-            record
-        )
+    readable = lab.on("n1", "find", "/etc/rdm", "-type", "f", "-perm", "/077").split()
+    assert not any(body in lab.on("n1", "cat", path) for path in readable)
+    assert body in lab.on("n1", "cat", "/etc/rdm/ssh/id_ed25519")
+    records = [path for path in (lab.inventory / ".rdm" / "runs").rglob("*") if path.is_file()]
+    assert records
+    assert [path for path in records if body in path.read_text(encoding="utf-8", errors="replace")] == []
+
+
+def test_down_of_one_node_leaves_the_others_alone(lab: Lab) -> None:
+    result = lab.json("down", "--limit", "n3")
+    assert list(result["nodes"]) == ["n3"]
+    assert [lab.container(node) for node in NODES] == ["running", "running", ""]
+    assert not lab.there("n3", "/etc/rdm")
 
 
 def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:
-    assert lab.json("down")["ok"]
-    for node in ADDRESSES:
-        for kind in (["ps", "--all"], ["network", "ls"]):
-            listed = lab.on(node, "docker", *kind, "--quiet", "--filter", "label=rdm.provision.cluster")
-            assert listed.strip() == ""
-        assert lab.on(node, "sh", "-c", "ls -d /etc/rdm 2>/dev/null || true").strip() == ""
-        assert "rdm-lab/cpu:1" in lab.on(node, "docker", "images", "--format", "{{.Repository}}:{{.Tag}}")
-    result = lab.json("down")
-    assert [name for name, node in result["nodes"].items() if node["changed"]] == []
+    assert changed(lab.json("down")) == ["n1", "n2"]
+    for node in NODES:
+        assert lab.on(node, "docker", "ps", "--all", "--quiet") == ""
+        networks = lab.on(node, "docker", "network", "ls", "--format", "{{.Name}}").split()
+        assert sorted(networks) == ["bridge", "host", "none"]
+        assert not lab.there(node, "/etc/rdm")
+        assert "MY_IP" not in lab.on(node, "cat", "/etc/environment", check=False)
+        assert lab.on(node, "docker", "images", "--quiet", "rdm-lab/cpu") != ""
+    assert changed(lab.json("down")) == []
+    assert (lab.inventory / "address_plan.cfg").exists()

@@ -1,0 +1,205 @@
+"""The product as a user has it, and a lab to use it on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NODES = ("n1", "n2", "n3")
+ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
+
+
+def environment(**env: str) -> dict[str, str]:
+    """This process's environment without what a developer may have set for Ansible and for us."""
+    keep = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "RDM_"))}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):
+        keep.pop(name, None)
+    return keep | {"NO_COLOR": "1"} | env
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
+    """Poll a condition; fail with its name when it does not come true in time."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout:.0f} s in vain until {what}"
+        time.sleep(0.05)
+
+
+def changed(result: Any) -> list[str]:
+    """Name the nodes that a run changed, by its JSON."""
+    return [name for name, node in result["nodes"].items() if node["changed"]]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A virtual environment that has the wheel, and a directory to work in.
+
+    Attributes:
+        bin: the environment's programs.
+        directory: where they are run; there is no checkout.
+    """
+
+    bin: Path
+    directory: Path
+
+    def environment(self, **env: str) -> dict[str, str]:
+        """The environment of a user whose PATH has this installation."""
+        return environment(PATH=f"{self.bin}:{os.environ['PATH']}", **env)
+
+    def run(self, *argv: str | Path, expect: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run a program of the environment; fail the test, with its output, on another exit code."""
+        done = subprocess.run(
+            [str(part) for part in argv],
+            cwd=self.directory,
+            env=self.environment(**env),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == expect, (
+            f"{' '.join(map(str, argv))} exited with {done.returncode}, not {expect}\n"
+            f"--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        )
+        assert "Traceback" not in done.stderr
+        return done
+
+    def rdm(self, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run ``rdm-provision`` with these arguments."""
+        return self.run("rdm-provision", *argv, expect=expect)
+
+
+@dataclass
+class Background:
+    """An ``rdm-provision`` at work, whose progress is read as it comes."""
+
+    process: subprocess.Popen[str]
+    text: str = ""
+
+    def after(self, phase: str) -> None:
+        """Return when this phase has ended; fail when the run ends without it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.text += line
+            if line.split()[:1] == [phase]:
+                return
+        raise AssertionError(f"the run ended before the phase {phase} did:\n{self.text}")
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL."""
+        assert self.process.poll() is None, f"the run has ended already:\n{self.text}"
+        self.process.kill()
+        self.process.communicate()
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self, expect: int) -> str:
+        """Wait for the end and return all output; fail on another exit code."""
+        self.text += self.process.communicate(timeout=600)[0]
+        assert self.process.returncode == expect, self.text
+        return self.text
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A lab, and how to reach into its nodes from the machine they run on."""
+
+    product: Product
+    name: str
+
+    @property
+    def inventory(self) -> Path:
+        """The folder of the lab's inventory."""
+        return self.product.directory / "inventory" / self.name
+
+    # --- the product
+
+    def argv(self, verb: str, *argv: str) -> list[str]:
+        """The words of a verb of ``rdm-provision`` on this lab's inventory."""
+        return [verb, "--inventory", f"inventory/{self.name}", *argv]
+
+    def rdm(self, verb: str, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a verb of ``rdm-provision`` on this lab's inventory."""
+        return self.product.rdm(*self.argv(verb, *argv), expect=expect)
+
+    def json(self, verb: str, *argv: str, expect: int = 0) -> Any:
+        """The same, with what it printed as JSON."""
+        return json.loads(self.rdm(verb, "--json", *argv, expect=expect).stdout)
+
+    def start(self, verb: str, *argv: str) -> Background:
+        """Start the same, and let it run."""
+        return Background(
+            subprocess.Popen(
+                [str(self.product.bin / "rdm-provision"), *self.argv(verb, *argv)],
+                cwd=self.product.directory,
+                env=self.product.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+
+    def lab(self, verb: str, *argv: str) -> Any:
+        """Run ``rdm-provision lab VERB`` for this lab, and return what it printed as JSON."""
+        return json.loads(self.product.rdm("lab", verb, "--name", self.name, "--json", *argv).stdout)
+
+    def inventory_text(self, words: str) -> Path:
+        """Write variables for all nodes beside the inventory; return the file, to be removed after."""
+        folder = self.inventory / "group_vars"
+        folder.mkdir(exist_ok=True)
+        file = folder / "all.yml"
+        file.write_text(words, encoding="utf-8")
+        return file
+
+    # --- the nodes, past ssh
+
+    def on(self, node: str, *argv: str, check: bool = True) -> str:
+        """Run a program on a node, as root, and return what it wrote."""
+        done = subprocess.run(
+            ["docker", "exec", f"rdm-lab-{self.name}-{node}", *argv],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def there(self, node: str, path: str) -> bool:
+        """Whether something has this path on the node."""
+        return self.on(node, "find", path, "-maxdepth", "0", check=False) != ""
+
+    def container(self, node: str, what: str = "{{.State.Status}}") -> str:
+        """Inspect a node's training container; empty when there is none."""
+        return self.on(node, "docker", "inspect", "--format", what, "rdm", check=False).strip()
+
+    def engine(self, node: str) -> str:
+        """The process id of a node's engine, empty when it does not answer."""
+        answers = self.on(node, "docker", "version", "--format", "{{.Server.Version}}", check=False).strip()
+        return self.on(node, "pidof", "dockerd", check=False).strip() if answers else ""
+
+    def kill_engine(self, node: str, signal_name: str = "TERM") -> None:
+        """End a node's engine, and wait until it has been started again."""
+        before = self.engine(node)
+        self.on(node, "kill", f"-{signal_name}", before)
+        wait_until(lambda: self.engine(node) not in ("", before), f"the engine of {node} is back")
+
+    def bare(self, nodes: tuple[str, ...] = NODES) -> None:
+        """See to it that nothing of ours is on the nodes."""
+        if any(self.there(node, "/etc/rdm") or self.container(node) for node in nodes):
+            self.rdm("down")
+
+    def whole(self) -> bool:
+        """Whether all nodes run, are plugged in, and have an engine that answers."""
+        return all(node["healthy"] for node in self.lab("status")["nodes"])
