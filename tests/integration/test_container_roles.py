@@ -1,0 +1,113 @@
+"""The roles container and sriov: a container that did not come up, and keys that were made by half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.engine import Engine, wait_until
+from tests.integration.plays import HOST, Played, run_plays
+
+KEYS = {"id_ed25519", "id_ed25519.pub", "ssh_host_ed25519_key", "ssh_host_ed25519_key.pub"}
+SUBNET = "10.231.7.0/24"
+
+
+@pytest.fixture
+def bare(engine: Engine) -> Iterator[Engine]:
+    """An engine with a network for the container; both are bare again afterwards."""
+    engine.api.post("/networks/create", {"Name": "fabric", "IPAM": {"Config": [{"Subnet": SUBNET}]}})
+    yield engine
+    for container in engine.api.get("/containers/json", all=True):
+        engine.api.delete(f"/containers/{container['Id']}", force=True, v=True)
+    engine.api.delete("/networks/fabric")
+
+
+def play(role: str, directory: Path, engine: str, **variables: Any) -> Played:
+    """Run a role's present.yml, after a preflight that has seen no container and a network."""
+    task = {
+        "name": "Run the role",
+        "ansible.builtin.include_role": {"name": f"rdm.provision.{role}", "tasks_from": "present"},
+    }
+    return run_plays(
+        directory,
+        [{"tasks": [task]}],
+        docker_host=f"unix://{engine}",
+        preflight_facts={"node": {"docker": {"containers": []}}},
+        preflight_plan={"nodes": {HOST: {"network_present": True}}},
+        container_ssh_key_dir=str(directory / "keys"),
+        container_config_dir=str(directory / "config"),
+        container_my_ip="10.231.7.9",
+        container_master_addr="10.231.7.9",
+        container_dictionary="node1 10.231.7.9\n",
+        container_network="fabric",
+        container_ulimits=[],
+        **variables,
+    )
+
+
+def test_a_training_container_that_never_came_up_is_a_failure_each_time(
+    bare: Engine, busybox_image: str, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        played = play(
+            "container",
+            tmp_path,
+            bare.socket,
+            container_image=busybox_image,
+            container_command=["sh", "-c", "echo no such device; exit 3"],
+        )
+        assert played.status != 0
+        assert "container rdm ended with status 3" in played.output, played.output
+        assert wait_until(lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"], 20)
+
+
+def test_a_plugin_that_never_came_up_is_a_failure_each_time(
+    bare: Engine, busybox_image: str, tmp_path: Path
+) -> None:
+    spec = {"Image": busybox_image, "Cmd": ["sh", "-c", "echo no such device; exit 3"]}
+    made = bare.api.post("/containers/create", spec)["Id"]
+    bare.api.post("/commit", {"Cmd": spec["Cmd"]}, container=made, repo="rdm-test/plugin", tag="1")
+    for _ in range(2):
+        played = play(
+            "sriov",
+            tmp_path,
+            bare.socket,
+            sriov_image="rdm-test/plugin:1",
+            sriov_volumes=[],
+            sriov_privileged=False,
+            sriov_socket=str(tmp_path / "plugin.sock"),
+        )
+        assert played.status != 0
+        assert "container rdm-sriov-plugin ended with status 3" in played.output, played.output
+        path = "/containers/rdm-sriov-plugin/json"
+        assert wait_until(lambda path=path: bare.api.get(path)["State"]["Restarting"], 20)
+
+
+def make_keys(directory: Path) -> None:
+    """Run the role as far as it goes without an engine, which is beyond the keys."""
+    played = play("container", directory, str(directory / "none.sock"), container_image="none")
+    assert played.status != 0
+    assert "none.sock" in played.output
+
+
+def test_half_a_pair_is_completed_and_whole_pairs_are_kept(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    make_keys(tmp_path)
+    made = {name: (keys / name).read_bytes() for name in KEYS}
+    inodes = {name: (keys / name).stat().st_ino for name in KEYS}
+    make_keys(tmp_path)
+    assert {name: (keys / name).stat().st_ino for name in KEYS} == inodes
+    (keys / "id_ed25519.pub").unlink()
+    make_keys(tmp_path)
+    after = {name: (keys / name).read_bytes() for name in KEYS}
+    assert after["id_ed25519"] == made["id_ed25519"]
+    assert after["id_ed25519.pub"].split()[:2] == made["id_ed25519.pub"].split()[:2]
+    (keys / "ssh_host_ed25519_key").unlink()
+    make_keys(tmp_path)
+    after = {name: (keys / name).read_bytes() for name in KEYS}
+    assert after["ssh_host_ed25519_key"] != made["ssh_host_ed25519_key"]
+    assert after["ssh_host_ed25519_key.pub"] != made["ssh_host_ed25519_key.pub"]
+    assert after["id_ed25519"] == made["id_ed25519"]
