@@ -20,6 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.inventory import Inv
 from ansible_collections.rdm.provision.plugins.module_utils.node_checks import (
     NodePlan,
     check_node,
+    config_dir_problems,
     network_differences,
     network_present,
 )
@@ -118,9 +119,11 @@ def plan_nodes(
         want = wants[node]
         findings = check_node(want, found)
         problems += findings.problems
+        config_dir = _config_dir(plan.inventory, node, found)
+        problems += config_dir_problems(want, config_dir, found)
         warnings += findings.warnings
         nodes[node] = {
-            "config_dir": _config_dir(plan.inventory, node, found),
+            "config_dir": config_dir,
             "container": container_spec(found, want.accelerator)._asdict(),
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),

@@ -116,6 +116,15 @@ def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
     return bool(_existing(want, facts))
 
 
+def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> List[Problem]:
+    """Return a problem when another cluster keeps its files where this one's shall go."""
+    owner = facts.get("config_owner") or want.cluster
+    if owner == want.cluster:
+        return []
+    remedy = f"set rdm_config_dir to another directory, for example {config_dir}-{want.cluster}"
+    return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", remedy)]
+
+
 # --- the checks --------------------------------------------------------------------------------------
 
 

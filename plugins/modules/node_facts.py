@@ -38,6 +38,10 @@ options:
       - Empty means C(DOCKER_HOST) of the user's environment, else C(/var/run/docker.sock).
     type: str
     default: ""
+  config_dir:
+    description: Directory that a cluster keeps its files in; C(~) is the user that the module runs as.
+    type: path
+    default: /etc/rdm
 """
 
 EXAMPLES = r"""
@@ -145,6 +149,10 @@ node:
         - Each VF has C(index), C(pci), C(netdev) and C(mac).
       type: list
       elements: dict
+    config_owner:
+      description: Name of the cluster whose files O(config_dir) holds; empty for none.
+      type: str
+      sample: rdm
     findings:
       description: What is wrong or could not be read, as C(level) (error or warning), C(what) and C(text).
       type: list
@@ -172,10 +180,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerUnavailable,
 )
 
+DEFAULT_CONFIG_DIR = "/etc/rdm"
+
 ARGUMENT_SPEC = {
     "sysfs_root": {"type": "path", "default": "/sys"},
     "dev_root": {"type": "path", "default": "/dev"},
     "docker_socket": {"type": "str", "default": ""},
+    "config_dir": {"type": "path", "default": DEFAULT_CONFIG_DIR},
 }
 
 
@@ -200,7 +211,9 @@ class Findings(list):  # type: ignore[type-arg]  # a subscripted list needs Pyth
             return otherwise
 
 
-def node_facts(sysfs_root: str, dev_root: str, docker_socket: str) -> dict[str, Any]:
+def node_facts(
+    sysfs_root: str, dev_root: str, docker_socket: str, config_dir: str = DEFAULT_CONFIG_DIR
+) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
     findings = Findings()
     login_user = host_state.login_user()
@@ -215,6 +228,7 @@ def node_facts(sysfs_root: str, dev_root: str, docker_socket: str) -> dict[str, 
         "login_user": login_user,
         "groups": host_state.groups("video", "render", "docker"),
         "shells": {shell: host_state.installed(shell) for shell in ("bash", "zsh")},
+        "config_owner": host_state.read_text(os.path.join(config_dir, "cluster")).strip(),
         "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
     }
     node.update(_network(findings, sysfs_root))

@@ -469,7 +469,7 @@ def _claimed(params: Dict[str, Any]) -> Dict[str, Any]:
     goes = {_absolute(item["path"]) for item in entries} | {path}
     if not writes and (before is None or home not in goes or not _only(home, goes)):
         return params
-    mine = {"path": path, "content": claim["name"] + "\\n", "secret_content": None, "mode": "0644"}
+    mine = {"path": path, "content": claim["name"] + "\n", "secret_content": None, "mode": "0644"}
     return dict(params, files=params["files"] + [dict(mine, state="present" if writes else "absent")])
 
 

@@ -71,6 +71,7 @@ SOUND: dict[str, Any] = {
     "infiniband": [],
     "sriov": [],
     "shells": {"bash": True, "zsh": False},
+    "config_owner": "",
     "findings": [],
 }
 

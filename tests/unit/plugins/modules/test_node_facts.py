@@ -62,6 +62,13 @@ def test_nothing_at_all_is_not_a_traceback(tmp_path: Path, monkeypatch: pytest.M
     assert what(node) == ["ip-missing"]
 
 
+def test_directory_of_a_cluster_has_its_name(tmp_path: Path) -> None:
+    (tmp_path / "cluster").write_text("north\n")
+    socket, config_dir = str(tmp_path / "docker.sock"), str(tmp_path)
+    node = run_module(node_facts, {"docker_socket": socket, "config_dir": config_dir})["node"]
+    assert node["config_owner"] == "north"
+
+
 def test_every_fact_is_documented(tmp_path: Path) -> None:
     documented = yaml.safe_load(node_facts.RETURN)["node"]["contains"]
     assert set(facts(build("cpu", tmp_path))) == set(documented)
