@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from rdm_provision import environment
 from rdm_provision.errors import InputError, InventoryError
-from rdm_provision.events import Problem, RunResult
-from rdm_provision.run import PLAN_ACTION, Run, RunSpec, error_sentence, plain
+from rdm_provision.events import RunResult
+from rdm_provision.run import Run, RunSpec, error_sentence, plain
 
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.module_utils.address_plan import AddressPlan
@@ -212,7 +212,7 @@ class Cluster:
         self._groups = groups
         self._hostvars = {name: {**values, **self.extra_vars} for name, values in hostvars.items()}
         order = list(dict.fromkeys([*groups.get("master", ()), *groups.get("workers", ())]))
-        previous = self._plan_file(quiet=True)
+        previous = self._plan_file()
         self.nodes: tuple[Node, ...] = tuple(
             Node(
                 name=name,
@@ -261,19 +261,16 @@ class Cluster:
             )
         return cluster
 
-    def _plan_file(self, *, quiet: bool = False) -> AddressPlan | None:
+    def _plan_file(self) -> AddressPlan | None:
+        """Return the plan in the plan file, None also when that is broken: a run refuses it, and says why."""
         environment.make_importable()
         from ansible_collections.rdm.provision.plugins.module_utils import address_plan
 
         file = self.home / PLAN_FILE
         try:
             return address_plan.read_plan(str(file))
-        except address_plan.PlanFileError as error:
-            if quiet:
-                return None
-            raise InventoryError(
-                f"{file} {error}", hint="correct it, or restore it from version control"
-            ) from None
+        except address_plan.PlanFileError:
+            return None
 
     def node(self, name: str) -> Node:
         """Return the node called NAME.
@@ -348,67 +345,36 @@ class Cluster:
             release: removed nodes whose reserved addresses may be given away again; saves as well.
 
         Raises:
-            InventoryError: the plan cannot be made; ``problems`` has every reason.
-            InputError: a node in RELEASE has no reserved address.
+            InventoryError: the plan cannot be made, or a node in RELEASE has no reserved address.
+                Nothing is written; ``problems`` has every reason.
             ClusterBusyError: another run is changing this cluster.
 
         >>> table = Cluster.load("inventory/lab").plan()  # doctest: +SKIP
         >>> table.nodes[0].my_ip  # doctest: +SKIP
         '192.169.16.100'
         """
-        before = self._plan_file()
-        release = tuple(release)
+        release = list(release)
         save = save or bool(release)
+        literal = {"plan_release": release} if release else {}
         run = self._run(
-            "plan",
-            "plan",
-            "",
-            "",
-            0,
-            0,
-            diff=True,
-            exclusive=save,
-            keep=frozenset({PLAN_ACTION}),
-            extra={"plan_write": save},
+            "plan", "plan", "", "", 0, 0, exclusive=save, extra={"plan_write": save}, literal=literal
         )
         result = run.result()
         if result.refused:
-            raise InventoryError("the address plan cannot be made", problems=result.problems)
+            undone = ", so nothing was released" if release else ""
+            raise InventoryError(f"the address plan cannot be made{undone}", problems=result.problems)
         if result.plan is None:
             why = next((recap.why for recap in result.nodes.values() if recap.why), result.message)
             raise InventoryError(f"the address plan cannot be made: {why}")
-        if release:
-            self._release(release)
-        returned = next(iter(result.returned.get(PLAN_ACTION, {}).values()), ())
-        planned: Mapping[str, Mapping[str, Any]] = result.plan["nodes"]
-        had = dict(before.nodes) if before else {}
-        taken = {node["my_ip"] for node in planned.values()}
-        removed = {
-            name: at
-            for name, at in ({**before.removed, **had} if before else {}).items()
-            if name not in planned and name not in release and at not in taken
-        }
         return PlanTable(
             cluster=str(result.plan["cluster"]),
             subnet=str(result.plan["subnet"]),
             gateway=str(result.plan["gateway"]),
             file=self.home / PLAN_FILE,
-            nodes=tuple(self._lines(had, planned, removed)),
-            saved=save or not _last(returned).get("diff"),
+            nodes=tuple(_lines(result.plan)),
+            saved=bool(result.plan["saved"]),
             warnings=tuple(result.warnings),
         )
-
-    def _release(self, names: Sequence[str]) -> None:
-        """Drop the reservations of the removed nodes NAMES from the plan file."""
-        from ansible_collections.rdm.provision.plugins.module_utils import address_plan, refusal
-
-        plan = self._plan_file()
-        if plan is None:
-            return
-        try:
-            address_plan.write_plan(str(self.home / PLAN_FILE), address_plan.release(plan, names))
-        except refusal.Refused as refused:
-            raise InputError("nothing was released", problems=_problems(refused.problems)) from None
 
     @property
     def is_lab(self) -> bool:
@@ -420,22 +386,6 @@ class Cluster:
         """The names that ``limit`` understands: nodes, then groups."""
         groups = [name for name in self._groups if name not in ("all", "ungrouped")]
         return (*(node.name for node in self.nodes), *groups)
-
-    def _lines(
-        self, had: Mapping[str, str], planned: Mapping[str, Mapping[str, Any]], removed: Mapping[str, str]
-    ) -> Iterator[PlannedNode]:
-        for node in self.nodes:
-            my_ip = str(planned[node.name]["my_ip"])
-            if node.variables.get("my_ip"):
-                note = "pinned"
-            elif node.name not in had:
-                note = "new"
-            else:
-                note = "kept" if had[node.name] == my_ip else "moved"
-            slots = int(planned[node.name]["slots"])
-            yield PlannedNode(node.rank, node.name, node.address, my_ip, slots, note)
-        for name, my_ip in removed.items():
-            yield PlannedNode(None, name, "", my_ip, None, "removed")
 
     # --- runs ------------------------------------------------------------------------------------------
 
@@ -597,37 +547,10 @@ class Cluster:
     def states(self, result: RunResult) -> tuple[NodeState, ...]:
         """Return the state of each node that a :meth:`status` run looked at."""
         facts = result.returned.get(FACTS_MODULE, {})
+        plan = result.plan or {"cluster": self.name, "nodes": {}}
         return tuple(
-            self._state(self.node(name), recap.why, _last(facts.get(name)).get("node"))
+            _state(name, plan, recap.why, _last(facts.get(name)).get("node"))
             for name, recap in result.nodes.items()
-        )
-
-    def _state(self, node: Node, why: str, facts: Mapping[str, Any] | None) -> NodeState:
-        planned = node.my_ip or ""
-        if facts is None:
-            return NodeState(node.name, reachable=False, my_ip=planned, remarks=(why or "not looked at",))
-        accelerator = str(facts.get("accelerator", ""))
-        docker = facts.get("docker")
-        if docker is None:
-            remark = str(facts.get("docker_error") or "no Docker Engine")
-            return NodeState(node.name, True, planned, accelerator=accelerator, remarks=(remark,))
-        cluster = str(node.variables.get("rdm_cluster", self.name))
-        container = _ours(docker.get("containers", ()), cluster, "container")
-        network = _ours(docker.get("networks", ()), cluster, "network")
-        plugin = _ours(docker.get("containers", ()), cluster, "plugin")
-        found = str(container["networks"].get(network["name"], "")) if container and network else ""
-        return NodeState(
-            node.name,
-            reachable=True,
-            my_ip=planned,
-            container_ip=found,
-            engine=str(docker.get("version", "")),
-            container=f"{container['name']} ({container['state']})" if container else "",
-            image=str(container.get("image", "")) if container else "",
-            network=f"{network['name']} ({network['driver']})" if network else "",
-            plugin=str(plugin["state"]) if plugin else "",
-            accelerator=accelerator,
-            remarks=tuple(_remarks(planned, found, container, network, plugin)),
         )
 
     def containers(self, result: RunResult) -> tuple[tuple[str, str, str, str], ...]:
@@ -652,6 +575,37 @@ class Cluster:
         return tuple(
             _output(name, recap.why, _last(returned.get(name))) for name, recap in result.nodes.items()
         )
+
+
+def _state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str, Any] | None) -> NodeState:
+    """Compare what a node says of itself with the plan; a new node has no address before it is saved."""
+    planned_node = plan["nodes"].get(name) or {}
+    planned = "" if planned_node.get("note") == "new" else str(planned_node.get("my_ip", ""))
+    if facts is None:
+        return NodeState(name, reachable=False, my_ip=planned, remarks=(why or "not looked at",))
+    accelerator = str(facts.get("accelerator", ""))
+    docker = facts.get("docker")
+    if docker is None:
+        remark = str(facts.get("docker_error") or "no Docker Engine")
+        return NodeState(name, True, planned, accelerator=accelerator, remarks=(remark,))
+    cluster = str(plan["cluster"])
+    container = _ours(docker.get("containers", ()), cluster, "container")
+    network = _ours(docker.get("networks", ()), cluster, "network")
+    plugin = _ours(docker.get("containers", ()), cluster, "plugin")
+    found = str(container["networks"].get(network["name"], "")) if container and network else ""
+    return NodeState(
+        name,
+        reachable=True,
+        my_ip=planned,
+        container_ip=found,
+        engine=str(docker.get("version", "")),
+        container=f"{container['name']} ({container['state']})" if container else "",
+        image=str(container.get("image", "")) if container else "",
+        network=f"{network['name']} ({network['driver']})" if network else "",
+        plugin=str(plugin["state"]) if plugin else "",
+        accelerator=accelerator,
+        remarks=tuple(_remarks(planned, found, container, network, plugin)),
+    )
 
 
 def _last(results: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
@@ -696,9 +650,19 @@ def _remarks(
         yield "the SR-IOV plugin is missing"
 
 
-def _problems(found: Iterable[Any]) -> tuple[Problem, ...]:
-    """Turn the collection's problems into ours."""
-    return tuple(Problem(p.node, p.value, p.reason, p.remedy) for p in found)
+def _lines(plan: Mapping[str, Any]) -> Iterator[PlannedNode]:
+    """Yield the lines of the table: the nodes by rank, then those whose addresses are reserved."""
+    for name, node in plan["nodes"].items():
+        yield PlannedNode(
+            int(node["rank"]),
+            name,
+            str(node["address"]),
+            str(node["my_ip"]),
+            int(node["slots"]),
+            str(node["note"]),
+        )
+    for name, my_ip in plan["removed"].items():
+        yield PlannedNode(None, name, "", str(my_ip), None, "removed")
 
 
 # --- reading an inventory -------------------------------------------------------------------------------

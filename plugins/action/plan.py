@@ -54,10 +54,10 @@ class ActionModule(ActionBase):
         stage = options["stage"]
         try:
             reader = _Reader(variables)
-            plan, previous, images = _plan_inventory(reader)
+            plan, previous, images = _plan_inventory(reader, options["release"])
         except Refused as refused:
             return _refusal(result, "inventory", refused)
-        nodes = _base(plan, images)
+        nodes = _base(plan, previous, images)
         warnings = plan.warnings
         if stage == "nodes":
             facts = {
@@ -88,6 +88,7 @@ class ActionModule(ActionBase):
             nodes=nodes,
             hostfile=address_plan.hostfile(addresses, {name: node["slots"] for name, node in nodes.items()}),
             dictionary=address_plan.dictionary(addresses),
+            removed=addresses.removed,
             warnings=warnings,
         )
         return result
@@ -95,19 +96,20 @@ class ActionModule(ActionBase):
     def _keep(
         self, reader: _Reader, plan: AddressPlan, previous: AddressPlan | None, write: bool
     ) -> dict[str, Any]:
-        """Write the plan file when it differs; return `changed` and `diff`."""
+        """Write the plan file when it differs; return `changed`, `saved` and `diff`."""
         before = "" if previous is None else address_plan.format_plan(previous)
         after = address_plan.format_plan(plan)
         differs = before != after
         path = reader.plan_file()
-        if differs and write and not self._task.check_mode:
+        writes = write and not self._task.check_mode
+        if differs and writes:
             try:
                 address_plan.write_plan(str(path), plan)
             except OSError as error:
                 remedy = "let this user write beside the inventory"
                 problem = Problem(None, str(path), f"cannot be written: {error.strerror}", remedy)
                 raise Refused([problem]) from None
-        kept: dict[str, Any] = {"changed": differs and write}
+        kept: dict[str, Any] = {"changed": differs and write, "saved": writes or not differs}
         if differs and self._task.diff:
             header = str(path)
             kept["diff"] = {"before": before, "after": after, "before_header": header, "after_header": header}
@@ -189,8 +191,13 @@ class _Reader:
         return Path(str(directory)) / PLAN_FILE
 
 
-def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
-    """Return the plan by the inventory alone, the plan before, and each node's images."""
+def _plan_inventory(
+    reader: _Reader, release: list[str]
+) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
+    """Return the plan by the inventory alone, the plan before, and each node's images.
+
+    The plan before is the file's; addresses that `release` sets free may be given away again.
+    """
     problems: list[Problem] = []
     variables: dict[str, dict[str, Any]] = {}
     for host in reader.hosts:
@@ -209,11 +216,13 @@ def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None, d
         # These name the image, which the check of types cannot.
         told = any(problem.value.endswith("images_list") for problem in images[host].problems)
         problems += [one for one in found[host] if not (told and one.value == "images_list")]
-    previous = None
+    previous = base = None
     if reader.hosts:
         try:
             path = reader.plan_file()
-            previous = address_plan.read_plan(str(path))
+            previous = base = address_plan.read_plan(str(path))
+            if release:
+                base = _release(previous, release, reader.hosts)
         except Refused as refused:
             problems += refused.problems
         except address_plan.PlanFileError as error:
@@ -221,9 +230,17 @@ def _plan_inventory(reader: _Reader) -> tuple[ClusterPlan, AddressPlan | None, d
             problems.append(Problem(None, str(path), str(error), remedy))
     # The network is one for all nodes, so it is made anew only when every node says so.
     replace = all(reader.true(host, "network_replace") for host in reader.hosts)
-    plan = plan_cluster(reader.masters, reader.workers, variables, previous, replace, problems)
+    plan = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     plan.warnings.extend(warnings)
     return plan, previous, images
+
+
+def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:
+    """Return the plan before without what removed nodes hold; Refused when they hold nothing."""
+    if previous is None:
+        reason, remedy = "has no reserved address", f"there is no {PLAN_FILE} yet"
+        raise Refused([Problem(None, name, reason, remedy) for name in names])
+    return address_plan.release(previous, names, hosts)
 
 
 def _images(reader: _Reader, host: str, accelerator: Any) -> Images:
@@ -308,11 +325,16 @@ def _node_plan(reader: _Reader, node: str, plan: ClusterPlan, images: Images) ->
     )
 
 
-def _base(plan: ClusterPlan, images: dict[str, Images]) -> dict[str, dict[str, Any]]:
+def _base(
+    plan: ClusterPlan, previous: AddressPlan | None, images: dict[str, Images]
+) -> dict[str, dict[str, Any]]:
     """Return what is known of every node of the inventory, reached or not."""
+    notes = address_plan.notes(plan.addresses, previous, plan.inventory.pins)
     return {
         name: {
+            "address": plan.inventory.ssh_addresses.get(name, name),
             "my_ip": plan.addresses.nodes[name],
+            "note": notes[name],
             "rank": rank,
             "slots": node.slots,
             "accelerator": node.accelerator,

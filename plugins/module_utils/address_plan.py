@@ -110,26 +110,42 @@ def make_plan(
         raise Refused([full.problem("the plan's subnet")]) from None
 
 
-def release(plan: AddressPlan, nodes: Iterable[str]) -> AddressPlan:
+def release(plan: AddressPlan, nodes: Iterable[str], hosts: Optional[Iterable[str]] = None) -> AddressPlan:
     """Return the plan without the reservations of the removed `nodes`.
 
+    :param plan: the plan before.
+    :param nodes: names of nodes that are gone for good.
+    :param hosts: the inventory's nodes, when some of the plan's have left it since; None when none have.
     :raises Refused: a name is not among the removed nodes.
     """
-    released = list(nodes)
-    known = f"the removed nodes are {names(plan.removed)}" if plan.removed else "the plan reserves no address"
+    released = set(nodes)
+    present = set(plan.nodes if hosts is None else hosts)
+    removed = {
+        name: at for name, at in chain(plan.removed.items(), plan.nodes.items()) if name not in present
+    }
+    known = f"the removed nodes are {names(removed)}" if removed else "the plan reserves no address"
     problems = [
         Problem(
             None,
             node,
-            "is still in the inventory" if node in plan.nodes else "has no reserved address",
-            "remove it from the inventory first" if node in plan.nodes else known,
+            "is still in the inventory" if node in present else "has no reserved address",
+            "remove it from the inventory first" if node in present else known,
         )
-        for node in released
-        if node not in plan.removed
+        for node in sorted(released.difference(removed))
     ]
     if problems:
         raise Refused(problems)
-    return plan._replace(removed={name: at for name, at in plan.removed.items() if name not in released})
+    return plan._replace(
+        nodes={name: at for name, at in plan.nodes.items() if name not in released},
+        removed={name: at for name, at in plan.removed.items() if name not in released},
+    )
+
+
+def notes(plan: AddressPlan, previous: Optional[AddressPlan], pins: Mapping[str, str]) -> Dict[str, str]:
+    """Return for each node of the plan how it came to its address: pinned, new, kept or moved."""
+    had = {**previous.removed, **previous.nodes} if previous else {}
+    came = {name: "kept" if had.get(name) == at else "moved" for name, at in plan.nodes.items()}
+    return {name: "pinned" if name in pins else how if name in had else "new" for name, how in came.items()}
 
 
 # --- the two ways to a plan ------------------------------------------------------------------------
@@ -150,7 +166,7 @@ def _fresh_plan(hosts: Sequence[str], settings: _Settings) -> AddressPlan:
     candidates = [settings.subnet] if settings.subnet else [DEFAULT_SUBNET, wide]
     network = next((one for one in candidates if len(hosts) <= HostRange(one).size - 1), None)
     if network is None:
-        full = _FullError(candidates[-1], len(hosts), 0)
+        full = _FullError(candidates[-1], len(hosts), ())
         problem = full.problem("rdm_subnet" if settings.subnet else "the default subnet")
         raise Refused([*settings.problems, problem])
     usable = HostRange(network)
@@ -234,7 +250,7 @@ def _allot(
     addresses = {**kept, **pinned}
     addresses.update(zip((host for host in hosts if host not in addresses), free))
     if len(addresses) < len(hosts):
-        raise _FullError(network, len(hosts), len(reserved))
+        raise _FullError(network, len(hosts), reserved)
     taken = {gateway, *pinned.values()}
     return AddressPlan(
         subnet=network,
@@ -256,32 +272,36 @@ def _free_addresses(usable: HostRange, start: int, taken: Set[int]) -> Iterator[
 class _FullError(Exception):
     """Not every host got an address."""
 
-    def __init__(self, network: IPv4Network, hosts: int, reserved: int) -> None:
+    def __init__(self, network: IPv4Network, hosts: int, reserved: Iterable[str]) -> None:
         super().__init__()
         self.network = network
         self.hosts = hosts
-        self.reserved = reserved
+        self.reserved = list(reserved)
 
     def _reason(self) -> str:
         room = HostRange(self.network).size - 1
-        held = f", of which removed nodes hold {self.reserved}" if self.reserved else ""
+        held = ""
+        if self.reserved:
+            held = f", of which removed nodes hold {len(self.reserved)} ({names(self.reserved)})"
         return f"is too small for {self.hosts} nodes: it has room for {room}{held}"
 
     def problem(self, value: str) -> Problem:
         """The refusal that names the prefix that would do."""
-        prefix = prefix_for(self.hosts + self.reserved)
-        return Problem(
-            None, f"{value} {self.network}", self._reason(), f"set rdm_subnet to a /{prefix} or wider"
-        )
+        prefix = prefix_for(self.hosts + len(self.reserved))
+        remedy = f"set rdm_subnet to a /{prefix} or wider{self._or_release()}"
+        return Problem(None, f"{value} {self.network}", self._reason(), remedy)
+
+    def _or_release(self) -> str:
+        if not self.reserved:
+            return ""
+        return ", or release addresses of removed nodes (rdm-provision plan --release NODE)"
 
     def widening(self, wide: IPv4Network) -> Problem:
         """The refusal that says what widening costs."""
         remedy = (
             f"widening it to {wide} means making the network anew on every node; "
-            "set network_replace: true to do so (addresses in use are kept)"
+            f"set network_replace: true to do so (addresses in use are kept){self._or_release()}"
         )
-        if self.reserved:
-            remedy += ", or release addresses of removed nodes (rdm-provision plan --release NODE)"
         return Problem(None, f"the plan's subnet {self.network}", self._reason(), remedy)
 
 

@@ -42,6 +42,13 @@ options:
         for each archive in a loop; for stage V(nodes).
     type: str
     default: images_inspection
+  release:
+    description:
+      - Names of nodes that left the inventory for good. Their addresses may be given to others again.
+      - A name that holds no reserved address is refused.
+    type: list
+    elements: str
+    default: []
   write:
     description: Write the plan file when it differs.
     type: bool
@@ -102,8 +109,16 @@ nodes:
   returned: success
   type: dict
   contains:
+    address:
+      description: Where ssh goes, or the node's name when it is reached otherwise.
+      type: str
     my_ip:
       description: Its address on the container network.
+      type: str
+    note:
+      description:
+        - How it came to that address, compared with the plan file as it was.
+        - V(new), V(kept), V(moved), or V(pinned) by C(my_ip).
       type: str
     rank:
       description: Its place in the hostfile; the master has 0.
@@ -145,6 +160,15 @@ dictionary:
   returned: success
   type: str
   sample: "node1 192.169.16.100\nnode2 192.169.16.101\n"
+removed:
+  description: Nodes that left the inventory, and their addresses, which are reserved until they are released.
+  returned: success
+  type: dict
+  sample: {node9: 192.169.16.102}
+saved:
+  description: Whether the plan file says the same as this plan, because it did before or was written now.
+  returned: success
+  type: bool
 rdm_refused:
   description: The stage that refused, V(inventory) or V(nodes).
   returned: when the plan is refused
@@ -175,5 +199,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "stage": {"type": "str", "choices": ["inventory", "nodes"], "required": True},
     "facts": {"type": "str", "default": "preflight_facts"},
     "inspection": {"type": "str", "default": "images_inspection"},
+    "release": {"type": "list", "elements": "str", "default": []},
     "write": {"type": "bool", "default": False},
 }

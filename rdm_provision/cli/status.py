@@ -51,7 +51,8 @@ def status(options: Options) -> int:
     if view.unhappy_end(result):
         return result.exit_code
     console = view.out()
-    view.heading(console, f"{cluster.name}", view.count(len(states), "node"))
+    name = str((result.plan or {}).get("cluster", cluster.name))
+    view.heading(console, name, view.count(len(states), "node"))
     _show(console, states)
     view.warnings(console, result)
     return result.exit_code

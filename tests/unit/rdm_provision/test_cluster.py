@@ -183,14 +183,37 @@ def test_the_plan_says_what_is_new_kept_pinned_and_removed(make_inventory: MakeI
         ("node4", "10.77.0.50", "pinned"),
         ("node2", "10.77.0.101", "removed"),
     ]
-    with pytest.raises(InputError) as caught:
+    was = (path / "address_plan.cfg").read_text(encoding="utf-8")
+    with pytest.raises(InventoryError, match="nothing was released") as caught:
         cluster.plan(release=["node9"])
     assert "node9" in str(caught.value.problems[0])
+    assert (path / "address_plan.cfg").read_text(encoding="utf-8") == was
     third = Cluster.load(path).plan(release=["node2"])
     assert third.saved
     assert "node2" not in [node.node for node in third.nodes]
     assert "node2" not in (path / "address_plan.cfg").read_text(encoding="utf-8")
     assert Cluster.load(path).plan().saved
+
+
+def test_no_reservation_outlives_its_subnet(make_inventory: MakeInventory) -> None:
+    path = make_inventory()
+    Cluster.load(path).plan(save=True)
+    make_inventory("node1", "node2", rdm_subnet="10.88.0.0/24", network_replace=True)
+    moved = Cluster.load(path).plan(save=True)
+    assert [(node.node, node.my_ip, node.note) for node in moved.nodes] == [
+        ("node1", "10.88.0.100", "moved"),
+        ("node2", "10.88.0.101", "moved"),
+    ]
+
+
+def test_values_are_evaluated(make_inventory: MakeInventory) -> None:
+    path = make_inventory(
+        hosts={"node1": {"ansible_connection": "ssh", "ansible_host": "{{ site }}.example.org"}},
+        site="north",
+        rdm_cluster="{{ site }}",
+    )
+    made = Cluster.load(path).plan()
+    assert (made.cluster, made.nodes[0].address) == ("north", "north.example.org")
 
 
 def test_a_plan_that_cannot_be_made_lists_every_problem(make_inventory: MakeInventory) -> None:
@@ -205,8 +228,9 @@ def test_a_plan_that_cannot_be_made_lists_every_problem(make_inventory: MakeInve
 def test_a_broken_plan_file_is_named(make_inventory: MakeInventory) -> None:
     path = make_inventory()
     (path / "address_plan.cfg").write_text("nonsense\n", encoding="utf-8")
-    with pytest.raises(InventoryError, match=r"address_plan\.cfg"):
+    with pytest.raises(InventoryError) as caught:
         Cluster.load(path).plan()
+    assert "address_plan.cfg" in str(caught.value.problems[0])
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -260,11 +284,12 @@ def facts(**docker: Any) -> dict[str, Any]:
 
 
 def state(told: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path) -> Any:
-    (tmp / "address_plan.cfg").write_text(f"{NETWORK}[nodes]\nnode1 = {my_ip}\n", encoding="utf-8")
-    cluster = Cluster(tmp, {"master": ("node1",)}, {"node1": {"rdm_cluster": "mine"}})
+    # The name that the inventory has is not evaluated, and not the one to look for.
+    cluster = Cluster(tmp, {"master": ("node1",)}, {"node1": {"rdm_cluster": "{{ site }}"}})
+    plan = {"cluster": "mine", "nodes": {"node1": {"my_ip": my_ip, "note": "kept"}}}
     returned = {FACTS_MODULE: {"node1": [told]}} if told is not None else {}
     nodes = {"node1": NodeRecap(ok=1, why=why)}
-    (found,) = cluster.states(RunResult(verb="status", nodes=nodes, returned=returned))
+    (found,) = cluster.states(RunResult(verb="status", nodes=nodes, returned=returned, plan=plan))
     return found
 
 

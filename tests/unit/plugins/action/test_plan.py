@@ -27,6 +27,7 @@ PLAY = """
         stage: "{{ stage }}"
         facts: known_facts
         inspection: known_inspection
+        release: "{{ release | default([]) }}"
         write: true
       register: planned
       run_once: true
@@ -106,7 +107,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 CPU = {"rdm_accelerator": "cpu"}
-BASE = ("my_ip", "rank", "slots", "accelerator", "image")
+BASE = ("address", "my_ip", "note", "rank", "slots", "accelerator", "image")
 
 
 def test_documentation_matches_the_arguments() -> None:
@@ -163,7 +164,9 @@ def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
         "192.169.16.100",
     )
     assert result["nodes"]["b"] == {
+        "address": "b",
         "my_ip": "192.169.16.101",
+        "note": "new",
         "rank": 1,
         "slots": 4,
         "accelerator": "cpu",
@@ -175,6 +178,32 @@ def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
 
     rc, result, output = cluster.run("--diff")
     assert (rc, result["changed"], "diff" in result) == (0, False, False)
+
+
+def test_release_comes_before_the_plan_and_nothing_is_written_when_it_fails(cluster: Cluster) -> None:
+    full = {**CPU, "rdm_subnet": "10.9.0.0/29"}
+    before = {"a": {}}, {"b": {}, "c": {}, "d": {}, "e": {}}
+    cluster.write(*before, full)
+    assert cluster.run()[0] == 0
+    was = cluster.plan_file.read_text()
+    cluster.write({"a": {}}, {"b": {}, "c": {}, "d": {}, "new": {}}, full)
+    rc, result, _ = cluster.run()
+    [problem] = result["problems"]
+    assert (rc, problem["reason"].partition("of which ")[2]) == (2, "removed nodes hold 1 (e)")
+    assert problem["remedy"].endswith("(rdm-provision plan --release NODE)")
+    for name, reason in (("x", "has no reserved address"), ("d", "is still in the inventory")):
+        rc, result, _ = cluster.run("-e", f"release={name}")
+        assert (rc, result["rdm_refused"]) == (2, "inventory")
+        assert (name, reason) in [(one["value"], one["reason"]) for one in result["problems"]]
+    assert cluster.plan_file.read_text() == was
+    rc, result, _ = cluster.run("-e", "release=e")
+    assert (rc, result["removed"], result["saved"]) == (0, {}, True)
+    assert {name: node["note"] for name, node in result["nodes"].items()} == {
+        **dict.fromkeys("abcd", "kept"),
+        "new": "new",
+    }
+    assert "new = " in cluster.plan_file.read_text()
+    assert "e = " not in cluster.plan_file.read_text()
 
 
 def test_limit_changes_nothing_about_the_plan(cluster: Cluster) -> None:
@@ -300,6 +329,14 @@ def test_nodes_are_checked_and_unreached_ones_left_out(cluster: Cluster) -> None
     assert result["nodes"]["a"]["config_dir"] == "/etc/rdm"
     assert set(result["nodes"]["b"]) == set(result["nodes"]["c"]) == set(BASE)
     assert cluster.plan_file.exists()
+
+
+def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
+    cluster.write({"a": facts(config_owner="A")}, {"b": facts(config_owner="b")}, {**CPU, "rdm_cluster": "b"})
+    rc, result, _ = cluster.run(stage="nodes")
+    assert (rc, result["rdm_refused"]) == (2, "nodes")
+    remedy = "set rdm_config_dir to another directory, for example /etc/rdm-b"
+    assert result["msg"].endswith(f"a: /etc/rdm belongs to the cluster A: {remedy}")
 
 
 def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
