@@ -24,11 +24,13 @@ class Played:
         status: the exit status of ansible-playbook.
         changes: for each play, how many of its tasks changed something.
         output: all that was printed.
+        results: for each task of the last play that was not skipped, by name, what it returned.
     """
 
     status: int
     changes: list[int]
     output: str
+    results: dict[str, dict[str, Any]]
 
 
 def run_plays(
@@ -49,7 +51,7 @@ def run_plays(
         inside: a command that runs its arguments as a command.
         variables: extra variables.
     """
-    (directory / "inventory").write_text(f"{HOST} ansible_connection=local\n")
+    (directory / "inventory").write_text(f"[master]\n{HOST} ansible_connection=local\n")
     (directory / "ansible.cfg").write_text("[defaults]\n")
     (directory / "play.yml").write_text(
         yaml.safe_dump([{"hosts": "all", "gather_facts": False, **play} for play in plays])
@@ -86,4 +88,9 @@ def run_plays(
         sum(bool(task["hosts"].get(HOST, {}).get("changed")) for task in play["tasks"])
         for play in report["plays"]
     ]
-    return Played(done.returncode, changes, output)
+    results = {
+        task["task"]["name"]: task["hosts"][HOST]
+        for task in report["plays"][-1]["tasks"]
+        if not task["hosts"].get(HOST, {"skipped": True}).get("skipped")
+    }
+    return Played(done.returncode, changes, output, results)

@@ -56,6 +56,12 @@ def play(engine: Engine, directory: Path, *flags: str, **variables: Any) -> Play
     return run_plays(directory, [role], *flags, docker_host=f"unix://{engine.socket}", **variables)
 
 
+INSPECT, LOAD = (
+    "rdm.provision.images : Inspect the image archives",
+    "rdm.provision.images : Load images from archives",
+)
+
+
 def names(engine: Engine) -> set[str]:
     return {tag for image in engine.api.get("/images/json") for tag in image["RepoTags"] or []}
 
@@ -96,6 +102,7 @@ def test_three_sources(engine: Engine, busybox_image: str, registry: str, tmp_pa
 
     played = play(engine, tmp_path, **variables)
     assert (played.status, played.changes) == (0, [0]), played.output
+    assert LOAD not in played.results, "what the inspection finds there is not asked for again"
 
     play(engine, tmp_path, images_state="absent", **variables)
     assert wanted <= names(engine), "images go only when asked"
@@ -115,3 +122,140 @@ def test_an_archive_without_a_path(engine: Engine, tmp_path: Path) -> None:
     played = play(engine, tmp_path, images_list=[{"name": "a:1", "source": "archive"}])
     assert played.status == 2
     assert "a:1 comes from an archive: say where, with path" in played.output
+
+
+def put(directory: Path, name: str, image: MadeImage) -> str:
+    path = directory / name
+    path.write_bytes(saved(image))
+    return str(path)
+
+
+def test_nothing_is_loaded_beside_a_bad_archive(engine: Engine, tmp_path: Path) -> None:
+    good = put(tmp_path, "good.tar", MadeImage([layer("good")], ["rdm-test/good:1"]))
+    images = [
+        {"name": "rdm-test/good:1", "source": "archive", "path": good},
+        {"name": "rdm-test/none:1", "source": "archive", "path": str(tmp_path / "none.tar")},
+    ]
+    played = play(engine, tmp_path, images_list=images, images_cache_dir=str(tmp_path / "cache"))
+    assert (played.status, played.changes) == (2, [0])
+    assert f"{tmp_path}/none.tar does not exist: put it there" in played.output
+    assert "rdm-test/good:1" not in names(engine)
+
+
+def test_an_image_that_goes_and_comes_in_one_run(engine: Engine, tmp_path: Path) -> None:
+    path = put(tmp_path, "image.tar", MadeImage([layer("again")], ["rdm-test/again:1"]))
+    plays: list[dict[str, Any]] = [
+        {"roles": ["rdm.provision.images"]},
+        {"roles": ["rdm.provision.images"]},
+        {"roles": ["rdm.provision.images"], "vars": {"images_state": "absent", "images_remove": True}},
+        {"roles": ["rdm.provision.images"]},
+    ]
+    played = run_plays(
+        tmp_path,
+        plays,
+        docker_host=f"unix://{engine.socket}",
+        images_cache_dir=str(tmp_path / "cache"),
+        images_list=[{"name": "rdm-test/again:1", "source": "archive", "path": path}],
+    )
+    assert (played.status, played.changes) == (0, [1, 0, 1, 1]), played.output
+    assert "rdm-test/again:1" in names(engine)
+    engine.api.delete("/images/rdm-test/again:1")
+
+
+def test_a_registry_that_does_not_answer(engine: Engine, tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        registry = f"127.0.0.1:{nobody.getsockname()[1]}"
+        played = play(
+            engine, tmp_path, images_list=[{"name": f"{registry}/rdm-test/x:1", "source": "registry"}]
+        )
+    assert played.status == 2
+    said = played.results["rdm.provision.images : Say which image could not be pulled, and why"]["msg"]
+    assert said.startswith(f"node1: registry {registry} cannot be reached for {registry}/rdm-test/x:1 (")
+    assert said.endswith("let the node reach it, or bring the image as an archive (source: archive).")
+
+
+# ---- after preflight, which inspects the archives
+
+
+def provision(engine: Engine, directory: Path, *flags: str, **variables: Any) -> Played:
+    return run_plays(
+        directory,
+        [{"roles": ["rdm.provision.preflight", "rdm.provision.images"]}],
+        *flags,
+        docker_host=f"unix://{engine.socket}",
+        rdm_accelerator="cpu",
+        rdm_subnet="10.213.77.0/24",
+        network_driver="bridge",
+        container_memlock_required=False,
+        images_cache_dir=str(directory / "cache"),
+        **variables,
+    )
+
+
+def test_bad_archives_are_refused_by_the_plan(engine: Engine, tmp_path: Path) -> None:
+    good = put(tmp_path, "good.tar", MadeImage([layer("good")], ["rdm-test/good:1"]))
+    (tmp_path / "text.tar").write_text("hello\n")
+    entry = {"source": "archive", "name": "rdm-test/good:1", "path": good}
+    other = {"source": "archive", "name": "rdm-test/other:1"}
+    played = provision(
+        engine,
+        tmp_path,
+        images_list=[
+            entry,
+            {**other, "path": "text.tar", "remote_src": False},
+            {**other, "name": "rdm-test/none:1", "path": f"{tmp_path}/none.tar"},
+        ],
+        images_min_free_bytes=2**60,
+    )
+    assert (played.status, played.changes) == (2, [0])
+    plan = played.results["rdm.provision.preflight : Check the nodes and keep the plan"]
+    assert plan["rdm_refused"] == "nodes"
+    disk, *archives = sorted(plan["problems"], key=lambda problem: "tar" in problem["value"])
+    assert "free, and images need" in disk["reason"]
+    assert [(problem["node"], problem["value"], problem["reason"]) for problem in archives] == [
+        (
+            "node1",
+            f"{tmp_path}/text.tar",
+            "on the controller is not an image archive, since it is not a tar (truncated header)",
+        ),
+        ("node1", f"{tmp_path}/none.tar", "does not exist"),
+    ]
+    assert "rdm-test/good:1" not in names(engine)
+    assert not (tmp_path / "address_plan.cfg").exists()
+
+
+def test_what_preflight_has_inspected_is_not_inspected_again(engine: Engine, tmp_path: Path) -> None:
+    path = put(tmp_path, "image.tar", MadeImage([layer("planned")], ["rdm-test/planned:1"]))
+    variables = {"images_list": [{"name": "rdm-test/planned:1", "source": "archive", "path": path}]}
+    plan = "rdm.provision.preflight : Check the nodes and keep the plan"
+    inspections = "rdm.provision.images : Inspect the archives, which preflight has not done"
+
+    played = provision(engine, tmp_path, "--check", **variables)
+    assert (played.status, played.changes) == (0, [2]), played.output  # the plan file and the image
+    assert played.results[LOAD]["changed"] is True
+    assert "rdm-test/planned:1" not in names(engine)
+
+    played = provision(engine, tmp_path, **variables)
+    assert (played.status, played.changes) == (0, [2]), played.output
+    assert played.results[plan]["nodes"]["node1"]["image"] == "rdm-test/planned:1"
+
+    played = provision(engine, tmp_path, **variables)
+    assert (played.status, played.changes) == (0, [0]), played.output
+    assert INSPECT in played.results
+    assert not {LOAD, inspections} & set(played.results)
+
+    played = provision(engine, tmp_path, preflight_inspect_images=False, **variables)
+    assert (played.status, played.changes) == (0, [0]), played.output
+    assert {INSPECT, inspections} <= set(played.results)
+    engine.api.delete("/images/rdm-test/planned:1")
+
+
+def test_no_archives_and_an_image_that_the_node_has(
+    engine: Engine, busybox_image: str, tmp_path: Path
+) -> None:
+    played = provision(engine, tmp_path, container_image=busybox_image)
+    assert (played.status, played.changes) == (0, [1]), played.output
+    played = provision(engine, tmp_path, container_image="rdm-test/none:1")
+    assert played.status == 2
+    assert "container_image rdm-test/none:1 is not on the node, and images_list is empty" in played.output
