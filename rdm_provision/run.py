@@ -61,6 +61,8 @@ _SSH_NOISE = re.compile(
 )
 _YAML_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 _NO_SECRETS = frozenset({"MY_IP", "MASTER_ADDR"})
+# What a role looks at before anything changes is a part of the phase that asks for it: of preflight.
+_INSPECTION = re.compile(r"/tasks/inspect\.yml:\d+$")
 _NO_HOSTS = "leaves us with no hosts to target"
 
 
@@ -431,6 +433,8 @@ class _Translator:
     def _task_started(self, details: Mapping[str, Any]) -> Iterator[Event]:
         role = str(details.get("resolved_role") or details.get("role") or "")
         phase = role.rpartition(".")[2] if role else str(details.get("play") or "")
+        if self.phase and _INSPECTION.search(str(details.get("task_path") or "")):
+            phase = self.phase
         self.task = str(details.get("name") or details.get("task") or "")
         # Ansible prefixes the task with its role, in full.
         if role and " : " in self.task:

@@ -56,6 +56,22 @@ def test_roles_are_phases_by_their_short_name() -> None:
     assert [phase.phase for phase in end(made).phases] == ["images", "network"]
 
 
+def test_an_inspection_belongs_to_the_phase_that_asks_for_it() -> None:
+    made = translator()
+    inspection = task("rdm.provision.images", "Inspect")
+    inspection["event_data"]["task_path"] = "/x/roles/images/tasks/inspect.yml:3"
+    events = feed(
+        made,
+        task("rdm.provision.preflight", "Look"),
+        inspection,
+        task("rdm.provision.preflight", "Check"),
+        task("rdm.provision.images", "Load"),
+        inspection,
+    )
+    assert [event.phase for event in events if isinstance(event, PhaseStarted)] == ["preflight", "images"]
+    assert [event.task for event in events if isinstance(event, TaskStarted)][1] == "Inspect"
+
+
 def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
     made = translator()
     refusal = {
