@@ -115,8 +115,8 @@ options:
     description:
       - A file that says whose its directory is. It is written with the first of the files and directories,
         and goes when the directory has nothing else in it and is to be absent.
-      - Where it holds another name, to write files or directories is a failure, and what is to be absent stays.
-        Blocks have names of their own and are not affected.
+      - Where it holds another name, to write files or directories is a failure, and what is to be absent
+        stays. Blocks have names of their own and are not affected.
     type: dict
     suboptions:
       path:
@@ -168,8 +168,8 @@ made:
   sample: [/etc/rdm]
 kept:
   description: >-
-    The directories that were to be removed and are kept, because other things are in them or because this module
-    has not made them.
+    The directories that were to be removed and are kept, because other things are in them or because this
+    module has not made them.
   returned: always
   type: list
   elements: str

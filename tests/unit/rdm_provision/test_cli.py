@@ -217,13 +217,16 @@ def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: Mak
 
 
 def test_status_of_nodes_without_a_cluster(call: Call, make_inventory: MakeInventory) -> None:
-    path = make_inventory(rdm_cluster="no-such-cluster")
+    path = make_inventory(rdm_cluster="no-such-{{ what }}", what="cluster")
     said = call("status", "-i", path, "--json")
     data = json.loads(said.out)
     assert (said.code, data["ok"], data["healthy"]) == (0, True, False)
     assert all(node["reachable"] and node["remarks"] for node in data["nodes"].values())
     assert said.err == ""
-    assert "no address planned yet" in call("status", "-i", path, "--limit", "node1").out
+    shown = call("status", "-i", path, "--limit", "node1").out
+    assert "no-such-cluster" in shown
+    assert "no address planned yet" in shown
+    assert not (path / "address_plan.cfg").exists()
 
 
 def test_a_limit_with_a_typo(call: Call, make_inventory: MakeInventory) -> None:
