@@ -68,6 +68,11 @@ def test_a_plugin_that_never_came_up_is_a_failure_each_time(
     bare: Engine, busybox_image: str, tmp_path: Path
 ) -> None:
     spec = {"Image": busybox_image, "Cmd": ["sh", "-c", "echo no such device; exit 3"]}
+
+    def restarting() -> bool:
+        state: dict[str, Any] = bare.api.get("/containers/rdm-sriov-plugin/json")["State"]
+        return bool(state["Restarting"])
+
     made = bare.api.post("/containers/create", spec)["Id"]
     bare.api.post("/commit", {"Cmd": spec["Cmd"]}, container=made, repo="rdm-test/plugin", tag="1")
     for _ in range(2):
@@ -82,8 +87,7 @@ def test_a_plugin_that_never_came_up_is_a_failure_each_time(
         )
         assert played.status != 0
         assert "container rdm-sriov-plugin ended with status 3" in played.output, played.output
-        path = "/containers/rdm-sriov-plugin/json"
-        assert wait_until(lambda path=path: bare.api.get(path)["State"]["Restarting"], 20)
+        assert wait_until(restarting, 20)
 
 
 def make_keys(directory: Path) -> None:

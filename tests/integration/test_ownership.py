@@ -135,7 +135,7 @@ def test_a_stopped_plugin_is_started_for_the_removal(node: Node) -> None:
 def test_a_started_plugin_is_asked_at_the_socket_that_was_given(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    asked: list[str] = []
     monkeypatch.setattr(docker_owned, "plugin_answers", asked.append)
     for socket, expected in (("", "/run/docker/plugins/bridge.sock"), ("/run/other.sock", "/run/other.sock")):
         plugin = node.run(f"plugin-{len(asked)}", SLEEP, labels("c", "plugin"))

@@ -182,8 +182,9 @@ def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
 
 def test_release_comes_before_the_plan_and_nothing_is_written_when_it_fails(cluster: Cluster) -> None:
     full = {**CPU, "rdm_subnet": "10.9.0.0/29"}
-    before = {"a": {}}, {"b": {}, "c": {}, "d": {}, "e": {}}
-    cluster.write(*before, full)
+    masters: dict[str, Any] = {"a": {}}
+    workers: dict[str, Any] = {"b": {}, "c": {}, "d": {}, "e": {}}
+    cluster.write(masters, workers, full)
     assert cluster.run()[0] == 0
     was = cluster.plan_file.read_text()
     cluster.write({"a": {}}, {"b": {}, "c": {}, "d": {}, "new": {}}, full)
