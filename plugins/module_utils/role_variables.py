@@ -8,12 +8,17 @@ already changed things.
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem
 
 Options = Mapping[str, Mapping[str, Any]]
+
+# Docker says no to other names only when the thing is made, after other things have been changed.
+DOCKER_NAMES = frozenset({"container_name", "network_name", "sriov_container_name"})
+_DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
 
 
 class RoleVariables:
@@ -48,6 +53,9 @@ class RoleVariables:
                 Problem(node, name, "has a wrong value" + (secret or f": {message}"), _remedy(option))
                 for message in self._known[key]
             ]
+            if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
+                remedy = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
+                found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", remedy))
         return found
 
 

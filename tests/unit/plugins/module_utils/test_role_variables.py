@@ -20,6 +20,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "options": {"name": {"type": "str", "required": True}},
     },
     "images_password": {"type": "int", "no_log": True},
+    "container_name": {"type": "str", "default": "rdm"},
 }
 
 
@@ -45,6 +46,13 @@ def test_wrong_value_names_variable_and_remedy(name: str, value: Any, words: str
     assert found
     assert all(sentence.startswith(f"{name} has a wrong value") for sentence in found)
     assert words in found[0]
+
+
+@pytest.mark.parametrize("name", ["x'; touch y", "", "-x", "x", "a b", "a\nb"])
+def test_name_that_docker_would_not_take_is_refused(name: str) -> None:
+    (said,) = sentences(container_name=name)
+    assert said.startswith(f"container_name {name!r} is not a name that Docker takes: use letters")
+    assert sentences(container_name="rdm-2.x_y") == []
 
 
 def test_secret_value_is_not_shown() -> None:
