@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.image_archives import MadeImage, layer, saved
-from tests.integration.engine import Engine, wait_until
+from tests.integration.engine import Engine, private_engine, wait_until
 from tests.integration.plays import Played, run_plays
 
 
@@ -223,6 +223,38 @@ def test_bad_archives_are_refused_by_the_plan(engine: Engine, tmp_path: Path) ->
     ]
     assert "rdm-test/good:1" not in names(engine)
     assert not (tmp_path / "address_plan.cfg").exists()
+
+
+def test_a_disk_without_room_is_refused_by_the_plan(tmp_path: Path) -> None:
+    """Either archive of 25 MB fits by itself, which takes twice its size for a while."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "rdm-test", str(disk)], check=True)
+    try:
+        with private_engine(f"--data-root={disk}/data") as small:
+            images = [
+                {
+                    "name": f"rdm-test/{name}:1",
+                    "source": "archive",
+                    "path": put(
+                        tmp_path, f"{name}.tar", MadeImage([layer(name, 25_000_000)], [f"rdm-test/{name}:1"])
+                    ),
+                }
+                for name in ("one", "two")
+            ]
+            played = provision(small, tmp_path, images_list=images)
+            assert (played.status, played.changes) == (2, [0])
+            [problem] = played.results["rdm.provision.preflight : Check the nodes and keep the plan"][
+                "problems"
+            ]
+            assert (problem["node"], problem["value"]) == ("node1", f"{disk}/data")
+            assert "MiB free, and loading the image archives needs 71.5 MiB" in problem["reason"]
+            assert small.api.get("/images/json") == []
+            played = provision(small, tmp_path, images_list=images[:1])
+            assert (played.status, played.changes) == (0, [2]), played.output
+            assert provision(small, tmp_path, images_list=images[:1]).changes == [0]
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_what_preflight_has_inspected_is_not_inspected_again(engine: Engine, tmp_path: Path) -> None:
