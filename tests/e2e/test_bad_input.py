@@ -1,135 +1,214 @@
-"""Bad input gets a sentence that names the value and what would work, and nothing has changed."""
+"""Bad input gets a sentence that names node and value and what would work, and nothing has changed."""
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.e2e.conftest import Installed, Lab
-
-TWO = {"master": {"hosts": {"a": {}}}, "workers": {"hosts": {"b": {}}}}
+from tests.e2e.product import NODES, Lab, Product, wait_until
 
 
-def inventory(children: dict[str, Any], **variables: Any) -> dict[str, Any]:
-    return {"all": {"vars": {"rdm_accelerator": "cpu", **variables}, "children": children}}
+def inventory(master: dict[str, Any], workers: dict[str, Any], **variables: Any) -> dict[str, Any]:
+    """Return an inventory of these hosts."""
+    children = {"master": {"hosts": master}, "workers": {"hosts": workers}}
+    image = [{"name": "x:1", "source": "registry"}]
+    settings = {"rdm_accelerator": "cpu", "images_list": image, **variables}
+    return {"all": {"vars": settings, "children": children}}
 
 
-OFFLINE = {
-    "no master": (inventory({"workers": {"hosts": {"b": {}}}}), ["master"]),
-    "two masters": (inventory({"master": {"hosts": {"a": {}, "b": {}}}}), ["a", "b", "master"]),
-    "master and worker": (
-        inventory({"master": {"hosts": {"a": {}}}, "workers": {"hosts": {"a": {}}}}),
-        ["a", "worker"],
-    ),
+A: dict[str, Any] = {"a": {}}
+B: dict[str, Any] = {"b": {}}
+
+OFFLINE: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no master": (inventory({}, B), ["master"]),
+    "two masters": (inventory({**A, **B}, {}), ["a", "b", "master"]),
+    "master and worker": (inventory(A, A), ["a", "workers"]),
     "same host twice": (
-        inventory(
-            {
-                "master": {"hosts": {"a": {"ansible_host": "10.9.9.9"}}},
-                "workers": {"hosts": {"b": {"ansible_host": "10.9.9.9"}}},
-            }
-        ),
+        inventory({"a": {"ansible_host": "10.9.9.9"}}, {"b": {"ansible_host": "10.9.9.9"}}),
         ["a", "b", "10.9.9.9"],
     ),
-    "unknown accelerator": (inventory(TWO, rdm_accelerator="tpu"), ["tpu", "rocm", "cuda", "cpu"]),
-    "malformed subnet": (inventory(TWO, rdm_subnet="10.1.2.0/33"), ["10.1.2.0/33"]),
-    "host bits": (inventory(TWO, rdm_subnet="10.1.2.3/24"), ["10.1.2.3/24", "10.1.2.0/24"]),
-    "too small": (inventory(TWO, rdm_subnet="10.1.2.0/31"), ["10.1.2.0/31"]),
-    "pin outside": (
-        inventory({"master": {"hosts": {"a": {"my_ip": "10.0.0.1"}}}}),
-        ["a", "10.0.0.1", "192.169.16.0/24"],
-    ),
+    "unknown accelerator": (inventory(A, B, rdm_accelerator="tpu"), ["tpu", "rocm", "cuda", "cpu"]),
+    "malformed subnet": (inventory(A, B, rdm_subnet="10.1.2.0/33"), ["10.1.2.0/33"]),
+    "host bits": (inventory(A, B, rdm_subnet="10.1.2.3/24"), ["10.1.2.3/24", "10.1.2.0/24"]),
+    "subnet too small": (inventory(A, B, rdm_subnet="10.1.2.0/31"), ["10.1.2.0/31"]),
+    "pin outside": (inventory({"a": {"my_ip": "10.0.0.1"}}, B), ["a", "10.0.0.1", "192.169.16.0/24"]),
     "pin used twice": (
-        inventory(
-            {
-                "master": {"hosts": {"a": {"my_ip": "192.169.16.7"}}},
-                "workers": {"hosts": {"b": {"my_ip": "192.169.16.7"}}},
-            }
-        ),
+        inventory({"a": {"my_ip": "192.169.16.7"}}, {"b": {"my_ip": "192.169.16.7"}}),
         ["a", "b", "192.169.16.7"],
     ),
-    "unknown driver": (inventory(TWO, network_driver="sriovv"), ["sriovv", "macvlan"]),
+    "unknown driver": (inventory(A, B, network_driver="sriovv"), ["sriovv", "macvlan"]),
+    "name with quotes": (
+        inventory(A, B, container_name='x\'; touch "$(pwd)/pwned"'),
+        ["container_name", "$(pwd)/pwned"],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", OFFLINE)
-@pytest.mark.parametrize("verb", ["plan", "up"])
-def test_an_inventory_that_is_wrong_is_bad_input(
-    installed: Installed, tmp_path: Path, case: str, verb: str
-) -> None:
+def test_an_inventory_that_is_wrong_is_bad_input(product: Product, tmp_path: Path, case: str) -> None:
     data, words = OFFLINE[case]
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(data), encoding="utf-8")
-    done = installed.rdm(verb, "--inventory", str(tmp_path), expect=3)
-    for word in words:
-        assert word in done.stderr + done.stdout, f"{word} is not named"
-    assert "Traceback" not in done.stderr
+    (tmp_path / "hosts.json").write_text(json.dumps(data), encoding="utf-8")
+    done = product.rdm("up", "--inventory", str(tmp_path), expect=3)
+    assert [word for word in words if word not in done.stderr] == []
     assert not (tmp_path / "address_plan.cfg").exists()
+    assert not (product.directory / "pwned").exists()
 
 
-def test_the_same_words_from_ansible_playbook(installed: Installed, tmp_path: Path) -> None:
-    data, words = OFFLINE["two masters"]
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(data), encoding="utf-8")
-    done = installed.run("ansible-playbook", "rdm.provision.site", "--inventory", tmp_path, expect=2)
-    assert all(word in done.stdout + done.stderr for word in words)
+def test_all_problems_of_an_inventory_come_at_once(product: Product, tmp_path: Path) -> None:
+    """From plan, and from ansible-playbook, in the same words."""
+    data = inventory({**A, **B}, {"c": {"my_ip": "10.0.0.1"}}, rdm_accelerator="tpu")
+    (tmp_path / "hosts.json").write_text(json.dumps(data), encoding="utf-8")
+    result = json.loads(product.rdm("plan", "--json", "--inventory", str(tmp_path), expect=3).stdout)
+    reasons = [problem["reason"] for problem in result["problems"]]
+    assert len(reasons) >= 3
+    played = product.run("ansible-playbook", "rdm.provision.site", "--inventory", tmp_path, expect=2)
+    said = " ".join((played.stdout + played.stderr).split())
+    assert [reason for reason in reasons if reason not in said] == []
 
 
-def test_an_inventory_that_is_not_there(installed: Installed) -> None:
-    assert "nowhere" in installed.rdm("up", "--inventory", "nowhere", expect=3).stderr
+def test_an_inventory_that_is_not_there(product: Product) -> None:
+    assert "nowhere" in product.rdm("up", "--inventory", "nowhere", expect=3).stderr
+
+
+# --- what only the nodes can tell ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(lab: Lab) -> Iterator[Lab]:
+    """A lab with nothing of ours on its nodes, before and after."""
+    lab.bare()
+    plan = lab.inventory / "address_plan.cfg"
+    plan.unlink(missing_ok=True)
+    yield lab
+    for node in NODES:
+        assert not lab.there(node, "/etc/rdm"), "a refusal has changed a node"
+        assert lab.on(node, "docker", "images", "--quiet") == "", "a refusal has loaded an image"
+        assert lab.on(node, "docker", "ps", "--all", "--quiet") == "", "a refusal has made a container"
+    assert not plan.exists(), "a refusal has written the plan"
+
+
+@contextmanager
+def variables(lab: Lab, **values: Any) -> Iterator[None]:
+    """Give the lab's nodes these variables."""
+    file = lab.inventory_text(json.dumps(values))
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+def refusal(lab: Lab) -> dict[str, list[str]]:
+    """Run up, expect a refusal by the nodes, and return its problems as sentences by node."""
+    done = lab.rdm("up", "--json", expect=2)
+    result = json.loads(done.stdout)
+    assert result["refused"] == "nodes"
+    said: dict[str, list[str]] = {}
+    for problem in result["problems"]:
+        assert problem["remedy"], problem
+        sentence = f"{problem['value']} {problem['reason']}: {problem['remedy']}"
+        said.setdefault(problem["node"], []).append(sentence)
+    return said
+
+
+def find(sentences: list[str], *words: str) -> bool:
+    """Whether one of the sentences has all these words."""
+    return any(all(word in sentence for word in words) for sentence in sentences)
 
 
 def test_a_limit_that_matches_nothing(lab: Lab) -> None:
     assert "n9" in lab.rdm("up", "--limit", "n9", expect=3).stderr
 
 
-@pytest.fixture
-def changed_inventory(lab: Lab, tmp_path: Path) -> Iterator[Path]:
-    """A copy of the lab's inventory, keys included, to which a test may add variables."""
-    copy = tmp_path / "inventory"
-    shutil.copytree(lab.inventory, copy)
-    (copy / "address_plan.cfg").unlink(missing_ok=True)
-    yield copy
-    assert lab.on("n1", "sh", "-c", "ls -d /etc/rdm 2>/dev/null || true").strip() == "", (
-        "a refusal changed a node"
-    )
+def test_settings_that_the_nodes_do_not_allow_are_refused_in_one_report(bare: Lab, tmp_path: Path) -> None:
+    images = [
+        {"name": "x:1", "source": "archive", "path": "/srv/none.tar", "remote_src": True},
+        {"name": "x:2", "source": "archive", "path": "/tmp/cut.tar", "remote_src": True},
+        {"name": "x:3", "source": "archive", "path": "/etc/passwd", "remote_src": True},
+        {
+            "name": "x:4",
+            "source": "archive",
+            "path": "/srv/rdm/images/cpu.tar",
+            "remote_src": True,
+            "sha256": "0" * 64,
+        },
+    ]
+    for node in NODES:
+        bare.on(
+            node, "dd", "if=/srv/rdm/images/cpu.tar", "of=/tmp/cut.tar", "bs=1M", "count=8", "status=none"
+        )
+    settings = {"network_parent": "ib7", "rdm_subnet": "172.17.0.0/16", "container_image": "x:1"}
+    with variables(bare, **settings, images_list=images):
+        problems = refusal(bare)
+    assert list(problems) == list(NODES)
+    for said in problems.values():
+        assert find(said, "ib7", "ib0")
+        assert find(said, "172.17.0.0/16", "bridge")
+        assert find(said, "/srv/none.tar")
+        assert find(said, "/tmp/cut.tar", "truncated")
+        assert find(said, "/etc/passwd", "not an image archive")
+        assert find(said, "/srv/rdm/images/cpu.tar", "0" * 64)
 
 
-ON_NODES = {
-    "interface that does not exist": ({"network_parent": "ib7"}, ["ib7", "ib0"]),
-    "collision with a Docker network": ({"rdm_subnet": "172.17.0.0/16"}, ["172.17.0.0/16", "bridge"]),
-    "archive that is missing": (
-        {"images_list": [{"name": "x:1", "source": "archive", "path": "/srv/none.tar", "remote_src": True}]},
-        ["/srv/none.tar"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", ON_NODES)
-def test_what_the_nodes_do_not_allow_is_refused_for_all_at_once(
-    lab: Lab, changed_inventory: Path, case: str
+def test_an_archive_of_the_control_machine_is_refused_before_the_nodes_change(
+    bare: Lab, tmp_path: Path
 ) -> None:
-    variables, words = ON_NODES[case]
-    (changed_inventory / "group_vars").mkdir()
-    (changed_inventory / "group_vars" / "all.yml").write_text(yaml.safe_dump(variables), encoding="utf-8")
-    done = lab.product.rdm("up", "--inventory", str(changed_inventory), expect=2)
-    shown = done.stdout + done.stderr
-    for word in [*words, "n1", "n2", "n3"]:
-        assert word in shown, f"{word} is not named"
-    assert "Traceback" not in shown
+    missing = tmp_path / "with 'quotes' and $(spaces).tar"
+    images = [{"name": "x:1", "source": "archive", "path": str(missing)}]
+    with variables(bare, container_image="x:1", images_list=images):
+        done = bare.rdm("up", expect=2)
+    assert str(missing) in done.stderr
 
 
-def test_values_with_quotes_and_newlines_reach_no_shell(lab: Lab, changed_inventory: Path) -> None:
-    value = 'x\' "y" $(touch /tmp/pwned) `touch /tmp/pwned`\nz'
-    (changed_inventory / "group_vars").mkdir()
-    (changed_inventory / "group_vars" / "all.yml").write_text(
-        yaml.safe_dump({"container_env": {"NOTE": value}}), encoding="utf-8"
-    )
-    lab.product.rdm("up", "--inventory", str(changed_inventory))
-    shown = lab.product.json("exec", "--inventory", str(changed_inventory), "--", "printenv", "NOTE")
-    assert {out["stdout"] for out in shown["nodes"].values()} == {value + "\n"}
-    for node in ("n1", "n2", "n3"):
-        assert lab.on(node, "sh", "-c", "ls /tmp/pwned 2>/dev/null || true") == ""
-    lab.product.rdm("down", "--inventory", str(changed_inventory))
+@contextmanager
+def without_engine(lab: Lab, node: str) -> Iterator[None]:
+    """Stop a node's engine, and keep it from coming back."""
+    lab.on(node, "touch", "/etc/rdm-lab/no-engine")
+    lab.on(node, "kill", lab.engine(node))
+    wait_until(lambda: lab.on(node, "pidof", "dockerd", check=False) == "", f"the engine of {node} is gone")
+    try:
+        yield
+    finally:
+        lab.on(node, "rm", "/etc/rdm-lab/no-engine")
+        lab.on(node, "pkill", "-CHLD", "-o", "rdm-lab", check=False)
+        wait_until(lambda: lab.engine(node) != "", f"the engine of {node} is back")
+
+
+@contextmanager
+def without_permission(lab: Lab, node: str) -> Iterator[None]:
+    """Take the user, who is not root, out of the group docker."""
+    lab.on(node, "gpasswd", "--delete", "plain", "docker")
+    try:
+        yield
+    finally:
+        lab.on(node, "gpasswd", "--add", "plain", "docker")
+
+
+@contextmanager
+def without_space(lab: Lab, node: str) -> Iterator[None]:
+    """Give a node's engine a disk that is all but full."""
+    with without_engine(lab, node):
+        lab.on(node, "mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", "/var/lib/docker")
+    try:
+        yield
+    finally:
+        with without_engine(lab, node):
+            lab.on(node, "umount", "--recursive", "/var/lib/docker")
+
+
+def test_nodes_without_engine_permission_or_space_are_refused_in_one_report(bare: Lab) -> None:
+    with (
+        without_engine(bare, "n1"),
+        without_permission(bare, "n2"),
+        without_space(bare, "n3"),
+        variables(bare, ansible_user="plain", rdm_become=False),
+    ):
+        problems = refusal(bare)
+    assert find(problems["n1"], "no Docker Engine answers at /var/run/docker.sock")
+    assert find(problems["n2"], "user plain may not use /var/run/docker.sock", "group docker")
+    assert find(problems["n3"], "/var/lib/docker has 3", "MiB free", "docker image prune")
+    assert [len(problems[node]) for node in NODES] == [1, 1, 1]
