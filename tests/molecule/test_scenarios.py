@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCENARIOS = sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml"))
+# Where the default one fails, the others have little to say.
+SCENARIOS = sorted(
+    (path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml")),
+    key=lambda name: (name != "default", name),
+)
 
 
 def molecule(*argv: str) -> None:
@@ -32,16 +36,17 @@ def molecule(*argv: str) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def lab() -> Iterator[None]:
-    """The lab that all scenarios share."""
-    molecule("reset", "--scenario-name", "default")
-    try:
-        molecule("create", "--scenario-name", "default")
-        yield
-    finally:
-        molecule("destroy", "--scenario-name", "default")
+def no_lab() -> Iterator[None]:
+    """No lab before, whatever a killed run has left, and none after. The first scenario makes it."""
+    molecule("destroy")
+    yield
+    molecule("destroy")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_scenario(scenario: str) -> None:
-    molecule("test", "--scenario-name", scenario, "--destroy", "never")
+    try:
+        molecule("test", "--scenario-name", scenario, "--destroy", "never")
+    except AssertionError:
+        molecule("destroy")  # the next scenario shall not suffer
+        raise
