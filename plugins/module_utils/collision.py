@@ -146,8 +146,8 @@ def _own_networks(
     return [
         network
         for network in networks
-        if network["name"] == name
-        and (is_ours(network.get("labels"), cluster) or subnet in subnets_of(network))
+        if is_ours(network.get("labels"), cluster)
+        or (network["name"] == name and subnet in subnets_of(network))
     ]
 
 

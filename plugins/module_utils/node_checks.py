@@ -87,7 +87,9 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         _archives,
         _disk,
         _network,
+        _parent_in_use,
         _container_name,
+        _old_names,
         _address,
     ):
         check(want, facts, findings)
@@ -291,6 +293,37 @@ def _network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
     else:
         return
     findings.problems.append(Problem(want.node, value, reason, remedy))
+
+
+def _old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse names that differ from what this cluster has on the node: the old things would stay beside."""
+    networks = (facts.get("docker") or {}).get("networks") or []
+    named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
+    for kind, name, existing in named:
+        for one in existing:
+            if one["name"] != name and is_ours(one.get("labels"), want.cluster, kind):
+                reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
+                remedy = f"go back to {one['name']}, or take the cluster down first (rdm-provision down)"
+                findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))
+
+
+def _parent_in_use(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a second macvlan or ipvlan network on one interface, as the engine would later."""
+    if want.network_driver not in ("macvlan", "ipvlan"):
+        return
+    for network in (facts.get("docker") or {}).get("networks") or []:
+        same = (network.get("options") or {}).get("parent") == want.network_options.get("parent")
+        if network["driver"] not in ("macvlan", "ipvlan") or not same:
+            continue
+        if network["name"] != want.network_name and not is_ours(network.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    f"network_parent {want.network_parent}",
+                    f"carries the Docker network {network['name']} already, and the engine allows one",
+                    "choose another interface (or a VLAN of it), or remove that network",
+                )
+            )
 
 
 def _container_name(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -112,8 +112,9 @@ def test_addresses_of_ssh_count(end: str) -> None:
         network("ibnet", "192.169.16.0/24", driver="bridge", labels=OURS),
         network("ibnet", "192.169.0.0/16", driver="bridge", labels=OURS),
         network("ibnet", "192.169.16.0/24", driver="bridge"),
+        network("before", "192.169.16.0/24", driver="bridge", labels=OURS),
     ],
-    ids=["ours", "ours-before-a-change", "made-by-hand"],
+    ids=["ours", "ours-before-a-change", "made-by-hand", "ours-of-another-name"],
 )
 def test_own_network_is_no_collision(own: dict[str, Any]) -> None:
     found = report(
@@ -128,7 +129,7 @@ def test_own_network_is_no_collision(own: dict[str, Any]) -> None:
     "foreign",
     [
         network("ibnet", "192.169.0.0/16"),
-        network("other", "192.169.16.0/24", labels=OURS),
+        network("other", "192.169.16.0/24"),
         network("ibnet", "192.169.0.0/16", labels={"rdm.provision.cluster": "another"}),
     ],
 )

@@ -277,3 +277,22 @@ def test_foreign_container_on_our_address_is_refused() -> None:
 def test_every_problem_is_reported_at_once() -> None:
     found = report(python_requests=False, docker_version="19.03", docker_containers=[container("rdm")])
     assert len(problems(found, accelerator="rocm", network_parent="ib7", min_free_bytes=2**50)) == 6
+
+
+@pytest.mark.parametrize("kind", ["container", "network"])
+def test_another_name_than_what_the_cluster_has_is_refused(kind: str) -> None:
+    labels = {**OURS, "rdm.provision.role": kind}
+    if kind == "container":
+        found = report(docker_containers=[{**container("old"), "labels": labels}])
+    else:
+        found = with_networks(network("old", "10.9.0.0/24", labels=labels))
+    [sentence] = problems(found)
+    assert f"a {kind} named old" in sentence
+    assert "rdm-provision down" in sentence
+
+
+def test_a_second_network_on_the_parent_interface_is_refused() -> None:
+    found = with_networks(network("theirs", "10.9.0.0/24", driver="macvlan", options={"parent": "ib0"}))
+    [sentence] = problems(found)
+    assert "network_parent ib0 carries the Docker network theirs already" in sentence
+    assert problems(found, network_parent="eth0", network_options={"parent": "eth0"}) == []
