@@ -36,6 +36,7 @@ from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 # What preflight itself registers: not a variable for users, and no misspelt one either.
 REGISTERED = {"preflight_facts", "preflight_plan", "images_inspection"}
+IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 PLAN_FILE = address_plan.FILE_NAME
 
 
@@ -209,13 +210,8 @@ def _plan_inventory(
             except AnsibleError as error:
                 reason = f"cannot be evaluated: {error.message}".rstrip(". ")
                 problems.append(Problem(host, name, reason, "correct it in the inventory"))
-    images = {host: _images(reader, host, variables[host].get("rdm_accelerator")) for host in reader.hosts}
-    found, warnings = _check_roles(reader)
-    for host in reader.hosts:
-        problems += images[host].problems
-        # These name the image, which the check of types cannot.
-        told = any(problem.value.endswith("images_list") for problem in images[host].problems)
-        problems += [one for one in found[host] if not (told and one.value == "images_list")]
+    found, warnings, images = _check_roles(reader, variables)
+    problems += found
     previous = base = None
     if reader.hosts:
         try:
@@ -243,31 +239,20 @@ def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -
     return address_plan.release(previous, names, hosts)
 
 
-def _images(reader: _Reader, host: str, accelerator: Any) -> Images:
-    """Return a node's images, and what is wrong with the list of them."""
-    nothing = Images("", False, [])
-    given = {}
-    for name in {"images_list", "images_profiles", "container_image"}.intersection(reader.variables(host)):
-        try:
-            given[name] = reader.evaluate(host, name)
-        except AnsibleError:
-            return nothing  # it refers to what only the node knows, and is checked when that is known
-    if accelerator not in ACCELERATORS:
-        return nothing  # which is told already
-    profiles = given.get("images_profiles") or reader.default("images_profiles")
-    return check_images(
-        host, given.get("images_list"), profiles, accelerator, str(given.get("container_image") or "")
-    )
+def _check_roles(
+    reader: _Reader, variables: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Problem], list[str], dict[str, Images]]:
+    """Return the problems with variables of roles, warnings about names that nobody reads, and the images.
 
-
-def _check_roles(reader: _Reader) -> tuple[dict[str, list[Problem]], list[str]]:
-    """Return each host's problems with variables of roles, and warnings about names that nobody reads."""
+    `variables` are the cluster-wide ones of each host.
+    """
     options = dict(_role_options())
     cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
     checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
     known = {*options, *cluster_wide}
     prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(ROLES.iterdir()))]
-    problems: dict[str, list[Problem]] = {}
+    problems: list[Problem] = []
+    images: dict[str, Images] = {}
     names: set[str] = set()
     for host in reader.hosts:
         present = list(reader.variables(host))
@@ -280,13 +265,29 @@ def _check_roles(reader: _Reader) -> tuple[dict[str, list[Problem]], list[str]]:
                 except AnsibleError:
                     continue  # it refers to what a later role knows, and is checked there
         wrong = checker.problems(host, given)
+        accelerator = variables[host].get("rdm_accelerator")
+        # Where these refer to what only the node knows, they are judged when that is known.
+        known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
+        images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
         if not wrong:
             try:
                 _network_options(reader, host)
             except ValueError as error:
                 wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
-        problems[host] = wrong
-    return problems, unknown_variables(names, known, prefixes)
+        # These name the image, which the check of types cannot.
+        told = any(problem.value.endswith("images_list") for problem in images[host].problems)
+        problems += images[host].problems
+        problems += [one for one in wrong if not (told and one.value == "images_list")]
+    return problems, unknown_variables(names, known, prefixes), images
+
+
+def _images(reader: _Reader, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
+    """Return a node's images, and what is wrong with the list of them."""
+    profiles = given.get("images_profiles") or reader.default("images_profiles")
+    if not isinstance(profiles, dict):
+        return Images("", False, [])  # which is told already
+    image = str(given.get("container_image") or "")
+    return check_images(host, given.get("images_list"), profiles, accelerator, image)
 
 
 def _network_options(reader: _Reader, host: str) -> dict[str, str]:

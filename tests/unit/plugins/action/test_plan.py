@@ -275,7 +275,7 @@ def test_list_of_images_is_judged_with_all_else(cluster: Cluster) -> None:
         {"a": {"images_list": [archive, {"name": "b:1", "source": "ftp"}]}},
         {
             "b": {"images_list": [{**archive, "path": "/a.tar", "sha256": "abc"}]},
-            "c": {"images_list": []},
+            "c": {"images_list": None},
             "d": {"container_image": "other:1"},
             "e": {"images_list": [{**archive, "path": "{{ known_facts.node.architecture }}.tar"}]},
         },
