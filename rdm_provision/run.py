@@ -496,7 +496,8 @@ class _Translator:
             counts.skipped += 1
         else:
             counts.ok += 1
-        if bad and not ignored and not counts.why:
+        if bad and not ignored:
+            # The last one counts: a rescue that fails says more clearly what it could not rescue.
             counts.why, counts.phase = message, phase
         if status is Status.CHANGED:
             self.any_change = True

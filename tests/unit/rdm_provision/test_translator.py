@@ -72,6 +72,22 @@ def test_an_inspection_belongs_to_the_phase_that_asks_for_it() -> None:
     assert [event.task for event in events if isinstance(event, TaskStarted)][1] == "Inspect"
 
 
+def test_a_rescue_that_fails_has_the_last_word() -> None:
+    made = translator()
+    feed(
+        made,
+        task("rdm.provision.images", "Pull"),
+        outcome("failed", "a", {"msg": "500 Server Error for http+docker://localhost"}),
+        outcome("failed", "b", {"msg": "500 Server Error for http+docker://localhost"}),
+        task("rdm.provision.images", "Say why"),
+        outcome("failed", "a", {"msg": "registry r cannot be reached"}),
+        {"event": "playbook_on_stats", "event_data": {"failures": {"a": 1}, "rescued": {"a": 1, "b": 1}}},
+    )
+    nodes = end(made, rc=2).nodes
+    assert (nodes["a"].phase, nodes["a"].why) == ("images", "registry r cannot be reached")
+    assert nodes["b"].why == ""
+
+
 def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
     made = translator()
     refusal = {
