@@ -136,13 +136,13 @@ class Lab:
         """The same, with what it printed as JSON."""
         return json.loads(self.rdm(verb, "--json", *argv, expect=expect).stdout)
 
-    def start(self, verb: str, *argv: str) -> Background:
+    def start(self, verb: str, *argv: str, **env: str) -> Background:
         """Start the same, and let it run."""
         return Background(
             subprocess.Popen(
                 [str(self.product.bin / "rdm-provision"), *self.argv(verb, *argv)],
                 cwd=self.product.directory,
-                env=self.product.environment(),
+                env=self.product.environment(**env),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -199,6 +199,11 @@ class Lab:
         """See to it that nothing of ours is on the nodes."""
         if any(self.there(node, "/etc/rdm") or self.container(node) for node in nodes):
             self.rdm("down")
+
+    def provisioned(self) -> None:
+        """See to it that every node runs its container."""
+        if any(self.container(node["name"]) != "running" for node in self.lab("status")["nodes"]):
+            self.json("up")
 
     def whole(self) -> bool:
         """Whether all nodes run, are plugged in, and have an engine that answers."""

@@ -2,198 +2,159 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import Installed, Lab
+from tests.e2e.product import NODES, Lab, Product, changed, wait_until
 
-NODES = ("n1", "n2", "n3")
-
-
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
-    """Poll a condition; fail with its name when it does not come true in time."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout:.0f} s in vain until {what}"
-        time.sleep(0.1)
-
-
-def containers(lab: Lab, node: str) -> str:
-    return lab.on(node, "docker", "ps", "--filter", "name=^rdm$", "--format", "{{.Status}}", check=False)
-
-
-def start(lab: Lab, *argv: str) -> subprocess.Popen[str]:
-    """Start ``rdm-provision`` in a process group of its own, its output in a pipe."""
-    return subprocess.Popen(
-        [str(lab.product.bin / "rdm-provision"), *argv, "--inventory", str(lab.inventory)],
-        cwd=lab.product.directory,
-        env=lab.product.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def assert_mended(lab: Lab) -> None:
-    """A run puts everything right, and the one after it has nothing to do."""
-    assert lab.json("up")["ok"]
-    result = lab.json("up")
-    assert [name for name, node in result["nodes"].items() if node["changed"]] == []
-    assert all("Up" in containers(lab, node) for node in NODES)
+PHASES = ("preflight", "images", "network", "my_ip", "container", "hostfile")
 
 
 @pytest.fixture(autouse=True)
-def whole_lab(lab: Lab) -> Iterator[None]:
-    """Every test begins and ends with three nodes that run."""
-    lab.lab("up", "--nodes", "3")
+def whole(lab: Lab) -> Iterator[None]:
+    """Whatever a test did, the next one has three nodes that run and are plugged in."""
     yield
-    lab.lab("up", "--nodes", "3")
+    if not lab.whole():
+        lab.lab("up", "--nodes", "3")
+
+
+def assert_mended(lab: Lab, *argv: str) -> None:
+    """A run puts everything right: every container runs, and every one reaches every other."""
+    result = lab.json("up", *argv)
+    assert result["ok"]
+    nodes = list(result["nodes"])
+    assert [lab.container(node) for node in nodes] == ["running"] * len(nodes)
+    rtt = result["fabric"]["rtt_us"]
+    assert all(rtt[one][other] > 0 for one in nodes for other in nodes if one != other)
 
 
 def test_a_node_that_is_down_before_the_run(lab: Lab) -> None:
-    lab.json("down")
+    lab.bare()
     lab.lab("stop", "n2")
-    result = lab.json("up", expect=1)
-    assert result["nodes"]["n2"]["status"] == "unreachable"
-    assert "Up" in containers(lab, "n1")
-    assert "Up" in containers(lab, "n3")
+    run = lab.start("up")
+    said = run.end(expect=1)
+    assert "1 node unreachable" in said
+    assert "rdm-provision up -i inventory/lab-e2e --limit n2" in said
+    assert [lab.container(node) for node in ("n1", "n3")] == ["running"] * 2
     lab.lab("start", "n2")
     assert_mended(lab)
 
 
 def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
-    lab.json("down")
-    run = start(lab, "up")
-    wait_until(
-        lambda: lab.on("n3", "sh", "-c", "ls /etc/rdm/nodes 2>/dev/null || true") != "",
-        "the run is under way",
-    )
-    subprocess.run(["docker", "kill", f"rdm-lab-{lab.name}-n3"], check=True, capture_output=True)
-    output, _ = run.communicate(timeout=300)
-    assert run.returncode == 1, output
-    assert "n3" in output
-    assert "Up" in containers(lab, "n1")
-    assert "Up" in containers(lab, "n2")
+    note = ["--extra-vars", "container_env={NOTE: of this run}"]
+    lab.provisioned()
+    run = lab.start("up", *note, ANSIBLE_TIMEOUT="5")
+    run.after("network")
+    lab.lab("stop", "n3")
+    said = run.end(expect=1)
+    assert "1 node unreachable" in said
+    assert "n3 " in said
+    for node in ("n1", "n2"):
+        assert "NOTE=of this run" in lab.container(node, "{{.Config.Env}}")
     lab.lab("start", "n3")
+    assert_mended(lab, *note)
+    assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")
+
+
+def test_the_control_process_is_killed_between_any_two_phases(lab: Lab) -> None:
+    """Killed again and again, each time one phase later; nothing of it lives on, and the last run mends."""
+    lab.json("down", "--images")
+    for phase in PHASES:
+        run = lab.start("up")
+        run.after(phase)
+        run.kill()
     assert_mended(lab)
 
 
-@pytest.mark.parametrize("phase", ["images", "network", "my_ip", "container", "hostfile"])
-def test_the_control_process_is_killed_between_two_phases(lab: Lab, phase: str) -> None:
-    lab.json("down")
-    run = start(lab, "up")
-    assert run.stdout is not None
-    for line in run.stdout:
-        if phase in line:
-            break
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
+def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
+    run = lab.start("up")
+    run.after("images")
+    run.interrupt()
+    said = run.end(expect=130)
+    assert "Stopped." in said
+    assert "Traceback" not in said
     assert_mended(lab)
 
 
 def test_the_engine_of_a_node_is_restarted(lab: Lab) -> None:
-    assert lab.json("up")["ok"]
-    engine = lab.on("n1", "pidof", "dockerd").strip()
-    lab.on("n1", "kill", engine)
-    wait_until(
-        lambda: lab.on("n1", "pidof", "dockerd", check=False).strip() not in ("", engine),
-        "n1's engine is back",
-    )
-    wait_until(lambda: "Up" in containers(lab, "n1"), "n1's container is back")
+    lab.provisioned()
+    lab.kill_engine("n1")
+    wait_until(lambda: lab.container("n1") == "running", "the container of n1 runs again")
     assert_mended(lab)
-    assert lab.json("verify")["ok"]
 
 
 def test_a_cut_cable_is_found_and_named(lab: Lab) -> None:
-    assert lab.json("up")["ok"]
+    lab.provisioned()
     lab.lab("cut", "n3")
+    assert [node["cable"] for node in lab.lab("status")["nodes"]] == ["plugged", "plugged", "cut"]
     result = lab.json("verify", expect=1)
     verdicts = result["fabric"]["verdicts"]
-    assert not verdicts["n3"]["ok"]
-    assert verdicts["n1"]["ok"]
-    assert "n3" in lab.rdm("verify", expect=1).stdout
+    assert [verdicts[node]["ok"] for node in NODES] == [True, True, False]
+    assert verdicts["n3"]["reason"]
+    assert result["failed"] == ["n3"]
     lab.lab("heal", "n3")
     assert lab.json("verify")["ok"]
 
 
-def test_ctrl_c_stops_cleanly_and_a_second_run_mends(lab: Lab) -> None:
-    lab.json("down")
-    run = start(lab, "up")
-    assert run.stdout is not None
-    for line in run.stdout:
-        if "network" in line:
-            break
-    os.kill(run.pid, signal.SIGINT)
-    assert run.wait(timeout=60) == 130
+def test_the_engine_dies_while_it_loads_an_image(lab: Lab) -> None:
+    """Only that node fails; the next run loads the whole image there."""
+    lab.json("down", "--images")
+    assert all(lab.on(node, "docker", "images", "--quiet", "rdm-lab/cpu") == "" for node in NODES)
+    run = lab.start("up")
+    unpacked = ["find", "/var/lib/docker/tmp", "-name", "docker-import-*"]
+    wait_until(lambda: lab.on("n1", *unpacked, check=False) != "", "n1 loads the image")
+    lab.kill_engine("n1", "KILL")
+    said = run.end(expect=1)
+    assert "1 node failed" in said
+    assert [lab.container(node) for node in NODES] == ["", "running", "running"]
     assert_mended(lab)
+    image = ["docker", "image", "inspect", "--format", "{{.Id}} {{.RootFS.Layers}}", "rdm-lab/cpu:1"]
+    assert lab.on("n1", *image) == lab.on("n2", *image)
+
+
+# --- with the stand-in of the SR-IOV plugin, which speaks Docker's network-plugin protocol ------------------
+
+TWO = ("n1", "n2")
 
 
 @pytest.fixture(scope="module")
-def sriov_lab(installed: Installed) -> Iterator[Lab]:
-    lab = Lab(installed, "lab-sriov")
+def sriov(product: Product) -> Iterator[Lab]:
+    """Two nodes whose container network is the plugin's."""
+    lab = Lab(product, "lab-e2e-sriov")
     try:
-        installed.rdm("lab", "up", "--nodes", "2", "--name", lab.name, "--driver", "sriov")
+        lab.lab("down")  # of a run that was killed
+        lab.lab("up", "--nodes", "2", "--driver", "sriov")
         yield lab
     finally:
-        installed.rdm("lab", "down", "--name", lab.name)
+        lab.lab("down")
 
 
-def test_the_sriov_plugin_is_killed(sriov_lab: Lab) -> None:
-    lab = sriov_lab
-    assert lab.json("up")["ok"]
-    assert lab.json("up")["changed"] == []
-    lab.on("n1", "docker", "kill", "rdm-sriov-plugin")
-    lab.on("n1", "docker", "restart", "--time", "1", "rdm", check=False)
-    assert lab.json("up")["ok"]
-    assert lab.json("verify")["ok"]
+def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:
+    assert_mended(sriov)
+    sriov.on("n1", "docker", "kill", "rdm-sriov-plugin")
+    status = sriov.json("status")
+    assert status["nodes"]["n1"]["remarks"] == ["the SR-IOV plugin is exited"]
+    assert not status["healthy"]
+    result = sriov.json("up")
+    assert changed(result) == ["n1"]
+    assert result["ok"]
+    # The plugin that came back can also let go of the old link and make a new one.
+    sriov.on("n1", "docker", "restart", "--time", "1", "rdm")
+    assert sriov.json("verify")["ok"]
 
 
-def test_an_engine_restart_with_the_sriov_plugin(sriov_lab: Lab) -> None:
-    lab = sriov_lab
-    assert lab.json("up")["ok"]
-    engine = lab.on("n2", "pidof", "dockerd").strip()
-    lab.on("n2", "kill", engine)
-    wait_until(lambda: lab.on("n2", "docker", "info", check=False) != "", "n2's engine answers")
-    assert lab.json("up")["ok"]
-    assert lab.json("verify")["ok"]
+def test_an_engine_restart_with_the_sriov_plugin(sriov: Lab) -> None:
+    sriov.provisioned()
+    sriov.kill_engine("n2")
+    assert_mended(sriov)
 
 
-def test_down_takes_the_plugin_last_and_leaves_no_link(sriov_lab: Lab) -> None:
-    lab = sriov_lab
-    assert lab.json("up")["ok"]
-    assert lab.json("down")["ok"]
-    for node in ("n1", "n2"):
-        assert lab.on(node, "docker", "ps", "--all", "--quiet").strip() == ""
-        links = [line.split()[0] for line in lab.on(node, "ip", "-br", "link").splitlines()]
-        assert all(
-            link.split("@")[0] in {"lo", "eth0", "ib0", "docker0", "docker_gwbridge"} for link in links
-        )
-
-
-def test_a_half_finished_image_load(lab: Lab, tmp_path: Path) -> None:
-    """The engine is killed while it loads; the next run loads the whole image."""
-    lab.json("down", "--images")
-    run = start(lab, "up")
-    assert run.stdout is not None
-    for line in run.stdout:
-        if "images" in line:
-            break
-    engine = lab.on("n1", "pidof", "dockerd").strip()
-    lab.on("n1", "kill", "-9", engine)
-    run.communicate(timeout=300)
-    wait_until(
-        lambda: (
-            lab.on("n1", "docker", "info", check=False) != ""
-            and lab.on("n1", "pidof", "dockerd").strip() != engine
-        ),
-        "n1's engine is back",
-    )
-    assert_mended(lab)
+def test_down_takes_the_plugin_last_and_leaves_no_link(sriov: Lab) -> None:
+    sriov.provisioned()
+    result = sriov.json("down")
+    assert [phase["phase"] for phase in result["phases"]][:3] == ["container", "network", "sriov"]
+    for node in TWO:
+        assert sriov.on(node, "docker", "ps", "--all", "--quiet") == ""
+        links = {line.split()[0].split("@")[0] for line in sriov.on(node, "ip", "-br", "link").splitlines()}
+        assert links <= {"lo", "eth0", "ib0", "docker0", "docker_gwbridge"}
