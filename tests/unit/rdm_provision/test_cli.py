@@ -216,7 +216,10 @@ def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: Mak
     assert data["nodes"]["node1"]["rc"] is None
 
 
-def test_status_of_nodes_without_a_cluster(call: Call, make_inventory: MakeInventory) -> None:
+def test_status_of_nodes_without_an_engine(
+    call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/docker.sock")  # whatever this machine has
     path = make_inventory(rdm_cluster="no-such-{{ what }}", what="cluster")
     said = call("status", "-i", path, "--json")
     data = json.loads(said.out)
@@ -225,7 +228,7 @@ def test_status_of_nodes_without_a_cluster(call: Call, make_inventory: MakeInven
     assert said.err == ""
     shown = call("status", "-i", path, "--limit", "node1").out
     assert "no-such-cluster" in shown
-    assert "no address planned yet" in shown
+    assert "no Docker Engine answers at /no/docker.sock" in shown
     assert not (path / "address_plan.cfg").exists()
 
 
