@@ -64,7 +64,9 @@ def inspect(api: DockerAPI, kind: str, name: str) -> dict[str, Any] | None:
 def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200, ever: bool = False) -> str:
     """Return the last lines that a container wrote, standard output and error as they came.
 
-    Returns nothing where the engine cannot read its logs (drivers such as none and syslog).
+    Returns nothing where the engine cannot read its logs (drivers such as none and syslog). What this start
+    wrote begins where the one before ended: on a busy machine a container has written before the engine
+    notes that it has started.
 
     Args:
         api: the engine.
@@ -78,7 +80,7 @@ def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200, ever
             stdout=True,
             stderr=True,
             tail=lines,
-            since=None if ever else _seconds(container["State"]["StartedAt"]),
+            since=None if ever else _seconds(container["State"]["FinishedAt"]),
         )
     except DockerError:
         return ""
