@@ -42,7 +42,7 @@ def main() -> None:
     outputs = cluster.outputs(cluster.exec(["printenv", "MY_IP"], limit="workers").result())
     found["exec"] = {output.node: (output.rc, output.stdout.strip()) for output in outputs}
 
-    down = cluster.down().result()
+    down = cluster.down(images=True).result()
     found["down"] = (down.exit_code, down.changed)
     json.dump(found, sys.stdout)
 

@@ -195,10 +195,16 @@ class Lab:
         self.on(node, "kill", f"-{signal_name}", before)
         wait_until(lambda: self.engine(node) not in ("", before), f"the engine of {node} is back")
 
-    def bare(self, nodes: tuple[str, ...] = NODES) -> None:
-        """See to it that nothing of ours is on the nodes."""
-        if any(self.there(node, "/etc/rdm") or self.container(node) for node in nodes):
-            self.rdm("down")
+    def bare(self) -> None:
+        """See to it that nothing of ours is on the nodes, images included."""
+        for node in NODES:
+            if self.there(node, "/etc/rdm") or self.container(node) or self.images(node):
+                self.json("down", "--images")
+                return
+
+    def images(self, node: str) -> str:
+        """The ids of the images that a node's engine has."""
+        return self.on(node, "docker", "images", "--quiet")
 
     def provisioned(self) -> None:
         """See to it that every node runs its container."""

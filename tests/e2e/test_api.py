@@ -31,3 +31,4 @@ def test_the_readmes_lines_and_then_every_verb(lab: Lab) -> None:
     assert found["status"] == {name: [address, True] for name, address in ADDRESSES.items()}
     assert found["exec"] == {name: [0, ADDRESSES[name]] for name in ("n2", "n3")}
     assert found["down"] == [0, list(NODES)]
+    assert [lab.images(node) for node in NODES] == ["", "", ""]

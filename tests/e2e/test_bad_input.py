@@ -87,7 +87,7 @@ def bare(lab: Lab) -> Iterator[Lab]:
     yield lab
     for node in NODES:
         assert not lab.there(node, "/etc/rdm"), "a refusal has changed a node"
-        assert lab.on(node, "docker", "images", "--quiet") == "", "a refusal has loaded an image"
+        assert lab.images(node) == "", "a refusal has loaded an image"
         assert lab.on(node, "docker", "ps", "--all", "--quiet") == "", "a refusal has made a container"
     assert not plan.exists(), "a refusal has written the plan"
 

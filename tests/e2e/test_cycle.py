@@ -45,7 +45,7 @@ def test_check_of_bare_nodes_says_what_would_be_made_and_makes_nothing(lab: Lab,
     for node in NODES:
         assert not lab.there(node, "/etc/rdm")
         assert lab.on(node, "docker", "ps", "--all", "--quiet") == ""
-        assert lab.on(node, "docker", "images", "--quiet", "rdm-lab/cpu") == ""
+        assert lab.images(node) == ""
 
 
 def test_up_provisions_every_node_and_shows_the_fabric(lab: Lab, nasty: str) -> None:
@@ -196,6 +196,6 @@ def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:
         assert sorted(networks) == ["bridge", "host", "none"]
         assert not lab.there(node, "/etc/rdm")
         assert "MY_IP" not in lab.on(node, "cat", "/etc/environment", check=False)
-        assert lab.on(node, "docker", "images", "--quiet", "rdm-lab/cpu") != ""
+        assert lab.images(node) != ""
     assert changed(lab.json("down")) == []
     assert (lab.inventory / "address_plan.cfg").exists()
