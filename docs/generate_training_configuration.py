@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write docs/training-configuration.md from the trainer's dataclasses: one table per section."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "trainer"))
+
+from rdm_trainer.config import schema  # noqa: E402
+
+PAGE = ROOT / "docs" / "training-configuration.md"
+HEAD = """# A job's configuration
+
+Every key of a job's YAML file, written by `make docs` from the trainer's dataclasses
+(`trainer/rdm_trainer/config/schema.py`). A key that is left out has its default; an unknown key is an error.
+On the command line, `key.sub=value` goes over the file, as in
+`rdm-provision train job.yaml parallel.pipeline=4 data.blend=[corpus_text_document]`; values are YAML.
+
+`rdm-trainer config JOB` checks a file and prints it with every key. `rdm-trainer dry-run JOB --gpu H200` says
+what it needs and whether it fits. Examples lie in `trainer/configs/`.
+"""
+WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}
+
+
+def meanings(cls: type[Any]) -> dict[str, str]:
+    """The text below each field of a dataclass."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+            continue
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[field.target.id] = " ".join(str(text.value.value).split())
+    return found
+
+
+def kind(hint: Any) -> str:
+    """A type in words: ``integer, at least 1``."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return f"{kind(arguments[0])}, {arguments[1]}"
+    if origin in (typing.Union, types.UnionType):
+        return kind(next(part for part in arguments if part is not type(None)))
+    if origin is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in arguments)
+    if origin is tuple:
+        return f"list of {kind(arguments[0])}"
+    if origin is dict:
+        return "names and texts"
+    if dataclasses.is_dataclass(hint):
+        return {"Blend": "data sets", "TokenizerConfig": "keys"}[hint.__name__]
+    return WORDS[hint.__name__]
+
+
+def default(field: dataclasses.Field[Any]) -> str:
+    """A field's default as YAML; nothing where it depends on other keys."""
+    value = field.default
+    if value is dataclasses.MISSING:
+        return "required" if field.default_factory is dataclasses.MISSING else "`{}`"
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "`true`" if value else "`false`"
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def table(cls: type[Any], prefix: str) -> str:
+    """The keys of a section."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    texts = meanings(cls)
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        if field.name in texts:
+            value = cell(kind(hints[field.name]))
+            lines.append(
+                f"| `{prefix}{field.name}` | {value} | {default(field)} | {cell(texts[field.name])} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def first_paragraph(cls: type[Any]) -> str:
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+
+
+def page() -> str:
+    parts = [HEAD, f"## The job itself\n\n{table(schema.Config, '')}"]
+    for field in dataclasses.fields(schema.Config):
+        cls = typing.get_type_hints(schema.Config)[field.name]
+        if not dataclasses.is_dataclass(cls):
+            continue
+        parts.append(f"## {field.name}\n\n{first_paragraph(cls)}\n\n{table(cls, f'{field.name}.')}")
+        if cls is schema.DataConfig:
+            for inner, prefix in ((schema.Blend, ""), (schema.TokenizerConfig, "data.tokenizer.")):
+                title = "A data set" if inner is schema.Blend else "data.tokenizer"
+                parts.append(f"### {title}\n\n{first_paragraph(inner)}\n\n{table(inner, prefix)}")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Training on CPUs: for trying, for tests, and for preparing data.
+#
+#   docker build -f trainer/images/cpu.Dockerfile -t rdm-trainer:cpu trainer
+#
+# Behind a TLS proxy, or with an index of your own:
+#   --build-arg CA_CERTIFICATES="$(cat proxy-ca.pem)" --build-arg PIP_CONFIG="$(cat pip.conf)"
+# PIP_CONFIG, with its passwords, stays in a stage that is thrown away; the certificates stay in the image.
+#
+# The base is pinned by its tag. Add the digest that you have verified: --build-arg BASE=...@sha256:...
+ARG BASE=docker.io/library/debian:12.12-slim
+
+FROM ${BASE} AS system
+ARG CA_CERTIFICATES=""
+COPY images /build/images
+RUN sh /build/images/install.sh system
+
+FROM system AS python
+ARG CA_CERTIFICATES=""
+ARG PIP_CONFIG=""
+COPY requirements /build/requirements
+RUN sh /build/images/install.sh python cpu
+
+FROM system
+COPY --from=python /opt/rdm /opt/rdm
+COPY configs /opt/rdm/trainer/configs
+COPY rdm_trainer /opt/rdm/trainer/rdm_trainer
+ENV PATH=/opt/rdm/bin:${PATH}
+# Root, because sshd and the launchers need it (images/install.sh says why). Without them: docker run --user trainer
+USER root
+CMD ["/bin/bash"]

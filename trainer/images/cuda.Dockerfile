@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Training on NVIDIA GPUs. The torch wheel brings CUDA, cuDNN and NCCL; the base only tells the runtime to give the GPUs.
+#
+#   docker build -f trainer/images/cuda.Dockerfile -t rdm-trainer:cuda trainer
+#
+# Behind a TLS proxy, or with an index of your own:
+#   --build-arg CA_CERTIFICATES="$(cat proxy-ca.pem)" --build-arg PIP_CONFIG="$(cat pip.conf)"
+# PIP_CONFIG, with its passwords, stays in a stage that is thrown away; the certificates stay in the image.
+#
+# The base is pinned by its tag. Add the digest that you have verified: --build-arg BASE=...@sha256:...
+ARG BASE=docker.io/nvidia/cuda:13.0.1-base-ubuntu24.04
+
+FROM ${BASE} AS system
+ARG CA_CERTIFICATES=""
+COPY images /build/images
+RUN sh /build/images/install.sh system
+
+FROM system AS python
+ARG CA_CERTIFICATES=""
+ARG PIP_CONFIG=""
+COPY requirements /build/requirements
+RUN sh /build/images/install.sh python "--index-url https://download.pytorch.org/whl/cu130 torch==2.11.0"
+
+FROM system
+COPY --from=python /opt/rdm /opt/rdm
+COPY configs /opt/rdm/trainer/configs
+COPY rdm_trainer /opt/rdm/trainer/rdm_trainer
+ENV PATH=/opt/rdm/bin:${PATH}
+# Root, because sshd and the launchers need it (images/install.sh says why). Without them: docker run --user trainer
+USER root
+CMD ["/bin/bash"]

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What lies in a checkpoints directory, and which of it is whole.
+
+::
+
+    checkpoints/
+      latest                              global_step20
+      latest_checkpointed_iteration.txt   20
+      global_step20/                      DeepSpeed's files and manifest.json
+      global_step20_universal/            made on demand, for another layout
+      global_step30.partial/              being written, or left by a run that ended while writing
+
+A step is written under a name that ends in ``.partial`` and renamed when every rank's files are on disk and
+the manifest, which names all of them with their sizes, is too. The pointers are written last. So whatever
+ends a run, what has the final name was whole, and sizes tell whether it still is.
+
+On disks that nodes do not share, each node has its own part under the same names, each with the manifest of
+the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "CHECKPOINTS",
+    "LATEST",
+    "MANIFEST",
+    "MEGATRON_LATEST",
+    "PARTIAL",
+    "Inventory",
+    "Manifest",
+    "Step",
+    "checkpoints_of",
+    "clear_leftovers",
+    "commit",
+    "complete_steps",
+    "measure",
+    "missing",
+    "point_to",
+    "prune",
+    "scan",
+    "set_aside",
+    "tag",
+    "universal_tag",
+    "write_all",
+    "write_durably",
+]
+
+CHECKPOINTS = "checkpoints"
+LATEST = "latest"
+MEGATRON_LATEST = "latest_checkpointed_iteration.txt"
+MANIFEST = "manifest.json"
+PARTIAL = ".partial"
+ASIDE = ".aside"
+
+_STEP = re.compile(r"global_step(\d+)$")
+_UNIVERSAL = re.compile(r"global_step(\d+)_universal$")
+_FORMAT = 1
+
+
+def checkpoints_of(directory: Path) -> Path:
+    """Return a job's checkpoints directory; DIRECTORY is that, or the job's."""
+    inner = directory / CHECKPOINTS
+    return inner if inner.is_dir() else directory
+
+
+def tag(iteration: int) -> str:
+    """Return the name of an iteration's directory."""
+    return f"global_step{iteration}"
+
+
+def universal_tag(iteration: int) -> str:
+    """Return the name of its copy that every layout can load."""
+    return f"global_step{iteration}_universal"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a step's directory must contain, and what it is of.
+
+    Args:
+        iteration: The step.
+        files: Names below the directory, with their bytes; those of all nodes.
+        model: The model's shape; see ``identity``.
+        layout: How it was spread over ranks; see ``identity``.
+        state: The training's own: consumed samples, skipped steps, the loss curve.
+    """
+
+    iteration: int
+    files: Mapping[str, int]
+    model: Mapping[str, Any] = field(default_factory=dict)
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, directory: Path) -> None:
+        """Write it into DIRECTORY, on the disk when this returns."""
+        write_durably(directory / MANIFEST, json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}))
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest | None:
+        """Read DIRECTORY's manifest; None when it has none that can be read."""
+        try:
+            found = json.loads((directory / MANIFEST).read_text())
+            if found.pop("format") != _FORMAT:
+                return None
+            return cls(**found)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return None
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        return sum(self.files.values())
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one directory has of one step."""
+
+    iteration: int
+    manifest: Manifest | None
+    files: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What one checkpoints directory has.
+
+    Args:
+        steps: By iteration.
+        universal: Converted copies, by iteration.
+        leftovers: Names of directories and files that a write left behind.
+        latest: What DeepSpeed's pointer says, None without one.
+        megatron: What Megatron's pointer says.
+    """
+
+    steps: Mapping[int, Step] = field(default_factory=dict)
+    universal: Mapping[int, Step] = field(default_factory=dict)
+    leftovers: Sequence[str] = ()
+    latest: str | None = None
+    megatron: str | None = None
+
+    def points_to(self, iteration: int) -> bool:
+        """Tell whether both pointers name ITERATION."""
+        return self.latest == tag(iteration) and self.megatron == str(iteration)
+
+
+def measure(directory: Path) -> dict[str, int]:
+    """Return every file below DIRECTORY but the manifest, with its bytes."""
+    found = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            with contextlib.suppress(OSError):
+                found[path.relative_to(directory).as_posix()] = path.stat().st_size
+    found.pop(MANIFEST, None)
+    return found
+
+
+def scan(directory: Path) -> Inventory:
+    """Look into DIRECTORY; one that does not exist is empty."""
+    steps, universal, leftovers = {}, {}, []
+    try:
+        entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        entries = []
+    for entry in entries:
+        path = Path(entry.path)
+        if entry.name.endswith(PARTIAL):
+            leftovers.append(entry.name)
+        elif match := _STEP.match(entry.name):
+            steps[int(match[1])] = Step(int(match[1]), Manifest.read(path), measure(path))
+        elif match := _UNIVERSAL.match(entry.name):
+            universal[int(match[1])] = Step(int(match[1]), Manifest.read(path), measure(path))
+    return Inventory(
+        steps, universal, leftovers, _pointer(directory / LATEST), _pointer(directory / MEGATRON_LATEST)
+    )
+
+
+def _pointer(path: Path) -> str | None:
+    try:
+        return path.read_text().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def missing(manifest: Manifest, parts: Iterable[Step | None]) -> list[str]:
+    """Return the manifest's files that no part has in the right size."""
+    present = [part.files for part in parts if part is not None]
+    return [
+        name for name, size in manifest.files.items() if not any(have.get(name) == size for have in present)
+    ]
+
+
+def complete_steps(inventories: Sequence[Inventory]) -> dict[int, Manifest]:
+    """Return the steps that are whole over all directories together, oldest first."""
+    found = {}
+    for iteration in sorted({step for inventory in inventories for step in inventory.steps}):
+        parts = [inventory.steps.get(iteration) for inventory in inventories]
+        # Parts of different runs do not fit together: a step counts with the manifest that its files fulfil.
+        for part in parts:
+            if part is not None and part.manifest is not None:
+                manifest = part.manifest
+                same = [other for other in parts if other is not None and other.manifest == manifest]
+                if not missing(manifest, same):
+                    found[iteration] = manifest
+                    break
+    return found
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace PATH's content in one move, on the disk when this returns."""
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    _sync_directory(path.parent)
+
+
+def write_all(file: io.FileIO, data: bytes | memoryview) -> None:
+    """Write all of DATA to an unbuffered FILE; one write may take only a part, on a disk that fills up."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _sync_directory(directory: Path) -> None:
+    # A rename lasts only when the directory is on the disk. Not every file system can be told so.
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def commit(directory: Path, name: str, manifest: Manifest) -> None:
+    """Give ``NAME.partial`` in DIRECTORY its manifest and its final name.
+
+    A directory that already has the name makes room first and is removed afterwards.
+    """
+    partial, final = directory / f"{name}{PARTIAL}", directory / name
+    partial.mkdir(parents=True, exist_ok=True)
+    manifest.write(partial)
+    if final.exists():
+        replaced = directory / f"{name}.replaced{PARTIAL}"
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+        partial.rename(final)
+        shutil.rmtree(replaced, ignore_errors=True)
+    else:
+        partial.rename(final)
+    _sync_directory(directory)
+
+
+def point_to(directory: Path, iteration: int) -> None:
+    """Write both pointers."""
+    write_durably(directory / LATEST, tag(iteration))
+    write_durably(directory / MEGATRON_LATEST, str(iteration))
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Remove what a write left behind in DIRECTORY."""
+    for name in scan(directory).leftovers:
+        path = directory / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def _remove(directory: Path, name: str) -> None:
+    # Renamed first, so that a removal that is cut short leaves nothing with the final name.
+    path, leaving = directory / name, directory / f"{name}.removed{PARTIAL}"
+    if path.exists():
+        shutil.rmtree(leaving, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.rename(leaving)
+            shutil.rmtree(leaving, ignore_errors=True)
+
+
+def prune(directory: Path, keep: int, newest: int) -> list[int]:
+    """Keep the KEEP newest steps up to NEWEST in DIRECTORY, with their converted copies; 0 keeps all.
+
+    Returns:
+        The iterations that were removed.
+    """
+    if not keep:
+        return []
+    inventory = scan(directory)
+    old = sorted(step for step in inventory.steps if step <= newest)[:-keep]
+    for iteration in old:
+        _remove(directory, universal_tag(iteration))
+        _remove(directory, tag(iteration))
+    for iteration in inventory.universal:
+        if iteration not in inventory.steps:
+            _remove(directory, universal_tag(iteration))
+    return old
+
+
+def set_aside(directory: Path, after: int) -> list[str]:
+    """Rename the steps after iteration AFTER in DIRECTORY, so that no run takes them; nothing is removed.
+
+    Returns:
+        The new names.
+    """
+    renamed = []
+    inventory = scan(directory)
+    for iteration in sorted({*inventory.steps, *inventory.universal}):
+        for name in (tag(iteration), universal_tag(iteration)):
+            path = directory / name
+            if iteration > after and path.exists():
+                aside, number = directory / f"{name}{ASIDE}", 1
+                while aside.exists():
+                    number += 1
+                    aside = directory / f"{name}{ASIDE}{number}"
+                path.rename(aside)
+                renamed.append(aside.name)
+    return renamed

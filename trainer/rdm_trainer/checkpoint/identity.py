@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a checkpoint is of: the model's shape, which must be the same, and the layout, which may change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rdm_trainer.config import Config
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
+
+# Ranks that differ only in these read the same files.
+_REPLICAS = {"data"}
+
+
+def model_of(config: Config) -> dict[str, Any]:
+    """Return what decides the parameters' names and shapes in the whole model."""
+    model = config.model
+    return {
+        "kind": model.kind,
+        "layers": model.layers,
+        "decoder_layers": model.decoder_blocks,
+        "hidden_size": model.hidden_size,
+        "attention_heads": model.attention_heads,
+        "kv_channels": model.head_size,
+        "ffn_hidden_size": model.ffn_size,
+        "max_position_embeddings": model.positions,
+        "vocab_size": model.vocab_size,
+        "vocab_extra_ids": model.vocab_extra_ids,
+        "tied_embeddings": model.tied_embeddings,
+    }
+
+
+def layout_of(config: Config, world_size: int) -> dict[str, Any]:
+    """Return what decides which rank holds which part of it, and in which form."""
+    return {
+        "tensor": config.parallel.tensor,
+        "pipeline": config.parallel.pipeline,
+        "data": config.data_parallel(world_size),
+        "bounds": config.stage_bounds(),
+        "zero_stage": config.zero_stage,
+        "precision": config.optimisation.precision,
+        "padded_vocab_size": config.padded_vocab_size,
+    }
+
+
+def same_layout(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Tell whether ranks of the layout WANTED can read files of the layout SAVED as they are.
+
+    Without ZeRO all replicas have the same optimiser, so that their number may change.
+    """
+    keys = set(saved) | set(wanted)
+    if saved.get("zero_stage") == wanted.get("zero_stage") == 0:
+        keys -= _REPLICAS
+    return all(saved.get(key) == wanted.get(key) for key in keys)
+
+
+def require_same_model(saved: Mapping[str, Any], config: Config, where: Path) -> None:
+    """Refuse a checkpoint of another model in one sentence.
+
+    Raises:
+        TrainerError: The shapes differ.
+    """
+    wanted = model_of(config)
+    differences = [
+        f"model.{key} is {wanted.get(key)} here and {saved.get(key)} there"
+        for key in sorted(set(saved) | set(wanted))
+        if saved.get(key) != wanted.get(key)
+    ]
+    if differences:
+        raise TrainerError(
+            f"The checkpoint {where} is of another model: {', '.join(differences)}; configure the model that "
+            "was saved, or give the job another name, which begins anew."
+        )
+
+
+def fingerprint(config: Config) -> str:
+    """Return a short hash of the whole configuration."""
+    text = json.dumps(config.to_dict(), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bring a checkpoint's states into an engine: as they are, or from the universal copy."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rdm_trainer.checkpoint.files import Manifest
+from rdm_trainer.checkpoint.universal import STATES, parameter_folder
+from rdm_trainer.engine import Engine
+from rdm_trainer.parallel.topology import Topology
+
+__all__ = ["load_same_layout", "load_universal", "needed_files", "needed_universal_files"]
+
+_ZERO = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(optim|model)_states\.pt")
+_LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
+
+
+def needed_files(manifest: Manifest, engine: Engine, topology: Topology) -> set[str]:
+    """Return the files that this rank reads when the layout is the saved one."""
+    place = topology.pipeline_rank * topology.tensor + topology.tensor_rank
+    module: Any = engine.module
+    needed = set()
+    for name in manifest.files:
+        if zero := _ZERO.fullmatch(name):
+            replica, owner = int(zero[1]) == topology.data_rank, int(zero[2]) == place
+            # DeepSpeed counts the weights' files of all tensor ranks.
+            if replica and (owner or zero[3] == "model"):
+                needed.add(name)
+        elif layer := _LAYER.fullmatch(name):
+            mine = int(layer[2] or 0) == topology.tensor_rank
+            if mine and module._local_start <= int(layer[1]) < module._local_stop:
+                needed.add(name)
+        else:
+            needed.add(name)
+    return needed
+
+
+def needed_universal_files(manifest: Manifest, engine: Engine) -> set[str]:
+    """Return the files that this rank reads of a universal copy."""
+    own = {f"zero/{name}" for name in engine.parameter_names()}
+    return {
+        name
+        for name in manifest.files
+        if name.rpartition("/")[0] in own or name.rpartition("/")[0] in ("", "zero")
+    }
+
+
+def load_same_layout(engine: Engine, directory: Path, tag: str) -> None:
+    """Let DeepSpeed read what each rank of the same layout wrote."""
+    # DeepSpeed leaves a line of its own debugging on standard output.
+    with _settings_kept(engine), Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        engine.deepspeed.load_checkpoint(str(directory), tag=tag, load_lr_scheduler_states=False)
+
+
+def load_universal(engine: Engine, folder: Path, topology: Topology, state: Mapping[str, Any]) -> None:
+    """Read a universal copy.
+
+    ZeRO 1 and 2, and bf16 in a pipeline, are DeepSpeed's; its ZeRO 3 takes no parts for tensor ranks, and
+    without ZeRO it has nothing.
+
+    Args:
+        engine: Whose weights and optimiser are replaced.
+        folder: The copy, ``global_stepN_universal``.
+        topology: This rank's place.
+        state: The manifest's: the counters.
+    """
+    wrapped = engine.deepspeed
+    with _settings_kept(engine):
+        if wrapped.zero_optimization_stage() == 3:
+            _load_partitioned(engine, folder, topology)
+        elif hasattr(wrapped.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"):
+            wrapped.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
+            wrapped.optimizer.update_lp_params()
+            _place_steps(wrapped.optimizer.optimizer)
+        else:
+            _load_replicated(engine, folder, topology)
+    wrapped.global_steps = int(state["iteration"])
+    wrapped.global_samples = int(state["consumed_samples"])
+    wrapped.skipped_steps = int(state["skipped"])
+    _set_loss_scale(wrapped.optimizer, state.get("loss_scale"))
+
+
+class _settings_kept:  # noqa: N801  # a context manager reads as a verb
+    """Keep the optimiser's settings, which the configuration gives, from being replaced by saved ones."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._groups = engine.deepspeed.optimizer.param_groups
+        self._saved: list[dict[str, Any]] = []
+
+    def __enter__(self) -> None:
+        self._saved = [
+            {key: value for key, value in group.items() if key not in ("params", "step")}
+            for group in self._groups
+        ]
+
+    def __exit__(self, *_: object) -> None:
+        for group, saved in zip(self._groups, self._saved, strict=True):
+            group.update(saved)
+
+
+def _place_steps(optimiser: torch.optim.Optimizer) -> None:
+    """Move the step counts, which DeepSpeed leaves where they were loaded, to where torch reads them."""
+    for group in optimiser.param_groups:
+        for weight in group["params"]:
+            state = optimiser.state.get(weight, {})
+            if "step" in state:
+                state["step"] = _counted(state["step"], weight, group)
+
+
+def _counted(step: Any, weight: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
+    """Return a step count of its own for WEIGHT; torch's fused optimisers keep it on the device."""
+    on_device = group.get("fused") or group.get("capturable")
+    count = torch.as_tensor(step, dtype=torch.float32)
+    return count.to(weight.device if on_device else "cpu", copy=True)
+
+
+def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
+    """Take over fp16's loss scale between optimisers that keep it in different places."""
+    if scale is None:
+        return
+    for holder in ("loss_scale_config", "loss_scaler"):
+        keeper: Any = getattr(optimiser, holder, None)
+        if hasattr(keeper, "cur_scale"):
+            keeper.cur_scale = scale
+
+
+def _part(folder: Path, name: str, state: str, shape: torch.Size, topology: Topology) -> torch.Tensor:
+    """Read one state of a parameter and take this tensor rank's part of it, of SHAPE."""
+    saved = torch.load(parameter_folder(folder, name) / f"{state}.pt", weights_only=False, mmap=True)
+    whole: torch.Tensor = saved["param"]
+    if saved.get("vocab_tensor"):
+        rows = shape[0] * topology.tensor
+        whole = torch.nn.functional.pad(whole, (0, 0, 0, rows - whole.shape[0]))
+    if whole.shape == shape:
+        return whole
+    return whole.chunk(topology.tensor, dim=saved.get("cat_dim", 0))[topology.tensor_rank]
+
+
+def _load_replicated(engine: Engine, folder: Path, topology: Topology) -> None:
+    """Without ZeRO, which is fp32 alone: torch's optimiser over the weights themselves."""
+    optimiser = engine.deepspeed.optimizer
+    names = {parameter: name for name, parameter in engine.module.named_parameters()}
+    for group in optimiser.param_groups:
+        for weight in group["params"]:
+            name = names[weight]
+            values = {state: _part(folder, name, state, weight.shape, topology) for state in STATES}
+            with torch.no_grad():
+                weight.copy_(values["fp32"])
+            step = torch.load(parameter_folder(folder, name) / "step.pt", weights_only=False)
+            optimiser.state[weight] = {
+                "step": _counted(step, weight, group),
+                **{state: values[state].to(weight.device, weight.dtype, copy=True) for state in STATES[1:]},
+            }
+
+
+def _load_partitioned(engine: Engine, folder: Path, topology: Topology) -> None:
+    """ZeRO 3: each data rank's slice of each parameter, then the weights from their fp32 copies."""
+    from deepspeed.utils import safe_set_local_fp32_param, safe_set_local_optimizer_state
+
+    optimiser = engine.deepspeed.optimizer
+    optimiser.checkpoint_event_prologue()
+    for master in optimiser.fp32_partitioned_groups_flat:
+        # Before the first step there is nothing to set.
+        for state in STATES[1:]:
+            optimiser.optimizer.state[master][state] = torch.zeros_like(master)
+    step: Any = None
+    for name, parameter in engine.module.named_parameters():
+        weight: Any = parameter
+        size = weight.ds_tensor.numel()
+        for state in STATES:
+            flat = _part(folder, name, state, weight.ds_shape, topology).flatten()
+            flat = torch.nn.functional.pad(flat, (0, size * topology.data - flat.numel()))
+            own = flat.narrow(0, size * topology.data_rank, size).to(engine.device)
+            if state == "fp32":
+                safe_set_local_fp32_param(weight, own)
+            else:
+                safe_set_local_optimizer_state(weight, own, state)
+        step = torch.load(parameter_folder(folder, name) / "step.pt", weights_only=False)
+    for number, master in enumerate(optimiser.fp32_partitioned_groups_flat):
+        optimiser.optimizer.state[master]["step"] = _counted(step, master, optimiser.param_groups[0])
+        flat = optimiser.fp16_partitioned_groups_flat[number]
+        flat.data.copy_(master.data)
+        updated = optimiser.unflatten(flat, optimiser.fp16_partitioned_groups[number])
+        for partition, value in zip(optimiser.fp16_partitioned_groups[number], updated, strict=True):
+            partition.data = value.data
+    if optimiser.persistent_parameters:
+        optimiser.persistent_parameters[0].partition(optimiser.persistent_parameters)
+    optimiser.checkpoint_event_epilogue()

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A checkpoints directory as all ranks see it: one, or one on each node, or anything in between."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint.files import Inventory, Manifest
+from rdm_trainer.collective import CHUNK, Collective
+from rdm_trainer.errors import FAILED, TrainerError
+
+__all__ = ["Storage"]
+
+_MARK = ".rdm-token-"
+
+# Bytes that are sent between two meetings of all ranks.
+_MEETING = 4 * 1024**3
+
+
+class Storage:
+    """The directory on every rank, and which ranks share it. Every rank makes one.
+
+    Args:
+        directory: The directory under its name on this rank.
+        collective: All ranks.
+        create: Make the directory where it is missing.
+
+    Attributes:
+        stores: For each rank, the rank that leads those who see the same directory.
+        leaders: The leaders, in order: one of each distinct directory.
+        is_leader: This rank leads.
+    """
+
+    def __init__(self, directory: Path, collective: Collective, *, create: bool = True) -> None:
+        self.directory = directory
+        self.collective = collective
+        # As the job knows it, where an agent started this rank.
+        self.node = os.environ.get("RDM_NODE") or socket.gethostname()
+        error = None
+        if create:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as problem:
+                error = f"{directory}: {problem.strerror}"
+        self._refuse(error, "The checkpoints directory cannot be made")
+        self.stores = self._find_stores()
+        self.leaders = sorted(set(self.stores))
+        self.is_leader = self.stores[collective.rank] == collective.rank
+        self.nodes: list[str] = collective.gather(self.node)
+
+    @property
+    def is_shared(self) -> bool:
+        """All ranks see one directory."""
+        return len(self.leaders) == 1
+
+    def _refuse(self, error: str | None, what: str) -> None:
+        first = self.collective.first_error(error)
+        if first is not None:
+            raise TrainerError(f"{what}: {first}.", exit_code=FAILED)
+
+    def _find_stores(self) -> list[int]:
+        """Put a token where each rank stands, and look who sees whose."""
+        collective = self.collective
+        # Ranks of one node that stand in one directory need not ask the file system.
+        places = collective.gather(_place(self.directory))
+        first = [places.index(place) for place in places]
+        token = f"{_MARK}{secrets.token_hex(8)}" if first[collective.rank] == collective.rank else None
+        tokens: list[str | None] = collective.gather(token)
+        error = None
+        if token is not None and len(set(first)) > 1 and self.directory.is_dir():
+            try:
+                (self.directory / token).touch()
+            except OSError as problem:
+                error = f"{self.directory}: {problem.strerror}"
+        self._refuse(error, "The checkpoints directory cannot be written")
+        seen = collective.rank
+        if token is not None:
+            # Asked for by name: a list of the directory may be an old one on a network file system.
+            seen = next(
+                (
+                    rank
+                    for rank, name in enumerate(tokens)
+                    if name is not None and (rank == collective.rank or (self.directory / name).exists())
+                ),
+                collective.rank,
+            )
+        sights: list[int] = collective.gather(seen)
+        if token is not None:
+            with contextlib.suppress(OSError):
+                (self.directory / token).unlink(missing_ok=True)
+        return [sights[leader] for leader in first]
+
+    def inventories(self) -> dict[int, Inventory]:
+        """Return what each directory has, by its leader."""
+        found = self.collective.gather(files.scan(self.directory) if self.is_leader else None)
+        return {rank: inventory for rank, inventory in enumerate(found) if inventory is not None}
+
+    def each(self, action: Callable[[], Any]) -> str | None:
+        """Let each leader do ACTION, and return the first error, if any: where, which file, why."""
+        error = None
+        if self.is_leader:
+            try:
+                action()
+            except OSError as problem:
+                error = f"{problem.filename or self.directory}: {problem.strerror or problem}"
+        return self.first_error(error)
+
+    def first_error(self, error: str | None) -> str | None:
+        """Return the first of the ranks' errors, with the rank and its node; None if none has one."""
+        return self.collective.first_error(None if error is None else f"node {self.node}: {error}")
+
+    def clear_leftovers(self) -> None:
+        """Remove what a write left behind, everywhere."""
+        self.each(lambda: files.clear_leftovers(self.directory))
+
+    def repair_pointers(self, inventories: dict[int, Inventory], iteration: int) -> str | None:
+        """Make every directory's pointers say ITERATION.
+
+        Returns:
+            One line about those that did not, None if all did.
+        """
+        wrong = {
+            rank: inventory for rank, inventory in inventories.items() if not inventory.points_to(iteration)
+        }
+        if self.is_leader and self.collective.rank in wrong:
+            with contextlib.suppress(OSError):
+                files.point_to(self.directory, iteration)
+        self.collective.barrier()
+        if not wrong:
+            return None
+        said = ", ".join(
+            f"{self.nodes[rank]} said {inventory.latest or inventory.megatron or 'nothing'}"
+            for rank, inventory in wrong.items()
+        )
+        return f"repaired the checkpoint pointers to iteration {iteration}: {said}"
+
+    def spread(
+        self, name: str, manifest: Manifest, needed: Sequence[set[str]], inventories: dict[int, Inventory]
+    ) -> int:
+        """Bring files of the step NAME to the directories whose ranks need them.
+
+        Args:
+            name: The step's directory.
+            manifest: Its files.
+            needed: By rank, the names of the files that it will read.
+            inventories: What each directory has.
+
+        Returns:
+            Bytes that were sent, by all nodes together.
+
+        Raises:
+            TrainerError: A directory could not take them.
+        """
+        have = {leader: _sizes(inventories[leader], name) for leader in self.leaders}
+        moves = []
+        for leader in self.leaders:
+            wanted = set().union(*(needed[rank] for rank, store in enumerate(self.stores) if store == leader))
+            for file in sorted(wanted):
+                size = manifest.files[file]
+                if have[leader].get(file) != size:
+                    source = next(other for other in self.leaders if have[other].get(file) == size)
+                    moves.append((file, size, source, leader))
+        error = None
+        moved = 0
+        for file, size, source, to in moves:
+            path = self.directory / name / file
+            if source == self.collective.rank:
+                error = error or _send(self.collective, path, size, to)
+            elif to == self.collective.rank:
+                error = error or _receive(self.collective, path, size, source)
+            moved += size
+            if moved > _MEETING:
+                # Those who have nothing to send must not wait for the rest in one operation.
+                moved = 0
+                self.collective.barrier()
+        if moves and self.is_leader and error is None:
+            # What has the manifest is known to belong together the next time.
+            with contextlib.suppress(OSError):
+                manifest.write(self.directory / name)
+        self._refuse(error, f"The checkpoint {name} could not be brought to every node")
+        return sum(size for _, size, _, _ in moves)
+
+
+def _place(directory: Path) -> tuple[str, int, int] | str:
+    """Return what is equal only for two processes in the same directory of the same machine."""
+    try:
+        status = directory.stat()
+    except OSError:
+        return f"{socket.gethostname()}:{directory}"
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        machine = socket.gethostname()
+    return machine, status.st_dev, status.st_ino
+
+
+def _sizes(inventory: Inventory, name: str) -> dict[str, int]:
+    steps = {files.tag(step): part for step, part in inventory.steps.items()}
+    steps.update({files.universal_tag(step): part for step, part in inventory.universal.items()})
+    return dict(steps[name].files) if name in steps else {}
+
+
+def _send(collective: Collective, path: Path, size: int, to: int) -> str | None:
+    # The receiver waits for SIZE bytes whatever happens here: an error is told when all moves are done.
+    error: str | None = None
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("rb"))
+        except OSError as problem:
+            error = f"{path}: {problem.strerror}"
+        for begin in range(0, size, CHUNK):
+            data = bytearray(min(CHUNK, size - begin))
+            if error is None:
+                try:
+                    if file.readinto(data) != len(data):
+                        error = f"{path}: has fewer than {size} bytes"
+                except OSError as problem:
+                    error = f"{path}: {problem.strerror}"
+            collective.send(data, to)
+    return error
+
+
+def _receive(collective: Collective, path: Path, size: int, source: int) -> str | None:
+    error: str | None = None
+    partial = path.with_name(f"{path.name}{files.PARTIAL}")
+    file = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = partial.open("wb", buffering=0)
+    except OSError as problem:
+        error = f"{partial}: {problem.strerror}"
+
+    def take(data: memoryview) -> None:
+        nonlocal error
+        if error is None and file is not None:
+            try:
+                files.write_all(file, data)
+            except OSError as problem:
+                error = f"{partial}: {problem.strerror}"
+
+    collective.receive(size, source, take)
+    if file is not None:
+        with contextlib.suppress(OSError):
+            os.fsync(file.fileno())
+            file.close()
+    if error is None:
+        partial.replace(path)
+    else:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return error

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The checkpoints of a training: save, resume, and agree about both over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rdm_trainer import models
+from rdm_trainer.checkpoint import damage, files, identity, restore
+from rdm_trainer.checkpoint.files import Inventory, Manifest
+from rdm_trainer.checkpoint.storage import Storage
+from rdm_trainer.checkpoint.writer import RankWriter
+from rdm_trainer.collective import Collective
+from rdm_trainer.config import Config
+from rdm_trainer.engine import Engine
+from rdm_trainer.errors import FAILED, TrainerError
+from rdm_trainer.parallel.topology import Topology
+
+__all__ = ["Checkpoints"]
+
+_RANDOM = "rng_states.pt"
+
+
+class Checkpoints:
+    """Save and resume. Every rank makes one, and calls its methods with the others.
+
+    Args:
+        config: The job.
+        engine: Whose states are saved and replaced.
+        topology: This rank's place.
+        collective: All ranks.
+        directory: The checkpoints directory under its name on this rank.
+        say: Takes a line for the log; called on rank 0.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        topology: Topology,
+        collective: Collective,
+        directory: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._engine, self._topology = config, engine, topology
+        self._collective = collective
+        self._say = say
+        self._storage = Storage(directory, collective)
+        self._layout = identity.layout_of(config, topology.world_size)
+        self._writer = RankWriter(asynchronous=config.checkpoint.asynchronous)
+        engine.deepspeed.checkpoint_engine = self._writer
+        # On a full disk this would fail on rank 0 alone, between two barriers of DeepSpeed.
+        copy_script = engine.deepspeed._copy_recovery_script
+        engine.deepspeed._copy_recovery_script = lambda path: _tolerate(copy_script, path)
+        self._pending: tuple[int, Mapping[str, Any]] | None = None
+        self.newest: int | None = None
+
+    # Saving.
+
+    @property
+    def is_writing(self) -> bool:
+        """This rank is still writing in the background."""
+        return not self._writer.wait(0)
+
+    @property
+    def pending(self) -> int | None:
+        """The iteration that is being saved and is not committed."""
+        return self._pending[0] if self._pending else None
+
+    def save(self, iteration: int, state: Mapping[str, Any]) -> bool:
+        """Save ITERATION; when that is asynchronous, begin to.
+
+        A failure is told in the log, on all ranks alike, and leaves the checkpoints before as they were.
+
+        Args:
+            iteration: The step that is done.
+            state: The training's own state, which JSON can hold.
+
+        Returns:
+            Whether it is saved, or begun.
+        """
+        self.finish()
+        partial = f"{files.tag(iteration)}{files.PARTIAL}"
+        problem = self._storage.each(lambda: _make_anew(self._storage.directory / partial))
+        if problem is not None:
+            return self._failed(iteration, problem)
+        self._engine.deepspeed.save_checkpoint(
+            str(self._storage.directory),
+            tag=partial,
+            client_state={
+                "iteration": iteration,
+                "consumed_samples": state["consumed_samples"],
+                "configuration": identity.fingerprint(self._config),
+                "universal_checkpoint_info": self._engine.universal_checkpoint_info(),
+                **self._optimiser_names(),
+            },
+            save_latest=False,
+        )
+        random = self._collective.gather(torch.get_rng_state())
+        if self._collective.rank == 0:
+            self._writer.save(random, str(self._storage.directory / partial / _RANDOM))
+        self._writer.start()
+        self._pending = iteration, dict(state)
+        return self._config.checkpoint.asynchronous or self.finish()
+
+    def finish(self) -> bool:
+        """Wait for what is being written, and commit it; True when nothing is, too."""
+        if self._pending is None:
+            return True
+        iteration, state = self._pending
+        self._collective.wait_until(self._writer.wait)
+        self._pending = None
+        directory, name = self._storage.directory, files.tag(iteration)
+        partial = directory / f"{name}{files.PARTIAL}"
+        own = {path.relative_to(partial).as_posix(): size for path, size in self._writer.files.items()}
+        problem = self._storage.first_error(self._writer.error)
+        written: dict[str, int] = {}
+        for part in self._collective.gather(own):
+            written.update(part)
+        if problem is None:
+            manifest = Manifest(iteration, written, identity.model_of(self._config), self._layout, state)
+            problem = self._storage.each(lambda: _commit(directory, name, manifest))
+            if problem is not None:
+                self._storage.each(lambda: _remove(directory / name))
+        if problem is not None:
+            self._storage.each(lambda: _remove(partial))
+            return self._failed(iteration, problem)
+        self.newest = iteration
+        # The checkpoint is whole; without the pointers it is found all the same.
+        problem = self._storage.each(lambda: files.point_to(directory, iteration))
+        self._storage.each(lambda: files.prune(directory, self._config.checkpoint.keep, iteration))
+        if problem is not None:
+            self._say(f"the checkpoint pointers could not be written: {problem}")
+        self._say(f"  successfully saved checkpoint at iteration {iteration:7d} to {directory}")
+        return True
+
+    def _failed(self, iteration: int, problem: str) -> bool:
+        kept = (
+            f"the checkpoint of iteration {self.newest} stays"
+            if self.newest
+            else "there is no checkpoint yet"
+        )
+        self._say(f"iteration {iteration} was not saved, {kept}, and training goes on: {problem}")
+        return False
+
+    def _optimiser_names(self) -> dict[str, Any]:
+        """Name the optimiser's parameters where DeepSpeed keeps no record of them: without ZeRO."""
+        if self._config.zero_stage:
+            return {}
+        groups = [group["params"] for group in self._engine.deepspeed.optimizer.param_groups]
+        names = {parameter: name for name, parameter in self._engine.module.named_parameters()}
+        layers = models.layers(self._config, self._topology)
+        return {
+            "optimizer_parameters": [[names.get(parameter) for parameter in group] for group in groups],
+            "tied_layers": {str(index): layer.tied for index, layer in enumerate(layers) if layer.tied},
+        }
+
+    # Resuming.
+
+    def resume(self) -> Mapping[str, Any] | None:
+        """Go on from the newest complete checkpoint, or from that of ``checkpoint.load``.
+
+        Returns:
+            The state that :meth:`save` was given, None to begin anew.
+
+        Raises:
+            TrainerError: The checkpoint is of another model, or cannot be read.
+        """
+        storage = self._storage
+        inventories = storage.inventories()
+        manifest = self._newest(storage, inventories)
+        if any(inventory.leftovers for inventory in inventories.values()):
+            storage.clear_leftovers()
+        if manifest is not None:
+            self.newest = manifest.iteration
+            if line := storage.repair_pointers(inventories, manifest.iteration):
+                self._say(line)
+        elif self._config.checkpoint.load is not None:
+            place = files.checkpoints_of(Path(self._config.checkpoint.load))
+            storage = Storage(place, self._collective, create=False)
+            inventories = storage.inventories()
+            manifest = self._newest(storage, inventories)
+            if manifest is None:
+                raise TrainerError(
+                    f"checkpoint.load is {storage.directory}, which has no complete checkpoint; see "
+                    f"`rdm-trainer checkpoint list {storage.directory}`."
+                )
+        if manifest is None:
+            return None
+        step_directory = storage.directory / files.tag(manifest.iteration)
+        identity.require_same_model(manifest.model, self._config, step_directory)
+        if identity.same_layout(manifest.layout, self._layout):
+            self._load(storage, manifest, inventories)
+        else:
+            self._load_converted(storage, manifest, inventories)
+        return manifest.state
+
+    def _newest(self, storage: Storage, inventories: Mapping[int, Inventory]) -> Manifest | None:
+        whole = files.complete_steps(list(inventories.values()))
+        newest = max(whole, default=None)
+        steps = sorted({step for inventory in inventories.values() for step in inventory.steps})
+        if newest is None and steps:
+            # To begin anew would in time overwrite what a node that comes back may complete.
+            there = ", ".join(map(str, steps))
+            nodes = ", ".join(storage.nodes[leader] for leader in storage.leaders)
+            raise TrainerError(
+                f"{storage.directory} has checkpoints of iterations {there}, none of them complete on "
+                f"{nodes}; bring back the disk with the rest, or give the job a new name to begin anew."
+            )
+        for iteration in steps:
+            if newest is not None and iteration > newest:
+                self._say(f"the checkpoint of iteration {iteration} is not complete and is not taken")
+        return None if newest is None else whole[newest]
+
+    def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
+        name = files.tag(manifest.iteration)
+        needed = self._collective.gather(restore.needed_files(manifest, self._engine, self._topology))
+        self._spread(storage, name, manifest, needed, inventories)
+        with damage.naming(storage.directory / name, needed[self._collective.rank]):
+            restore.load_same_layout(self._engine, storage.directory, name)
+            random = torch.load(storage.directory / name / _RANDOM, weights_only=True)
+        if len(random) == self._collective.size:
+            torch.set_rng_state(random[self._collective.rank])
+        self._say(
+            f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
+        )
+
+    def _load_converted(
+        self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]
+    ) -> None:
+        name = files.universal_tag(manifest.iteration)
+        converted = _whole_universal(inventories, manifest.iteration)
+        if converted is None:
+            # One node needs all files of the step, for the conversion.
+            everything = [
+                set(manifest.files) if rank == 0 else set() for rank in range(self._collective.size)
+            ]
+            self._spread(storage, files.tag(manifest.iteration), manifest, everything, inventories)
+            self._convert(storage, manifest)
+            inventories = storage.inventories()
+            converted = _whole_universal(inventories, manifest.iteration)
+            if converted is None:
+                raise TrainerError(
+                    f"{storage.directory / name} is not complete after the conversion; does another job use "
+                    "it?",
+                    exit_code=FAILED,
+                )
+        needed = self._collective.gather(restore.needed_universal_files(converted, self._engine))
+        self._spread(storage, name, converted, needed, inventories)
+        with damage.naming(storage.directory / name, needed[self._collective.rank]):
+            restore.load_universal(self._engine, storage.directory / name, self._topology, manifest.state)
+        self._say(
+            f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
+            f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})"
+        )
+
+    def _spread(
+        self,
+        storage: Storage,
+        name: str,
+        manifest: Manifest,
+        needed: list[set[str]],
+        inventories: dict[int, Inventory],
+    ) -> None:
+        sent = storage.spread(name, manifest, needed, inventories)
+        if sent:
+            self._say(f"brought {sent / 1e6:.1f} MB of {name} to nodes that did not have it")
+
+    def _convert(self, storage: Storage, manifest: Manifest) -> None:
+        """Convert in a process of rank 0's while the others ask now and then whether it is done."""
+        self._say(
+            f"converting the checkpoint of iteration {manifest.iteration} for another layout:"
+            f" {_short(manifest.layout)} -> {_short(self._layout)}"
+        )
+        process: subprocess.Popen[str] | None = None
+        error = None
+        if self._collective.rank == 0:
+            # Without an accelerator: the conversion is the CPU's, and the memory there is the ranks'.
+            hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "rdm_trainer.checkpoint.universal"),
+                    *(str(storage.directory), str(manifest.iteration)),
+                ],
+                env={**os.environ, **hidden},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+
+        def done(seconds: float) -> bool:
+            nonlocal error
+            if process is None:
+                return True
+            try:
+                _, said = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                return False
+            if process.returncode:
+                error = (said.strip().splitlines() or [f"it ended with {process.returncode}"])[-1]
+            return True
+
+        try:
+            self._collective.wait_until(done)
+        finally:
+            if process is not None and process.poll() is None:
+                process.kill()
+        first = self._collective.gather(error)[0]
+        if first is not None:
+            raise TrainerError(first, exit_code=FAILED)
+
+
+def _whole_universal(inventories: Mapping[int, Inventory], iteration: int) -> Manifest | None:
+    """Return the manifest of an iteration's universal copy if it is whole over all directories."""
+    copies = [Inventory(steps=inventory.universal) for inventory in inventories.values()]
+    return files.complete_steps(copies).get(iteration)
+
+
+def _short(layout: Mapping[str, Any]) -> str:
+    form = f"ZeRO {layout['zero_stage']}, {layout['precision']}"
+    return f"TP {layout['tensor']} x PP {layout['pipeline']} x DP {layout['data']}, {form}"
+
+
+def _make_anew(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+
+
+def _commit(directory: Path, name: str, manifest: Manifest) -> None:
+    # A converted copy of an earlier checkpoint of this iteration is no longer one.
+    _remove(directory / files.universal_tag(manifest.iteration))
+    files.commit(directory, name, manifest)
+
+
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _tolerate(action: Callable[[str], None], path: str) -> None:
+    with contextlib.suppress(OSError):
+        action(path)

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A step's directory made independent of the layout: DeepSpeed's universal checkpoint.
+
+Each parameter becomes a directory with its full fp32 weights and optimiser states, whatever ranks held them
+before; every layout then takes its part. DeepSpeed's ``ds_to_universal`` makes the same files from ZeRO 1 and
+2 (a test compares them); from ZeRO 3 it makes others, which its ZeRO 1 and 2 cannot read, and from a run
+without ZeRO none. It also writes every piece of every parameter to the disk in between. Here the checkpoint's
+files are mapped, and one parameter at a time is put together and written.
+
+Run as ``python -m rdm_trainer.checkpoint.universal DIRECTORY ITERATION`` in a process of its own, so that its
+memory is given back and the ranks can wait without a time limit.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.checkpoint import constants as keys
+
+from rdm_trainer.checkpoint import damage, files
+from rdm_trainer.checkpoint.files import Manifest
+from rdm_trainer.errors import FAILED, TrainerError
+
+__all__ = ["STATES", "convert", "parameter_folder"]
+
+STATES = ("fp32", "exp_avg", "exp_avg_sq")
+
+# DeepSpeed reads as many parameter groups as the first stage had; others may have more.
+_GROUPS = 16
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One rank's part of a parameter: flat, in order of the data ranks, and the shape of all of them."""
+
+    name: str
+    shape: torch.Size
+    states: Mapping[str, list[torch.Tensor]]
+    step: Any
+
+    def whole(self, state: str) -> torch.Tensor:
+        """Return one state of all data ranks, without padding, in the parameter's shape."""
+        return torch.cat(self.states[state])[: self.shape.numel()].view(self.shape)
+
+
+def parameter_folder(universal: Path, name: str) -> Path:
+    """Return where a parameter lies in a universal checkpoint."""
+    return universal / "zero" / name
+
+
+def _load(path: Path) -> Any:
+    # Mapped: what is not asked for is not read.
+    return torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+
+
+class _Source:
+    """The files of one step, by tensor and pipeline rank."""
+
+    def __init__(self, directory: Path, layout: Mapping[str, Any]) -> None:
+        self.directory = directory
+        self.tensor, self.pipeline = int(layout["tensor"]), int(layout["pipeline"])
+        self.data, self.stage = int(layout["data"]), int(layout["zero_stage"])
+
+    def model_state(self, pipe: int, part: int) -> dict[str, Any]:
+        """Read what data rank 0 of this place wrote beside the optimiser."""
+        number = pipe * self.tensor + part
+        prefix = "zero_pp_rank_0_" if self.stage == 3 else ""
+        state: dict[str, Any] = _load(self.directory / f"{prefix}mp_rank_{number:02d}_model_states.pt")
+        return state
+
+    def optimiser_states(self, pipe: int, part: int) -> list[dict[str, Any]]:
+        """Read the optimiser of each data rank of this place."""
+        number = pipe * self.tensor + part
+        states = []
+        for replica in range(self.data):
+            name = f"zero_pp_rank_{replica}_mp_rank_{number:02d}_optim_states.pt"
+            path = self.directory / name
+            if not path.exists():
+                path = self.directory / f"bf16_{name}"
+            states.append(_load(path)[keys.OPTIMIZER_STATE_DICT])
+        return states
+
+    def pieces(self, pipe: int, part: int) -> Iterator[_Piece]:
+        """Yield the parameters of one place."""
+        if self.stage == 3:
+            return self._partitioned_weights(pipe, part)
+        if self.stage > 0:
+            return self._partitioned_optimiser(pipe, part)
+        return self._replicated(pipe, part)
+
+    def _partitioned_optimiser(self, pipe: int, part: int) -> Iterator[_Piece]:
+        """ZeRO 1 and 2: of each group a flat tensor, cut between data ranks wherever it falls."""
+        shapes: dict[str, torch.Size] = {}
+        for group in self.model_state(pipe, part)[keys.PARAM_SHAPES]:
+            shapes.update(group)
+        replicas = self.optimiser_states(pipe, part)
+        for number in range(len(replicas[0][keys.SINGLE_PARTITION_OF_FP32_GROUPS])):
+            found: dict[str, dict[str, list[torch.Tensor]]] = {}
+            step = None
+            for replica in replicas:
+                base = replica[keys.BASE_OPTIMIZER_STATE]["state"][number]
+                flat = {
+                    "fp32": replica[keys.SINGLE_PARTITION_OF_FP32_GROUPS][number],
+                    "exp_avg": base["exp_avg"],
+                    "exp_avg_sq": base["exp_avg_sq"],
+                }
+                step = base["step"] if step is None else step
+                for name, fragment in replica[keys.PARAM_SLICE_MAPPINGS][number].items():
+                    states = found.setdefault(name, {state: [] for state in STATES})
+                    for state in STATES:
+                        states[state].append(flat[state].narrow(0, fragment.start, fragment.numel))
+            for name, states in found.items():
+                yield _Piece(name, shapes[name], states, step)
+
+    def _partitioned_weights(self, pipe: int, part: int) -> Iterator[_Piece]:
+        """ZeRO 3: each parameter cut evenly between data ranks, padded at the end."""
+        groups = self.model_state(pipe, part)[keys.PARAM_SHAPES]
+        replicas = self.optimiser_states(pipe, part)
+        for number, shapes in enumerate(groups):
+            offset = 0
+            for name, shape in shapes.items():
+                size = -(-shape.numel() // self.data)
+                states: dict[str, list[torch.Tensor]] = {state: [] for state in STATES}
+                step = None
+                for replica in replicas:
+                    base = replica[keys.OPTIMIZER_STATE_DICT]["state"][number]
+                    step = base["step"] if step is None else step
+                    states["fp32"].append(replica["fp32_flat_groups"][number].narrow(0, offset, size))
+                    for state in STATES[1:]:
+                        states[state].append(base[state].narrow(0, offset, size))
+                offset += size
+                yield _Piece(name, shape, states, step)
+
+    def _replicated(self, pipe: int, part: int) -> Iterator[_Piece]:
+        """Without ZeRO, which is fp32 alone: the optimiser is torch's, and all replicas have the same."""
+        model = self.model_state(pipe, part)
+        names: list[list[str]] = model["optimizer_parameters"]
+        optimiser = model["optimizer"]
+        weights = self._weights(part, model)
+        for group, saved in zip(names, optimiser["param_groups"], strict=True):
+            for name, key in zip(group, saved["params"], strict=True):
+                state, weight = optimiser["state"][key], weights[name]
+                states = {
+                    "fp32": [weight.detach().flatten()],
+                    **{kind: [state[kind].flatten()] for kind in STATES[1:]},
+                }
+                yield _Piece(name, weight.shape, states, state["step"])
+
+    def _weights(self, part: int, model: dict[str, Any]) -> dict[str, torch.Tensor]:
+        if isinstance(model.get("module"), dict):
+            return dict(model["module"])
+        found: dict[str, torch.Tensor] = {}
+        tied: Mapping[str, str] = model["tied_layers"]
+        for path in sorted(self.directory.glob("layer_*-model_states.pt")):
+            match = re.match(r"layer_(\d+)(?:-model_(\d+))?-model_states", path.name)
+            if match and int(match[2] or 0) == part:
+                number = str(int(match[1]))
+                prefix = f"tied_modules.{tied[number]}." if number in tied else f"{number}."
+                found.update({prefix + name: value for name, value in _load(path).items()})
+        return found
+
+
+def _merge(parts: list[torch.Tensor], name: str, info: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the tensor ranks' parts of one state together, as DeepSpeed's loader takes it apart again."""
+
+    def matches(kind: str) -> bool:
+        return any(re.match(pattern, name) for pattern in info.get(kind, ()))
+
+    if matches(keys.TP_REPLICATED_PARAMETER_PATTERNS):
+        return {keys.PARAM: parts[0].clone()}
+    axis = 1 if matches(keys.PARAMETER_WITH_ROW_PARALLELISM_PATTERNS) else 0
+    merged: dict[str, Any] = {keys.CAT_DIM: axis}
+    whole = torch.cat(parts, dim=axis)
+    if matches(keys.VOCABULARY_PARAMETER_PATTERNS):
+        # The padding depends on the number of tensor ranks.
+        whole = whole[: info[keys.ORIGINAL_VOCAB_SIZE]].clone()
+        merged[keys.VOCAB_TENSOR] = True
+    return {keys.PARAM: whole, **merged}
+
+
+def _save(value: Any, path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(value, file)
+
+
+def convert(directory: Path, iteration: int) -> Path:
+    """Make the universal copy of a step, in one move at the end.
+
+    Args:
+        directory: The checkpoints directory, with all files of the step.
+        iteration: The step.
+
+    Returns:
+        The copy's directory, ``global_stepN_universal``.
+
+    Raises:
+        TrainerError: The step is not complete or damaged, or the disk is full.
+    """
+    step_directory = directory / files.tag(iteration)
+    manifest = Manifest.read(step_directory)
+    if manifest is None or files.missing(manifest, [files.scan(directory).steps.get(iteration)]):
+        raise TrainerError(
+            f"{step_directory} is not a complete checkpoint; see `rdm-trainer checkpoint list`."
+        )
+    name = files.universal_tag(iteration)
+    partial = directory / f"{name}{files.PARTIAL}"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with damage.naming(step_directory, manifest.files):
+            _convert(_Source(step_directory, manifest.layout), partial)
+        contents = files.measure(partial)
+        files.commit(
+            directory,
+            name,
+            Manifest(iteration, contents, manifest.model, {"universal": True}, manifest.state),
+        )
+    except TrainerError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    except (OSError, RuntimeError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise TrainerError(
+            f"{step_directory} could not be converted for another layout: {reason}.", exit_code=FAILED
+        ) from error
+    return directory / name
+
+
+def _convert(source: _Source, target: Path) -> None:
+    first = source.model_state(0, 0)
+    info = first[keys.UNIVERSAL_CHECKPOINT_INFO]
+    done: set[str] = set()
+    for pipe in range(source.pipeline):
+        parts = [{piece.name: piece for piece in source.pieces(pipe, part)} for part in range(source.tensor)]
+        for name, first_part in parts[0].items():
+            if name in done:
+                # Tied: the first stage that has it counts.
+                continue
+            done.add(name)
+            folder = parameter_folder(target, name)
+            folder.mkdir(parents=True)
+            for state in STATES:
+                _save(_merge([part[name].whole(state) for part in parts], name, info), folder / f"{state}.pt")
+            _save(_plain_step(first_part.step), folder / "step.pt")
+    _save(_common(source, first), target / "zero" / "optimizer_state.pt")
+    dropped = {"module", "optimizer", keys.PARAM_SHAPES, "frozen_param_shapes", "frozen_param_fragments"}
+    slim = {key: value for key, value in first.items() if key not in dropped}
+    _save({**slim, "module": None, "optimizer": None}, target / "mp_rank_00_model_states.pt")
+
+
+def _plain_step(step: Any) -> Any:
+    return step.clone() if isinstance(step, torch.Tensor) else step
+
+
+def _common(source: _Source, first: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what DeepSpeed keeps once for the whole optimiser: the loss scale and the groups' settings."""
+    if source.stage > 0:
+        saved = source.optimiser_states(0, 0)[0]
+        base = saved[keys.OPTIMIZER_STATE_DICT if source.stage == 3 else keys.BASE_OPTIMIZER_STATE]
+        sharded = {
+            keys.BASE_OPTIMIZER_STATE,
+            keys.PARAM_SLICE_MAPPINGS,
+            keys.SINGLE_PARTITION_OF_FP32_GROUPS,
+            keys.OPTIMIZER_STATE_DICT,
+            "fp32_flat_groups",
+        }
+        common = {key: value for key, value in saved.items() if key not in sharded}
+    else:
+        saved = first["optimizer"]
+        base = saved
+        common = {}
+    group = {key: value for key, value in base["param_groups"][0].items() if key != "params"}
+    return {
+        **common,
+        keys.DS_VERSION: first[keys.DS_VERSION],
+        keys.PARAM_GROUPS: [{**group, "params": []} for _ in range(_GROUPS)],
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Convert; a failure is one sentence on stderr."""
+    try:
+        convert(Path(arguments[0]), int(arguments[1]))
+    except TrainerError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

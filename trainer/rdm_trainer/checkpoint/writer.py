@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One rank's files of a checkpoint, written by a thread of its own.
+
+DeepSpeed hands each file to its *checkpoint engine*; this is one. It only takes the states in while DeepSpeed
+collects them, and writes after that: DeepSpeed waits for all ranks in between, and a slow or full disk on one
+node must neither run into the others' time limit nor leave them waiting.
+
+DeepSpeed 0.19.8's own asynchronous engine (``decoupled``) works only with its buffered writer for NVMe, waits
+at most five minutes, and loses write errors; this one works for every ZeRO stage and on every file system.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import os
+import threading
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
+
+from rdm_trainer.checkpoint import files
+
+__all__ = ["RankWriter"]
+
+
+class _Sink:
+    """A file that keeps its first error and takes the rest in silence.
+
+    torch's archive writer answers an error with others while it unwinds; the first one is the cause.
+    """
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write DATA unless a write failed before."""
+        size = memoryview(data).nbytes
+        if self.error is None:
+            try:
+                files.write_all(self._file, data)
+            except OSError as error:
+                self.error = error
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: the file is not buffered."""
+
+
+def _write(state: Any, path: Path) -> int:
+    """Write STATE to PATH, on the disk when this returns, and return its bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Unbuffered: a buffer that cannot be written would complain a second time when the file is closed.
+    with path.open("wb", buffering=0) as raw:
+        sink = _Sink(raw)
+        torch.save(state, cast(IO[bytes], sink))
+        if sink.error is not None:
+            raise sink.error
+        os.fsync(raw.fileno())
+        return os.fstat(raw.fileno()).st_size
+
+
+class _Snapshot:
+    """Copies states into host memory; tensors that share memory still do so afterwards."""
+
+    def __init__(self) -> None:
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, dict):
+            copied = copy.copy(value)
+            for key, item in value.items():
+                copied[key] = self(item)
+            return copied
+        if type(value) in (list, tuple):
+            return type(value)(self(item) for item in value)
+        return copy.deepcopy(value)
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        pair = self._storages.get(storage._cdata)
+        if pair is None:
+            # The original is kept, so that its address is not given to another one.
+            pair = storage, (storage.clone() if storage.device.type == "cpu" else storage.cpu())
+            self._storages[storage._cdata] = pair
+        copied = torch.empty(0, dtype=tensor.dtype)
+        return copied.set_(pair[1], tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+class RankWriter(CheckpointEngine):
+    """DeepSpeed's checkpoint engine for one rank.
+
+    Args:
+        asynchronous: Copy the states into host memory, so that training may go on while they are written.
+    """
+
+    def __init__(self, *, asynchronous: bool = False) -> None:
+        super().__init__()
+        self.name = type(self).__name__
+        self._asynchronous = asynchronous
+        self._snapshot = _Snapshot()
+        self._taken: list[tuple[Any, Path]] = []
+        self._thread: threading.Thread | None = None
+        self.files: dict[Path, int] = {}
+        self.error: str | None = None
+
+    # DeepSpeed's side.
+
+    def create(self, info: object) -> None:  # DeepSpeed's name
+        """Begin a checkpoint; nothing to do."""
+
+    def commit(self, info: object) -> bool:  # noqa: ARG002  # DeepSpeed's name
+        """End a checkpoint; it is committed by the store, when all ranks are done."""
+        return True
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:  # DeepSpeed's name
+        """Make no directory: the writing thread does, where an error can be told."""
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Take a file's content."""
+        self._taken.append((self._snapshot(state_dict) if self._asynchronous else state_dict, Path(path)))
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """Read a file of DeepSpeed's; the checkpoint must be one that the user trusts."""
+        return torch.load(path, map_location=map_location, weights_only=False)
+
+    def preserves_storage_sharing(self) -> bool:
+        """DeepSpeed clones parts of flat buffers, so that not the whole buffer is written for each."""
+        return True
+
+    # The store's side.
+
+    def start(self) -> None:
+        """Begin to write what was taken."""
+        self.files, self.error = {}, None
+        taken, self._taken = self._taken, []
+        self._snapshot = _Snapshot()
+        self._thread = threading.Thread(target=self._run, args=(taken,), name="checkpoint")
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to SECONDS and tell whether everything is written, or failed."""
+        if self._thread is None:
+            return True
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self, taken: list[tuple[Any, Path]]) -> None:
+        while taken:
+            state, path = taken.pop(0)
+            try:
+                self.files[path] = _write(state, path)
+            except OSError as error:
+                self.error = f"{path}: {error.strerror or error}"
+            except Exception as error:  # A state that cannot be pickled, for one; every rank must hear of it.
+                self.error = f"{path}: {type(error).__name__}: {error}"
+            if self.error is not None:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+                return

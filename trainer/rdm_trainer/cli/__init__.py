@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The command-line program ``rdm-trainer``: one file per verb, loaded when the verb is used.
+
+Only click is imported at start. Nothing here imports torch: a launcher starts this program once per rank.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+
+import click
+
+from rdm_trainer.errors import BAD_INPUT, DONE, FAILED, STOPPED, TrainerError
+
+__all__ = ["cli", "main"]
+
+PROGRAM = "rdm-trainer"
+
+# Verb → (file and name of its command, its line in --help). In the order of the help.
+VERBS: dict[str, tuple[str, str]] = {
+    "config": ("config:config", "Check a configuration and print it with every key."),
+    "dry-run": ("dry_run:dry_run", "Say what a job needs, and whether it fits, without any GPU."),
+    "preprocess": ("preprocess:preprocess", "Turn text into the tokens that training reads."),
+    "data": ("data:data", "Look into data sets and fetch them."),
+    "train": ("train:train", "Train. Launchers start this once per device."),
+    "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, convert and repair them."),
+    "job": ("job:job", "Start, watch and stop a job on this node; speaks JSON."),
+}
+
+
+class Verbs(click.Group):
+    """The verbs, each loaded when it is first needed."""
+
+    # ruff: noqa: ARG002  # click names the arguments
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in the order of the help."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load the verb CMD_NAME."""
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the verbs without loading them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, line) for name, (_, line) in VERBS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb, or say which one was probably meant."""
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            import difflib
+
+            close = difflib.get_close_matches(name, VERBS, n=2)
+            meant = f"Did you mean {' or '.join(close)}?" if close else f"The verbs are {', '.join(VERBS)}."
+            ctx.fail(f"there is no verb {name!r}. {meant}")
+        return super().resolve_command(ctx, args)
+
+
+def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import PackageNotFoundError, version
+
+        from rdm_trainer import __version__
+
+        parts = []
+        for package in ("torch", "deepspeed"):
+            try:
+                parts.append(f"{package} {version(package)}")
+            except PackageNotFoundError:
+                parts.append(f"no {package}")
+        click.echo(f"{PROGRAM} {__version__} ({', '.join(parts)})")
+        ctx.exit()
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    no_args_is_help=True,
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print the versions.",
+)
+def cli() -> None:
+    """Train GPT and T5 over many GPUs with DeepSpeed: tensor, pipeline and data parallelism.
+
+    \b
+    What would it need?     rdm-trainer dry-run gpt-1.3b.yaml --world 16 --gpu H200
+    Prepare text:           rdm-trainer preprocess --help
+    Train on this machine:  rdm-trainer train demo.yaml --job-dir /tmp/demo
+    On a cluster:           rdm-provision train demo.yaml
+
+    Exit codes: 0 done, 1 failed, 3 bad input, 130 stopped.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the program and exit. An error of the user's is one sentence; a traceback is a bug."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = cli.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return BAD_INPUT
+    except click.UsageError as error:
+        message = error.format_message()
+        path = error.ctx.command_path if error.ctx is not None else PROGRAM
+        _report(arguments, [message], f"{path} --help")
+        return BAD_INPUT
+    except click.ClickException as error:
+        _report(arguments, [error.format_message()])
+        return BAD_INPUT
+    except TrainerError as error:
+        _report(arguments, error.problems)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("\nStopped.", err=True)
+        return STOPPED
+    except BrokenPipeError:
+        # The reader of our output is gone, as in `rdm-trainer config x.yaml | head -1`.
+        sys.stderr.close()
+        return FAILED
+    return code if isinstance(code, int) else DONE
+
+
+def _report(arguments: Sequence[str], problems: Sequence[str], see: str = "") -> None:
+    """Say what is wrong: as JSON when that was asked for, else one line each on stderr."""
+    if "--json" in arguments:
+        click.echo(json.dumps({"ok": False, "problems": list(problems)}, indent=2, ensure_ascii=False))
+        return
+    for problem in problems:
+        click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
+        click.echo(problem, err=True)
+    if see:
+        click.echo(f"See: {see}", err=True)

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer dry-run``: what a job needs and whether it fits, without any GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from rdm_trainer.config import Config
+    from rdm_trainer.dry_run import Report, Stage
+    from rdm_trainer.flops import Accelerator
+
+__all__ = ["dry_run"]
+
+# What well-tuned training reaches of the peak; for the estimate of the time only.
+_UTILISATION = 0.4
+# The fields of a rank's memory, and their columns.
+_COMPONENTS = (
+    ("weights", "weights"),
+    ("gradients", "grads"),
+    ("optimiser", "optim"),
+    ("activations", "activ"),
+    ("logits", "logits"),
+    ("buffers", "other"),
+)
+_COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black")
+
+
+@click.command("dry-run")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
+@click.option(
+    "--world",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes, one per GPU.  [default: what CONFIG says, else the smallest that works]",
+)
+@click.option("--gpu", metavar="NAME", help="Tell whether it fits this GPU: H200, A100-80, MI250X, ...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; sizes are bytes.")
+def dry_run(
+    config: Path, overrides: tuple[str, ...], world: int | None, gpu: str | None, as_json: bool
+) -> int:
+    """Check CONFIG, with KEY.SUB=VALUE over it, and say what it needs on N processes.
+
+    Exits with 1 when it does not fit the named GPU.
+    """
+    from rdm_trainer import config as configuration
+    from rdm_trainer import dry_run as estimate
+    from rdm_trainer import flops
+    from rdm_trainer.errors import DONE, FAILED, TrainerError
+
+    job = configuration.load(config, overrides)
+    accelerator = None
+    if gpu is not None:
+        accelerator = flops.find_accelerator(gpu)
+        if accelerator is None:
+            known = ", ".join(known.name for known in flops.ACCELERATORS)
+            raise TrainerError(f"The GPU {gpu!r} is not known; known are {known}.")
+    world = world or job.written_world_size
+    configuration.require(job, world, job.launcher.devices_per_node)
+    report = estimate.dry_run(job, world)
+    if as_json:
+        click.echo(json.dumps(_data(report, accelerator), indent=2))
+    else:
+        _show(job, report, accelerator)
+    return FAILED if accelerator is not None and not report.fits(accelerator) else DONE
+
+
+def _data(report: Report, accelerator: Accelerator | None) -> dict[str, Any]:
+    data: dict[str, Any] = {"ok": True, **report.to_dict()}
+    if accelerator is not None:
+        data["gpu"] = dataclasses.asdict(accelerator)
+        data["fits"] = report.fits(accelerator)
+    return data
+
+
+def _show(job: Config, report: Report, accelerator: Accelerator | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bold", no_wrap=True)
+    facts.add_column()
+    for name, text in _facts(job, report, accelerator):
+        facts.add_row(name, text)
+    console.print()
+    console.print(f"[bold]{report.name}[/]  {_count(report.parameters)} parameters")
+    console.print(facts)
+    console.print("\nMemory of one GPU of each stage, GiB:")
+    console.print(_table(report, accelerator, wide=console.width >= 110))
+    for line in _verdict(job, report, accelerator):
+        console.print(line)
+    console.print()
+
+
+def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iterator[tuple[str, str]]:
+    model, parallel = job.model, job.parallel
+    layers = str(model.layers) if model.kind == "gpt" else f"{model.layers} + {model.decoder_blocks}"
+    yield (
+        "model",
+        f"{model.kind.upper()}: {layers} layers, hidden {model.hidden_size}, {model.attention_heads} heads, "
+        f"sequence {model.seq_length}, vocabulary {report.padded_vocab_size:,} (padded)",
+    )
+    cut = f", partition {parallel.partition}" if report.pipeline > 1 else ""
+    axes = f"tensor {report.tensor} x pipeline {report.pipeline} x data {report.data}"
+    plural = "s" if report.world_size > 1 else ""
+    yield (
+        "layout",
+        f"{report.world_size} GPU{plural} = {axes}{cut}, ZeRO {parallel.zero_stage}, "
+        f"{job.optimisation.precision}",
+    )
+    yield (
+        "batch",
+        f"{report.global_batch_size:,} = micro batch {report.micro_batch_size} x accumulation "
+        f"{report.accumulation} x data {report.data}; {report.tokens_per_step:,} tokens per step",
+    )
+    compute = f"{_scaled(report.flops_per_step, 'FLOP')} per step"
+    if report.recomputed_flops_per_step:
+        compute += f" and {_scaled(report.recomputed_flops_per_step, 'FLOP')} of recomputation"
+    bubble = f", pipeline bubble {report.bubble:.1%}" if report.pipeline > 1 else ""
+    yield "compute", f"{compute}, {report.iterations:,} steps{bubble}"
+    if accelerator is not None:
+        yield "time", _time(report, accelerator)
+
+
+def _time(report: Report, accelerator: Accelerator) -> str:
+    seconds = report.seconds_per_step(accelerator, _UTILISATION)
+    rate = report.tokens_per_step / seconds
+    whole = f", {_duration(seconds * report.iterations)} in all" if report.iterations else ""
+    return (
+        f"{_duration(seconds)} per step, {rate:,.0f} tokens/s{whole}, if each {accelerator.name} reaches "
+        f"{_UTILISATION:.0%} of {accelerator.tflops:g} TFLOP/s outside of the bubble"
+    )
+
+
+def _table(report: Report, accelerator: Accelerator | None, *, wide: bool) -> Table:
+    """Return a row per stage: what it has and what one of its ranks keeps in memory, with a bar when WIDE."""
+    from rich import box
+    from rich.table import Table
+
+    from rdm_trainer.dry_run import GIB
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("stage", justify="right", no_wrap=True)
+    # The one that gives way where the width is short: a number without its end says something else.
+    table.add_column("layers", min_width=6)
+    table.add_column("params", justify="right", no_wrap=True)
+    for (_, short), colour in zip(_COMPONENTS, _COLOURS, strict=True):
+        table.add_column(short, justify="right", style=colour, no_wrap=True)
+    table.add_column("all", justify="right", style="bold", no_wrap=True)
+    if wide:
+        table.add_column("", no_wrap=True)
+    limit = accelerator.memory_gib * GIB if accelerator is not None else float("inf")
+    whole = report.peak.memory.total if accelerator is None else max(limit, report.peak.memory.total)
+    for stage in report.stages:
+        sizes = [getattr(stage.memory, name) for name, _ in _COMPONENTS]
+        total = _gib(stage.memory.total)
+        table.add_row(
+            str(stage.index),
+            _layers(stage),
+            _count(stage.parameters),
+            *[_gib(size) for size in sizes],
+            total if stage.memory.total <= limit else f"[red]{total}[/]",
+            *([_bar(sizes, whole)] if wide else []),
+        )
+    return table
+
+
+_SHORT = {"Embedding": "emb", "Head": "head"}
+
+
+def _layers(stage: Stage) -> str:
+    """Return a stage's layers in short, as ``emb, 11`` or ``14 dec, head``; small ones stay out."""
+    parts = []
+    for name, group in itertools.groupby(stage.layers):
+        count = len(list(group))
+        if name.endswith("Block"):
+            parts.append(f"{count} {name.removesuffix('Block')[:3].lower()}".strip())
+        elif name in _SHORT:
+            parts.append(_SHORT[name])
+    return ", ".join(parts)
+
+
+def _bar(sizes: list[int], whole: float, width: int = 24) -> str:
+    """Return a bar of coloured pieces, one per component, WIDTH long when the memory is full."""
+    text = ""
+    done = drawn = 0
+    for size, colour in zip(sizes, _COLOURS, strict=True):
+        done += size
+        end = round(done / whole * width)
+        if end > drawn:
+            text += f"[{colour}]{'█' * (end - drawn)}[/]"
+            drawn = end
+    return f"{text}[bright_black]{'·' * (width - drawn)}[/]"
+
+
+def _verdict(job: Config, report: Report, accelerator: Accelerator | None) -> Iterator[str]:
+    from rdm_trainer import flops
+    from rdm_trainer.dry_run import GIB
+
+    need = report.peak.memory.total / GIB
+    if accelerator is None:
+        fitting = [known.name for known in flops.ACCELERATORS if report.fits(known)]
+        yield f"Fits (by this estimate): {', '.join(fitting) if fitting else 'none of the known GPUs'}."
+        return
+    if job.optimisation.precision == "bf16" and not accelerator.bf16:
+        yield f"[yellow]{accelerator.name} does not compute in bf16; use optimisation.precision=fp16.[/]"
+    if report.fits(accelerator):
+        whole = accelerator.memory_gib
+        yield f"[green]Fits[/] {accelerator.name}: {need:.1f} of {whole:g} GiB, {whole - need:.1f} left."
+        return
+    yield (
+        f"[red]Does not fit[/] {accelerator.name}: stage {report.peak.index} needs {need:.1f} of "
+        f"{accelerator.memory_gib:g} GiB."
+    )
+    for change, smaller in _remedies(job, report):
+        size = smaller.peak.memory.total / GIB
+        fits = "[green]fits[/]" if smaller.fits(accelerator) else "still too much"
+        yield f"  {change}: {size:.1f} GiB, {fits}"
+
+
+def _remedies(job: Config, report: Report) -> Iterator[tuple[str, Report]]:
+    """Try what would need less, on as many GPUs; return what helps."""
+    from rdm_trainer import config as configuration
+    from rdm_trainer.dry_run import dry_run as estimate
+
+    parallel, optimisation = job.parallel, job.optimisation
+    tries: list[dict[str, Any]] = [
+        {"parallel.activation_checkpointing": "full"},
+        {"optimisation.micro_batch_size": max(1, optimisation.micro_batch_size // 2)},
+        {"parallel.zero_stage": 1 if parallel.zero_stage == 0 else parallel.zero_stage},
+        {"parallel.zero_stage": 3 if parallel.pipeline == 1 else parallel.zero_stage},
+        {"parallel.tensor": parallel.tensor * 2},
+        {"parallel.pipeline": parallel.pipeline * 2, "parallel.partition": "even"},
+    ]
+    for changes in tries:
+        overrides = [f"{key}={value}" for key, value in changes.items()]
+        other = configuration.from_dict({**job.to_dict()}, [*overrides, "parallel.data=null"])
+        if configuration.check(other, report.world_size):
+            continue
+        smaller = estimate(other, report.world_size)
+        if smaller.peak.memory.total < report.peak.memory.total:
+            yield " ".join(overrides), smaller
+
+
+def _count(number: int) -> str:
+    """Return a count of parameters: 345.1 M, 19.6 B."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.{2 if number < 10 * size else 1}f} {letter}"
+    return str(number)
+
+
+def _scaled(number: float, unit: str) -> str:
+    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if number >= size:
+            return f"{number / size:.1f} {letter}{unit}"
+    return f"{number:.0f} {unit}"
+
+
+def _gib(size: int) -> str:
+    from rdm_trainer.dry_run import GIB
+
+    return f"{size / GIB:.1f}" if size >= 0.05 * GIB else "-"
+
+
+def _duration(seconds: float) -> str:
+    for size, word in ((86400 * 365.25, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {word}"
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer job``: a node's jobs, for rdm-provision. It answers with JSON; see docs/launchers.md."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from rdm_trainer.errors import BAD_INPUT, DONE, TrainerError
+from rdm_trainer.job.protocol import Request
+
+__all__ = ["job"]
+
+
+@click.group()
+def job() -> None:
+    """Start, watch and stop jobs on this node.
+
+    `rdm-provision train` asks for this in each node's container. CHECK and START read a request from standard
+    input; every verb answers with one JSON object.
+    """
+
+
+@job.command()
+def check() -> int:
+    """Say what stands in the way of the job that standard input describes."""
+
+    def work() -> dict[str, Any]:
+        from rdm_trainer.job.check import check
+
+        return check(_request())
+
+    return _answer(work)
+
+
+@job.command()
+def start() -> int:
+    """Start the job that standard input describes, and return when its agent runs."""
+
+    def work() -> dict[str, Any]:
+        from rdm_trainer.job.verbs import start
+
+        return start(_request())
+
+    return _answer(work)
+
+
+@job.command()
+@click.argument("name")
+@click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for news.")
+def state(name: str, wait: float) -> int:
+    """Say how the job NAME is."""
+
+    def work() -> dict[str, Any]:
+        from rdm_trainer.job.verbs import state
+
+        return state(name, wait)
+
+    return _answer(work)
+
+
+@job.command()
+@click.argument("name")
+@click.option("--now", is_flag=True, help="Without a checkpoint.")
+@click.option("--timeout", type=click.FloatRange(min=0), default=330.0, help="Seconds it may take.")
+def stop(name: str, now: bool, timeout: float) -> int:
+    """Stop the job NAME on all nodes, and end its processes on this one."""
+
+    def work() -> dict[str, Any]:
+        from rdm_trainer.job.verbs import stop
+
+        return stop(name, now=now, timeout=timeout)
+
+    return _answer(work)
+
+
+@job.command()
+@click.argument("name")
+@click.option("--stream", type=click.Choice(["out", "err", "gpu"]), default="out", help="Which log.")
+@click.option("--tail", type=click.IntRange(min=0), default=20, help="The last lines; 0 for all.")
+@click.option("--offset", type=click.IntRange(min=0), help="What is beyond this byte instead.")
+@click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for more.")
+def logs(name: str, stream: str, tail: int, offset: int | None, wait: float) -> int:
+    """Return what the job NAME wrote on this node."""
+
+    def work() -> dict[str, Any]:
+        from rdm_trainer.job.verbs import logs
+
+        return logs(name, stream=stream, lines=tail, offset=offset, wait=wait)
+
+    return _answer(work)
+
+
+@job.command(name="list")
+def list_() -> int:
+    """Say how all jobs of this node are."""
+
+    def work() -> dict[str, Any]:
+        from rdm_trainer.job.verbs import jobs
+
+        return jobs()
+
+    return _answer(work)
+
+
+def _request() -> Request:
+    try:
+        found = json.load(sys.stdin)
+    except ValueError as error:
+        raise TrainerError(f"The request on standard input is not JSON: {error}.") from None
+    return Request.of(found if isinstance(found, dict) else {})
+
+
+def _answer(work: Callable[[], dict[str, Any]]) -> int:
+    """Print what the work returns, or its problems, as JSON."""
+    try:
+        found = {"ok": True, "problems": [], **work()}
+    except TrainerError as error:
+        found = {"ok": False, "problems": list(error.problems)}
+    click.echo(json.dumps(found))
+    return DONE if found["ok"] else BAD_INPUT

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer train``: one rank of a training job. Launchers start it once per device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+__all__ = ["train"]
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
+@click.option(
+    "--job-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where logs, checkpoints and progress go.  [default: jobs/NAME]",
+)
+@click.option("--print-config", is_flag=True, help="Print the configuration with every key, and do nothing.")
+# DeepSpeed's launcher adds this to every rank's command line; the rank takes it from LOCAL_RANK.
+@click.option("--local_rank", "--local-rank", "local_rank", type=int, hidden=True)
+def train(
+    config: Path,
+    overrides: tuple[str, ...],
+    job_dir: Path | None,
+    print_config: bool,
+    local_rank: int | None,
+) -> int:
+    """Train as CONFIG says, with KEY.SUB=VALUE over it.
+
+    Without a launcher this is one process on one device.
+    """
+    from rdm_trainer import config as configuration
+
+    job = configuration.load(config, overrides)
+    if print_config:
+        configuration.require(job)
+        click.echo(configuration.dump(configuration.resolve(job)))
+        return 0
+    import os
+
+    from rdm_trainer.data.checks import checks as data_problems
+    from rdm_trainer.errors import ConfigError
+    from rdm_trainer.job.environment import adopt_launcher_environment
+
+    if local_rank is not None:
+        os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    # Before torch is imported: it reads the environment while it loads.
+    adopt_launcher_environment(os.environ)
+    configuration.require(job, int(os.environ.get("WORLD_SIZE", "1")))
+    problems = [] if job.launcher.program else data_problems(job)
+    if problems:
+        raise ConfigError(problems, source="the data")
+
+    from rdm_trainer.train import run
+
+    return run(job, job_dir or Path("jobs") / job.name)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Agreement between all ranks over the CPU: small objects, flags, and waiting without a time limit.
+
+A process group fails when a rank comes later than its time limit. Writing or converting a large checkpoint
+may well take longer, so nobody waits for it inside one collective operation: the ranks ask each other again
+and again, and each question is short.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["CHUNK", "Collective", "Flags"]
+
+# Bytes of one message when a file is sent.
+CHUNK = 16 * 1024 * 1024
+
+
+class Collective:
+    """All ranks, over Gloo. Every rank makes it, and calls its methods in the same order.
+
+    Args:
+        timeout: Longest wait for one operation.
+    """
+
+    def __init__(self, timeout: datetime.timedelta) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        self.group = dist.new_group(backend="gloo", timeout=timeout)
+        self._patience = min(5.0, timeout.total_seconds() / 4)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's VALUE, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def first_error(self, error: str | None) -> str | None:
+        """Return the error of the lowest rank that has one, with the rank's number; None if none has."""
+        for rank, found in enumerate(self.gather(error)):
+            if found is not None:
+                return f"rank {rank}: {found}" if self.size > 1 else str(found)
+        return None
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self.gather(None)
+
+    def wait_until(self, done: Callable[[float], bool]) -> None:
+        """Return when DONE, given seconds that it may wait, has been true on every rank."""
+        finished = False
+        patience = min(0.05, self._patience)
+        while True:
+            finished = finished or done(patience)
+            if self.size == 1:
+                if finished:
+                    return
+            else:
+                flag = torch.tensor(int(finished))
+                dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self.group)
+                if int(flag):
+                    return
+            patience = min(self._patience, 2 * patience)
+
+    def send(self, data: bytearray, to: int) -> None:
+        """Send one message, of a size that the receiver knows, to rank TO."""
+        dist.send(torch.frombuffer(data, dtype=torch.uint8), to, group=self.group)
+
+    def receive(self, size: int, source: int, take: Callable[[memoryview], None]) -> None:
+        """Receive SIZE bytes from rank SOURCE in messages of ``CHUNK``, handing each to TAKE."""
+        buffer = torch.empty(min(size, CHUNK), dtype=torch.uint8)
+        for begin in range(0, size, CHUNK):
+            part = buffer[: min(CHUNK, size - begin)]
+            dist.recv(part, source, group=self.group)
+            take(part.numpy().data)
+
+
+class Flags:
+    """Flags that any rank may raise at a step's end, known to all at the end of the next one.
+
+    The answer is asked for before a step and read after it, on the CPU: it costs the step nothing, and all
+    ranks read the same one.
+
+    Args:
+        collective: All ranks.
+        count: Number of flags.
+    """
+
+    def __init__(self, collective: Collective, count: int) -> None:
+        self._collective = collective
+        self._flags = torch.zeros(count, dtype=torch.int64)
+        self._work: Any = None
+
+    def exchange(self, raised: list[bool]) -> list[bool]:
+        """Raise flags, and return those that were up at the last call on any rank."""
+        agreed = self.settle()
+        self._flags = torch.tensor([int(flag) for flag in raised], dtype=torch.int64)
+        if self._collective.size > 1:
+            self._work = dist.all_reduce(
+                self._flags, op=dist.ReduceOp.MAX, group=self._collective.group, async_op=True
+            )
+        return agreed
+
+    def settle(self) -> list[bool]:
+        """Finish what is under way and return it."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return [bool(flag) for flag in self._flags.tolist()]

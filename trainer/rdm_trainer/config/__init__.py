@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A training job's configuration: one YAML file, checked frozen dataclasses. Nothing here needs torch.
+
+:mod:`~rdm_trainer.config.schema` has the keys, :mod:`~rdm_trainer.config.read` the way from YAML and
+overrides to them, :mod:`~rdm_trainer.config.checks` what must hold between them.
+"""
+
+from __future__ import annotations
+
+from rdm_trainer.config.checks import check, require
+from rdm_trainer.config.read import dump, from_dict, load, resolve
+from rdm_trainer.config.schema import (
+    Blend,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    LauncherConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimisationConfig,
+    ParallelConfig,
+    TokenizerConfig,
+)
+
+__all__ = [
+    "Blend",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "LauncherConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "OptimisationConfig",
+    "ParallelConfig",
+    "TokenizerConfig",
+    "check",
+    "dump",
+    "from_dict",
+    "load",
+    "require",
+    "resolve",
+]

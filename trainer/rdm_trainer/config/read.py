@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From YAML and ``key.sub=value`` overrides to a :class:`~rdm_trainer.config.schema.Config`, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from rdm_trainer.config.schema import Blend, Bounds, Config
+from rdm_trainer.errors import ConfigError
+
+__all__ = ["dump", "from_dict", "load", "parse_overrides", "resolve"]
+
+Path_ = tuple[str | int, ...]
+Lines = dict[Path_, int]
+_T = TypeVar("_T")
+
+# PyYAML raises ValueError for a day that no month has, as 2024-99-99 may be meant for stages.
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write numbers: ``1e-4`` is one, which YAML 1.1 reads as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts text that the loader would read as a number in quotes."""
+
+
+for _cls in (_Loader, _Dumper):
+    _cls.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
+        list("-+.0123456789"),
+    )
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a job's configuration.
+
+    Args:
+        path: The YAML file.
+        overrides: ``key.sub=value``, each over what the file says; values are YAML.
+
+    Returns:
+        The configuration, each key of the right type and within its bounds. What must hold between keys is
+        :func:`~rdm_trainer.config.checks.check`'s.
+
+    Raises:
+        ConfigError: With every problem that was found.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError([f"{path} is not text in UTF-8."]) from None
+    except OSError as error:
+        raise ConfigError([f"{path} cannot be read: {error.strerror}."]) from None
+    lines: Lines = {}
+    problems: list[str] = []
+    mapping = _parse(text, str(path), lines, problems)
+    if not isinstance(mapping, dict):
+        raise ConfigError([f"{path} must hold keys and values, as `name: my-job`."])
+    return _build(mapping, overrides, lines, problems, str(path))
+
+
+def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Build a configuration from plain data, as :meth:`Config.to_dict` makes it; keys may be missing.
+
+    Raises:
+        ConfigError: With every problem that was found.
+    """
+    return _build(dict(mapping), overrides, {}, [], "the configuration")
+
+
+def parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[list[str], Any]], list[str]]:
+    """Split ``key.sub=value`` texts; return (keys, value) pairs and the problems."""
+    found: list[tuple[list[str], Any]] = []
+    problems: list[str] = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")):
+            problems.append(f"The override {override!r} is not of the form key.sub=value.")
+            continue
+        try:
+            value = yaml.load(text, Loader=_Loader)  # noqa: S506  # derived from SafeLoader
+        except _NOT_YAML:
+            problems.append(f"The value of the override {override!r} is not YAML; quote it.")
+            continue
+        found.append((key.split("."), value))
+    return found, problems
+
+
+def dump(config: Config) -> str:
+    """Return the configuration as YAML, every key present; :func:`load` reads it back."""
+    text = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return re.sub(r"(?m)^(?=\w+:$)", "\n", text)
+
+
+def resolve(config: Config, world_size: int | None = None) -> Config:
+    """Fill in the keys that follow from others, so that a reader need not derive them.
+
+    Args:
+        config: The configuration.
+        world_size: Processes; without it, ``parallel.data`` stays as it is.
+    """
+    model = config.model
+    is_t5 = model.kind == "t5"
+    resolved = dataclasses.replace(
+        model,
+        decoder_layers=model.decoder_blocks if is_t5 else None,
+        kv_channels=model.head_size,
+        ffn_hidden_size=model.ffn_size,
+        decoder_seq_length=model.decoder_length if is_t5 else None,
+        max_position_embeddings=model.positions,
+    )
+    parallel = config.parallel
+    if world_size is not None:
+        parallel = dataclasses.replace(parallel, data=config.data_parallel(world_size))
+    return dataclasses.replace(config, model=resolved, parallel=parallel)
+
+
+def _parse(text: str, source: str, lines: Lines, problems: list[str]) -> Any:
+    """Return the YAML document as plain data, noting each key's line and the keys that appear twice."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else _plain(loader, node, (), lines, problems)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" in line {mark.line + 1}" if mark else ""
+        raise ConfigError([f"{source} is not YAML: {error.problem or error.context}{where}."]) from None
+    except _NOT_YAML as error:
+        raise ConfigError([f"{source} is not YAML: {' '.join(str(error).split())}."]) from None
+    finally:
+        loader.dispose()
+
+
+def _plain(loader: _Loader, node: yaml.Node, path: Path_, lines: Lines, problems: list[str]) -> Any:
+    if len(path) > 20:
+        raise yaml.YAMLError("it is nested too deeply")
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(loader, item, (*path, i), lines, problems) for i, item in enumerate(node.value)]
+    if not isinstance(node, yaml.MappingNode):
+        return loader.construct_object(node, deep=True)
+    times = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+    for key, count in times.items():
+        if count > 1 and key != "<<":
+            problems.append(f"{_name((*path, key))} is given {count} times; keep one.")
+    loader.flatten_mapping(node)
+    result: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+        lines[(*path, key)] = key_node.start_mark.line + 1
+        result[key] = _plain(loader, value_node, (*path, key), lines, problems)
+    return result
+
+
+def _build(
+    mapping: dict[str, Any], overrides: Sequence[str], lines: Lines, problems: list[str], source: str
+) -> Config:
+    parsed, wrong = parse_overrides(overrides)
+    problems = [*problems, *wrong]
+    for keys, value in parsed:
+        mapping = _with(mapping, keys, value, (), problems)
+        lines = {path: line for path, line in lines.items() if path[: len(keys)] != tuple(keys)}
+    converter = _Converter(lines, problems)
+    config = converter.section(Config, mapping, ())
+    if problems or config is None:
+        raise ConfigError(problems, source=source)
+    return config
+
+
+def _with(
+    mapping: dict[str, Any], keys: Sequence[str], value: Any, path: Path_, problems: list[str]
+) -> dict[str, Any]:
+    """Return MAPPING with VALUE at KEYS; the original stays as it is."""
+    first, *rest = keys
+    if not rest:
+        return {**mapping, first: value}
+    inner = mapping.get(first)
+    if inner is None:
+        inner = {}
+    if not isinstance(inner, dict):
+        problems.append(f"{_name((*path, first))} has no keys below it, so {'.'.join(keys)} cannot be set.")
+        return mapping
+    return {**mapping, first: _with(inner, rest, value, (*path, first), problems)}
+
+
+def _name(path: Path_) -> str:
+    """Return a key as people write it: ``data.blend[0].weight``."""
+    name = ""
+    for part in path:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    return name
+
+
+_WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+
+
+class _Converter:
+    """Turns plain data into the schema's types and notes what does not fit."""
+
+    def __init__(self, lines: Lines, problems: list[str]) -> None:
+        self._lines = lines
+        self._problems = problems
+
+    def section(self, cls: type[_T], value: Any, path: Path_) -> _T | None:
+        """Return the dataclass CLS from a mapping; None when something does not fit."""
+        if value is None and path:
+            value = {}
+        if not isinstance(value, Mapping):
+            self._note(path, f"must hold keys and values, not {_shown(value)}")
+            return None
+        hints = typing.get_type_hints(cls, include_extras=True)
+        given: dict[str, Any] = {}
+        before = len(self._problems)
+        for key, item in value.items():
+            if key not in hints:
+                self._unknown(path, str(key), hints)
+            else:
+                given[key] = self.value(hints[key], item, (*path, key))
+        required = [
+            field.name
+            for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        ]
+        for key in required:
+            if key not in value:
+                self._note((*path, key), "is missing")
+        return cls(**given) if len(self._problems) == before else None
+
+    def value(self, hint: Any, value: Any, path: Path_) -> Any:
+        """Return VALUE as HINT wants it; what does not fit is noted."""
+        origin = typing.get_origin(hint)
+        if origin is typing.Annotated:
+            inner, bounds = typing.get_args(hint)[:2]
+            return self._bounded(inner, bounds, value, path)
+        if origin in (typing.Union, types.UnionType):
+            (inner,) = (part for part in typing.get_args(hint) if part is not type(None))
+            return None if value is None else self.value(inner, value, path)
+        if origin is Literal:
+            return self._choice(typing.get_args(hint), value, path)
+        if origin is tuple:
+            return self._list(typing.get_args(hint)[0], value, path)
+        if origin is dict:
+            return self._texts(value, path)
+        if dataclasses.is_dataclass(hint):
+            if hint is Blend and isinstance(value, str):
+                value = {"prefix": value}
+            return self.section(typing.cast("type[Any]", hint), value, path)
+        return self._scalar(hint, value, path)
+
+    def _scalar(self, hint: Any, value: Any, path: Path_) -> Any:
+        if hint is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
+            if hint is float and not -float("inf") < value < float("inf"):
+                return self._note(path, f"must be a finite number, not {value}")
+            return value
+        if value is None:
+            return self._note(path, f"has no value; give {_WORDS[hint]}, or leave the key out")
+        quote = " (put it in quotes)" if hint is str and not isinstance(value, list | dict) else ""
+        return self._note(path, f"must be {_WORDS[hint]}, not {_shown(value)}{quote}")
+
+    def _bounded(self, inner: Any, bounds: Bounds, value: Any, path: Path_) -> Any:
+        number = self._scalar(inner, value, path)
+        if number is not None and not bounds.hold(number):
+            return self._note(path, f"is {_shown(value)}; it must be {bounds}")
+        return number
+
+    def _choice(self, choices: Sequence[Any], value: Any, path: Path_) -> Any:
+        if value in choices:
+            return value
+        return self._note(path, f"is {_shown(value)}; it must be {_or(choices)}{_nearest(value, choices)}")
+
+    def _list(self, inner: Any, value: Any, path: Path_) -> tuple[Any, ...]:
+        if value is None:
+            return ()
+        if isinstance(value, str | dict):
+            value = [value]
+        if not isinstance(value, list | tuple):
+            self._note(path, f"must be a list, not {_shown(value)}")
+            return ()
+        return tuple(self.value(inner, item, (*path, index)) for index, item in enumerate(value))
+
+    def _texts(self, value: Any, path: Path_) -> dict[str, str]:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self._note(path, f"must hold names and texts, not {_shown(value)}")
+            return {}
+        # 1 means "1" beyond doubt; what `on` or 1.10 should become is for the writer to say.
+        plain = {key: str(item) if type(item) is int else item for key, item in value.items()}
+        return {str(key): self._scalar(str, item, (*path, str(key))) for key, item in plain.items()}
+
+    def _unknown(self, path: Path_, key: str, known: Mapping[str, Any]) -> None:
+        # No spelling is near where a word is left out: heads for attention_heads.
+        words = set(key.split("_"))
+        near = difflib.get_close_matches(key, known, n=1) or [
+            name for name in known if words <= set(name.split("_"))
+        ]
+        if near:
+            hint = f"; did you mean {_or([_name((*path, name)) for name in near])}?"
+        else:
+            place = sorted(_name(found) for found in _all_keys(Config) if found[-1] == key)
+            hint = f"; did you mean {_or(place)}?" if place else f"; known are {', '.join(known)}."
+        self._problems.append(f"{_name((*path, key))} is not a key{self._line((*path, key))}{hint}")
+
+    def _note(self, path: Path_, what: str) -> None:
+        self._problems.append(f"{_name(path)}{self._line(path)} {what}.")
+
+    def _line(self, path: Path_) -> str:
+        return f" (line {self._lines[path]})" if path in self._lines else ""
+
+
+def _all_keys(cls: type[Any], path: Path_ = ()) -> list[Path_]:
+    """Return the path of every key of CLS and of the sections in it."""
+    found: list[Path_] = []
+    for key, hint in typing.get_type_hints(cls).items():
+        found.append((*path, key))
+        if dataclasses.is_dataclass(hint):
+            found += _all_keys(typing.cast("type[Any]", hint), (*path, key))
+    return found
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "nothing"}[value]
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _or(choices: Sequence[Any]) -> str:
+    *first, last = [str(choice) for choice in choices]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _nearest(value: Any, choices: Sequence[Any]) -> str:
+    near = difflib.get_close_matches(str(value).lower(), [str(choice) for choice in choices], 1, 0.8)
+    return f" (perhaps {near[0]})" if near else ""

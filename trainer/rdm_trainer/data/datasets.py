@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Samples by their number: of a GPT, of a T5, and of a blend of either. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rdm_trainer.data.blend import blend
+from rdm_trainer.data.gpt_index import GPTIndex
+from rdm_trainer.data.indexed_dataset import IndexedDataset
+from rdm_trainer.data.spans import SpanCorruption
+from rdm_trainer.errors import FAILED, TrainerError
+
+__all__ = ["Arrays", "Blended", "GPTDataset", "SampleSource", "T5Dataset"]
+
+# Of a GPT: tokens [s + 1]. Of a T5: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].
+Arrays = tuple[npt.NDArray[np.generic], ...]
+
+
+class SampleSource(Protocol):
+    """Samples that are a pure function of their number."""
+
+    def __len__(self) -> int:
+        """The number of samples."""
+
+    def __getitem__(self, number: int) -> Arrays:
+        """The sample NUMBER."""
+
+
+class GPTDataset:
+    """Runs of ``seq_length + 1`` tokens, across documents."""
+
+    def __init__(self, dataset: IndexedDataset, index: GPTIndex, seq_length: int) -> None:
+        """Read DATASET by INDEX."""
+        self._dataset = dataset
+        self._index = index
+        self._length = seq_length + 1
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._index)
+
+    def __getitem__(self, number: int) -> Arrays:
+        """Tokens int64 [seq_length + 1]."""
+        index = self._index
+        row = int(index.shuffle_idx[number])
+        first, offset = index.sample_idx[row].tolist()
+        last, stop = index.sample_idx[row + 1].tolist()
+        tokens = np.empty(self._length, np.int64)
+        filled = 0
+        for position in range(first, last + 1):
+            # The sample includes the token at which the next one begins.
+            length = stop + 1 - offset if position == last else None
+            part = self._dataset.get(int(index.doc_idx[position]), offset, length)
+            if filled + len(part) > self._length:
+                break
+            tokens[filled : filled + len(part)] = part
+            filled += len(part)
+            offset = 0
+        else:
+            if filled == self._length:
+                return (tokens,)
+        raise TrainerError(
+            f"the index map of {self._dataset.prefix} is damaged at sample {row}: it does not take "
+            f"{self._length} tokens; remove the map, and it is made again at the next start.",
+            exit_code=FAILED,
+        )
+
+
+class T5Dataset:
+    """Runs of sentences with spans masked."""
+
+    def __init__(
+        self, dataset: IndexedDataset, table: npt.NDArray[np.generic], spans: SpanCorruption, seed: int
+    ) -> None:
+        """Read DATASET by TABLE, [samples, 3], masked by SPANS with draws from SEED and the number."""
+        self._dataset = dataset
+        self._table = table
+        self._spans = spans
+        self._seed = seed
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._table)
+
+    def __getitem__(self, number: int) -> Arrays:
+        """Encoder ids int64 [s_e], decoder ids int64 [s_d], labels int64 [s_d], loss mask float32 [s_d]."""
+        first, end, target = self._table[number].tolist()
+        sentences: list[npt.NDArray[np.generic]] = []
+        room = target
+        for sentence in range(first, end):
+            if room <= 0:
+                break
+            sentences.append(self._dataset.get(sentence, 0, room))
+            room -= len(sentences[-1])
+        tokens = np.concatenate(sentences).astype(np.int64) if sentences else np.empty(0, np.int64)
+        return self._spans(tokens, np.random.RandomState((self._seed + number) % 2**32))
+
+
+class Blended:
+    """Several sources mixed by weight."""
+
+    def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], size: int) -> None:
+        """Mix SOURCES to SIZE samples by WEIGHTS, which have the sum 1."""
+        self._sources = sources
+        self._source, self._number = blend(weights, size)
+        for position, source in enumerate(sources):
+            taken = int((self._source == position).sum())
+            if taken > len(source):
+                raise TrainerError(
+                    f"data set {position + 1} of the blend has {len(source)} samples, but {taken} are wanted."
+                )
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._source)
+
+    def __getitem__(self, number: int) -> Arrays:
+        """The sample NUMBER of the blend."""
+        return self._sources[int(self._source[number])][int(self._number[number])]

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Fetching a file over HTTP: taken up where it broke off, checked, and named only when it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rdm_trainer.errors import FAILED, TrainerError
+
+__all__ = ["FRUITLESS", "Transfer", "digest", "fetch"]
+
+READ = 1 << 20
+TIMEOUT = 30.0
+# Attempts in a row that may bring nothing, and the seconds before the second of them, doubled each time.
+FRUITLESS = 5
+PAUSE = 0.5
+
+
+@dataclass
+class Transfer:
+    """How far a transfer is: bytes done and in all (None where the server does not say)."""
+
+    name: str
+    done: int = 0
+    total: int | None = None
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fetch(
+    url: str,
+    path: Path,
+    *,
+    sha256: str | None = None,
+    report: Callable[[Transfer], None] = lambda _: None,
+    attempts: int = FRUITLESS,
+    pause: float = PAUSE,
+) -> bool:
+    """Fetch a file.
+
+    Args:
+        url: Where it is.
+        path: What it shall be called. A file of that name is kept when its checksum is right or not known.
+        sha256: Its checksum, where it is known.
+        report: Called as bytes arrive.
+        attempts: How many in a row may bring nothing.
+        pause: Seconds before the second of several attempts that bring nothing.
+
+    Returns:
+        Whether anything was fetched; False where the file was there.
+
+    Raises:
+        TrainerError: It cannot be had, or has another checksum. What has arrived is kept for the next time.
+    """
+    if path.is_file():
+        if sha256 is None or digest(path) == sha256:
+            return False
+        raise TrainerError(
+            f"{path} is there, but is not the file from {url} (SHA-256 {sha256}): remove it, or fetch into "
+            "another directory."
+        )
+    part = path.with_name(f".{path.name}.part")
+    note = path.with_name(f".{path.name}.from")
+    fruitless = 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            before = part.stat().st_size if part.exists() else 0
+            try:
+                if _continue(url, part, note, Transfer(path.name), report):
+                    break
+                reason = "the connection broke off"
+            except urllib.error.HTTPError as error:
+                if error.code < 500 and error.code not in (408, 429):
+                    raise TrainerError(
+                        f"{url} answers {error.code} {error.reason}: give another place with --mirror."
+                    ) from None
+                reason = f"{error.code} {error.reason}"
+            except (
+                urllib.error.URLError,
+                http.client.HTTPException,
+                TimeoutError,
+                ConnectionError,
+                ssl.SSLError,
+            ) as error:
+                reason = str(getattr(error, "reason", error) or type(error).__name__)
+            fruitless = 0 if part.exists() and part.stat().st_size > before else fruitless + 1
+            if fruitless >= attempts:
+                raise TrainerError(
+                    f"{url} cannot be fetched ({reason}); what has arrived is kept: try again, or give "
+                    "another place with --mirror.",
+                    exit_code=FAILED,
+                )
+            if fruitless:
+                time.sleep(pause * 2 ** (fruitless - 1))
+        if sha256 is not None and (found := digest(part)) != sha256:
+            part.unlink()
+            note.unlink(missing_ok=True)
+            raise TrainerError(
+                f"what {url} gives is not {path.name}: its SHA-256 is {found} instead of {sha256}."
+            )
+        part.replace(path)
+        note.unlink(missing_ok=True)
+    except OSError as error:
+        raise TrainerError(
+            f"{error.filename or path} cannot be written: {error.strerror}.", exit_code=FAILED
+        ) from error
+    return True
+
+
+def _continue(
+    url: str, part: Path, note: Path, transfer: Transfer, report: Callable[[Transfer], None]
+) -> bool:
+    """Fetch what is missing of PART; return whether it is whole.
+
+    NOTE keeps the address and what the server calls this version, so that no two versions are put together.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise TrainerError(f"{url!r} is no address: it must begin with http:// or https://.")
+    begun = _read_note(note, url) if part.exists() else None
+    size = part.stat().st_size if begun is not None else 0
+    request = urllib.request.Request(url, headers={"User-Agent": "rdm-trainer"})  # noqa: S310  # checked above
+    if begun is not None and size:
+        request.add_header("Range", f"bytes={size}-")
+        request.add_header("If-Range", begun)
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)  # noqa: S310  # checked above
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and size:
+            # Nothing is left, or the file has become shorter: only its length can tell.
+            if error.headers.get("Content-Range") == f"bytes */{size}":
+                return True
+            part.unlink()
+            return False
+        raise
+    with response, contextlib.ExitStack() as stack:
+        whole, length = _lengths(response.headers, size)
+        resumed = response.status == 206
+        if not resumed:
+            size, whole = 0, length
+            version = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+            note.write_text(json.dumps([url, "" if version.startswith("W/") else version]))
+        elif whole is None:
+            part.unlink()
+            return False
+        file = stack.enter_context(part.open("ab" if resumed else "wb"))
+        transfer.done, transfer.total = size, whole
+        while data := response.read(READ):
+            file.write(data)
+            transfer.done += len(data)
+            report(transfer)
+    return whole is None or transfer.done == whole
+
+
+def _read_note(note: Path, url: str) -> str | None:
+    """What the server called the version that was begun; None where that is not known."""
+    try:
+        address, version = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return None
+    return version if address == url and version else None
+
+
+def _lengths(headers: Any, begin: int) -> tuple[int | None, int | None]:
+    """The file's length by Content-Range, where the range begins at BEGIN, and the answer's own."""
+    whole = None
+    unit, _, rest = headers.get("Content-Range", "").partition(" ")
+    span, _, total = rest.partition("/")
+    if unit == "bytes" and span.startswith(f"{begin}-") and total.isdigit():
+        whole = int(total)
+    length = headers.get("Content-Length")
+    return whole, int(length) if length and length.isdigit() else None

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Micro-batches as torch tensors, read ahead by threads."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rdm_trainer.config import Config
+from rdm_trainer.data.datasets import SampleSource
+from rdm_trainer.data.sampler import Sampler
+from rdm_trainer.data.sources import sources
+
+__all__ = ["Loaders", "MicroBatch", "MicroBatches", "build"]
+
+# Of a GPT: (tokens [b, s], (labels [b, s], loss mask [b, s])).
+# Of a T5: ((encoder ids [b, s_e], decoder ids [b, s_d]), (labels [b, s_d], loss mask [b, s_d])).
+MicroBatch = tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+# Micro-batches that each thread keeps ready.
+AHEAD = 2
+
+
+class MicroBatches(Iterator[MicroBatch]):
+    """The micro-batches of one split for one data rank.
+
+    Ends after the last whole global batch, unless the sampler is cyclic. Nothing is read, and no thread runs,
+    before the first micro-batch is asked for: a pipeline stage that needs no data costs nothing.
+    """
+
+    def __init__(
+        self, source: SampleSource, sampler: Sampler, threads: int, consumed_samples: int = 0
+    ) -> None:
+        """Read SOURCE in the order of SAMPLER with THREADS threads (0: in the caller's)."""
+        self._source = source
+        self._sampler = sampler
+        self._threads = threads
+        self._pool: ThreadPoolExecutor | None = None
+        self._ahead: deque[Future[MicroBatch]] = deque()
+        self._pin = torch.cuda.is_available()
+        self.restart(consumed_samples)
+
+    def restart(self, consumed_samples: int = 0) -> None:
+        """Go on behind the first CONSUMED_SAMPLES samples (of all ranks together)."""
+        for future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+        self._numbers = self._sampler.micro_batches(consumed_samples)
+
+    def __len__(self) -> int:
+        """The number of samples in the split."""
+        return self._sampler.samples
+
+    def __iter__(self) -> MicroBatches:
+        """Return this iterator, where it stands."""
+        return self
+
+    def __next__(self) -> MicroBatch:
+        """Return the next micro-batch."""
+        if not self._threads:
+            return self._read(next(self._numbers))
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="data")
+        while len(self._ahead) < AHEAD * self._threads:
+            numbers = next(self._numbers, None)
+            if numbers is None:
+                break
+            self._ahead.append(self._pool.submit(self._read, numbers))
+        if not self._ahead:
+            raise StopIteration
+        return self._ahead.popleft().result()
+
+    def close(self) -> None:
+        """End the threads."""
+        self.restart()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _read(self, numbers: npt.NDArray[np.int64]) -> MicroBatch:
+        """Make the micro-batch of the samples NUMBERS, [b]."""
+        samples = [self._source[number] for number in numbers.tolist()]
+        columns = [torch.from_numpy(np.stack(column)) for column in zip(*samples, strict=True)]
+        if len(columns) == 1:
+            text = columns[0]
+            tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+            return self._placed(tokens), (self._placed(labels), self._placed(torch.ones(labels.shape)))
+        encoder, decoder, labels, mask = (self._placed(column) for column in columns)
+        return (encoder, decoder), (labels, mask)
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        """TENSOR in memory from which it can be copied to an accelerator while that computes."""
+        return tensor.pin_memory() if self._pin else tensor
+
+
+@dataclass(frozen=True)
+class Loaders:
+    """What a training reads. None where a split is empty or nothing is wanted of it."""
+
+    train: MicroBatches | None
+    valid: MicroBatches | None
+    test: MicroBatches | None
+
+    def close(self) -> None:
+        """End all threads."""
+        for loader in (self.train, self.valid, self.test):
+            if loader is not None:
+                loader.close()
+
+
+def build(
+    config: Config,
+    *,
+    data_rank: int,
+    data_size: int,
+    consumed_samples: int,
+    is_writer: bool,
+    barrier: Callable[[], None],
+) -> Loaders:
+    """Open the data of a training for one rank.
+
+    Args:
+        config: Of the job.
+        data_rank: This rank's number among those that share a step.
+        data_size: How many share it.
+        consumed_samples: Training samples that were taken before, by all ranks together.
+        is_writer: Whether this process makes the index maps that are missing: one for each file system.
+        barrier: Returns when every process has called it.
+
+    Returns:
+        The micro-batches of train, valid and test.
+
+    Raises:
+        TrainerError: A file is missing or damaged, or does not fit.
+    """
+    opened = sources(config, is_writer=is_writer, barrier=barrier)
+    optimisation = config.optimisation
+    loaders: list[MicroBatches | None] = []
+    for number, source in enumerate(opened):
+        if source is None:
+            loaders.append(None)
+            continue
+        training = number == 0
+        sampler = Sampler(
+            samples=len(source),
+            global_batch_size=optimisation.global_batch_size,
+            micro_batch_size=optimisation.micro_batch_size,
+            data_rank=data_rank,
+            data_size=data_size,
+            # Evaluation may go through a small split several times, in the order that it has.
+            cyclic=training and config.data.sampler == "cyclic",
+            seed=optimisation.seed,
+        )
+        loaders.append(
+            MicroBatches(source, sampler, config.data.workers, consumed_samples if training else 0)
+        )
+    return Loaders(*loaders)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a configuration to the samples of train, valid and test. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from rdm_trainer.config import Blend, Config
+from rdm_trainer.data import gpt_index, t5_index
+from rdm_trainer.data.blend import normalise
+from rdm_trainer.data.checks import ADDED_TOKENS
+from rdm_trainer.data.datasets import Blended, GPTDataset, SampleSource, T5Dataset
+from rdm_trainer.data.indexed_dataset import IndexedDataset
+from rdm_trainer.data.mock import MockGPT, MockT5
+from rdm_trainer.data.spans import SpanCorruption
+from rdm_trainer.data.special import of_job
+from rdm_trainer.data.splits import SPLITS, bounds, evaluations, share
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["samples_wanted", "sources", "span_corruption"]
+
+
+def samples_wanted(config: Config) -> tuple[int, int, int]:
+    """Samples of train, valid and test that the training takes."""
+    batch = config.optimisation.global_batch_size
+    valid, test = evaluations(
+        config.train_iterations, config.logging.eval_interval, config.logging.eval_iterations
+    )
+    train = config.optimisation.train_samples or config.train_iterations * batch
+    return train, valid * batch, test * batch
+
+
+def span_corruption(config: Config) -> SpanCorruption:
+    """A T5's masking.
+
+    Raises:
+        TrainerError: The tokenizer's files are missing or wrong.
+    """
+    model = config.model
+    special = of_job(config)
+    return SpanCorruption(
+        encoder_length=model.seq_length,
+        decoder_length=model.decoder_length,
+        probability=config.data.mask_probability,
+        mean_length=config.data.mean_span_length,
+        first_sentinel=model.vocab_size,
+        sentinels=model.vocab_extra_ids,
+        begin=special.begin,
+        end=special.end,
+        padding=special.padding,
+    )
+
+
+def sources(
+    config: Config, *, is_writer: bool, barrier: Callable[[], None]
+) -> tuple[SampleSource | None, SampleSource | None, SampleSource | None]:
+    """Open the data of a training.
+
+    Args:
+        config: Of the job.
+        is_writer: Whether this process makes the index maps that are missing.
+        barrier: Returns when every process has called it.
+
+    Returns:
+        The samples of train, valid and test; None where nothing is wanted of a split or it is empty.
+
+    Raises:
+        TrainerError: A file is missing or damaged, or does not fit.
+    """
+    model, seed = config.model, config.optimisation.seed
+    wanted = samples_wanted(config)
+    spans = span_corruption(config) if model.kind == "t5" else None
+    if config.data.mock:
+        result: list[SampleSource | None] = []
+        for number, samples in enumerate(wanted):
+            if not samples:
+                result.append(None)
+            elif spans is None:
+                result.append(MockGPT(samples, model.vocab_size, seed + number, model.seq_length))
+            else:
+                result.append(MockT5(samples, model.vocab_size, seed + number, spans))
+        return result[0], result[1], result[2]
+
+    opened: dict[str, IndexedDataset] = {}
+
+    def dataset(prefix: str) -> IndexedDataset:
+        if prefix not in opened:
+            opened[prefix] = IndexedDataset(prefix)
+        return opened[prefix]
+
+    def one(prefix: str, number: int, samples: int, whole: bool) -> SampleSource | None:
+        """Part NUMBER of the data set at PREFIX, or all of it."""
+        data = dataset(prefix)
+        split = SPLITS[number]
+        count = len(data) if spans is None else data.documents
+        cuts = bounds(config.data.split, count)
+        first, last = (0, count) if whole else (cuts[number], cuts[number + 1])
+        if last <= first:
+            return None
+        cache = Path(config.data.index_cache) if config.data.index_cache else None
+        if spans is None:
+            index = gpt_index.load_or_build(
+                data.prefix,
+                split,
+                data.sizes,
+                np.arange(first, last, dtype=np.int32),
+                samples,
+                model.seq_length,
+                seed,
+                directory=cache,
+                is_writer=is_writer,
+                barrier=barrier,
+            )
+            return GPTDataset(data, index, model.seq_length)
+        table = t5_index.load_or_build(
+            data.prefix,
+            split,
+            data.sizes,
+            data.document_index[first : last + 1],
+            samples,
+            model.seq_length - ADDED_TOKENS,
+            config.data.short_sequence_probability,
+            seed,
+            directory=cache,
+            is_writer=is_writer,
+            barrier=barrier,
+        )
+        return T5Dataset(data, table, spans, seed)
+
+    def mixture(blends: Sequence[Blend], number: int, whole: bool) -> SampleSource | None:
+        """Part NUMBER of a blend."""
+        samples = wanted[number]
+        if not blends or not samples:
+            return None
+        if len(blends) == 1:
+            return one(blends[0].prefix, number, samples, whole)
+        weights = normalise([blend.weight for blend in blends])
+        parts = [
+            one(blend.prefix, number, part, whole)
+            for blend, part in zip(blends, share(samples, weights), strict=True)
+        ]
+        if all(part is None for part in parts):
+            return None
+        present: list[SampleSource] = []
+        for blend, part in zip(blends, parts, strict=True):
+            if part is None:
+                raise TrainerError(
+                    f"{blend.prefix} has no document for {SPLITS[number]} under the split "
+                    f"{config.data.split}, though others of the blend have: it is too small for the split."
+                )
+            present.append(part)
+        return Blended(present, weights, samples)
+
+    data = config.data
+    if data.blend:
+        return mixture(data.blend, 0, False), mixture(data.blend, 1, False), mixture(data.blend, 2, False)
+    return mixture(data.train, 0, True), mixture(data.valid, 1, True), mixture(data.test, 2, True)

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The ids of special tokens, read from a tokenizer's files without the tokenizer itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from rdm_trainer.errors import TrainerError
+
+if TYPE_CHECKING:
+    from rdm_trainer.config import Config
+
+__all__ = ["SpecialTokens", "of_job", "read_json", "read_wordpieces", "special_tokens"]
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+class TokenizerFiles(Protocol):
+    """What :class:`rdm_trainer.config.TokenizerConfig` has."""
+
+    @property
+    def kind(self) -> Literal["gpt2", "wordpiece", "huggingface"]:
+        """The kind of tokenizer."""
+
+    @property
+    def vocab(self) -> str | None:
+        """``vocab.json`` or ``vocab.txt``."""
+
+    @property
+    def merges(self) -> str | None:
+        """``merges.txt``."""
+
+    @property
+    def file(self) -> str | None:
+        """``tokenizer.json``."""
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Ids with a meaning.
+
+    Attributes:
+        size: Of the vocabulary, special tokens included, unpadded.
+        end_of_document: Behind each document that was prepared with ``--append-eod``.
+        begin: First token of a T5's decoder.
+        end: Last label of a T5's decoder.
+        padding: Fills sequences up.
+    """
+
+    size: int
+    end_of_document: int
+    begin: int
+    end: int
+    padding: int
+
+
+def special_tokens(tokenizer: TokenizerFiles | None, vocab_size: int) -> SpecialTokens:
+    """Find the special ids.
+
+    Args:
+        tokenizer: The tokenizer of the data; None where there is none.
+        vocab_size: The model's, without extra ids; decides where there is no tokenizer.
+
+    Returns:
+        The ids. GPT-2 has one special token, which serves as all four. Without a tokenizer the last token of
+        the vocabulary ends documents and sequences, and 0 is padding.
+
+    Raises:
+        TrainerError: A file is missing or is not what it should be.
+    """
+    if tokenizer is None:
+        last = vocab_size - 1
+        return SpecialTokens(vocab_size, last, last, last, 0)
+    if tokenizer.kind == "gpt2":
+        return _gpt2(tokenizer)
+    if tokenizer.kind == "wordpiece":
+        return _wordpiece(tokenizer)
+    return _huggingface(tokenizer)
+
+
+def of_job(config: Config) -> SpecialTokens:
+    """The special ids of a job's data.
+
+    Args:
+        config: Of the job. The pattern of mock data belongs to no tokenizer.
+
+    Raises:
+        TrainerError: The tokenizer's files are missing or wrong.
+    """
+    return special_tokens(None if config.data.mock else config.data.tokenizer, config.model.vocab_size)
+
+
+def _gpt2(tokenizer: TokenizerFiles) -> SpecialTokens:
+    path = existing(tokenizer.vocab, "vocab")
+    vocabulary = read_json(path)
+    if not isinstance(vocabulary, dict) or not all(isinstance(n, int) for n in vocabulary.values()):
+        raise TrainerError(f"{path} is not a vocabulary of GPT-2's kind: it must map tokens to numbers.")
+    if END_OF_TEXT not in vocabulary:
+        raise TrainerError(f"{path} has no {END_OF_TEXT}, the token that ends a document.")
+    end = int(vocabulary[END_OF_TEXT])
+    return SpecialTokens(max(vocabulary.values()) + 1, end, end, end, end)
+
+
+def _wordpiece(tokenizer: TokenizerFiles) -> SpecialTokens:
+    ids = read_wordpieces(existing(tokenizer.vocab, "vocab"))
+    # Megatron puts [BOS] and [EOS] behind the vocabulary where it lacks them.
+    begin = ids.setdefault("[BOS]", len(ids))
+    end = ids.setdefault("[EOS]", len(ids))
+    return SpecialTokens(len(ids), ids["[SEP]"], begin, end, ids["[PAD]"])
+
+
+def read_wordpieces(path: Path) -> dict[str, int]:
+    """The word pieces of a ``vocab.txt``, one per line, and their numbers.
+
+    Raises:
+        TrainerError: It cannot be read, or lacks one of BERT's special tokens.
+    """
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainerError(f"{path} cannot be read as a vocabulary of word pieces ({error}).") from error
+    if lines and not lines[-1]:
+        lines.pop()
+    ids = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    lacking = [name for name in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if name not in ids]
+    if lacking:
+        raise TrainerError(f"{path} is not a vocabulary of word pieces: it lacks {', '.join(lacking)}.")
+    return ids
+
+
+def _huggingface(tokenizer: TokenizerFiles) -> SpecialTokens:
+    path = existing(tokenizer.file, "file")
+    content = read_json(path)
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or "vocab" not in model:
+        raise TrainerError(f"{path} is not a tokenizer.json: it has no model with a vocabulary.")
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        ids = {str(token): int(number) for token, number in vocabulary.items()}
+    else:  # Unigram: pairs of token and score
+        ids = {str(pair[0]): number for number, pair in enumerate(vocabulary)}
+    for added in content.get("added_tokens") or ():
+        ids[str(added["content"])] = int(added["id"])
+
+    def first(names: tuple[str, ...]) -> int | None:
+        return next((ids[name] for name in names if name in ids), None)
+
+    end = first((END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "[EOS]", "[SEP]"))
+    if end is None:
+        raise TrainerError(
+            f"{path} has none of the tokens that end a document: {END_OF_TEXT}, </s>, <|end_of_text|>, "
+            "<eos>, [EOS] or [SEP]."
+        )
+    begin = first(("<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "[CLS]"))
+    padding = first(("<pad>", "[PAD]", "<|pad|>"))
+    return SpecialTokens(
+        max(ids.values()) + 1, end, end if begin is None else begin, end, end if padding is None else padding
+    )
+
+
+def existing(name: str | None, key: str) -> Path:
+    """The tokenizer's file NAME.
+
+    Raises:
+        TrainerError: It is not given or not there.
+    """
+    if name is None:
+        raise TrainerError(f"the tokenizer's {key} is not given.")
+    path = Path(name)
+    if not path.is_file():
+        raise TrainerError(f"{path}, the tokenizer's {key}, is not there.")
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        TrainerError: It cannot be read.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TrainerError(f"{path} is not a JSON file ({error}).") from error

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tokenizers, each as one call for many texts."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from rdm_trainer.data.bpe import GPT2Encoder
+from rdm_trainer.data.special import (
+    SpecialTokens,
+    TokenizerFiles,
+    existing,
+    read_wordpieces,
+    special_tokens,
+)
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["Encoder", "Tokenizer", "load"]
+
+
+class Encoder(Protocol):
+    """Texts to tokens and back."""
+
+    def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """The tokens of all TEXTS, and of each how many."""
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of IDS."""
+
+
+class Tokenizer:
+    """An encoder and the ids of its special tokens."""
+
+    def __init__(self, encoder: Encoder, special: SpecialTokens) -> None:
+        """Hold ENCODER and SPECIAL together."""
+        self.encode = encoder.encode
+        self.decode = encoder.decode
+        self.special = special
+
+
+class _Library:
+    """A tokenizer of the tokenizers library, which knows many kinds."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+
+    def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """The tokens of all TEXTS, and of each how many; without special tokens around them."""
+        for text in texts:
+            text.encode()  # the library's own complaint about half a surrogate pair names nothing
+        ids = [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        return np.fromiter((i for text in ids for i in text), np.int32, int(counts.sum())), counts
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of IDS."""
+        text: str = self._library.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def load(files: TokenizerFiles) -> Tokenizer:
+    """Load a tokenizer.
+
+    Args:
+        files: Its kind and files.
+
+    Returns:
+        The tokenizer. Word pieces are of lower case exactly where the vocabulary has no capital letter.
+
+    Raises:
+        TrainerError: A file is missing or is not what it should be.
+    """
+    # Work is spread by processes; threads of the library would only compete with them.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    special = special_tokens(files, 0)
+    if files.kind == "gpt2":
+        return Tokenizer(
+            GPT2Encoder(existing(files.vocab, "vocab"), existing(files.merges, "merges")), special
+        )
+    if files.kind == "wordpiece":
+        from tokenizers import BertWordPieceTokenizer
+
+        pieces = read_wordpieces(existing(files.vocab, "vocab"))
+        capitals = any(re.search("[A-Z]", piece) for piece in pieces if not re.fullmatch(r"\[.*\]", piece))
+        return Tokenizer(_Library(BertWordPieceTokenizer(pieces, lowercase=not capitals)._tokenizer), special)
+    return Tokenizer(_Library(_from_file(existing(files.file, "file"))), special)
+
+
+def _from_file(path: Path) -> Any:
+    from tokenizers import Tokenizer as Library
+
+    try:
+        library = Library.from_file(str(path))
+    except Exception as error:  # the library raises nothing finer
+        raise TrainerError(f"{path} is not a tokenizer.json ({error}).") from error
+    library.no_truncation()
+    library.no_padding()
+    return library

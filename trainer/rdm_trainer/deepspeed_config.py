@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""DeepSpeed's JSON for a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rdm_trainer import flops
+from rdm_trainer.config.schema import Config, OptimisationConfig
+
+__all__ = ["deepspeed_json"]
+
+# DeepSpeed sets aside communication buffers of this many elements; a small model needs smaller ones.
+_BUCKET = 200_000_000
+_SMALLEST_BUCKET = 1_000_000
+
+
+def deepspeed_json(
+    config: Config,
+    world_size: int,
+    *,
+    clips: bool = True,
+    checkpoint: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return what DeepSpeed is told.
+
+    The optimiser is not in it: the engine hands over torch's AdamW, because DeepSpeed would compile its own
+    on the first start, for minutes and once per way of starting. The learning rate is the training loop's.
+
+    Args:
+        config: The job, checked against WORLD_SIZE.
+        world_size: Ranks.
+        clips: DeepSpeed clips the gradients; otherwise the engine does it.
+        checkpoint: DeepSpeed's section ``checkpoint``, as ``{"load_universal": True}``.
+    """
+    optimisation = config.optimisation
+    accumulation = config.accumulation(config.data_parallel(world_size))
+    settings: dict[str, Any] = {
+        "train_batch_size": optimisation.global_batch_size,
+        "train_micro_batch_size_per_gpu": optimisation.micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "gradient_clipping": optimisation.clip_grad if clips else 0.0,
+        # The log lines and the times in them are the training loop's.
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+        "timers": {"throughput": {"enabled": False}},
+        "zero_optimization": _zero(config),
+        "zero_allow_untested_optimizer": True,
+        **_precision(optimisation),
+    }
+    if config.parallel.pipeline > 1:
+        # Slicing what crosses a stage's boundary over tensor ranks costs more gathers than it saves traffic.
+        settings["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
+    if checkpoint:
+        settings["checkpoint"] = dict(checkpoint)
+    return settings
+
+
+def _zero(config: Config) -> dict[str, Any]:
+    stage = config.zero_stage
+    own = flops.parameters(config) // (config.parallel.tensor * config.parallel.pipeline)
+    bucket = max(_SMALLEST_BUCKET, min(_BUCKET, own))
+    settings: dict[str, Any] = {
+        "stage": stage,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
+    if stage >= 2:
+        settings["overlap_comm"] = True
+    return settings
+
+
+def _precision(optimisation: OptimisationConfig) -> dict[str, Any]:
+    """Return the sections for the precision; fp32 needs none."""
+    if optimisation.precision == "bf16":
+        return {
+            # Each gradient is added to the fp32 sum as soon as it is there, and its own memory is free again.
+            "bf16": {"enabled": True, "immediate_grad_update": True},
+            # Summed in bf16, micro-batches and replicas would lose what is small.
+            "data_types": {"grad_accum_dtype": "fp32"},
+            "communication_data_type": "fp32",
+        }
+    if optimisation.precision == "fp16":
+        return {
+            "fp16": {
+                "enabled": True,
+                # 0 is a dynamic scale.
+                "loss_scale": optimisation.loss_scale or 0,
+                "initial_scale_power": optimisation.initial_loss_scale_power,
+                "loss_scale_window": optimisation.loss_scale_window,
+                "hysteresis": optimisation.loss_scale_hysteresis,
+                "min_loss_scale": optimisation.min_loss_scale,
+            }
+        }
+    return {}

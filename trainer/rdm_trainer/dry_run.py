@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a job needs before it is started: parameters, memory by component, FLOPs, pipeline bubble. No torch.
+
+The memory is an estimate from the shapes. Weights, gradients and optimiser states follow DeepSpeed's
+optimisers, activations the count of Korthikanti et al. ("Reducing Activation Recomputation in Large
+Transformer Models", 2022) for attention that never writes its probabilities. What an allocator loses to
+fragments is not in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from rdm_trainer import flops
+from rdm_trainer.config.schema import Config
+from rdm_trainer.flops import Accelerator, LayerSize
+
+__all__ = ["GIB", "Memory", "Report", "Stage", "dry_run"]
+
+GIB = 1024**3
+
+# A device context, kernels and communication buffers of NCCL or RCCL.
+_RUNTIME_BYTES = int(1.25 * GIB)
+# Logits that exist at once, in elements: those of rdm_trainer.parallel.cross_entropy.
+_LOGITS_CHUNK = 1 << 28
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank, by component."""
+
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int
+    logits: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(dataclasses.astuple(self))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pipeline stage as one of its ranks sees it."""
+
+    index: int
+    blocks: int
+    layers: tuple[str, ...]
+    parameters: int
+    """Of the stage over all tensor ranks, each tied weight once per stage."""
+    in_flight: int
+    """Micro-batches whose activations it keeps at once."""
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a job needs."""
+
+    name: str
+    kind: str
+    world_size: int
+    tensor: int
+    pipeline: int
+    data: int
+    parameters: int
+    padded_vocab_size: int
+    global_batch_size: int
+    micro_batch_size: int
+    accumulation: int
+    iterations: int
+    tokens_per_step: int
+    flops_per_step: float
+    recomputed_flops_per_step: float
+    """What activation checkpointing adds."""
+    bubble: float
+    """Part of a step in which a stage waits for others."""
+    stages: tuple[Stage, ...]
+
+    @property
+    def peak(self) -> Stage:
+        """The stage that needs the most memory."""
+        return max(self.stages, key=lambda stage: stage.memory.total)
+
+    def fits(self, accelerator: Accelerator) -> bool:
+        """Tell whether every stage fits."""
+        return self.peak.memory.total <= accelerator.memory_gib * GIB
+
+    def seconds_per_step(self, accelerator: Accelerator, utilisation: float) -> float:
+        """Return the time of a step when devices reach UTILISATION of their peak outside of the bubble."""
+        rate = self.world_size * accelerator.tflops * 1e12 * utilisation * (1.0 - self.bubble)
+        return self.flops_per_step / rate
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data; memory in bytes."""
+        plain = dataclasses.asdict(self)
+        for stage, given in zip(plain["stages"], self.stages, strict=True):
+            stage["memory"]["total"] = given.memory.total
+        return plain
+
+
+def dry_run(config: Config, world_size: int) -> Report:
+    """Return what CONFIG, checked against WORLD_SIZE, needs."""
+    parallel, optimisation, model = config.parallel, config.optimisation, config.model
+    data = config.data_parallel(world_size)
+    accumulation = config.accumulation(data)
+    sizes = flops.layer_sizes(config)
+    bounds = config.stage_bounds()
+    blocks = config.stage_blocks()
+    stages = []
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        layers = sizes[begin:end]
+        # 1F1B: a stage runs ahead of its backward passes by the stages that follow it.
+        in_flight = min(accumulation, parallel.pipeline - index)
+        split, whole = _held(layers)
+        stages.append(
+            Stage(
+                index=index,
+                blocks=blocks[index],
+                layers=tuple(layer.name for layer in layers),
+                parameters=split + whole,
+                in_flight=in_flight,
+                memory=_memory(config, layers, data, in_flight, last=index == parallel.pipeline - 1),
+            )
+        )
+    step = flops.flops_per_sample(config) * optimisation.global_batch_size
+    recomputed = step / 3.0 if parallel.activation_checkpointing == "full" else 0.0
+    return Report(
+        name=config.name,
+        kind=model.kind,
+        world_size=world_size,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        data=data,
+        parameters=flops.parameters(config),
+        padded_vocab_size=config.padded_vocab_size,
+        global_batch_size=optimisation.global_batch_size,
+        micro_batch_size=optimisation.micro_batch_size,
+        accumulation=accumulation,
+        iterations=config.train_iterations,
+        tokens_per_step=optimisation.global_batch_size * model.tokens_per_sample,
+        flops_per_step=step,
+        recomputed_flops_per_step=recomputed,
+        bubble=(parallel.pipeline - 1) / (accumulation + parallel.pipeline - 1),
+        stages=tuple(stages),
+    )
+
+
+def _held(layers: list[LayerSize]) -> tuple[int, int]:
+    """Return a stage's parameters (split, whole over tensor ranks); those tied within it count once."""
+    has_original = any(layer.name == "Embedding" for layer in layers)
+    split = whole = 0
+    for layer in layers:
+        if layer.tied and has_original:
+            continue
+        # Of several ties without the original, as decoder embedding and head, the first is held.
+        has_original = has_original or layer.tied > 0
+        split += layer.split
+        whole += layer.whole
+    return split, whole
+
+
+def _memory(config: Config, layers: list[LayerSize], data: int, in_flight: int, *, last: bool) -> Memory:
+    split, whole = _held(layers)
+    own = split // config.parallel.tensor + whole
+    weights, gradients, optimiser = _states(config, own, data)
+    activations = _activations(config, layers, in_flight)
+    logits = _logits(config) if last else 0
+    return Memory(weights, gradients, optimiser, activations, logits, _RUNTIME_BYTES)
+
+
+def _logits(config: Config) -> int:
+    """Return the bytes of the loss: logits, a chunk of them at a time, and the head's gradient.
+
+    The chunk is there with its gradient and, in fp32, its exponentials, which a compiled loss has once and
+    another one twice. Of several chunks, the weights' gradient is summed in fp32.
+    """
+    model, optimisation = config.model, config.optimisation
+    width = _width(config)
+    rows = config.padded_vocab_size // config.parallel.tensor
+    elements = optimisation.micro_batch_size * model.decoder_length * rows
+    chunk = min(elements, _LOGITS_CHUNK)
+    head = rows * model.hidden_size * (width + (4 if chunk < elements else 0))
+    return chunk * (2 * width + (4 if optimisation.compile else 8)) + head
+
+
+def _width(config: Config) -> int:
+    """Bytes of a weight or an activation."""
+    return 4 if config.optimisation.precision == "fp32" else 2
+
+
+def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
+    """Return the bytes of weights, gradients and optimiser states of a rank with OWN parameters.
+
+    ZeRO shares optimiser states (1), gradients (2) and weights (3) over the DATA replicas. AdamW has two fp32
+    moments; next to weights of 16 bits there is an fp32 copy, and DeepSpeed's ZeRO makes one of fp32 weights
+    as well.
+
+    Source: Rajbhandari et al., "ZeRO", 2020, section 3, and DeepSpeed's optimisers.
+    """
+    stage, precision = config.zero_stage, config.optimisation.precision
+    width = _width(config)
+    weights = own * width
+    # Of bf16, ZeRO 1 keeps only the sum in fp32.
+    gradients = own * (4 if precision == "bf16" and stage == 1 else width)
+    has_copy = precision != "fp32" or stage > 0
+    optimiser = own * (12 if has_copy else 8)
+    if precision != "fp32" and not (precision == "bf16" and stage == 1):
+        # The gradients in fp32, while the optimiser steps.
+        optimiser += own * 4
+    if stage >= 1:
+        optimiser //= data
+    if stage >= 2:
+        gradients //= data
+    if stage >= 3:
+        weights //= data
+    return weights, gradients, optimiser
+
+
+def _activations(config: Config, layers: list[LayerSize], in_flight: int) -> int:
+    """Return the bytes that a stage keeps between forward and backward passes."""
+    model, parallel = config.model, config.parallel
+    samples = config.optimisation.micro_batch_size
+    line = model.hidden_size * _width(config)
+    kept = 0
+    largest_block = 0
+    checkpointed: list[int] = []
+    for layer in layers:
+        if layer.name.endswith("Block"):
+            block = _block_activations(config, layer.name)
+            largest_block = max(largest_block, block)
+            if parallel.activation_checkpointing == "full":
+                checkpointed.append(_tokens(config, layer.name) * line)
+            else:
+                kept += block
+        else:
+            # An embedding's output, a layer norm's or the head's input.
+            kept += _tokens(config, layer.name) * line
+    interval = parallel.activation_checkpointing_interval
+    kept += sum(checkpointed[::interval])
+    # While a checkpoint runs backward, its blocks' activations are there again, once.
+    again = min(interval, len(checkpointed)) * largest_block if checkpointed else 0
+    return samples * (kept * in_flight + again)
+
+
+def _tokens(config: Config, name: str) -> int:
+    """Tokens of a sample whose states a layer keeps."""
+    model = config.model
+    if model.kind == "gpt" or name.startswith("Encoder"):
+        return model.seq_length
+    if name == "Embedding":
+        return model.tokens_per_sample
+    return model.decoder_length
+
+
+def _block_activations(config: Config, name: str) -> int:
+    """Return the bytes that one block keeps for one sample, without checkpointing.
+
+    Inputs of the layer norms and of the matrix products, queries, keys, values, the attention's output with
+    one fp32 number per head, and both sides of the activation function; with dropout a byte per element.
+    """
+    model, tensor = config.model, config.parallel.tensor
+    width = _width(config)
+    tokens = _tokens(config, name)
+    hidden, inner, ffn = model.hidden_size * width, model.attention_size * width, model.ffn_size * width
+    dropout = model.hidden_size if model.hidden_dropout else 0
+    per_head = 4 * model.attention_heads
+    attention = 2 * hidden + (4 * inner + per_head) // tensor + dropout
+    block = tokens * (attention + 2 * hidden + 2 * ffn // tensor + dropout)
+    if name == "DecoderBlock":
+        block += tokens * (2 * hidden + (2 * inner + per_head) // tensor + dropout)
+        block += model.seq_length * 2 * inner // tensor
+    return block

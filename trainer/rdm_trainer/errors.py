@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Errors that a user can cause. Each message is a sentence that names the value and what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "ConfigError", "TrainerError"]
+
+# Exit codes of rdm-trainer; those of rdm-provision have the same meaning.
+DONE = 0
+FAILED = 1
+BAD_INPUT = 3
+STOPPED = 130
+
+
+class TrainerError(Exception):
+    """Something that the user can mend. The program prints the message and exits with ``exit_code``.
+
+    Args:
+        message: One sentence.
+        exit_code: ``BAD_INPUT`` for what could be known before the start, ``FAILED`` for what came later.
+    """
+
+    def __init__(self, message: str, *, exit_code: int = BAD_INPUT) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Every problem, each one sentence."""
+        return (str(self),)
+
+
+class ConfigError(TrainerError):
+    """All that is wrong with a job's configuration.
+
+    Args:
+        problems: One sentence each; at least one.
+        source: The file, for the heading of several problems.
+    """
+
+    def __init__(self, problems: Sequence[str], *, source: str = "the configuration") -> None:
+        self._problems = tuple(problems)
+        if len(self._problems) == 1:
+            message = self._problems[0]
+        else:
+            lines = "".join(f"\n  - {problem}" for problem in self._problems)
+            message = f"There are {len(self._problems)} problems in {source}:{lines}"
+        super().__init__(message)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Every problem, each one sentence."""
+        return self._problems

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parameters and FLOPs of a model, and what known accelerators can do. Arithmetic only, no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rdm_trainer.config.schema import Config, ModelConfig
+
+__all__ = [
+    "ACCELERATORS",
+    "Accelerator",
+    "LayerSize",
+    "find_accelerator",
+    "flops_per_sample",
+    "flops_per_token",
+    "layer_parameters",
+    "layer_sizes",
+    "megatron_tflops",
+    "parameters",
+    "peak_tflops",
+]
+
+
+@dataclass(frozen=True)
+class LayerSize:
+    """Parameters of one layer of the pipeline.
+
+    Args:
+        name: The layer's kind, as in :meth:`ModelConfig.layer_names`.
+        split: Those that tensor-parallel ranks share.
+        whole: Those that every tensor-parallel rank has.
+        tied: Those that are another layer's: a stage that has both layers holds them once.
+    """
+
+    name: str
+    split: int = 0
+    whole: int = 0
+    tied: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them, the tied ones included."""
+        return self.split + self.whole
+
+
+def layer_sizes(config: Config) -> list[LayerSize]:
+    """Return the size of each layer, in the pipeline's order."""
+    model = config.model
+    sizes = {name: _layer_size(name, config) for name in set(model.layer_names())}
+    return [sizes[name] for name in model.layer_names()]
+
+
+def _layer_size(name: str, config: Config) -> LayerSize:
+    model = config.model
+    hidden = model.hidden_size
+    words = config.padded_vocab_size * hidden
+    positions = model.positions * hidden
+    if name.endswith("Block"):
+        return _block_size(name, model)
+    if name.endswith("Norm"):
+        return LayerSize(name, whole=2 * hidden)
+    if name == "Head":
+        return LayerSize(name, split=words, tied=words if model.tied_embeddings else 0)
+    if name == "DecoderEmbedding":
+        return LayerSize(name, split=words, whole=positions, tied=words + positions)
+    return LayerSize(name, split=words, whole=positions)
+
+
+def _block_size(name: str, model: ModelConfig) -> LayerSize:
+    """Return the size of a transformer block: layer norms, attention, feed-forward part, all with biases."""
+    hidden, inner, ffn = model.hidden_size, model.attention_size, model.ffn_size
+    attentions = 2 if name == "DecoderBlock" else 1
+    # Queries, keys and values with their biases are split; of the output only the weight is.
+    attention = (4 * hidden + 3) * inner
+    return LayerSize(
+        name,
+        split=attentions * attention + (2 * hidden + 1) * ffn,
+        whole=attentions * hidden + hidden + (attentions + 1) * 2 * hidden,
+    )
+
+
+def layer_parameters(config: Config) -> list[int]:
+    """Return the parameters of each layer over all tensor ranks, tied ones counted wherever they are."""
+    return [size.total for size in layer_sizes(config)]
+
+
+def parameters(config: Config) -> int:
+    """Return the model's parameters, tied ones counted once, the padded vocabulary in full."""
+    return sum(size.total - size.tied for size in layer_sizes(config))
+
+
+def flops_per_sample(config: Config) -> float:
+    """Return the FLOPs that the forward and backward pass of one sample take, without recomputation.
+
+    Each parameter is used in one multiply-add per token forward and two backward: 6 N for a token. The
+    products of queries with keys and of probabilities with values add 12 x width x keys per query and block.
+    A GPT's tokens meet all N parameters, so that this is (6 N + 12 L h s) s. Of a T5, each token meets the
+    parameters of its own side; the decoder's keys and values of the encoder's output are computed per
+    encoder token. Softmax and layer norms are not counted, and a causal mask saves nothing, as usual.
+
+    Source: PaLM (Chowdhery et al. 2022), appendix B, the way of nanoGPT's MFU.
+    """
+    model = config.model
+    inner = model.attention_size
+    if model.kind == "gpt":
+        length = model.seq_length
+        return length * (6.0 * parameters(config) + 12.0 * model.layers * inner * length)
+    source, target = model.seq_length, model.decoder_length
+    by_name = {size.name: size.total for size in layer_sizes(config)}
+    cross_keys = model.decoder_blocks * 2 * (model.hidden_size + 1) * inner
+    encoder = model.layers * by_name["EncoderBlock"] + cross_keys
+    decoder = model.decoder_blocks * by_name["DecoderBlock"] - cross_keys + by_name["Head"]
+    scores = model.layers * source * source + model.decoder_blocks * target * (target + source)
+    return 6.0 * (encoder * source + decoder * target) + 12.0 * inner * scores
+
+
+def flops_per_token(config: Config) -> float:
+    """Return :func:`flops_per_sample` for each token that passes through the model."""
+    return flops_per_sample(config) / config.model.tokens_per_sample
+
+
+def megatron_tflops(config: Config, *, batch_size: int, seconds: float, world_size: int) -> float:
+    """Return the TFLOP/s per device that Megatron's log would show.
+
+    Args:
+        config: The job.
+        batch_size: Samples of the step.
+        seconds: What the step took.
+        world_size: Devices.
+
+    Source: Narayanan et al. 2021, equation 3, with recomputation counted as a fourth pass.
+    """
+    model = config.model
+    passes = 4 if config.parallel.activation_checkpointing == "full" else 3
+    hidden, length, layers = model.hidden_size, model.seq_length, model.blocks
+    work = 24.0 * passes * batch_size * length * layers * hidden**2
+    work *= 1.0 + length / (6.0 * hidden) + config.padded_vocab_size / (16.0 * layers * hidden)
+    return work / (seconds * world_size * 1e12)
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """What one device can do, as its maker writes.
+
+    Args:
+        name: The name that people use.
+        tflops: Dense peak in bf16 (fp16 where it has no bf16), TFLOP/s.
+        memory_gib: Memory that a program can use, GiB.
+        pattern: Regular expression that the driver's name of the device matches.
+        bf16: It computes in bf16.
+    """
+
+    name: str
+    tflops: float
+    memory_gib: float
+    pattern: str
+    bf16: bool = True
+
+
+# The first whose pattern matches is taken, so that longer names come first.
+ACCELERATORS = (
+    Accelerator("GB200", 2500.0, 184.0, r"\bGB200\b"),
+    Accelerator("B200", 2250.0, 179.0, r"\bB200\b"),
+    Accelerator("GH200", 989.4, 94.5, r"\bGH200\b"),
+    Accelerator("H200", 989.4, 139.8, r"\bH200\b(?!.*NVL)"),
+    Accelerator("H200-NVL", 835.5, 139.8, r"\bH200\b.*NVL"),
+    Accelerator("H100-NVL", 835.5, 93.1, r"\bH100\b.*NVL"),
+    Accelerator("H100-PCIe", 756.5, 79.6, r"\bH100\b.*PCIe"),
+    Accelerator("H100", 989.4, 79.1, r"\bH100\b"),
+    Accelerator("H20", 148.0, 95.1, r"\bH20\b"),
+    Accelerator("A100-80", 312.0, 79.2, r"\bA100\b.*80\s?G"),
+    Accelerator("A100-40", 312.0, 39.4, r"\bA100\b"),
+    Accelerator("A800", 312.0, 79.2, r"\bA800\b"),
+    Accelerator("A40", 149.7, 44.4, r"\bA40\b"),
+    Accelerator("A30", 165.0, 23.6, r"\bA30\b"),
+    Accelerator("A10G", 70.0, 22.1, r"\bA10G\b"),
+    Accelerator("A10", 125.0, 22.2, r"\bA10\b"),
+    Accelerator("L40S", 362.1, 44.4, r"\bL40S\b"),
+    Accelerator("L40", 181.0, 44.4, r"\bL40\b"),
+    Accelerator("L4", 121.0, 22.0, r"\bL4\b"),
+    Accelerator("RTX4090", 165.2, 23.6, r"\bRTX\s?4090\b"),
+    Accelerator("RTX3090", 71.0, 23.6, r"\bRTX\s?3090\b"),
+    Accelerator("V100-32", 125.0, 31.7, r"\bV100\b.*32\s?G", bf16=False),
+    Accelerator("V100-16", 125.0, 15.7, r"\bV100\b", bf16=False),
+    Accelerator("MI355X", 2500.0, 287.0, r"\bMI355X\b"),
+    Accelerator("MI325X", 1307.4, 255.0, r"\bMI325X\b"),
+    Accelerator("MI300X", 1307.4, 191.0, r"\bMI300X\b"),
+    # One GCD, which is one device to a program; a card has two.
+    Accelerator("MI250X", 191.5, 63.9, r"\bMI250X\b"),
+    Accelerator("MI250", 181.0, 63.9, r"\bMI250\b"),
+    Accelerator("MI210", 181.0, 63.9, r"\bMI210\b"),
+    Accelerator("MI100", 92.3, 31.9, r"\bMI100\b"),
+)
+
+
+def find_accelerator(name: str) -> Accelerator | None:
+    """Return the accelerator of this name, ours or the driver's (``NVIDIA H200``), or None."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    for accelerator in ACCELERATORS:
+        if plain == re.sub(r"[^a-z0-9]", "", accelerator.name.lower()):
+            return accelerator
+    for accelerator in ACCELERATORS:
+        if re.search(accelerator.pattern, name.replace("-", " "), re.IGNORECASE):
+            return accelerator
+    return None
+
+
+def peak_tflops(name: str) -> float | None:
+    """Return the dense bf16 peak in TFLOP/s of the device that the driver calls NAME, None if unknown."""
+    accelerator = find_accelerator(name)
+    return accelerator.tflops if accelerator else None

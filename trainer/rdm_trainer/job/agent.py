@@ -1,0 +1,455 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The agent of a job on one node.
+
+There is one on each node, whatever the launcher. It starts this node's part, watches this node's processes,
+and tells the master's agent once a second how they are. The master's agent decides: it starts an attempt when
+all have come, ends it everywhere when anything fails anywhere, and begins another one where restarts are
+left. An agent that hears nothing from the master ends its own processes, and a process whose agent is gone
+ends itself. So nothing of a job outlives its failure by more than ``SILENCE_S`` and the time to kill
+processes, whoever is cut off from whom.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rdm_trainer.job import culprit, network, wire
+from rdm_trainer.job.directory import JobDirectory
+from rdm_trainer.job.launchers import LAUNCHERS
+from rdm_trainer.job.part import Part
+from rdm_trainer.job.protocol import Failure, State
+
+__all__ = ["GATHER_S", "SILENCE_S", "Agent", "main"]
+
+GATHER_S = 60.0
+"""How long the master waits for the other nodes' agents, in seconds, and for each node a little more."""
+_GATHER_NODE_S = 0.25
+SILENCE_S = 12.0
+"""After so many seconds without a word, an agent counts as lost."""
+SETTLE_S = 5.0
+"""For how long a failed attempt is watched for the process that failed first, in seconds."""
+BEAT_S = 1.0
+_TICK_S = 0.25
+_LOCK_S = 2.0
+_FILES = 256
+
+
+class Agent:
+    """The loop of one node's agent.
+
+    Args:
+        directory: The job's.
+    """
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self.directory = directory
+        self.part = Part(directory)
+        request = self.part.request
+        self.state = State(
+            job=request.name,
+            launcher=self.part.kind,
+            master=request.master.name,
+            nodes={node.name: "waiting" for node in request.nodes},
+            started=time.time(),
+            directory=str(directory.path),
+            progress=directory.progress(),
+        )
+        self.gather_s = GATHER_S + _GATHER_NODE_S * len(request.nodes)
+
+    def run(self) -> None:
+        """Work until the job has ended."""
+        self.directory.write_state(self.state)
+        try:
+            if self.part.is_master:
+                Master(self).run()
+            else:
+                Worker(self).run()
+        except Exception as error:  # the job must not go on unwatched
+            self.finish("failed", f"The agent of {self.part.node} failed: {type(error).__name__}: {error}.")
+            raise
+        finally:
+            self.part.kill()
+
+    def write(self, **changes: Any) -> None:
+        """Change the state and write it, if it is another."""
+        changed = replace(self.state, **changes)
+        if changed != self.state:
+            self.state = changed
+            self.directory.write_state(changed)
+
+    def finish(self, state: str, reason: str = "") -> None:
+        """End: nothing of the job runs here any more when others read this."""
+        self.part.kill()
+        self.write(
+            state=state,
+            reason=reason,
+            ended=time.time(),
+            progress=self.directory.progress() or self.state.progress,
+        )
+
+
+class Worker:
+    """What the agent of any other node does: what the master says.
+
+    Args:
+        agent: The node's.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        request = agent.part.request
+        self._link = wire.Link(
+            request.master.address, request.offer.agent_port, request.node, wire.job_key(request.name)
+        )
+        self._ended = False
+
+    def run(self) -> None:
+        """Obey until the job has ended or the master is lost."""
+        agent, link = self._agent, self._link
+        beat, met = 0.0, False
+        while not self._ended:
+            for message in link.receive():
+                met = True
+                self._obey(message)
+            if time.monotonic() - beat >= BEAT_S and not self._ended:
+                beat = time.monotonic()
+                link.send(agent.part.report())
+            if link.silent_for() > (SILENCE_S if met else agent.gather_s):
+                master = agent.state.master
+                agent.finish("failed", f"{agent.part.node} has heard nothing from the master {master}.")
+                return
+            wire.wait([link], _TICK_S)
+        link.close()
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        """Do what the master says. It repeats itself: a connection may have been lost in between."""
+        agent = self._agent
+        order = message.get("order")
+        if order == "run" and message["attempt"] != agent.part.attempt:
+            agent.part.start(int(message["attempt"]), int(message["port"]), str(message["network"]))
+            agent.write(state="running", nodes={**agent.state.nodes, agent.part.node: "running"})
+        elif order == "save":
+            agent.part.ask_to_end()
+            agent.write(state="stopping")
+        elif order == "kill":
+            agent.part.kill()
+            self._link.send({"attempt": message["attempt"], "quiet": True})
+        elif order == "end":
+            agent.finish(str(message["state"]), str(message["reason"]))
+            self._ended = True
+
+
+class Master:
+    """What the master's agent does: it decides for all nodes.
+
+    Args:
+        agent: The master's.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        request = agent.part.request
+        _allow_files(2 * len(request.nodes) + _FILES)
+        self._hub = wire.Hub(request.master.address, request.offer.agent_port, wire.job_key(request.name))
+        self._others = [node.name for node in request.nodes[1:]]
+        self._network = network.network_of(request.master.address)
+        self._reports: dict[str, dict[str, Any]] = {}
+        self._quiet: set[str] = set()
+        self._order: dict[str, Any] = {}
+        self._beat = 0.0
+        self._attempt = 0
+        self._short_since: float | None = None
+
+    def run(self) -> None:
+        """Run attempts until one finishes or none is left."""
+        agent = self._agent
+        restarts = agent.part.config.launcher.max_restarts
+        try:
+            if not self._gather():
+                return
+            while not self._try():
+                if self._attempt >= restarts or not self._can_restart():
+                    self._end("failed", agent.state.failures[-1].reason)
+                    return
+                self._attempt += 1
+                agent.write(state="restarting", restarts=self._attempt)
+        finally:
+            self._hub.close()
+
+    def _gather(self) -> bool:
+        """Wait for all agents."""
+        deadline = time.monotonic() + self._agent.gather_s
+        while missing := [name for name in self._others if self._hub.silent_for(name) is None]:
+            self._tick()
+            if self._agent.directory.asked_to_stop() is not None:
+                self._end("stopped", "It was stopped before it began.")
+                return False
+            if time.monotonic() > deadline:
+                self._fail(
+                    missing[0],
+                    None,
+                    f"The agent of {', '.join(missing)} did not come within "
+                    f"{self._agent.gather_s:.0f} s: its container may have been restarted, or the "
+                    "fabric is cut.",
+                )
+                self._end("failed", self._agent.state.failures[-1].reason)
+                return False
+        return True
+
+    def _try(self) -> bool:
+        """Make an attempt. Return whether the job has ended with it."""
+        agent = self._agent
+        port = self._port()
+        self._reports.clear()
+        self._short_since = None
+        self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
+        agent.part.start(self._attempt, port, self._network)
+        agent.write(state="running", nodes=dict.fromkeys(agent.state.nodes, "running"))
+        while True:
+            self._tick()
+            self._tell_progress()
+            if self._grace() is not None:
+                self._stop()
+                return True
+            if self._failed():
+                self._silence()
+                return False
+            if self._done():
+                self._end("finished")
+                return True
+
+    def _say(self, order: dict[str, Any]) -> None:
+        """Give an order, now and with every beat until there is another."""
+        self._order = order
+        self._hub.send(order)
+
+    def _port(self) -> int:
+        """Return where the processes meet; an earlier attempt's port may still be taken."""
+        request = self._agent.part.request
+        port = request.offer.master_port + self._attempt
+        if self._attempt == 0 or network.is_free(request.master.address, port):
+            return port
+        return (network.take_free_ports(request.master.address, 1, port) or [port])[0]
+
+    def _tick(self) -> None:
+        """Hear, and be heard once a second."""
+        if time.monotonic() - self._beat >= BEAT_S:
+            self._beat = time.monotonic()
+            self._hub.send({"beat": self._attempt, **self._order})
+            self._reports[self._agent.part.node] = self._agent.part.report()
+        for node, messages in self._hub.receive().items():
+            for message in messages:
+                if message.get("attempt") != self._attempt:
+                    continue
+                if message.get("quiet"):
+                    self._quiet.add(node)
+                else:
+                    self._reports[node] = message
+        wire.wait([self._hub], _TICK_S)
+
+    def _tell_progress(self) -> None:
+        """Write what the nodes have said into the state."""
+        agent, reports = self._agent, self._reports
+        newest = max(
+            (report["progress"] for report in reports.values() if report["progress"]),
+            key=lambda progress: float(progress.get("time") or 0),
+            default=agent.state.progress,
+        )
+        gpu = {name: report["gpu"] for name, report in sorted(reports.items()) if report["gpu"]}
+        states = dict(agent.state.nodes)
+        for name, report in reports.items():
+            ranks = set(report["ranks"].values())
+            states[name] = "failed" if "failed" in ranks else "done" if ranks == {"done"} else "running"
+        agent.write(progress=newest, gpu=gpu, nodes=states)
+
+    def _grace(self) -> float | None:
+        """Return how many seconds the processes have to save and end; None when nobody asked for an end."""
+        asked = [self._agent.directory.asked_to_stop(), *(one["stop"] for one in self._reports.values())]
+        return min((one for one in asked if one is not None), default=None)
+
+    def _stop(self) -> None:
+        """Let the job save and end, or end it."""
+        agent, began = self._agent, time.monotonic()
+        agent.write(state="stopping")
+        if self._grace():
+            self._say({"order": "save", "attempt": self._attempt})
+        while (self._grace() or 0.0) > time.monotonic() - began and self._is_running():
+            # Also those that have begun since.
+            agent.part.ask_to_end()
+            self._tick()
+            self._tell_progress()
+        saved = self._done()
+        self._silence()
+        how = "It saved and ended" if saved else "It was ended without saving"
+        self._end("stopped", f"{how}, as asked.")
+
+    def _is_running(self) -> bool:
+        """Whether anything that can save goes on: a launcher whose processes have not begun cannot."""
+        if any(self._is_lost(name) for name in self._others) or self._done():
+            return False
+        states = [state for report in self._reports.values() for state in report["ranks"].values()]
+        # A launcher that has yet to end may report its processes' end late.
+        return "running" in states or set(states) == {"done"}
+
+    def _failed(self) -> bool:
+        """Return whether anything has failed, and keep what failed first."""
+        if self._note_lost():
+            return True
+        if not any(_has_failed(report) for report in self._reports.values()):
+            return self._note_short()
+        deadline = time.monotonic() + SETTLE_S
+        while (found := culprit.first(self._ended(), echoes=False)) is None:
+            # Broken connections may be all that a lost node's processes leave behind.
+            silent = any((self._hub.silent_for(name) or 0.0) > 3 * BEAT_S for name in self._others)
+            if time.monotonic() > deadline and not silent:
+                break
+            if self._note_lost():
+                return True
+            self._tick()
+        found = found or culprit.first(self._ended(), echoes=True)
+        if found is not None:
+            reason = f"Rank {found.rank} on {found.node} failed: {found.error.rstrip('.')}."
+            self._fail(found.node, found.rank, reason, found.lines)
+            return True
+        node = next(name for name, report in self._reports.items() if _has_failed(report))
+        said = culprit.how_it_ended(self._reports[node]["launcher"])
+        self._fail(node, None, f"The launcher on {node} failed: {said}.", self._reports[node]["lines"])
+        return True
+
+    def _ended(self) -> list[culprit.Ended]:
+        return [
+            culprit.Ended.of(node, one) for node, report in self._reports.items() for one in report["failed"]
+        ]
+
+    def _is_lost(self, name: str) -> bool:
+        silent = self._hub.silent_for(name)
+        return silent is not None and silent > SILENCE_S
+
+    def _note_lost(self) -> bool:
+        """Return whether a node is lost, and keep which."""
+        for name in self._others:
+            if self._is_lost(name):
+                self._mark_lost(name)
+                return True
+        return False
+
+    def _note_short(self) -> bool:
+        """Return whether all launchers have ended in order for a while, but not all processes; keep which."""
+        if not self._launchers_done() or self._done():
+            self._short_since = None
+            return False
+        self._short_since = self._short_since or time.monotonic()
+        if time.monotonic() - self._short_since < SETTLE_S:
+            return False
+        states = [state for report in self._reports.values() for state in report["ranks"].values()]
+        master = self._agent.part.node
+        reason = (
+            f"The launcher on {master} ended, but only {states.count('done')} of {self._world} processes "
+            "have said that they are done."
+        )
+        self._fail(master, None, reason, self._reports[master]["lines"])
+        return True
+
+    def _mark_lost(self, name: str) -> None:
+        self._fail(
+            name,
+            None,
+            f"{name} has not been heard for {SILENCE_S:g} s: the node is down, its container was stopped, "
+            "or the fabric is cut.",
+        )
+        self._agent.write(nodes={**self._agent.state.nodes, name: "lost"})
+
+    def _fail(self, node: str, rank: int | None, reason: str, lines: Sequence[str] = ()) -> None:
+        failure = Failure(node, rank, reason, tuple(lines))
+        self._agent.write(
+            failures=[*self._agent.state.failures, failure],
+            nodes={**self._agent.state.nodes, node: "failed"},
+        )
+
+    @property
+    def _world(self) -> int:
+        return sum(node.slots for node in self._agent.part.request.nodes)
+
+    def _launchers_done(self) -> bool:
+        """Return whether all launchers have ended in order."""
+        nodes = [node.name for node in self._agent.part.request.nodes]
+        wanted = nodes if LAUNCHERS[self._agent.part.kind].everywhere else nodes[:1]
+        return all(name in self._reports and self._reports[name]["launcher"] == 0 for name in wanted)
+
+    def _done(self) -> bool:
+        """Return whether all processes on all nodes have ended in order."""
+        ranks = [state for report in self._reports.values() for state in report["ranks"].values()]
+        return self._launchers_done() and ranks == ["done"] * self._world
+
+    def _silence(self) -> None:
+        """End this attempt's processes on all nodes, and wait until they have ended where anybody listens."""
+        self._quiet.clear()
+        self._say({"order": "kill", "attempt": self._attempt})
+        self._agent.part.kill()
+        deadline = time.monotonic() + SILENCE_S
+        while not self._quiet.issuperset(name for name in self._others if not self._is_lost(name)):
+            if time.monotonic() > deadline:
+                return
+            self._tick()
+
+    def _can_restart(self) -> bool:
+        """Whether all nodes are there."""
+        return all((self._hub.silent_for(name) or 0.0) < SILENCE_S for name in self._others)
+
+    def _end(self, state: str, reason: str = "") -> None:
+        agent = self._agent
+        self._hub.send({"order": "end", "state": state, "reason": reason})
+        nodes = agent.state.nodes
+        if state == "finished":
+            nodes = dict.fromkeys(nodes, "done")
+        elif state == "stopped":
+            nodes = dict.fromkeys(nodes, "stopped")
+        newest = agent.state.progress
+        agent.part.kill()
+        agent.write(nodes=nodes)
+        agent.finish(state, reason)
+        if newest.get("time", 0) > agent.state.progress.get("time", 0):
+            agent.write(progress=newest)
+
+
+def _allow_files(wanted: int) -> None:
+    """Allow this process the open files that it takes to hear all nodes, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _has_failed(report: dict[str, Any]) -> bool:
+    return bool(report["failed"]) or report["launcher"] not in (None, 0)
+
+
+def main(path: str) -> int:
+    """Be the agent of the job in a directory: ``python -m rdm_trainer.job.agent DIRECTORY``.
+
+    Returns:
+        The exit code: 0, also when the job has failed; 1 when another agent works on the job.
+    """
+    directory = JobDirectory(Path(path))
+    # Who only asks whether there is an agent holds the lock for a moment.
+    deadline = time.monotonic() + _LOCK_S
+    while (lock := directory.lock()) is None:
+        if time.monotonic() > deadline:
+            return 1
+        time.sleep(0.05)
+    # A stop of the container must not leave the job's processes to themselves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with lock:
+        Agent(directory).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

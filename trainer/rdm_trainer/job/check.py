@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What stands in the way of a job on one node, every problem in one sentence, before anything starts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import rdm_trainer
+from rdm_trainer import config as configuration
+from rdm_trainer import data, flops
+from rdm_trainer.config import Config
+from rdm_trainer.errors import ConfigError, TrainerError
+from rdm_trainer.job import devices, network, wire
+from rdm_trainer.job.directory import JobDirectory, jobs_root
+from rdm_trainer.job.launchers import LAUNCHERS
+from rdm_trainer.job.protocol import Node, Request
+
+__all__ = ["check", "read_config", "with_slots"]
+
+# fp32 weights and Adam's two moments, and the weights in half precision.
+_BYTES_PER_PARAMETER = 14
+_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+_AT_ONCE = 32
+
+
+def check(request: Request) -> dict[str, Any]:
+    """Look at everything that a job needs here.
+
+    Returns:
+        The answer to ``check``: ``problems``, ``facts`` and, on the master, ``offer``.
+    """
+    problems: list[str] = list(_place(request))
+    facts: dict[str, Any] = {"rdm_trainer": rdm_trainer.__version__}
+    for package in ("torch", "deepspeed"):
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            problems.append(f"The container has no {package}; use a training image.")
+    facts["devices"] = devices.count(request.accelerator)
+    offer: dict[str, int] = {}
+    try:
+        config = read_config(request)
+    except TrainerError as error:
+        problems += error.problems
+    else:
+        request = with_slots(request, config)
+        mine = next(node for node in request.nodes if node.name == request.node)
+        world = sum(node.slots for node in request.nodes)
+        problems += _configuration(config, world, mine)
+        problems += _devices(request, mine, facts["devices"])
+        problems += _disk(config, mine, world, facts)
+        if request.node == request.master.name:
+            offer, said = _offer(request, config)
+            problems += said
+        problems += _launcher(request, config)
+    return {"ok": not problems, "problems": problems, "facts": facts, **({"offer": offer} if offer else {})}
+
+
+def read_config(request: Request) -> Config:
+    """Return the job's configuration: what is asked for, over what the job has when it goes on.
+
+    Raises:
+        TrainerError: It cannot be read.
+    """
+    overrides = list(request.overrides)
+    text = request.config
+    if not text:
+        before = JobDirectory.named(request.name)
+        text = before.config.read_text(encoding="utf-8")
+        overrides = [*before.request().overrides, *overrides]
+    path = jobs_root() / f".{request.name}.{os.getpid()}.yaml"
+    try:
+        path.write_text(text, encoding="utf-8")
+        return configuration.load(path, overrides)
+    except OSError as error:
+        raise TrainerError(f"{jobs_root()} cannot be written: {error.strerror}.") from None
+    except ConfigError as error:
+        shown = [problem.replace(str(path), "the configuration") for problem in error.problems]
+        raise ConfigError(shown) from None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def with_slots(request: Request, config: Config) -> Request:
+    """Return the request with as many processes on each node as the configuration says."""
+    import dataclasses
+
+    each = config.launcher.devices_per_node
+    if each is None:
+        return request
+    nodes = tuple(dataclasses.replace(node, slots=each) for node in request.nodes)
+    return dataclasses.replace(request, nodes=nodes)
+
+
+def _place(request: Request) -> Iterator[str]:
+    root = jobs_root()
+    job = JobDirectory(root / request.name, request.node)
+    if not root.is_dir() or not os.access(root, os.W_OK):
+        yield f"There is no writable directory {root} in the container."
+    if request.resume and not job.exists:
+        yield f"There is no job {request.name} here to go on with."
+    elif request.resume and job.has_agent:
+        yield f"The job {request.name} runs; stop it first, or watch it."
+    elif not request.resume and job.exists:
+        yield f"There is a job {request.name} already; give this one another name, or resume that one."
+    address = next(node.address for node in request.nodes if node.name == request.node)
+    if network.interface_of(address) is None and not address.startswith("127."):
+        yield f"No interface of the container has the address {address}."
+    try:
+        wire.job_key(request.name)
+    except OSError as error:
+        yield f"The cluster's key {error.filename} cannot be read: {error.strerror}."
+
+
+def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
+    if config.launcher.program:
+        program = Path(config.launcher.program[0])
+        if program.is_absolute() and not program.is_file():
+            yield f"launcher.program {program} is no file in the container; mount it with container_volumes."
+        return
+    problems = configuration.check(config, world, mine.slots)
+    yield from problems
+    if not problems:
+        yield from data.checks(config)
+
+
+def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:
+    if found is not None and found < mine.slots:
+        yield (
+            f"The container sees {found} {request.accelerator} devices, but {mine.slots} processes are to "
+            "run here; lower launcher.devices_per_node or mend the node."
+        )
+
+
+def _disk(config: Config, mine: Node, world: int, facts: dict[str, Any]) -> Iterator[str]:
+    try:
+        free = shutil.disk_usage(jobs_root()).free
+    except OSError:
+        return
+    facts["disk_free"] = free
+    if config.launcher.program:
+        return
+    # Two checkpoints lie there for a moment, since an old one goes only when the new one is whole.
+    wanted = 2 * flops.parameters(config) * _BYTES_PER_PARAMETER * mine.slots // world
+    if free < wanted:
+        yield (
+            f"{jobs_root()} has {free / 1e9:.1f} GB free, and two checkpoints' part of this node take "
+            f"{wanted / 1e9:.1f} GB; free some, or set job_directory to a larger file system."
+        )
+
+
+def _offer(request: Request, config: Config) -> tuple[dict[str, int], list[str]]:
+    """Return ports that are free on the master."""
+    address, wanted = request.master.address, config.launcher.master_port
+    attempts = 1 + config.launcher.max_restarts
+    found = network.take_free_ports(address, 1 + attempts, zlib.crc32(request.name.encode()))
+    if found is None:
+        return {}, [f"No ports are free on {address}."]
+    if wanted is not None and not network.is_free(address, wanted):
+        return {}, [
+            f"launcher.master_port {wanted} is in use on {request.node}; leave it out to take a free one."
+        ]
+    return {"agent_port": found[0], "master_port": wanted or found[1]}, []
+
+
+def _launcher(request: Request, config: Config) -> Iterator[str]:
+    kind = config.launcher.kind
+    launcher = LAUNCHERS[kind]
+    missing = [program for program in launcher.programs if shutil.which(program) is None]
+    if missing:
+        yield f"The launcher {kind} needs {' and '.join(missing)}, which the container does not have."
+    elif launcher.uses_ssh and request.node == request.master.name and len(request.nodes) > 1:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            yield from filter(None, pool.map(_ssh, request.nodes))
+
+
+def _ssh(node: Node) -> str:
+    """Return why a container cannot be reached over ssh; empty when it can."""
+    try:
+        done = subprocess.run(  # a list, and no shell
+            [*_SSH, node.address, "true"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"The container of {node.name} does not answer over ssh at {node.address}."
+    if done.returncode == 0:
+        return ""
+    said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return f"The container of {node.name} cannot be reached over ssh at {node.address}: {said}"

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A job's directory on one node: where everything of the job lies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from rdm_trainer.errors import TrainerError
+from rdm_trainer.job.protocol import JOB_NAME, Request, State
+
+__all__ = ["JOBS", "NODE_VARIABLE", "JobDirectory", "jobs_root", "tail", "this_node", "write_atomically"]
+
+JOBS = Path("/jobs")
+"""Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
+NODE_VARIABLE = "RDM_NODE"
+"""Names the node, in the environment of its agent and of what that starts."""
+
+
+def jobs_root() -> Path:
+    """Return the directory of all jobs."""
+    return Path(os.environ.get("RDM_JOBS") or JOBS)
+
+
+def this_node(request: Request) -> str:
+    """Return the name of the node that this process is on.
+
+    The request that lies in the job's directory names it, unless the nodes share the directory.
+    """
+    if name := os.environ.get(NODE_VARIABLE):
+        return name
+    mine = os.environ.get("MY_IP")
+    for node in request.nodes:
+        if node.address == mine:
+            return node.name
+    for node in sorted(request.nodes, key=lambda node: node.name != request.node):
+        # Only addresses of this machine can be bound to.
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((node.address, 0))
+            return node.name
+    return request.node
+
+
+class JobDirectory:
+    """The directory of one job. The nodes may each have one of their own, or share one.
+
+    Args:
+        path: It need not exist.
+        node: The node that this process is on, where that is known.
+    """
+
+    def __init__(self, path: Path, node: str | None = None) -> None:
+        self.path = path
+        self._node = node
+        self.config = path / "config.yaml"
+        self.resolved = path / "resolved.yaml"
+        self.hostfile = path / "hostfile"
+        self.exports = path / ".deepspeed_env"
+        self.logs = path / "logs"
+        self.ranks = path / "ranks"
+        self._job = path / "job.json"
+        self._stop = path / ".stop.json"
+
+    @classmethod
+    def named(cls, name: str) -> JobDirectory:
+        """Return the directory of the job NAME, which must exist."""
+        job = cls(jobs_root() / name)
+        if not JOB_NAME.fullmatch(name) or not job.exists:
+            known = [other.path.name for other in cls.all()]
+            there = f"there are {', '.join(known[-5:])}" if known else "there is none"
+            raise TrainerError(f"There is no job {name!r} on this node; {there}.")
+        return job
+
+    @classmethod
+    def all(cls) -> list[JobDirectory]:
+        """Return the directories of all jobs."""
+        return [cls(path.parent) for path in sorted(jobs_root().glob("*/job.json"))]
+
+    @property
+    def exists(self) -> bool:
+        """A job was started here."""
+        return self._job.is_file()
+
+    @functools.cached_property
+    def node(self) -> str:
+        """The node that this process is on."""
+        return self._node or this_node(self._stored())
+
+    @property
+    def _state(self) -> Path:
+        """The master's state is the whole job's."""
+        is_master = self.node == self._stored().master.name
+        return self.path / ("state.json" if is_master else f"state.{self.node}.json")
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / f".agent.{self.node}.lock"
+
+    def log(self, node: str, stream: str) -> Path:
+        """Return the path of a log: STREAM is out, err or gpu."""
+        return self.logs / f"{node}.{stream}"
+
+    def make(self, request: Request) -> None:
+        """Make the directory and write what the processes of the job need to find each other.
+
+        What may hold a secret of the user's, such as ``launcher.env``, is for the owner alone.
+        """
+        for path in (self.path, self.logs, self.ranks):
+            path.mkdir(parents=True, exist_ok=True)
+        for name in (".out", ".err", ".gpu"):
+            (self.logs / f"{request.node}{name}").touch()
+        lines = [f"{node.address} slots={node.slots}\n" for node in request.nodes]
+        write_atomically(self.hostfile, "".join(lines))
+        write_atomically(self._job, json.dumps(request.to_json(), indent=1) + "\n", mode=0o600)
+
+    def request(self) -> Request:
+        """Return the request that made the job, as this node got it."""
+        return dataclasses.replace(self._stored(), node=self.node)
+
+    def _stored(self) -> Request:
+        return Request.of(json.loads(self._job.read_text()))
+
+    def write_config(self, text: str) -> None:
+        """Write the configuration as the user gave it."""
+        write_atomically(self.config, text, mode=0o600)
+
+    def write_resolved(self, text: str) -> None:
+        """Write the configuration with every key."""
+        write_atomically(self.resolved, text, mode=0o600)
+
+    def write_exports(self, text: str) -> None:
+        """Write the variables that pdsh hands over."""
+        write_atomically(self.exports, text, mode=0o600)
+
+    # The state.
+
+    def read_state(self) -> State:
+        """Return what the agent last wrote."""
+        try:
+            return State.of(json.loads(self._state.read_text()))
+        except FileNotFoundError:
+            return State(job=self.path.name, directory=str(self.path))
+
+    def write_state(self, state: State) -> None:
+        """Replace what the agent last wrote. A full disk does not end the job."""
+        with contextlib.suppress(OSError):
+            write_atomically(self._state, json.dumps(state.to_json()) + "\n")
+
+    @property
+    def version(self) -> int:
+        """A number that changes when the state does."""
+        try:
+            return self._state.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def progress(self) -> dict[str, Any]:
+        """Return what the training last wrote about how far it is."""
+        try:
+            found = json.loads((self.path / "progress.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    # The ranks.
+
+    def write_rank(self, rank: int, record: dict[str, Any]) -> None:
+        """Write how a process is."""
+        write_atomically(self.ranks / f"{rank}.json", json.dumps(record) + "\n")
+
+    def read_ranks(self) -> list[dict[str, Any]]:
+        """Return how this directory's processes are, by rank."""
+        found = []
+        for path in self.ranks.glob("*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(json.loads(path.read_text()))
+        return sorted(found, key=lambda record: int(record["rank"]))
+
+    def forget_ranks(self, node: str) -> None:
+        """Remove the records of a node's processes of an earlier attempt."""
+        for record in self.read_ranks():
+            if record["node"] == node:
+                (self.ranks / f"{record['rank']}.json").unlink(missing_ok=True)
+
+    # Asking it to stop.
+
+    def ask_to_stop(self, grace: float) -> None:
+        """Leave word for the agent: the processes have GRACE seconds to save and end."""
+        write_atomically(self._stop, json.dumps({"grace": grace}))
+
+    def asked_to_stop(self) -> float | None:
+        """Return the seconds that the processes have to save and end; None when nobody asked."""
+        try:
+            return float(json.loads(self._stop.read_text())["grace"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def forget_stop(self) -> None:
+        """Take the word back."""
+        self._stop.unlink(missing_ok=True)
+
+    # The agent.
+
+    def lock(self, kind: int = fcntl.LOCK_EX) -> IO[str] | None:
+        """Return the agent's lock, or None when an agent has it. It is held as long as the file is open."""
+        file = self._lock.open("a")
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return file
+
+    @property
+    def has_agent(self) -> bool:
+        """An agent works on the job."""
+        if not self._lock.exists():
+            return False
+        # Shared, so that several may look at once.
+        lock = self.lock(fcntl.LOCK_SH)
+        if lock is None:
+            return True
+        lock.close()
+        return False
+
+    def wait_for_news(self, seconds: float) -> None:
+        """Return when the state has changed or is final, at the latest after SECONDS."""
+        before, deadline = self.version, time.monotonic() + seconds
+        while time.monotonic() < deadline and self.version == before and self.has_agent:
+            time.sleep(0.2)
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file so that no reader sees half of it."""
+    # Processes in containers have the same numbers, and may share the directory.
+    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as file:
+            file.write(text)
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> list[str]:
+    """Return the last LINES lines of a file, of its last MOST bytes and beyond byte SINCE."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(since, file.tell() - most))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return text.splitlines()[-lines:] if lines else []

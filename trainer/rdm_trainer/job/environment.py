@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What launchers say to their processes, in the words that torch reads."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+__all__ = ["adopt_launcher_environment"]
+
+# torch's name → Open MPI's and Slurm's.
+_NAMES = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+    "LOCAL_WORLD_SIZE": ("OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"),
+}
+
+
+def adopt_launcher_environment(environment: MutableMapping[str, str]) -> None:
+    """Set RANK, LOCAL_RANK and WORLD_SIZE from Open MPI's or Slurm's variables where they are not set.
+
+    DeepSpeed would ask mpi4py instead, and a process whose sibling has died then waits for it for ever.
+    Slurm's are taken for tasks that srun started, not in the batch script itself.
+
+    Args:
+        environment: Usually ``os.environ``.
+    """
+    if "RANK" in environment:
+        return
+    for source in range(2):
+        if source == 1 and "SLURM_STEP_ID" not in environment:
+            return
+        # All or none: half of a world is worse than no world.
+        if all(_NAMES[name][source] in environment for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")):
+            for name, sources in _NAMES.items():
+                if sources[source] in environment:
+                    environment.setdefault(name, environment[sources[source]])
+            return

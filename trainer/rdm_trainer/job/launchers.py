@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The launchers: what a node's agent has to run so that the job's processes start. Pure functions in a table.
+
+Each launcher starts ``python -m rdm_trainer.job.rank`` once per device. What it does itself is only to say
+who is who: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from rdm_trainer.job.processes import JOB_VARIABLE
+from rdm_trainer.job.protocol import Node
+from rdm_trainer.job.rank import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
+
+__all__ = ["LAUNCHERS", "Attempt", "Launcher", "environment", "exports"]
+
+RANK_MODULE = "rdm_trainer.job.rank"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of a job's processes.
+
+    Attributes:
+        job: The job's name.
+        directory: Its directory, the same path on every node.
+        nodes: By rank.
+        network: The master's network on the fabric, as CIDR.
+        port: Where the processes meet on the master.
+        number: 0, then one more for each restart.
+        accelerator: ``cuda``, ``rocm`` or ``cpu``.
+        extra: The configuration's ``launcher.env``.
+    """
+
+    job: str
+    directory: str
+    nodes: tuple[Node, ...]
+    network: str
+    port: int
+    number: int = 0
+    accelerator: str = "cpu"
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        """How many processes there are."""
+        return sum(node.slots for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A way of starting processes.
+
+    Attributes:
+        command: (attempt, number of this node) → the command for its agent.
+        everywhere: Each node's agent runs it; otherwise only the master's.
+        programs: What it needs on the PATH.
+    """
+
+    command: Callable[[Attempt, int], list[str]]
+    everywhere: bool
+    programs: tuple[str, ...] = ()
+
+    @property
+    def uses_ssh(self) -> bool:
+        """Whether it reaches the other containers over ssh."""
+        return not self.everywhere
+
+
+def environment(attempt: Attempt) -> dict[str, str]:
+    """Return the variables that every process of an attempt has, whoever starts it."""
+    variables = {
+        JOB_VARIABLE: attempt.job,
+        DIRECTORY_VARIABLE: attempt.directory,
+        ATTEMPT_VARIABLE: str(attempt.number),
+        "MASTER_ADDR": attempt.nodes[0].address,
+        "MASTER_PORT": str(attempt.port),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if attempt.accelerator == "cpu":
+        variables["DS_ACCELERATOR"] = "cpu"
+    return {**variables, **attempt.extra}
+
+
+def exports(attempt: Attempt) -> str:
+    """Return ``.deepspeed_env``: pdsh hands over only what this file names."""
+    return "".join(f"{name}={value}\n" for name, value in environment(attempt).items())
+
+
+def _no_ssh(attempt: Attempt, node: int) -> list[str]:
+    """DeepSpeed's launcher of one node."""
+    world = {one.address: list(range(one.slots)) for one in attempt.nodes}
+    info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
+    return [
+        *(sys.executable, "-m", "deepspeed.launcher.launch"),
+        f"--world_info={info}",
+        f"--node_rank={node}",
+        f"--master_addr={attempt.nodes[0].address}",
+        f"--master_port={attempt.port}",
+        *("--log_level", "warning", "--module", RANK_MODULE),
+    ]
+
+
+def _deepspeed(attempt: Attempt, _node: int) -> list[str]:
+    """DeepSpeed's launcher of all nodes, which starts the others' over pdsh and ssh.
+
+    With a single node pdsh would not put the node's number into the command.
+    """
+    return [
+        *(sys.executable, "-m", "deepspeed.launcher.runner"),
+        f"--hostfile={attempt.directory}/hostfile",
+        *(("--force_multi", "--launcher=pdsh") if len(attempt.nodes) > 1 else ()),
+        "--no_ssh_check",
+        f"--master_addr={attempt.nodes[0].address}",
+        f"--master_port={attempt.port}",
+        *("--log_level", "warning", "--module", RANK_MODULE),
+    ]
+
+
+def _torchrun(attempt: Attempt, node: int) -> list[str]:
+    """torch's elastic launcher with a rendezvous on the master; ranks follow the nodes' addresses."""
+    mine = attempt.nodes[node]
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        f"--nnodes={len(attempt.nodes)}",
+        f"--nproc-per-node={mine.slots}",
+        "--max-restarts=0",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={attempt.job}-{attempt.number}",
+        f"--rdzv-endpoint={attempt.nodes[0].address}:{attempt.port}",
+        f"--rdzv-conf=is_host={int(node == 0)}",
+        f"--local-addr={mine.address}",
+        *("--module", RANK_MODULE),
+    ]
+
+
+def _mpirun(attempt: Attempt, _node: int) -> list[str]:
+    """Open MPI, which only starts the processes: they do not load MPI, and so end when one of them does."""
+    hosts = ",".join(f"{node.address}:{node.slots}" for node in attempt.nodes)
+    return [
+        *("mpirun", "--allow-run-as-root", "-np", str(attempt.world_size), "-H", hosts),
+        *("--map-by", "slot", "--bind-to", "none"),
+        # Names only: values on a command line are for all to see.
+        *(word for name in environment(attempt) for word in ("-x", name)),
+        *("--mca", "oob_tcp_if_include", attempt.network),
+        *("--mca", "btl_tcp_if_include", attempt.network),
+        *("--mca", "orte_keep_fqdn_hostnames", "1"),
+        *(sys.executable, "-m", RANK_MODULE),
+    ]
+
+
+# Later ones, such as slurm and venv, are further entries.
+LAUNCHERS: dict[str, Launcher] = {
+    "no_ssh": Launcher(_no_ssh, everywhere=True),
+    "deepspeed": Launcher(_deepspeed, everywhere=False, programs=("pdsh", "ssh")),
+    "torchrun": Launcher(_torchrun, everywhere=True),
+    "mpirun": Launcher(_mpirun, everywhere=False, programs=("mpirun", "ssh")),
+}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fabric's interface of this container, and ports on it."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+import psutil
+
+__all__ = ["interface_of", "is_free", "network_of", "take_free_ports"]
+
+# Below the range from which Linux takes ports for outgoing connections.
+_PORTS = range(20000, 32000)
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has an address, or None when this container has no such."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
+            return name
+    return None
+
+
+def network_of(address: str) -> str:
+    """Return the network of an address of this container, as CIDR."""
+    for entries in psutil.net_if_addrs().values():
+        for entry in entries:
+            if entry.family == socket.AF_INET and entry.address == address and entry.netmask:
+                return str(ipaddress.ip_network(f"{address}/{entry.netmask}", strict=False))
+    return f"{address}/32"
+
+
+def is_free(address: str, port: int) -> bool:
+    """Whether a port can be listened on, at an address and, as torch does, at all of them."""
+    for place in (address, ""):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((place, port))
+                probe.listen()
+            except OSError:
+                return False
+    return True
+
+
+def take_free_ports(address: str, count: int, start: int) -> list[int] | None:
+    """Return COUNT ports in a row that are free, or None when there are none.
+
+    Args:
+        address: Where.
+        count: How many.
+        start: Where to begin to look; different jobs begin at different places.
+    """
+    for step in range(0, len(_PORTS) - count, count):
+        first = _PORTS[(start + step) % (len(_PORTS) - count)]
+        ports = list(range(first, first + count))
+        if all(is_free(address, port) for port in ports):
+            return ports
+    return None

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One node's part of a job: its launcher, its processes, its logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import Any
+
+from rdm_trainer import config as configuration
+from rdm_trainer.job import devices, processes
+from rdm_trainer.job.culprit import GONE, how_it_ended, lines_of
+from rdm_trainer.job.directory import NODE_VARIABLE, JobDirectory, tail
+from rdm_trainer.job.launchers import LAUNCHERS, Attempt, environment, exports
+
+__all__ = ["Part"]
+
+SAMPLE_S = 5.0
+_TOLD = 8
+"""How many failed processes of a node the master hears of: the first is among them."""
+_LOOKED_AT = 400
+"""How many of the last lines of the node's errors are looked through for a process' own."""
+
+
+class Part:
+    """This node's part of a job.
+
+    Args:
+        directory: The job's.
+    """
+
+    def __init__(self, directory: JobDirectory) -> None:
+        self.directory = directory
+        self.request = directory.request()
+        self.config = configuration.load(directory.resolved)
+        self.kind = self.config.launcher.kind
+        self.node = self.request.node
+        self.is_master = self.node == self.request.master.name
+        self._number = [node.name for node in self.request.nodes].index(self.node)
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._alive_at: dict[int, float] = {}
+        self._asked: set[int] = set()
+        self._errors_before = 0
+        self._gpu: list[str] = []
+        self._sampling: threading.Thread | None = None
+        self.attempt = -1
+
+    def start(self, number: int, port: int, network_cidr: str) -> None:
+        """Begin an attempt."""
+        self.attempt = number
+        self._alive_at.clear()
+        self._asked.clear()
+        self.directory.forget_ranks(self.node)
+        self._errors_before = self.directory.log(self.node, "err").stat().st_size
+        if self._sampling is None:
+            self._sampling = threading.Thread(target=self._sample, daemon=True)
+            self._sampling.start()
+        attempt = Attempt(
+            job=self.request.name,
+            directory=str(self.directory.path),
+            nodes=self.request.nodes,
+            network=network_cidr,
+            port=port,
+            number=number,
+            accelerator=self.request.accelerator,
+            extra=self.config.launcher.env,
+        )
+        launcher = LAUNCHERS[self.kind]
+        if not launcher.everywhere and not self.is_master:
+            return
+        self.directory.write_exports(exports(attempt))
+        out, err = (self.directory.log(self.node, stream) for stream in ("out", "err"))
+        with out.open("ab") as output, err.open("ab") as errors:
+            self._launcher = subprocess.Popen(  # a list, and no shell
+                launcher.command(attempt, self._number),
+                cwd=self.directory.path,
+                env={**os.environ, **environment(attempt), NODE_VARIABLE: self.node},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    @property
+    def launcher_exit(self) -> int | None:
+        """The launcher's exit code; None while it runs, and on nodes that have none."""
+        return None if self._launcher is None else self._launcher.poll()
+
+    def report(self) -> dict[str, Any]:
+        """Return how this node's part is, for the master."""
+        code = self.launcher_exit
+        ranks = [self._look(record) for record in self._records()]
+        failed = sorted(
+            (one for one in ranks if one["state"] == "failed"), key=lambda one: float(one["time"])
+        )
+        log = []
+        if failed or code:
+            log = tail(self.directory.log(self.node, "err"), _LOOKED_AT, since=self._errors_before)
+        return {
+            "attempt": self.attempt,
+            "ranks": {str(record["rank"]): record["state"] for record in ranks},
+            "failed": [self._described(record, log) for record in failed[:_TOLD]],
+            "lines": lines_of(-1, log),
+            "launcher": code,
+            "gpu": self._gpu,
+            "stop": self.directory.asked_to_stop(),
+            "progress": self.directory.progress(),
+        }
+
+    def ask_to_end(self) -> None:
+        """Ask this node's processes, each once, to save and end."""
+        running = {int(record["pid"]) for record in self._records() if record["state"] == "running"}
+        wanted = running.intersection(processes.of_job(self.request.name)) - self._asked
+        self._asked |= wanted
+        processes.end(wanted, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all of the job's processes on this node now."""
+        processes.end_all(self.request.name)
+        if self._launcher is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._launcher.wait(timeout=5)
+            self._launcher = None
+
+    def _records(self) -> list[dict[str, Any]]:
+        """Return what this node's processes of this attempt have said of themselves."""
+        return [
+            record
+            for record in self.directory.read_ranks()
+            if record["node"] == self.node and record["attempt"] == self.attempt
+        ]
+
+    def _look(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Return a process' record, as failed when the process is gone without a last word."""
+        rank = int(record["rank"])
+        if record["state"] != "running":
+            return record
+        if processes.alive(int(record["pid"])):
+            self._alive_at[rank] = time.time()
+            return record
+        # It may have said its last word between the two looks.
+        now = next((one for one in self._records() if one["rank"] == rank), record)
+        if now["state"] != "running":
+            return now
+        seen = self._alive_at.get(rank, float(record["time"]))
+        return {**record, "state": "failed", "error": GONE, "time": seen}
+
+    @staticmethod
+    def _described(record: dict[str, Any], log: list[str]) -> dict[str, Any]:
+        rank, error = int(record["rank"]), str(record["error"])
+        lines = record.get("lines") or lines_of(rank, log)
+        if record["exit"] is not None and error == how_it_ended(int(record["exit"])) and lines:
+            # Another program's process: only its lines say why.
+            mark = f"[rank{rank}]:"
+            said = lines[-1].removeprefix(mark).strip()
+            error = f"{error}: {said}" if lines[-1].startswith(mark) and said else error
+        return {"rank": rank, "error": error, "time": record["time"], "lines": lines}
+
+    def _sample(self) -> None:
+        """Write the node's `.gpu` log, for ever. A vendor's tool may take long: this has its own thread."""
+        sampler = devices.Sampler(self.request.accelerator)
+        while True:
+            self._gpu = sampler.lines(processes.of_job(self.request.name))
+            with contextlib.suppress(OSError), self.directory.log(self.node, "gpu").open("a") as file:
+                file.writelines(f"{line}\n" for line in self._gpu)
+            time.sleep(SAMPLE_S)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The processes of a job on this node, told from all others by a variable in their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+__all__ = ["JOB_VARIABLE", "alive", "end", "of_job", "usage"]
+
+JOB_VARIABLE = "RDM_JOB_ID"
+
+
+def of_job(job: str, *, apart_from: Iterable[int] = ()) -> list[int]:
+    """Return the processes that run for a job, also those that a launcher started over ssh.
+
+    Args:
+        job: The job's name.
+        apart_from: Processes that do not count; this one never does.
+    """
+    left_out = {os.getpid(), *apart_from}
+    wanted = f"{JOB_VARIABLE}={job}".encode()
+    found = []
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit() or int(path.name) in left_out:
+            continue
+        with contextlib.suppress(OSError):
+            if wanted in (path / "environ").read_bytes().split(b"\0") and alive(int(path.name)):
+                found.append(int(path.name))
+    return found
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def end(processes: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to processes, some of which may be gone."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
+
+
+def end_all(job: str, *, apart_from: Iterable[int] = (), patience: float = 10.0) -> bool:
+    """Kill every process of a job on this node, and wait until they are gone. Return whether there were any.
+
+    New ones may come while the old ones end, when a launcher is just starting them.
+    """
+    deadline, found = time.monotonic() + patience, False
+    while processes := of_job(job, apart_from=apart_from):
+        found = True
+        end(processes, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return found
+
+
+def usage(processes: Iterable[int]) -> dict[int, tuple[float, int]]:
+    """Return what processes have used: {process: (CPU seconds, resident bytes)}."""
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    found = {}
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            found[process] = ((int(fields[11]) + int(fields[12])) / ticks, int(fields[21]) * page)
+    return found

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One process of a job: ``python -m rdm_trainer.job.rank``, which every launcher starts once per device.
+
+It sends its output to the node's logs, keeps a record of itself for the node's agent, and then trains, or
+runs the program that the job names. The output goes there before torch is loaded, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rdm_trainer.errors import FAILED, TrainerError
+from rdm_trainer.job.culprit import LINES, how_it_ended
+from rdm_trainer.job.directory import JobDirectory
+from rdm_trainer.job.environment import adopt_launcher_environment
+from rdm_trainer.job.network import interface_of
+
+__all__ = ["main"]
+
+DIRECTORY_VARIABLE = "RDM_JOB_DIR"
+ATTEMPT_VARIABLE = "RDM_ATTEMPT"
+_LOOK_S = 2.0
+_children: list[subprocess.Popen[bytes]] = []
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one process of a job.
+
+    Args:
+        arguments: What the launcher adds, as ``--local_rank=3``; a program of the user's gets it.
+
+    Returns:
+        The process' exit code.
+    """
+    # Until the training takes it: who is only told to end did not fail by itself.
+    signal.signal(signal.SIGTERM, _terminated)
+    directory = JobDirectory(Path(os.environ[DIRECTORY_VARIABLE]))
+    request = directory.request()
+    node = request.node
+    adopt_launcher_environment(os.environ)
+    _redirect(directory, node)
+    faulthandler.enable()
+    # Gloo would take what the host's name resolves to, and NCCL any interface.
+    address = next(one.address for one in request.nodes if one.name == node)
+    interface = interface_of(address)
+    if interface is not None:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+    rank = int(os.environ["RANK"])
+    record: dict[str, Any] = {
+        "rank": rank,
+        "node": node,
+        "pid": os.getpid(),
+        "attempt": int(os.environ.get(ATTEMPT_VARIABLE, "0")),
+        "state": "running",
+        "exit": None,
+        "error": "",
+        "lines": [],
+        "time": time.time(),
+    }
+    directory.write_rank(rank, record)
+    threading.Thread(target=_end_with_agent, args=(directory,), daemon=True).start()
+    code, error, lines = _outcome(lambda: _work(directory, arguments))
+    state = "done" if code == 0 else "failed"
+    record.update(state=state, exit=code, error=error, lines=lines, time=time.time())
+    with contextlib.suppress(OSError):
+        directory.write_rank(rank, record)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _redirect(directory: JobDirectory, node: str) -> None:
+    """Write to the node's logs from now on. Lines of several processes do not mix: they are appended."""
+    for stream, name in ((sys.stdout, "out"), (sys.stderr, "err")):
+        stream.flush()
+        path = directory.log(node, name)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(file, stream.fileno())
+        os.close(file)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def _end_with_agent(directory: JobDirectory) -> None:
+    """End this process when the node's agent is gone: nobody would end it with the others'."""
+    while True:
+        time.sleep(_LOOK_S)
+        if not directory.has_agent:
+            print("The job's agent on this node is gone, so this process ends.", file=sys.stderr, flush=True)
+            for child in _children:
+                child.kill()
+            os._exit(FAILED)
+
+
+def _terminated(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
+def _outcome(work: Callable[[], int]) -> tuple[int, str, list[str]]:
+    """Return the exit code and, when it failed, why in one line, and the last lines of the error."""
+    try:
+        code = work()
+    except TrainerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code, str(error), str(error).splitlines()[-LINES:]
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+            return FAILED, error.code, [error.code]
+        code = error.code or 0
+    except BaseException as error:
+        traceback.print_exc()
+        lines = traceback.format_exc().splitlines()[-LINES:]
+        said = str(error).strip().splitlines()
+        return FAILED, f"{type(error).__name__}: {said[0]}" if said else type(error).__name__, lines
+    return code, how_it_ended(code), []
+
+
+def _work(directory: JobDirectory, arguments: Sequence[str]) -> int:
+    from rdm_trainer import config as configuration
+
+    config = configuration.load(directory.resolved)
+    program = list(config.launcher.program)
+    if program:
+        return _run([sys.executable, *program, *arguments])
+    from rdm_trainer.train import run
+
+    return run(config, directory.path)
+
+
+def _run(command: list[str]) -> int:
+    """Run a program of the user's, hand it the signals that this process gets, and return its exit code."""
+    with subprocess.Popen(command) as process:  # the user's own program, no shell
+        _children.append(process)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, lambda received, _frame: process.send_signal(received))
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""GPT and T5, each as one list of layers that serves every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from rdm_trainer.config import Config
+from rdm_trainer.data import special
+from rdm_trainer.models import gpt, t5
+from rdm_trainer.parallel.pipeline import FlatModel, Layer, PipelineModel
+from rdm_trainer.parallel.topology import Topology
+
+__all__ = ["PADDING", "build", "layers"]
+
+PADDING = 0
+
+
+def layers(config: Config, topology: Topology, padding: int = PADDING) -> list[Layer]:
+    """Return the layers of the configured model as TOPOLOGY's tensor rank has them.
+
+    Args:
+        config: Whose ``model`` says which.
+        topology: Only its tensor axis matters here.
+        padding: The padding token of a T5.
+    """
+    if config.model.kind == "gpt":
+        return gpt.layers(config, topology)
+    return t5.layers(config, topology, padding)
+
+
+def build(
+    config: Config,
+    topology: Topology,
+    *,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    padding: int | None = None,
+    divide: Callable[[nn.Module], object] | None = None,
+) -> FlatModel | PipelineModel:
+    """Build this rank's part of the model, initialised.
+
+    Args:
+        config: The job.
+        topology: This rank's place.
+        device: Where the parameters go; the CPU by default.
+        dtype: Of the parameters.
+        padding: The padding token of a T5; that of the job's data by default.
+        divide: Called with each layer as soon as it has its weights; only without a pipeline.
+    """
+    if padding is None:
+        padding = special.of_job(config).padding if config.model.kind == "t5" else PADDING
+    parts = layers(config, topology, padding)
+    device = device or torch.device("cpu")
+    if topology.pipeline > 1:
+        return PipelineModel(config, topology, parts, device, dtype)
+    return FlatModel(config, parts, device, dtype, divide)

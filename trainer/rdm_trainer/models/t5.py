@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""T5: an encoder and a decoder, one after the other in a single list of layers.
+
+What passes between layers is a tuple, because a pipeline's stages send each other nothing else: in the
+encoder (encoder states, encoder tokens, decoder tokens), in the decoder (memory, decoder states, encoder
+tokens). The tokens travel along for the padding mask and until the decoder looks its own up. Every state in a
+tuple must have a gradient where stages meet, so the last decoder block passes on only its states.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from rdm_trainer.config import Config, ModelConfig
+from rdm_trainer.models.transformer import Block, CrossAttention, LayerNorm, Positions, word_embedding
+from rdm_trainer.parallel.layers import VocabParallelEmbedding
+from rdm_trainer.parallel.pipeline import Layer
+from rdm_trainer.parallel.topology import Topology
+
+__all__ = ["layers"]
+
+Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Embedding(VocabParallelEmbedding):
+    """The shared word embedding: of the encoder, of the decoder, and as head when it is tied."""
+
+    def forward(  # type: ignore[override]
+        self,
+        inputs: torch.Tensor | tuple[torch.Tensor, torch.Tensor] | Triple,
+        labels: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor | Triple:
+        """Look up the encoder's of (encoder tokens, decoder tokens), the decoder's behind the encoder."""
+        if isinstance(inputs, torch.Tensor):
+            return super().forward(inputs, labels)
+        if len(inputs) == 2:
+            encoder_tokens, decoder_tokens = inputs
+            return super().forward(encoder_tokens), encoder_tokens, decoder_tokens
+        memory, encoder_tokens, decoder_tokens = inputs
+        return memory, super().forward(decoder_tokens), encoder_tokens
+
+
+class SharedPositions(Positions):
+    """The positions, shared by encoder and decoder."""
+
+    def forward(self, states: Triple) -> Triple:  # type: ignore[override]
+        """Add the positions to the decoder's states where there are some, else to the encoder's."""
+        first, second, third = states
+        if second.is_floating_point():
+            return first, super().forward(second), third
+        return super().forward(first), second, third
+
+
+class EncoderBlock(Block):
+    """A block of the encoder: every token looks at every token that is not padding."""
+
+    def __init__(self, model: ModelConfig, topology: Topology, padding: int) -> None:
+        super().__init__(model, topology, causal=False)
+        self.padding = padding
+
+    def forward(self, states: Triple) -> Triple:  # type: ignore[override]
+        """Map the encoder's states [batch, sequence, hidden] in the tuple."""
+        encoder, encoder_tokens, decoder_tokens = states
+        return (
+            super().forward(encoder, _visible(encoder_tokens, self.padding)),
+            encoder_tokens,
+            decoder_tokens,
+        )
+
+
+class EncoderNorm(LayerNorm):
+    """The encoder's last norm."""
+
+    def forward(self, states: Triple) -> Triple:  # type: ignore[override]
+        """Normalise the encoder's states in the tuple."""
+        encoder, encoder_tokens, decoder_tokens = states
+        return super().forward(encoder), encoder_tokens, decoder_tokens
+
+
+class DecoderBlock(Block):
+    """A block of the decoder: causal self-attention, attention to the encoder, feed-forward.
+
+    Padding at the end needs no mask here: nothing before it looks at it, and the loss leaves it out.
+    """
+
+    def __init__(self, model: ModelConfig, topology: Topology, padding: int, *, last: bool) -> None:
+        super().__init__(model, topology, causal=True)
+        self.memory_norm = LayerNorm(model)
+        self.memory_attention = CrossAttention(model, topology)
+        self.padding = padding
+        self.last = last
+
+    def forward(self, states: Triple) -> torch.Tensor | Triple:  # type: ignore[override]
+        """Map the decoder's states [batch, sequence, hidden]; the last block returns only them."""
+        memory, decoder, encoder_tokens = states
+        mask = _visible(encoder_tokens, self.padding)
+        decoder = decoder + self.dropped(self.attention(self.attention_norm(decoder)))
+        decoder = decoder + self.dropped(self.memory_attention(self.memory_norm(decoder), memory, mask))
+        decoder = decoder + self.dropped(self.feed_forward(self.feed_forward_norm(decoder)))
+        return decoder if self.last else (memory, decoder, encoder_tokens)
+
+
+def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
+    """Return bool [batch, 1, 1, sequence]: True where there is no padding, and all over where all is."""
+    real = tokens != padding
+    return (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
+
+
+def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:
+    """Return the model's layers: (encoder tokens, decoder tokens) go in, the head makes the loss."""
+    model = config.model
+    embedding = word_embedding(Embedding, config, topology)
+    positions = partial(SharedPositions, model)
+    decoder_blocks = model.decoder_blocks
+    return [
+        Layer("Embedding", embedding, "embed"),
+        Layer("Positions", positions, "positions", joined=True),
+        *[Layer("EncoderBlock", partial(EncoderBlock, model, topology, padding))] * model.layers,
+        Layer("EncoderNorm", partial(EncoderNorm, model)),
+        Layer("DecoderEmbedding", embedding, "embed"),
+        Layer("DecoderPositions", positions, "positions", joined=True),
+        *[
+            Layer(
+                "DecoderBlock",
+                partial(DecoderBlock, model, topology, padding, last=number == decoder_blocks - 1),
+            )
+            for number in range(decoder_blocks)
+        ],
+        Layer("FinalNorm", partial(LayerNorm, model)),
+        Layer("Head", embedding, "embed" if model.tied_embeddings else None),
+    ]

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The output projection and its cross entropy as one operation, in chunks of tokens.
+
+The logits are the largest tensor of a training step, and only their gradient outlives the loss. So each chunk
+goes all the way from states to gradients while the forward pass runs, and the whole logits never exist. The
+vocabulary may be divided over tensor ranks: each reduces its part to three numbers per token (largest logit,
+sum of exponentials, the label's logit), and only those are exchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["linear_cross_entropy"]
+
+# Logits of one chunk, few enough chunks that adding up their weight gradients costs nothing: a GiB in 16 bits
+# where the compiler fuses what is done with them; otherwise there are fp32 copies as well.
+_CHUNK_ELEMENTS = {True: 1 << 29, False: 1 << 27}
+
+
+def linear_cross_entropy(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    first: int = 0,
+    valid: int | None = None,
+    group: Any = None,
+    compiled: bool = False,
+    chunk_elements: int | None = None,
+) -> torch.Tensor:
+    """Return the mean cross entropy of ``states @ weight.T`` over the tokens that the mask counts.
+
+    Args:
+        states: [..., hidden].
+        weight: This rank's rows of the vocabulary's matrix, [vocabulary / tensor, hidden].
+        labels: int64 [...], indices into the whole vocabulary.
+        mask: float32 [...]; 0 where a token does not count.
+        first: The token of this rank's first row.
+        valid: Rows that are tokens; those after them are padding. All of them by default.
+        group: The tensor ranks; ``None`` when the vocabulary is whole.
+        compiled: Run the element-wise parts through ``torch.compile``.
+        chunk_elements: Logits that may exist at once; as many as are fast by default.
+
+    Returns:
+        float32 scalar, the same on every rank of the group.
+    """
+    loss: torch.Tensor = _LinearCrossEntropy.apply(
+        states.reshape(-1, states.shape[-1]),
+        weight,
+        labels.reshape(-1),
+        mask.reshape(-1),
+        (
+            first,
+            weight.shape[0] if valid is None else valid,
+            group,
+            compiled,
+            chunk_elements or _CHUNK_ELEMENTS[compiled],
+            torch.is_grad_enabled(),
+        ),
+    )
+    return loss
+
+
+def _chunk(tokens: int, most: int) -> int:
+    """Return the tokens of a chunk: equal chunks where that is possible without halving them."""
+    fewest = -(-tokens // most)
+    for chunks in range(fewest, 2 * fewest):
+        if tokens % chunks == 0:
+            return tokens // chunks
+    return -(-tokens // fewest)
+
+
+def _reduce(
+    logits: torch.Tensor, labels: torch.Tensor, first: int, valid: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Reduce this rank's logits [tokens, rows] to each token's maximum, sum and label, float32 [tokens]."""
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    scores = torch.where(columns < valid, logits.float(), float("-inf"))
+    # A rank whose rows are all padding has no maximum; a finite one keeps its sum at 0.
+    largest = scores.amax(dim=1).clamp_min(torch.finfo(torch.float32).min)
+    total = torch.exp(scores - largest[:, None]).sum(dim=1)
+    local = labels - first
+    own = (local >= 0) & (local < valid)
+    chosen = logits.gather(1, torch.where(own, local, 0)[:, None])[:, 0].float()
+    return largest, total, torch.where(own, chosen, 0.0)
+
+
+def _gradient(
+    logits: torch.Tensor,
+    normaliser: torch.Tensor,
+    labels: torch.Tensor,
+    mask: torch.Tensor,
+    first: int,
+    valid: int,
+) -> torch.Tensor:
+    """Return d(sum of the masked losses)/d(logits), of the logits' shape and type."""
+    columns = torch.arange(logits.shape[1], device=logits.device)
+    probabilities = torch.exp(logits.float() - normaliser[:, None])
+    target = columns[None, :] == (labels - first)[:, None]
+    gradient = (probabilities - target.float()) * mask[:, None]
+    return torch.where(columns < valid, gradient, 0.0).to(logits.dtype)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def _over_ranks(
+    own_part: tuple[torch.Tensor, torch.Tensor, torch.Tensor], group: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return log of the sum of exponentials over the whole vocabulary and the label's logit, [tokens]."""
+    largest, total, chosen = own_part
+    if group is None:
+        return largest + torch.log(total), chosen
+    own = torch.stack((largest, total, chosen))
+    gathered = own.new_empty((dist.get_world_size(group), *own.shape))
+    dist.all_gather(list(gathered), own, group=group)
+    top = gathered[:, 0].amax(dim=0)
+    total = (gathered[:, 1] * torch.exp(gathered[:, 0] - top)).sum(dim=0)
+    return top + torch.log(total), gathered[:, 2].sum(dim=0)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        labels: torch.Tensor,
+        mask: torch.Tensor,
+        options: tuple[int, int, Any, bool, int, bool],
+    ) -> torch.Tensor:
+        first, valid, group, compiled, chunk_elements, training = options
+        reduce = _compiled(_reduce) if compiled else _reduce
+        gradient_of = _compiled(_gradient) if compiled else _gradient
+        tokens = states.shape[0]
+        size = _chunk(tokens, max(1, chunk_elements // weight.shape[0]))
+        count = mask.sum().clamp_min(1.0)
+        loss = torch.zeros((), dtype=torch.float32, device=states.device)
+        states_gradient = torch.empty_like(states) if training else None
+        weight_gradient: torch.Tensor | None = None
+        for start in range(0, tokens, size):
+            part = slice(start, min(start + size, tokens))
+            logits = states[part] @ weight.t()
+            normaliser, chosen = _over_ranks(reduce(logits, labels[part], first, valid), group)
+            loss += torch.dot(normaliser - chosen, mask[part])
+            if states_gradient is None:
+                continue
+            gradient = gradient_of(logits, normaliser, labels[part], mask[part], first, valid)
+            del logits
+            torch.mm(gradient, weight, out=states_gradient[part])
+            update = gradient.t() @ states[part]
+            if weight_gradient is None:
+                # Sums of several chunks in 16 bits would lose what the chunks are not meant to cost.
+                weight_gradient = update.float() if size < tokens else update
+            else:
+                weight_gradient += update
+        if states_gradient is not None:
+            if group is not None:
+                dist.all_reduce(states_gradient, group=group)
+            ctx.save_for_backward(states_gradient, weight_gradient, count)
+            ctx.weight_type = weight.dtype
+        return loss / count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        states_gradient, weight_gradient, count = ctx.saved_tensors
+        # Only here, where a loss scale has come in: divided by the tokens, fp16 could not hold them.
+        scale = gradients[0] / count
+        return (
+            states_gradient * scale,
+            (weight_gradient * scale).to(ctx.weight_type),
+            None,
+            None,
+            None,
+        )

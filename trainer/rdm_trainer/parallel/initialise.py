@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Initial weights that do not depend on the layout.
+
+Every parameter knows the whole tensor of which it is a part. The whole one is drawn in blocks of rows, each
+from a generator seeded by (seed, canonical name, block), and a rank draws only the blocks that it needs. So
+one process and any number of them begin with the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+__all__ = ["Placement", "initialise", "parameter", "placement_of", "seed_of"]
+
+_BLOCK_ELEMENTS = 1 << 20  # drawn at once: 4 MiB
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What part of which whole tensor a parameter is, and how the whole one begins.
+
+    Attributes:
+        shape: Shape of the whole tensor.
+        dimension: The dimension that tensor-parallel ranks divide; ``None``: each has all of it.
+        index: This rank's part.
+        parts: Number of parts.
+        std: Standard deviation of the normal distribution; ``None``: ``constant`` everywhere.
+        constant: The value where there is no distribution.
+        vocabulary: The first dimension is the padded vocabulary.
+        decays: Weight decay applies: to matrices, not to biases, norms and positions.
+    """
+
+    shape: tuple[int, ...]
+    dimension: int | None = None
+    index: int = 0
+    parts: int = 1
+    std: float | None = None
+    constant: float = 0.0
+    vocabulary: bool = False
+    decays: bool = False
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's part."""
+        return tuple(
+            size // self.parts if dimension == self.dimension else size
+            for dimension, size in enumerate(self.shape)
+        )
+
+
+def parameter(placement: Placement) -> nn.Parameter:
+    """Make a parameter, uninitialised, that carries its placement."""
+    weight = nn.Parameter(torch.empty(placement.local_shape))
+    weight.placement = placement  # type: ignore[attr-defined]
+    # DeepSpeed's norms count a parameter without this mark on the first tensor rank only.
+    weight.tensor_model_parallel = placement.dimension is not None  # type: ignore[attr-defined]
+    return weight
+
+
+def placement_of(weight: nn.Parameter) -> Placement:
+    """Return the placement that ``parameter`` gave."""
+    placement = weight.placement  # type: ignore[attr-defined]
+    assert isinstance(placement, Placement)
+    return placement
+
+
+def seed_of(*parts: object) -> int:
+    """A generator's seed, as good as random and the same everywhere, from any parts."""
+    digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 1
+
+
+def initialise(module: nn.Module, prefix: str, seed: int) -> None:
+    """Fill the module's parameters.
+
+    Args:
+        module: A layer whose parameters were made by ``parameter``.
+        prefix: What precedes their names in the whole model, as ``3.`` or ``tied_modules.embed.``.
+        seed: The job's seed.
+    """
+    for name, weight in module.named_parameters():
+        _fill(weight.data, placement_of(weight), f"{prefix}{name}", seed)
+
+
+def _fill(local: torch.Tensor, placement: Placement, name: str, seed: int) -> None:
+    if placement.std is None:
+        local.fill_(placement.constant)
+        return
+    rows, row = placement.shape[0], max(1, _elements(placement.shape[1:]))
+    # A block's size must follow from the tensor's row alone: vocabularies are padded to different heights.
+    block = max(1, _BLOCK_ELEMENTS // row)
+    local_rows = local.shape[0]
+    first = placement.index * local_rows if placement.dimension == 0 else 0
+    for number in range(first // block, -(-(first + local_rows) // block)):
+        start, stop = number * block, min((number + 1) * block, rows)
+        generator = torch.Generator().manual_seed(seed_of(seed, name, number))
+        # Always the whole block: a shorter draw would not be the beginning of a longer one.
+        drawn = torch.empty(block, row).normal_(0.0, placement.std, generator=generator)
+        low, high = max(start, first), min(stop, first + local_rows)
+        part = drawn[low - start : high - start].view(-1, *placement.shape[1:])
+        if placement.dimension not in (None, 0):
+            assert placement.dimension is not None
+            part = part.chunk(placement.parts, dim=placement.dimension)[placement.index]
+        local[low - first : high - first].copy_(part)
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

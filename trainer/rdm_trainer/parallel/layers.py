@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Linear layers and the vocabulary's matrix, divided over the tensor-parallel ranks.
+
+Source: Shoeybi et al., "Megatron-LM" (arXiv 1909.08053), section 3: a matrix product divided by columns and
+then one by rows needs one sum over the ranks in each direction. A column-parallel layer sums the gradient of
+its input, a row-parallel one its output; what lies between stays divided.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed._functional_collectives
+from torch import nn
+from torch.nn import functional
+
+from rdm_trainer.parallel.cross_entropy import linear_cross_entropy
+from rdm_trainer.parallel.initialise import Placement, parameter
+from rdm_trainer.parallel.topology import Topology
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"]
+
+
+def _begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    # These are the collectives that torch.compile takes into its graph, told by the import above what they
+    # return. It must not be read before _end_sum; until then the sum goes on beside whatever is computed.
+    pending: torch.Tensor = torch.ops._c10d_functional.all_reduce(
+        tensor.contiguous(), "sum", group.group_name
+    )
+    return pending
+
+
+def _end_sum(pending: torch.Tensor) -> torch.Tensor:
+    done: torch.Tensor = torch.ops._c10d_functional.wait_tensor(pending)
+    return done
+
+
+class _LinearSumGradient(torch.autograd.Function):
+    """Linear layer whose input's gradient is summed over the ranks while its weight's is computed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, group: Any
+    ) -> torch.Tensor:
+        ctx.save_for_backward(states, weight)
+        ctx.group = group
+        return functional.linear(states, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        states, weight = ctx.saved_tensors
+        gradient = gradients[0]
+        pending = _begin_sum(gradient @ weight, ctx.group)
+        rows = gradient.flatten(0, -2)
+        weight_gradient = rows.t() @ states.flatten(0, -2)
+        bias_gradient = rows.sum(dim=0)
+        return _end_sum(pending), weight_gradient, bias_gradient, None
+
+
+class _BeginSum(torch.autograd.Function):
+    """Begin a sum over the ranks; the gradient is every rank's."""
+
+    @staticmethod
+    def forward(_ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
+        return _begin_sum(tensor, group)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
+class _EndSum(torch.autograd.Function):
+    """Wait for a sum that was begun."""
+
+    @staticmethod
+    def forward(_ctx: Any, pending: torch.Tensor) -> torch.Tensor:
+        return _end_sum(pending).view_as(pending)
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+class ColumnParallelLinear(nn.Module):
+    """``y = x A + b`` with the outputs divided over the tensor ranks.
+
+    Args:
+        inputs: Features of the input, which every rank has whole.
+        outputs: Features of the whole output.
+        topology: Whose tensor axis divides it.
+        std: Of the initial weights.
+    """
+
+    def __init__(self, inputs: int, outputs: int, topology: Topology, std: float) -> None:
+        super().__init__()
+        rank, ranks = topology.tensor_rank, topology.tensor
+        self.weight = parameter(Placement((outputs, inputs), 0, rank, ranks, std=std, decays=True))
+        self.bias = parameter(Placement((outputs,), 0, rank, ranks))
+        self.group = topology.tensor_group if topology.tensor > 1 else None
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Map [..., inputs] to this rank's [..., outputs / tensor]."""
+        if self.group is None:
+            return functional.linear(states, self.weight, self.bias)
+        output: torch.Tensor = _LinearSumGradient.apply(states, self.weight, self.bias, self.group)
+        return output
+
+
+class RowParallelLinear(nn.Module):
+    """``y = x A + b`` with the inputs divided over the tensor ranks.
+
+    Args:
+        inputs: Features of the whole input, of which each rank has its part.
+        outputs: Features of the output, which every rank gets whole.
+        topology: Whose tensor axis divides it.
+        std: Of the initial weights.
+    """
+
+    def __init__(self, inputs: int, outputs: int, topology: Topology, std: float) -> None:
+        super().__init__()
+        self.weight = parameter(
+            Placement((outputs, inputs), 1, topology.tensor_rank, topology.tensor, std=std, decays=True)
+        )
+        self.bias = parameter(Placement((outputs,)))
+        self.group = topology.tensor_group if topology.tensor > 1 else None
+
+    def forward(self, states: torch.Tensor, step: Literal["begin", "end"] | None = None) -> torch.Tensor:
+        """Map this rank's [..., inputs / tensor] to the whole [..., outputs].
+
+        Args:
+            states: The inputs, or to end with, what the beginning returned.
+            step: With several ranks it can be done in two steps, so that something else is computed while
+                the ranks' parts are summed. Until then, what the first returns must not be read.
+        """
+        if self.group is None:
+            return functional.linear(states, self.weight, self.bias)
+        if step != "end":
+            states = _BeginSum.apply(functional.linear(states, self.weight), self.group)
+        if step != "begin":
+            states = _EndSum.apply(states) + self.bias
+        return states
+
+
+class VocabParallelEmbedding(nn.Module):
+    """The vocabulary's matrix, divided by tokens: looks tokens up, and as head computes the loss.
+
+    One module does both because the two may share the matrix, and ZeRO-3 gathers the parameters of the
+    module that is called.
+
+    Args:
+        vocabulary: Tokens that exist; the rest of the matrix is padding, which no token meets.
+        padded: Rows of the whole matrix.
+        hidden: Features.
+        topology: Whose tensor axis divides it.
+        std: Of the initial weights.
+        compiled: Compile the element-wise part of the loss.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        padded: int,
+        hidden: int,
+        topology: Topology,
+        std: float,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.weight = parameter(
+            Placement(
+                (padded, hidden),
+                dimension=0,
+                index=topology.tensor_rank,
+                parts=topology.tensor,
+                std=std,
+                vocabulary=True,
+                decays=True,
+            )
+        )
+        self.group = topology.tensor_group if topology.tensor > 1 else None
+        self.first = topology.tensor_rank * (padded // topology.tensor)
+        self.valid = max(0, min(padded // topology.tensor, vocabulary - self.first))
+        self.compiled = compiled
+
+    def forward(
+        self, inputs: torch.Tensor, labels: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """Look up tokens [...] int64 and return [..., hidden]; with labels, return the loss of [..., hidden].
+
+        Args:
+            inputs: Tokens, or the final states when there are labels.
+            labels: Next tokens int64 and loss mask float32, both of the states' shape without features.
+        """
+        if labels is None:
+            return self._look_up(inputs)
+        return linear_cross_entropy(
+            inputs,
+            self.weight,
+            *labels,
+            first=self.first,
+            valid=self.valid,
+            group=self.group,
+            compiled=self.compiled,
+        )
+
+    def _look_up(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.group is None:
+            return functional.embedding(tokens, self.weight)
+        local = tokens - self.first
+        outside = (local < 0) | (local >= self.weight.shape[0])
+        rows = functional.embedding(local.masked_fill(outside, 0), self.weight)
+        pending = _BeginSum.apply(rows.masked_fill(outside.unsqueeze(-1), 0.0), self.group)
+        summed: torch.Tensor = _EndSum.apply(pending)
+        return summed

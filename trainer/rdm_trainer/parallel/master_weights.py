@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A shorter step for bf16 weights with fp32 copies.
+
+DeepSpeed's ``BF16_Optimizer`` goes over the fp32 gradients seven times per step and waits for the device
+twice. Its data (flat weights, copies, gradients, their names in checkpoints) is right; only the way of a
+gradient through it is long. Here the first micro-batch's gradient is copied instead of added to zeros, a
+replica gets the sum of only its own part, and the clipping factor goes into the fused AdamW as the divisor
+that it takes for loss scales. A step whose norm is not finite is left out on the device, without asking it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from torch import nn
+
+from rdm_trainer.parallel.topology import Topology
+
+__all__ = ["MasterWeights"]
+
+
+# Elements of a row of a large gradient where compiled kernels take it: they know then how it is aligned.
+_ROW = 1024
+
+
+def _copy(total: torch.Tensor, gradient: torch.Tensor) -> None:
+    total.copy_(gradient)
+
+
+def _add(total: torch.Tensor, gradient: torch.Tensor) -> None:
+    total.add_(gradient)
+
+
+@functools.cache
+def _compiled(function: Callable[..., None]) -> Callable[..., None]:
+    return torch.compile(function)
+
+
+class MasterWeights(BF16_Optimizer):
+    """DeepSpeed's optimiser for bf16 after ``adopt``."""
+
+    topology: Topology
+    pieces: list[torch.Tensor]
+    compiled: bool
+
+    @classmethod
+    def adopt(
+        cls,
+        engine: Any,
+        topology: Topology,
+        counts: Callable[[nn.Parameter], bool],
+        *,
+        compiled: bool = False,
+    ) -> None:
+        """Turn the engine's ``BF16_Optimizer`` into this one, before its first step.
+
+        Args:
+            engine: DeepSpeed's, just initialised.
+            topology: This rank's place.
+            counts: Tells whether this rank counts a parameter's gradient in the norm of all.
+            compiled: Sum the gradients of micro-batches with compiled kernels.
+        """
+        optimiser = engine.optimizer
+        assert type(optimiser) is BF16_Optimizer
+        # DeepSpeed makes the object deep inside its set-up, so it can only be changed afterwards.
+        optimiser.__class__ = cls
+        optimiser.topology = topology
+        optimiser.compiled = compiled
+        optimiser.pieces = optimiser._counted_pieces(counts)
+        engine.buffered_allreduce_fallback = optimiser._sum_over_replicas
+
+    def _counted_pieces(self, counts: Callable[[nn.Parameter], bool]) -> list[torch.Tensor]:
+        """Return views of this replica's part of the gradients that hold what this rank counts."""
+        pieces = []
+        for weights, gradients, part in zip(
+            self.bf16_groups,
+            self.fp32_groups_gradients_flat,
+            self.fp32_groups_gradient_flat_partition,
+            strict=True,
+        ):
+            begin = part.storage_offset() - gradients.storage_offset()
+            spans: list[list[int]] = []
+            offset = 0
+            for weight in weights:
+                low = max(offset, begin)
+                offset += weight.numel()
+                high = min(offset, begin + part.numel())
+                if low >= high or not counts(weight):
+                    continue
+                if spans and spans[-1][1] == low:
+                    spans[-1][1] = high
+                else:
+                    spans.append([low, high])
+            pieces += [gradients[low:high] for low, high in spans]
+        return pieces
+
+    @torch.no_grad()
+    def _update_hp_grad(self, lp: Any, group_idx: int, param_idx: int, clear_lp_grads: bool) -> None:
+        if lp.grad is None:
+            return
+        total = self.fp32_groups_gradients[group_idx][param_idx]
+        gradient = lp.grad.view(total.shape)
+        present = self.fp32_groups_has_gradients[group_idx]
+        take = _add if present[param_idx] else _copy
+        present[param_idx] = True
+        rows, rest = divmod(total.numel(), _ROW)
+        if self.compiled and rows >= _ROW and not rest:
+            # PyTorch's own kernels between two types reach half of the memory's bandwidth.
+            _compiled(take)(total.view(rows, _ROW), gradient.view(rows, _ROW))
+        else:
+            take(total, gradient)
+        lp._hp_grad = total
+        if clear_lp_grads:
+            lp.grad.zero_()
+
+    @torch.no_grad()
+    def _sum_over_replicas(self, grads: Any = None, elements_per_buffer: int = 0) -> None:  # noqa: ARG002
+        """Sum the gradients over the replicas; the mean's division comes in the step."""
+        for present, gradients in zip(
+            self.fp32_groups_has_gradients, self.fp32_groups_gradients, strict=True
+        ):
+            for has, gradient in zip(present, gradients, strict=True):
+                if not has:
+                    gradient.zero_()
+        group = self.topology.data_group
+        if self.topology.data == 1:
+            return
+        scatters = dist.get_backend(group) == "nccl"
+        for gradients, part in zip(
+            self.fp32_groups_gradients_flat, self.fp32_groups_gradient_flat_partition, strict=True
+        ):
+            if scatters:
+                dist.reduce_scatter_tensor(part, gradients, group=group)
+            else:
+                dist.all_reduce(gradients, group=group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # noqa: ARG002
+        """Take a step with what ``_sum_over_replicas`` left."""
+        device = self.fp32_groups_flat_partition[0].device
+        squares = torch.zeros((), device=device)
+        for piece in self.pieces:
+            squares += torch.linalg.vector_norm(piece).square()
+        if self.topology.world_size > 1:
+            dist.all_reduce(squares)
+        replicas = float(self.topology.data)
+        norm = squares.sqrt() / replicas
+        self._global_grad_norm = norm
+        self.overflow = False
+        divisor = torch.full((), replicas, device=device)
+        if self.clip_grad > 0.0:
+            divisor = divisor * ((norm + 1e-6) / self.clip_grad).clamp_min(1.0)
+        self.optimizer.grad_scale = divisor
+        self.optimizer.found_inf = 1.0 - norm.isfinite().float()
+        for weights, gradient in zip(
+            self.fp32_groups_flat_partition, self.fp32_groups_gradient_flat_partition, strict=True
+        ):
+            weights.grad = gradient
+        self.optimizer.step()
+        # Their addresses are known only after the first step.
+        self._lazy_init_hp_params_optimizer_state()
+        self.update_lp_params()
+        self.clear_hp_grads()
+
+    def clear_hp_grads(self) -> None:
+        """Begin new sums: the next gradient of each weight is copied, not added."""
+        self.fp32_groups_has_gradients = [[False] * len(group) for group in self.fp32_groups_gradients]

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a list of layers is cut into pipeline stages. Pure.
+
+DeepSpeed cuts evenly, by type and by parameters, but not where one wishes; uneven cuts are what a pipeline
+over unequal GPUs needs. The layers that are no transformer blocks stay beside the blocks: what comes before
+the first block belongs to the first stage, what comes after the last one to the last stage, and what lies
+between two blocks to the stage of the former.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["explicit", "is_block", "stage_bounds"]
+
+_LIST = re.compile(r"[0-9]+(-[0-9]+)*")
+
+
+def is_block(name: str) -> bool:
+    """Tell whether a layer of this name is a transformer block."""
+    return name.endswith("Block")
+
+
+def explicit(partition: str) -> list[int] | None:
+    """Return the blocks of each stage that PARTITION lists, None when it is no list."""
+    return [int(count) for count in partition.split("-")] if _LIST.fullmatch(partition) else None
+
+
+def stage_bounds(
+    layer_names: Sequence[str], weights: Sequence[int] | None, partition: str, stages: int
+) -> list[int]:
+    """Return where each stage begins, and the end of the last.
+
+    Args:
+        layer_names: The layers in their order; a transformer block's name ends with ``Block``.
+        weights: Parameters of each layer; needed by ``parameters`` only.
+        partition: ``even``, ``parameters``, ``type:REGEX`` or the blocks of each stage, as ``0-11-8-5-0``.
+        stages: Number of stages.
+
+    Returns:
+        ``stages + 1`` ascending bounds from 0 to the number of layers; stage ``i`` has the layers from
+        ``bounds[i]`` to ``bounds[i + 1] - 1``.
+
+    Raises:
+        TrainerError: The layers cannot be cut like that.
+    """
+    if partition == "parameters":
+        if weights is None:
+            raise ValueError("the partition by parameters needs the layers' sizes")
+        return _balanced(weights, stages)
+    if partition.startswith("type:"):
+        marked = _matching(layer_names, partition.removeprefix("type:"))
+        if sum(marked) < stages:
+            raise TrainerError(
+                f"parallel.partition {partition} matches {sum(marked)} layers, too few for {stages} stages; "
+                f"the layers are {', '.join(dict.fromkeys(layer_names))}."
+            )
+        return _bounds(marked, _even(sum(marked), stages))
+    blocks = [is_block(name) for name in layer_names]
+    total = sum(blocks)
+    counts = _even(total, stages) if partition == "even" else _listed(partition, total, stages)
+    _refuse_empty_middle(counts, partition)
+    return _bounds(blocks, counts)
+
+
+def _even(items: int, stages: int) -> list[int]:
+    """Spread ITEMS; the first stages take one more, because the last one has the head to compute."""
+    share, rest = divmod(items, stages)
+    return [share + (stage < rest) for stage in range(stages)]
+
+
+def _listed(partition: str, blocks: int, stages: int) -> list[int]:
+    counts = explicit(partition)
+    if counts is None:
+        raise TrainerError(
+            f"parallel.partition is {partition!r}; it must be even, parameters, type:REGEX, or the blocks of "
+            "each stage joined by '-', as 0-11-8-8-8-8-5-0."
+        )
+    if len(counts) != stages:
+        raise TrainerError(
+            f"parallel.partition {partition} is for {len(counts)} stages, but parallel.pipeline is {stages}."
+        )
+    if sum(counts) != blocks:
+        raise TrainerError(
+            f"parallel.partition {partition} sums to {sum(counts)} blocks, but the model has {blocks}."
+        )
+    return counts
+
+
+def _refuse_empty_middle(counts: Sequence[int], partition: str) -> None:
+    empty = [str(stage) for stage, count in enumerate(counts) if not count and 0 < stage < len(counts) - 1]
+    if empty:
+        raise TrainerError(
+            f"parallel.partition {partition} leaves stage {', '.join(empty)} of {len(counts)} without a "
+            "block, and a stage between the first, which has the embedding, and the last, which has the "
+            "head, would have no parameters to optimise: give it a block or take fewer stages."
+        )
+
+
+def _matching(names: Sequence[str], pattern: str) -> list[bool]:
+    try:
+        expression = re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise TrainerError(
+            f"parallel.partition type:{pattern} is not a regular expression: {error}."
+        ) from None
+    return [expression.search(name) is not None for name in names]
+
+
+def _bounds(marked: Sequence[bool], counts: Sequence[int]) -> list[int]:
+    """Turn the marked layers of each stage into bounds: a stage ends before the next stage's first one."""
+    places = [index for index, mark in enumerate(marked) if mark]
+    bounds = [0]
+    for taken in itertools.accumulate(counts[:-1]):
+        # Before the first marked layer lies the embedding, which is the first stage's in any case.
+        bounds.append(places[0] if taken == 0 else _after(places, taken, len(marked)))
+    return [*bounds, len(marked)]
+
+
+def _after(places: Sequence[int], taken: int, total: int) -> int:
+    """Where the stage after TAKEN marked layers begins."""
+    if taken < len(places):
+        return places[taken]
+    # Nothing is left but what follows the last marked layer: it is the last stage's.
+    return min(places[-1] + 1, total)
+
+
+def _balanced(weights: Sequence[int], stages: int) -> list[int]:
+    """Cut so that the heaviest stage is as light as possible and, among those cuts, the others are equal.
+
+    Dynamic programming over (stages, layers); the cost is the heaviest stage, then the sum of squares.
+    """
+    layers = len(weights)
+    if layers < stages:
+        raise TrainerError(f"parallel.pipeline is {stages}, but the model has only {layers} layers.")
+    ends = [0, *itertools.accumulate(weights)]
+    costs: list[tuple[int, int]] = [(end, end * end) for end in ends]
+    cuts: list[list[int]] = []
+    for stage in range(1, stages):
+        best: list[tuple[int, int]] = [(0, 0)] * (layers + 1)
+        where = [0] * (layers + 1)
+        for end in range(stage + 1, layers + 1):
+            best[end], where[end] = min(
+                ((max(costs[cut][0], size), costs[cut][1] + size * size), cut)
+                for cut in range(stage, end)
+                for size in (ends[end] - ends[cut],)
+            )
+        costs = best
+        cuts.append(where)
+    bounds = [layers]
+    for where in reversed(cuts):
+        bounds.append(where[bounds[-1]])
+    return [0, *reversed(bounds)]

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``progress.json`` in the job's directory: how far the training is, for whoever shows it.
+
+Written whole at each log interval, by rename, so that a reader never sees half of it. The loss curve in it is
+thinned to a few hundred points: the file stays small however long the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["POINTS", "Progress", "thin"]
+
+POINTS = 300
+
+_LASTING = ("iteration", "loss", "lr", "consumed_samples", "losses", "checkpoint", "validation")
+
+
+def thin(curve: list[list[float]], most: int = POINTS) -> list[list[float]]:
+    """Return at most MOST points of CURVE, the first and the last among them, evenly spread in between."""
+    if len(curve) <= most:
+        return curve
+    last = len(curve) - 1
+    return [curve[round(point * last / (most - 1))] for point in range(most)]
+
+
+class Progress:
+    """The file and what is in it. One rank writes it.
+
+    Args:
+        path: The file; its directory is made.
+        train_iterations: Steps of the whole training.
+    """
+
+    def __init__(self, path: Path, train_iterations: int) -> None:
+        self._path = path
+        state: dict[str, Any] = {
+            "iteration": 0,
+            "train_iterations": train_iterations,
+            "loss": None,
+            "lr": None,
+            "tokens_per_second": None,
+            "tflops": None,
+            "consumed_samples": 0,
+            "losses": [],
+            "checkpoint": None,
+            "validation": None,
+            "phase": "starting",
+            "time": time.time(),
+        }
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            # A run that is refused at its start must not take away what the one before had reached.
+            before = json.loads(path.read_text())
+            state.update({key: before[key] for key in _LASTING if key in before})
+        self._state = state
+
+    def begin(self, iteration: int, curve: list[list[float]]) -> None:
+        """Begin after ITERATION with the loss curve until there."""
+        self._state.update(
+            iteration=iteration,
+            losses=[point for point in curve if point[0] <= iteration],
+            checkpoint=iteration or None,
+        )
+
+    @property
+    def curve(self) -> list[list[float]]:
+        """Points ``[iteration, loss]``, at most twice ``POINTS``."""
+        curve: list[list[float]] = self._state["losses"]
+        return curve
+
+    def add_loss(self, iteration: int, loss: float) -> None:
+        """Add a point to the curve, if it is one: JSON has no NaN."""
+        if not math.isfinite(loss):
+            return
+        self.curve.append([iteration, loss])
+        if len(self.curve) > 2 * POINTS:
+            self._state["losses"] = thin(self.curve)
+
+    def write(self, **changes: Any) -> None:
+        """Change some keys and write the file.
+
+        A directory that cannot be written is no reason to stop a training: the next write tries again.
+        """
+        self._state.update(changes, time=time.time())
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            state = {key: _plain(value) for key, value in self._state.items()}
+            text = json.dumps({**state, "losses": thin(self.curve)}, allow_nan=False)
+            partial.write_text(text + "\n")
+            partial.replace(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    """Return None for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Throughput and TensorBoard: what is made of a step's numbers beside the log line."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deepspeed.accelerator import get_accelerator
+
+from rdm_trainer import flops, metrics
+from rdm_trainer.config import Config
+
+__all__ = ["Tracker"]
+
+DIRECTORY = "tensorboard"
+
+
+class Tracker:
+    """Throughput of a job, and its event files.
+
+    The tags are Megatron-DeepSpeed's: ``lm-loss-training/lm loss``, ``learning-rate/learning-rate`` and so
+    on, each also ``vs samples``.
+
+    Args:
+        config: The job.
+        job_dir: Where the event files go, None on a rank that writes none.
+        world_size: Devices.
+    """
+
+    def __init__(self, config: Config, job_dir: Path | None, *, world_size: int) -> None:
+        self._config, self._world_size = config, world_size
+        accelerator = get_accelerator()
+        self._peak = config.logging.peak_tflops
+        if self._peak is None and accelerator.device_name() == "cuda":
+            import torch
+
+            self._peak = flops.peak_tflops(torch.cuda.get_device_name())
+        self._events: Any = None
+        if job_dir is not None and config.logging.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(job_dir / DIRECTORY))
+
+    def rates(self, seconds: float) -> dict[str, float]:
+        """Return tokens per second of the whole job, and TFLOP/s per device by Megatron's formula."""
+        batch = self._config.optimisation.global_batch_size
+        return {
+            "tokens_per_second": batch * self._config.model.tokens_per_sample / seconds,
+            "tflops": flops.megatron_tflops(
+                self._config, batch_size=batch, seconds=seconds, world_size=self._world_size
+            ),
+        }
+
+    def throughput(self, seconds: float) -> dict[str, str]:
+        """Return the fields at the end of the log line for a step of SECONDS.
+
+        The first three are Megatron-DeepSpeed's. ``MFU (%)`` is ours, where the device's peak is known: the
+        FLOPs that the model needs, without recomputation, of those that the device could do.
+        """
+        batch = self._config.optimisation.global_batch_size
+        rates = self.rates(seconds)
+        fields = {
+            "samples per second": f"{batch / seconds:.3f}",
+            "tokens per gpu per second (tgs)": f"{rates['tokens_per_second'] / self._world_size:.3f}",
+            "TFLOPs": f"{rates['tflops']:.2f}",
+        }
+        if self._peak is not None:
+            done = flops.flops_per_sample(self._config) * batch / seconds / self._world_size
+            fields["MFU (%)"] = f"{100 * done / (self._peak * 1e12):.2f}"
+        return fields
+
+    def step(self, step: metrics.Step) -> None:
+        """Write a step's numbers."""
+        values = {
+            "learning-rate/learning-rate": step.learning_rate,
+            "batch-size/batch-size": step.global_batch_size,
+            "loss-scale/loss-scale": step.loss_scale,
+            "iteration-time/iteration-time": step.milliseconds / 1000,
+            **{f"lm-loss-training/{name}": value for name, value in step.losses.items()},
+            **({} if step.grad_norm is None else {"grad-norm/grad-norm": step.grad_norm}),
+            **{f"throughput/{name}": float(value) for name, value in step.throughput.items()},
+        }
+        for tag, value in values.items():
+            self._add(tag, value, step.iteration)
+            self._add(f"{tag} vs samples", value, step.consumed_samples)
+
+    def evaluation(self, iteration: int, split: str, losses: Mapping[str, float]) -> None:
+        """Write an evaluation's numbers."""
+        kind = "validation" if split == "valid" else split
+        for name, value in losses.items():
+            self._add(f"lm-loss-{kind}/{name} {kind}", value, iteration)
+            self._add(f"lm-loss-{kind}/{name} {kind} ppl", math.exp(min(20.0, value)), iteration)
+
+    def _add(self, tag: str, value: float, place: int) -> None:
+        """Write one number; event files that cannot be written are given up, the training is not."""
+        if self._events is not None:
+            try:
+                self._events.add_scalar(tag, value, place)
+            except OSError:
+                self._events = None
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()

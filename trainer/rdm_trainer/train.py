@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The training of one rank, from process groups to the last checkpoint.
+
+The loop never waits for the device between log lines: losses are added up where they are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+
+from rdm_trainer import metrics
+from rdm_trainer.checkpoint.files import CHECKPOINTS
+from rdm_trainer.checkpoint.storage import Storage
+from rdm_trainer.checkpoint.store import Checkpoints
+from rdm_trainer.collective import Collective, Flags
+from rdm_trainer.config import Config
+from rdm_trainer.data import loaders
+from rdm_trainer.engine import Engine
+from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
+from rdm_trainer.parallel.topology import Topology
+from rdm_trainer.progress import Progress
+from rdm_trainer.schedule import LearningRate
+from rdm_trainer.tracker import Tracker
+
+__all__ = ["Training", "run"]
+
+# SIGUSR1 is what batch systems send before the time is up.
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def run(config: Config, job_dir: Path) -> int:
+    """Train in this process, which is one rank of the job.
+
+    Args:
+        config: The job, checked.
+        job_dir: Where checkpoints, TensorBoard's events and progress go.
+
+    Returns:
+        The exit code: 0 when the training is done or ended in order, 130 when Ctrl-C ended it. Its checkpoint
+        is written in either case.
+
+    Raises:
+        TrainerError: The user can mend it; among others, that the last step could not be saved.
+    """
+    started = time.monotonic()
+    timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+    _join(config, timeout)
+    with _Stop() as stop:
+        training = Training(config, job_dir, stop=stop, started=started)
+        training.run()
+    # Only in order: after an error the others may not come, and the launcher ends them.
+    training.close()
+    dist.barrier()
+    dist.destroy_process_group()
+    return STOPPED if stop.received == signal.SIGINT else DONE
+
+
+def _join(config: Config, timeout: datetime.timedelta) -> None:
+    """Become a rank: take a device and meet the others. Without a launcher, be a world of one."""
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed would build a shared-memory operation with a C++ compiler, which a node need not have.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    accelerator = get_accelerator()
+    on_cpu = accelerator.device_name() == "cpu"
+    _require_device(config, accelerator)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    device = None
+    if not on_cpu:
+        # A launcher may show each rank its own device alone.
+        accelerator.set_device(local % accelerator.device_count())
+        device = torch.device(accelerator.current_device_name())
+    backend = config.launcher.backend
+    if backend == "auto":
+        backend = "gloo" if on_cpu else "nccl"
+    if "WORLD_SIZE" not in os.environ:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    dist.init_process_group(backend, timeout=timeout, device_id=device if backend == "nccl" else None)
+
+
+def _require_device(config: Config, accelerator: Any) -> None:
+    """Refuse what the device cannot do, before DeepSpeed and torch do so with a traceback."""
+    precision, name = config.optimisation.precision, accelerator.device_name()
+    computes = {"fp16": accelerator.is_fp16_supported, "bf16": accelerator.is_bf16_supported}
+    if precision in computes and not computes[precision]():
+        others = [other for other, works in computes.items() if other != precision and works()]
+        raise TrainerError(
+            f"optimisation.precision is {precision}, in which this node's device ({name}) does not compute; "
+            f"use {' or '.join([*others, 'fp32'])}."
+        )
+    if config.launcher.backend == "nccl" and name == "cpu":
+        raise TrainerError("launcher.backend is nccl, but this node has no GPU; use auto or gloo.")
+
+
+class _Stop:
+    """Hears signals that ask for an end in order. A second Ctrl-C ends at once."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> _Stop:
+        for number in _SIGNALS:
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _frame: object) -> None:
+        if self.received == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+
+
+class _Sums:
+    """Losses since the last log line, added up on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self._loss = torch.zeros((), device=self._device)
+        self._nan = torch.zeros((), dtype=torch.int64, device=self._device)
+        self.steps, self.skipped = 0, 0
+        self.begin = time.monotonic()
+
+    def add(self, loss: torch.Tensor, *, skipped: bool) -> None:
+        """Add a step without waiting for it."""
+        self.steps += 1
+        self.skipped += skipped
+        finite = torch.isfinite(loss)
+        self._nan += ~finite
+        if not skipped:
+            self._loss += torch.where(finite, loss, torch.zeros_like(loss))
+
+    def read(self) -> tuple[float, int]:
+        """Return the average loss of the steps that count, NaN if there is none, and the NaN steps."""
+        nan = int(self._nan)
+        count = self.steps - max(self.skipped, nan)
+        return (float(self._loss) / count if count > 0 else float("nan")), nan
+
+
+class Training:
+    """One job's training in this process. Every rank makes one; the process groups must be initialised.
+
+    Args:
+        config: The job, checked.
+        job_dir: Where checkpoints, TensorBoard's events and progress go.
+        stop: Its attribute ``received`` says that a signal asked for an end.
+        started: When the process began, on the monotonic clock; ``exit_duration_minutes`` counts from there.
+        write: Takes the log's lines; standard output by default.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        job_dir: Path,
+        *,
+        stop: Any = None,
+        started: float | None = None,
+        write: Callable[[str], None] | None = None,
+    ) -> None:
+        self.config, self.job_dir = config, job_dir
+        self._stop = stop
+        self._started = time.monotonic() if started is None else started
+        self._write = write or _print
+        self._is_first = dist.get_rank() == 0
+        self._is_last = dist.get_rank() == dist.get_world_size() - 1
+        timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
+        self._collective = Collective(timeout)
+        self._progress = Progress(job_dir / "progress.json", config.train_iterations)
+        self._note(phase="starting")
+        self._milestone("after megatron is initialized")
+        self.topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
+        self.engine = Engine(config, self.topology)
+        self._schedule = LearningRate.of(config)
+        self._milestone("after model, optimizer, and learning rate scheduler are built")
+        self.iteration = 0
+        self.consumed_samples = 0
+        self._moved_samples = 0
+        self._skipped = 0
+        self._loss_scale: float = 1.0
+        self.checkpoints = Checkpoints(
+            config,
+            self.engine,
+            self.topology,
+            self._collective,
+            job_dir / CHECKPOINTS,
+            self._say,
+        )
+        self._resume()
+        self._loaders = self._open_data()
+        self._milestone("after dataloaders are built")
+        self._say("done with setup ...")
+        self._tracker = Tracker(
+            config, job_dir if self._is_first else None, world_size=self.topology.world_size
+        )
+        self._sums = _Sums(self.engine.device)
+        self._memory_told = False
+        self.reason = "the training is done"
+
+    # Lines for people.
+
+    def _say(self, line: str) -> None:
+        if self._is_first:
+            self._write(line)
+
+    def _milestone(self, name: str) -> None:
+        self._say(metrics.datetime_line(name, datetime.datetime.now()))
+
+    def _note(self, **changes: Any) -> None:
+        if self._is_first:
+            self._progress.write(**changes)
+
+    # Setting up.
+
+    def _resume(self) -> None:
+        self._note(phase="loading")
+        state = self.checkpoints.resume()
+        if state is None:
+            self._progress.begin(0, [])
+            return
+        self.iteration = int(state["iteration"])
+        self.consumed_samples = int(state["consumed_samples"])
+        self._moved_samples = int(state["moved_samples"])
+        self._skipped = int(state["skipped"])
+        self._progress.begin(self.iteration, state["curve"])
+        self._note(consumed_samples=self.consumed_samples)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "iteration": self.iteration,
+            "consumed_samples": self.consumed_samples,
+            "moved_samples": self._moved_samples,
+            "skipped": self._skipped,
+            "loss_scale": self._loss_scale,
+            "curve": self._collective.gather(self._progress.curve if self._is_first else None)[0],
+        }
+
+    def _open_data(self) -> loaders.Loaders:
+        opened = loaders.build(
+            self.config,
+            data_rank=self.topology.data_rank,
+            data_size=self.topology.data,
+            consumed_samples=self.consumed_samples,
+            is_writer=self._writes_index_maps(),
+            barrier=self._collective.barrier,
+        )
+        if opened.train is None:
+            raise TrainerError(
+                "There is no training data: data.split or data.train leaves none; give it a part above 0."
+            )
+        return opened
+
+    def _writes_index_maps(self) -> bool:
+        """One rank of each file system makes the maps that are missing."""
+        data = self.config.data
+        prefixes = [part.prefix for part in (*data.blend, *data.train)]
+        if data.mock or not prefixes:
+            return self._is_first
+        place = Path(data.index_cache) if data.index_cache else Path(prefixes[0]).parent
+        return Storage(place, self._collective, create=data.index_cache is not None).is_leader
+
+    # Training.
+
+    def run(self) -> None:
+        """Train to the end, or until something asks for an earlier one; the last step is saved.
+
+        Raises:
+            TrainerError: The data ends too early, or the last step could not be saved.
+        """
+        self._milestone("before the start of training step")
+        self._note(phase="training")
+        flags = Flags(self._collective, 3)
+        batches = self._loaders.train
+        assert batches is not None
+        self._sums.clear()
+        while self.iteration < self.config.train_iterations:
+            self._step(batches)
+            if self._is_due(self.config.logging.interval):
+                self._log()
+            if self._is_due(self.config.logging.eval_interval):
+                self._evaluate("valid", f"iteration {self.iteration}")
+            if self._is_due(self.config.checkpoint.interval):
+                self._save()
+            if self._ends(flags):
+                break
+        flags.settle()
+        self._milestone("after training is done")
+        self._note(phase="saving")
+        self._save()
+        self.checkpoints.finish()
+        self._note(checkpoint=self.checkpoints.newest)
+        is_saved = self.checkpoints.newest == self.iteration
+        if not is_saved:
+            self.reason += ", and its last step could not be saved"
+        if self.iteration >= self.config.train_iterations:
+            self._note(phase="evaluating")
+            self._evaluate("valid", "the end of training for val data")
+            self._evaluate("test", "the end of training for test data")
+        self._say(f"exiting at iteration {self.iteration}: {self.reason}")
+        self._note(phase="done", reason=self.reason)
+        if not is_saved:
+            newest = self.checkpoints.newest
+            where = f"the checkpoint of iteration {newest}" if newest else "the start"
+            raise TrainerError(
+                f"Iteration {self.iteration}, the last one, could not be saved, as the log says; mend that, "
+                f"start the job again, and it goes on from {where}.",
+                exit_code=FAILED,
+            )
+
+    def _is_due(self, interval: int) -> bool:
+        return interval > 0 and self.iteration % interval == 0
+
+    def _step(self, batches: Iterator[Any]) -> None:
+        batch = self.config.optimisation.global_batch_size
+        self.engine.set_learning_rate(self._schedule.at(self._moved_samples))
+        try:
+            self._result = self.engine.train_step(batches)
+        except StopIteration:
+            raise TrainerError(
+                f"The training data ends after {self.consumed_samples} samples, before iteration "
+                f"{self.config.train_iterations}; train for fewer, or set data.sampler to cyclic."
+            ) from None
+        skipped = self._result.skipped
+        self._sums.add(self._result.mean_loss, skipped=skipped)
+        self.iteration += 1
+        self.consumed_samples += batch
+        self._moved_samples += 0 if skipped else batch
+        self._skipped += skipped
+        self._loss_scale = self._result.loss_scale
+
+    def _log(self) -> None:
+        """Write the line of the steps since the last one. The device is waited for here, and only here."""
+        loss, nan = self._sums.read()
+        seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
+        step = metrics.Step(
+            iteration=self.iteration,
+            train_iterations=self.config.train_iterations,
+            consumed_samples=self.consumed_samples,
+            milliseconds=1000 * seconds,
+            learning_rate=self._schedule.at(self._moved_samples),
+            global_batch_size=self.config.optimisation.global_batch_size,
+            losses={metrics.LM_LOSS: loss},
+            loss_scale=self._loss_scale,
+            grad_norm=self._result.grad_norm,
+            skipped=self._sums.skipped,
+            nan=nan,
+            throughput=self._tracker.throughput(seconds),
+        )
+        if self._is_last:
+            self._write(metrics.training_line(step))
+        if not self._memory_told:
+            self._memory_told = True
+            self._tell_memory()
+        if self._is_first:
+            self._tracker.step(step)
+            self._progress.add_loss(self.iteration, loss)
+            self._note(
+                iteration=self.iteration,
+                loss=loss,
+                lr=step.learning_rate,
+                consumed_samples=self.consumed_samples,
+                **self._tracker.rates(seconds),
+            )
+        self._sums.clear()
+
+    def _tell_memory(self) -> None:
+        if self.topology.data_rank == 0:
+            accelerator = get_accelerator()
+            self._write(
+                metrics.memory_line(
+                    self.topology.rank,
+                    self.iteration,
+                    allocated=accelerator.memory_allocated() or 0,
+                    most=accelerator.max_memory_allocated() or 0,
+                    reserved=accelerator.memory_reserved() or 0,
+                    most_reserved=accelerator.max_memory_reserved() or 0,
+                )
+            )
+
+    def _evaluate(self, split: str, where: str) -> None:
+        """Write the average loss over the first batches of a split: the same ones each time."""
+        batches = getattr(self._loaders, split)
+        if batches is None:
+            return
+        batch = self.config.optimisation.global_batch_size
+        count = min(self.config.logging.eval_iterations, len(batches) // batch)
+        if count == 0:
+            return
+        began = time.monotonic()
+        batches.restart()
+        loss = sum(self.engine.eval_step(batches) for _ in range(count)) / count
+        losses: Mapping[str, float] = {metrics.LM_LOSS: loss}
+        if self._is_last:
+            for line in metrics.validation_lines(where, losses):
+                self._write(line)
+        if self._is_first:
+            self._tracker.evaluation(self.iteration, split, losses)
+            self._note(validation={"iteration": self.iteration, "split": split, "loss": loss})
+        # What the evaluation took is not the next steps' time.
+        self._sums.begin += time.monotonic() - began
+
+    def _save(self) -> None:
+        if self.iteration in (self.checkpoints.newest, self.checkpoints.pending, 0):
+            return
+        began = time.monotonic()
+        if self.checkpoints.save(self.iteration, self._state()) and self.checkpoints.pending is None:
+            self._note(checkpoint=self.iteration)
+        self._sums.begin += time.monotonic() - began
+
+    def _ends(self, flags: Flags) -> bool:
+        """Ask the others whether anyone wants to end, and commit a checkpoint that all have written."""
+        settings = self.config.checkpoint
+        minutes = (time.monotonic() - self._started) / 60
+        pending = self.checkpoints.pending
+        agreed = flags.exchange(
+            [
+                self._stop is not None and self._stop.received is not None,
+                settings.exit_duration_minutes is not None and minutes > settings.exit_duration_minutes,
+                pending is not None and self.checkpoints.is_writing,
+            ]
+        )
+        stopped, over, writing = agreed
+        if pending is not None and pending != self.iteration and not writing and self.checkpoints.finish():
+            self._note(checkpoint=self.checkpoints.newest)
+        if stopped:
+            name = self._stop.received.name if self._stop and self._stop.received else "a signal"
+            self.reason = f"{name} asked for it"
+        elif over:
+            self.reason = f"{settings.exit_duration_minutes:g} minutes are over"
+        elif settings.exit_interval is not None and self.iteration % settings.exit_interval == 0:
+            self.reason = f"the iteration is a multiple of {settings.exit_interval}"
+        else:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of threads and files."""
+        self._loaders.close()
+        self._tracker.close()
+        self.engine.deepspeed.destroy()
+
+
+def _print(line: str) -> None:
+    # A full disk under the log ends no training.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whole trainings that stop and go on, for tests: what every rank of a launch runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from rdm_trainer import metrics
+from rdm_trainer.checkpoint.universal import convert
+from rdm_trainer.config import CheckpointConfig, Config, DataConfig, LoggingConfig
+from rdm_trainer.train import Training
+from tests.distributed import training
+
+__all__ = ["GPT", "T5", "Case", "Log", "follow", "parallel", "train"]
+
+
+def _job(base: Config, name: str) -> Config:
+    return dataclasses.replace(
+        base,
+        name=name,
+        optimisation=dataclasses.replace(
+            base.optimisation, train_iterations=8, lr=5e-3, warmup_iterations=2, min_lr=5e-4
+        ),
+        data=DataConfig(mock=True, workers=0),
+        logging=LoggingConfig(interval=1, tensorboard=False, eval_interval=0, eval_iterations=0),
+        checkpoint=CheckpointConfig(interval=0),
+    )
+
+
+GPT = _job(training.GPT, "gpt")
+T5 = _job(training.T5, "t5")
+
+
+def parallel(**values: Any) -> dict[str, Any]:
+    """Return changes of the section ``parallel``."""
+    return {f"parallel.{key}": value for key, value in values.items()}
+
+
+class Log:
+    """Lines that this rank wrote. Its methods speak for all ranks, and are called by all."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+
+    def losses(self) -> dict[int, float]:
+        """Losses by iteration, which the last rank wrote."""
+        parsed = [step for line in self.lines if (step := metrics.parse_training_line(line))]
+        said = _gathered({int(step["iteration"]): step["lm loss"] for step in parsed})
+        last: dict[int, float] = said[-1]
+        return last
+
+    def find(self, words: str) -> list[str]:
+        """Return the lines of any rank with WORDS in them."""
+        return [line for lines in _gathered(self.lines) for line in lines if words in line]
+
+
+def _gathered(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def train(
+    config: Config,
+    job_dir: Path,
+    *,
+    stop_after: int | None = None,
+    prepare: Callable[[Training], None] | None = None,
+) -> Log:
+    """Train in this launch, to the end or for some steps, and return what was written."""
+    log = Log()
+    changes: dict[str, Any] = {} if stop_after is None else {"checkpoint.exit_interval": stop_after}
+    trained = Training(training.configure(config, changes), job_dir, write=log)
+    if prepare is not None:
+        prepare(trained)
+    trained.run()
+    trained.close()
+    return log
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Save under one layout, go on under another.
+
+    Attributes:
+        name: Of the job.
+        base: What both have in common.
+        saved: What the first run changes.
+        resumed: What the second run changes; None ends after the first.
+        by_itself: The resuming run makes the universal copy, in a process of its own.
+    """
+
+    name: str
+    base: Config
+    saved: Mapping[str, Any]
+    resumed: Mapping[str, Any] | None
+    by_itself: bool = False
+
+
+def follow(cases: list[Case], root: str) -> dict[str, dict[int, float]]:
+    """Run each case in this launch: four steps, a checkpoint, four more under the other layout.
+
+    Returns:
+        The losses of both runs together, by case.
+    """
+    answers = {}
+    for case in cases:
+        job_dir = Path(root) / case.name
+        found = train(training.configure(case.base, case.saved), job_dir, stop_after=4).losses()
+        if case.resumed is not None:
+            if case.resumed != case.saved and not case.by_itself:
+                # A process that imports DeepSpeed takes longer than all the rest of a case.
+                if dist.get_rank() == 0:
+                    convert(job_dir / "checkpoints", 4)
+                dist.barrier()
+            found |= train(training.configure(case.base, case.resumed), job_dir).losses()
+        answers[case.name] = found
+    return answers

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer train`` without a launcher: its log, its event files, and a signal in the middle."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFIGURATION = """
+name: small
+model: {layers: 2, hidden_size: 32, attention_heads: 4, seq_length: 16, vocab_size: 90}
+optimisation: {micro_batch_size: 2, global_batch_size: 4, train_iterations: 100000, precision: fp32, lr: 0.01}
+data: {mock: true, workers: 0}
+logging: {interval: 5, eval_interval: 10, eval_iterations: 1}
+checkpoint: {interval: 0}
+"""
+
+DATETIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
+
+
+def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:
+    (directory / "small.yaml").write_text(CONFIGURATION)
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-m", "rdm_trainer", "train", str(directory / "small.yaml")),
+            *("--job-dir", str(directory / "job"), *overrides),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def described(line: str) -> dict[str, str]:
+    """Read a step's line by the description alone: see docs/training-log.md."""
+    match = re.fullmatch(r" iteration ([ \d]{8})/([ \d]{8}) \|((?: [^|:]+: +[^|]+ \|)+)", line)
+    assert match, line
+    fields = dict(re.findall(r" ([^|:]+): +([^| ]+) \|", match[3]))
+    return {"iteration": match[1].strip(), "of": match[2].strip(), **fields}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], int]:
+    """A job that SIGTERM ended after its 15th step: its directory, log and exit code."""
+    directory = tmp_path_factory.mktemp("command")
+    with start(directory) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith(" iteration       15/"):
+                process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        errors = process.stderr.read()
+    assert "Traceback" not in errors
+    return directory, lines, process.returncode
+
+
+def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
+    directory, lines, code = stopped
+    assert code == 0
+    checkpoints = directory / "job" / "checkpoints"
+    last = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert last > 15
+    assert lines[-1] == f"exiting at iteration {last}: SIGTERM asked for it"
+    progress = json.loads((directory / "job" / "progress.json").read_text())
+    assert progress["phase"] == "done"
+    assert progress["checkpoint"] == last
+
+    rest = last + 3
+    with start(directory, f"optimisation.train_iterations={rest}", "logging.interval=1") as process:
+        out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    steps = [described(line) for line in out.splitlines() if line.startswith(" iteration ")]
+    assert [int(step["iteration"]) for step in steps] == [last + 1, last + 2, rest]
+    assert int(steps[0]["consumed samples"]) == 4 * (last + 1)
+    assert " validation loss at the end of training for test data | lm loss value: " in out
+
+
+def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Path) -> None:
+    changes = ("optimisation.train_iterations=3", "logging.tensorboard=false")
+    with start(tmp_path, *changes) as process:
+        # A disk that takes small files alone.
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+        out, errors = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "exiting at iteration 3: the training is done, and its last step could not be saved" in out
+    (error,) = [line for line in errors.splitlines() if line.startswith("Error: ")]
+    assert "Iteration 3, the last one, could not be saved" in error
+    assert error.endswith("goes on from the start.")
+    assert "Traceback" not in errors
+    with start(tmp_path, *changes) as process:
+        out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert (tmp_path / "job" / "checkpoints" / "latest").read_text() == "global_step3"
+
+
+def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with start(tmp_path, "launcher.backend=nccl") as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 3
+    assert errors.splitlines()[-1] == (
+        "Error: launcher.backend is nccl, but this node has no GPU; use auto or gloo."
+    )
+
+
+def test_the_log_is_megatrons(stopped: tuple[Path, list[str], int]) -> None:
+    _, lines, _ = stopped
+    order = [
+        r"\[after megatron is initialized\] datetime: " + DATETIME,
+        r"\[after model, optimizer, and learning rate scheduler are built\] datetime: " + DATETIME,
+        r"\[after dataloaders are built\] datetime: " + DATETIME,
+        r"done with setup \.\.\.",
+        r"\[before the start of training step\] datetime: " + DATETIME,
+        r" iteration        5/  100000 \| .*",
+        r"\[Rank 0\] \(after 5 iterations\) memory \(MB\) \| allocated: [\d.]+ \| max allocated: [\d.]+"
+        r" \| reserved: [\d.]+ \| max reserved: [\d.]+",
+        r" iteration       10/  100000 \| .*",
+        r"-+",
+        r" validation loss at iteration 10 \| lm loss value: [\dE.+]+ \| lm loss PPL: [\dE.+]+ \| ",
+        r"-+",
+        r" iteration       15/  100000 \| .*",
+    ]
+    for pattern, line in zip(order, lines, strict=False):
+        assert re.fullmatch(pattern, line), (pattern, line)
+    assert len(lines) > len(order)
+    assert any(re.fullmatch(r"\[after training is done\] datetime: " + DATETIME, line) for line in lines)
+    steps = [described(line) for line in lines if line.startswith(" iteration ")]
+    assert [step["consumed samples"] for step in steps[:3]] == ["20", "40", "60"]
+    assert float(steps[-1]["lm loss"]) < float(steps[0]["lm loss"])
+    assert {"elapsed time per iteration (ms)", "learning rate", "global batch size", "loss scale"} <= set(
+        steps[0]
+    )
+    assert {"grad norm", "number of skipped iterations", "number of nan iterations"} <= set(steps[0])
+    assert list(steps[0])[-3:] == ["samples per second", "tokens per gpu per second (tgs)", "TFLOPs"]
+
+
+def test_event_files_have_megatrons_tags(stopped: tuple[Path, list[str], int]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    directory, lines, _ = stopped
+    events = EventAccumulator(str(directory / "job" / "tensorboard"))
+    events.Reload()
+    losses = events.Scalars("lm-loss-training/lm loss")
+    printed = [described(line) for line in lines if line.startswith(" iteration ")]
+    assert [event.step for event in losses][: len(printed)] == [int(step["iteration"]) for step in printed]
+    assert losses[0].value == pytest.approx(float(printed[0]["lm loss"]), rel=1e-5)
+    for tag in (
+        "learning-rate/learning-rate",
+        "grad-norm/grad-norm",
+        "lm-loss-validation/lm loss validation",
+    ):
+        assert events.Scalars(tag)
+    assert events.Scalars("lm-loss-training/lm loss vs samples")[0].step == 20

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Blocks and loss under the compiler: one graph each, tensor-parallel sums included, and the same losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rdm_trainer.config import Config
+from tests.distributed import processes, training
+from tests.distributed.training import GPT, T5, configure
+
+pytestmark = pytest.mark.timeout(600)
+
+JOBS = {
+    f"{name}{precision}": configure(base, {"parallel.tensor": 2, "optimisation.precision": precision})
+    for name, base in (("gpt ", GPT), ("t5 ", T5))
+    for precision in ("fp32", "bf16")
+}
+
+
+def as_one_graph(jobs: Mapping[str, Config]) -> dict[str, Any]:
+    """Train with a compiler that takes the whole of what it is given or refuses, and generates no code."""
+    import torch
+
+    compile_anything = torch.compile
+
+    def compile_whole(function: Any, **options: Any) -> Any:
+        # The order of the sums and what is fused with what are the code generator's matter.
+        options.pop("options", None)
+        return compile_anything(function, backend="aot_eager", fullgraph=True, **options)
+
+    torch.compile = compile_whole  # type: ignore[assignment]
+    return training.losses(jobs, steps=2)
+
+
+def test_each_compiled_part_is_one_graph_and_changes_no_loss() -> None:
+    compiled = {name: configure(job, {"optimisation.compile": True}) for name, job in JOBS.items()}
+    found = processes.run(2, as_one_graph, compiled, timeout=400.0)
+    expected = processes.run(2, training.losses, JOBS, 2)
+    assert found[0] == found[1]
+    for name in JOBS:
+        mine, theirs = ([step["loss"] for step in said[0][name]] for said in (found, expected))
+        assert mine == pytest.approx(theirs, abs=1e-4 if "fp32" in name else 0.01), name

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Disks that nodes do not share, disks that are full, checkpoints with parts missing, and ends in order."""
+
+from __future__ import annotations
+
+import datetime
+import resource
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from rdm_trainer.checkpoint import files
+from rdm_trainer.collective import Collective
+from rdm_trainer.errors import TrainerError
+from rdm_trainer.train import Training
+from tests.distributed import processes, resuming, training
+from tests.distributed.resuming import GPT, Log, parallel
+
+PIPELINE = training.configure(GPT, parallel(pipeline=2))
+SAVES = training.configure(PIPELINE, {"checkpoint.interval": 2})
+
+
+def node(root: str, shift: int = 0) -> Path:
+    """Return this rank's own disk, or that of the rank SHIFT places further on."""
+    return Path(root) / f"node{(dist.get_rank() + shift) % dist.get_world_size()}"
+
+
+def alone(action: Any, *arguments: Any) -> None:
+    """Let rank 0 do something between two runs."""
+    if dist.get_rank() == 0:
+        action(*arguments)
+    dist.barrier()
+
+
+def own_disks(root: str) -> dict[str, Any]:
+    """Stop, go on, go on elsewhere and otherwise, where no rank sees another's directory."""
+    answers: dict[str, Any] = {}
+    resuming.train(SAVES, node(root), stop_after=4)
+    answers["files"] = sorted(files.measure(node(root) / "checkpoints" / "global_step4"))
+
+    def copy(to: str) -> None:
+        shutil.copytree(root, to)
+
+    for name in ("moved", "layout", "half", "lost"):
+        alone(copy, f"{root}-{name}")
+    answers["same"] = resuming.train(SAVES, node(root)).losses()
+
+    moved = resuming.train(SAVES, node(f"{root}-moved", 1))
+    answers["moved"], answers["moved says"] = moved.losses(), moved.find("brought")
+
+    # The second node says something else, the third nothing.
+    checkpoints = [Path(f"{root}-layout") / f"node{rank}" / "checkpoints" for rank in range(4)]
+    alone(files.point_to, checkpoints[1], 2)
+    alone((checkpoints[2] / "latest").unlink)
+    layout = resuming.train(training.configure(GPT, parallel(tensor=2)), node(f"{root}-layout"))
+    answers["layout"], answers["layout says"] = layout.losses(), layout.find("repaired")
+
+    def damage() -> None:
+        part = next((Path(f"{root}-half") / "node1/checkpoints/global_step4").glob("zero_pp*"))
+        part.write_bytes(part.read_bytes()[:-1])
+        (Path(f"{root}-half") / "node2/checkpoints/global_step6.partial").mkdir()
+
+    alone(damage)
+    half = resuming.train(SAVES, node(f"{root}-half"))
+    answers["half"], answers["half says"] = half.losses(), half.find("iteration 4")
+
+    def lose() -> None:
+        shutil.rmtree(Path(f"{root}-lost") / "node3")
+
+    alone(lose)
+    try:
+        resuming.train(SAVES, node(f"{root}-lost"))
+    except TrainerError as error:
+        answers["lost"] = str(error)
+    return answers
+
+
+def test_disks_that_nodes_do_not_share(tmp_path: Path) -> None:
+    root = str(tmp_path / "jobs")
+    ranks = processes.run(4, own_disks, root, timeout=200)
+    found = ranks[0]
+    written = [set(rank["files"]) - {"rng_states.pt"} for rank in ranks]
+    assert sum(len(part) for part in written) == len(set().union(*written)), "each file is on one disk"
+    assert list(found["same"]) == [5, 6, 7, 8]
+    for name in ("moved", "layout"):
+        assert found[name] == pytest.approx(found["same"], abs=1e-4)
+    assert found["moved says"]
+    assert len(found["layout says"]) == 1
+    assert "global_step2" in found["layout says"][0]
+    assert "repaired the checkpoint pointers to iteration 4" in found["layout says"][0]
+    # A file that is one byte short: the checkpoint before is taken.
+    assert list(found["half"]) == [3, 4, 5, 6, 7, 8]
+    assert any("not complete" in line for line in found["half says"])
+    assert not list(Path(f"{root}-half").rglob("*.partial"))
+    # A node's disk is gone, and with it a part of every checkpoint.
+    assert all("iterations 2, 4, none of them complete" in rank["lost"] for rank in ranks)
+    assert not (Path(f"{root}-lost") / "node0/checkpoints/global_step8").exists()
+    latest = [path.read_text() for path in Path(f"{root}-layout").rglob("latest")]
+    assert latest == ["global_step8"] * 4
+
+
+def full_disk(root: str) -> dict[str, Any]:
+    """Save at 2, 4, 6 and 8; at 4 rank 1's disk takes no more than some kilobytes."""
+
+    def prepare(trained: Training) -> None:
+        save = trained.checkpoints.save
+
+        def limited(iteration: int, state: Any) -> bool:
+            before = resource.getrlimit(resource.RLIMIT_FSIZE)
+            if iteration == 4 and dist.get_rank() == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+            try:
+                saved = save(iteration, state)
+                answers["saved"].append((iteration, saved))
+                answers["there"].append(sorted(path.name for path in checkpoints.glob("global_step*")))
+                answers["pointer"].append((checkpoints / "latest").read_text())
+                trained.checkpoints.finish()
+                return saved
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+        trained.checkpoints.save = limited  # type: ignore[method-assign]
+
+    all_answers = {}
+    for name, changes in {"waiting": {}, "background": {"checkpoint.asynchronous": True}}.items():
+        answers: dict[str, Any] = {"saved": [], "there": [], "pointer": []}
+        checkpoints = Path(root) / name / "checkpoints"
+        files_kept = {"checkpoint.keep": 2, "parallel.zero_stage": 1, "parallel.pipeline": 1}
+        config = training.configure(SAVES, {**changes, **files_kept})
+        if name == "background":
+            # The first save has no pointer to read yet.
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            alone(lambda place=checkpoints: (place / "latest").write_text("nothing"))
+        log = resuming.train(config, Path(root) / name, prepare=prepare)
+        answers["losses"], answers["says"] = log.losses(), log.find("was not saved")
+        answers["left"] = sorted(path.name for path in checkpoints.glob("global_step*"))
+        all_answers[name] = answers
+    return all_answers
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    ranks = processes.run(2, full_disk, str(tmp_path), timeout=90)
+    for found in (rank["waiting"] for rank in ranks):
+        assert found["saved"] == [(2, True), (4, False), (6, True), (8, True)]
+        assert found["there"][1] == ["global_step2"], "nothing half-written stays"
+        assert found["pointer"][1] == "global_step2"
+    for name in ("waiting", "background"):
+        found = ranks[0][name]
+        assert len(found["says"]) == 1
+        assert "iteration 4 was not saved, the checkpoint of iteration 2 stays" in found["says"][0]
+        assert "goes on: rank 1: node " in found["says"][0]
+        assert "File too large" in found["says"][0]
+        assert list(found["losses"]) == list(range(1, 9)), "training went on"
+        assert found["left"] == ["global_step6", "global_step8"], "keep: 2"
+
+
+def slow(seconds: float) -> float:
+    """Wait for something that takes rank 0 longer than an operation may take."""
+    collective = Collective(datetime.timedelta(seconds=seconds / 3))
+    began = time.monotonic()
+
+    def done(patience: float) -> bool:
+        never = threading.Event()
+        never.wait(patience)
+        return dist.get_rank() != 0 or time.monotonic() - began > seconds
+
+    collective.wait_until(done)
+    return time.monotonic() - began
+
+
+def test_waiting_has_no_time_limit() -> None:
+    assert all(waited > 3.0 for waited in processes.run(2, slow, 3.0))
+
+
+class _StopAt:
+    """A signal that one rank receives in the middle of a step."""
+
+    def __init__(self) -> None:
+        self.training: Training | None = None
+
+    @property
+    def received(self) -> signal.Signals | None:
+        there = self.training is not None and self.training.iteration >= 3 and dist.get_rank() == 1
+        return signal.SIGUSR1 if there else None
+
+
+def ends(root: str) -> dict[str, Any]:
+    """End for each reason there is."""
+    answers: dict[str, Any] = {}
+    log, stop = Log(), _StopAt()
+    trained = Training(PIPELINE, Path(root) / "signal", write=log, stop=stop)
+    stop.training = trained
+    trained.run()
+    trained.close()
+    answers["signal"] = trained.iteration, trained.reason
+    reasons: dict[str, dict[str, Any]] = {
+        "duration": {"checkpoint.exit_duration_minutes": 1e-6},
+        "interval": {"checkpoint.exit_interval": 3},
+    }
+    for name, changes in reasons.items():
+        trained = Training(training.configure(PIPELINE, changes), Path(root) / name, write=Log())
+        trained.run()
+        trained.close()
+        answers[name] = trained.iteration, trained.reason
+    try:
+        resuming.train(training.configure(PIPELINE, {"data.mock": False}), Path(root) / "no-data")
+    except TrainerError as error:
+        answers["no data"] = str(error)
+    answers["tokens"] = sorted(path.name for path in Path(root).rglob(".rdm*"))
+    return answers
+
+
+def test_ends_in_order_at_the_same_step_on_all_ranks(tmp_path: Path) -> None:
+    ranks = processes.run(2, ends, str(tmp_path), timeout=90)
+    for name, iteration in {"signal": 4, "duration": 2, "interval": 3}.items():
+        assert [rank[name][0] for rank in ranks] == [iteration, iteration]
+        assert (tmp_path / name / "checkpoints" / "latest").read_text() == f"global_step{iteration}"
+    assert "SIGUSR1" in ranks[1]["signal"][1]
+    assert ranks[0]["tokens"] == []

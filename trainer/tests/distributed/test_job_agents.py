@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Agents of two nodes on this machine, with real launchers, processes that fail, and agents that are lost.
+
+The nodes are directories and addresses of the loopback network; agents, launchers and processes are real.
+What the processes run is a small program, through ``launcher.program``, as somebody's own Megatron would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_trainer.job import processes
+
+PROGRAM = """
+import os, pathlib, signal, sys, time
+
+rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "at", os.environ["MASTER_ADDR"], flush=True)
+attempt = place / f"{os.environ['RDM_JOB_ID']}.{rank}.{os.environ['RDM_ATTEMPT']}"
+
+
+def save(*_):
+    (place / f"saved.{rank}").touch()
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+attempt.touch()
+while not (place / f"end.{rank}").exists():
+    time.sleep(0.05)
+if (place / f"end.{rank}").read_text() == f"fail {os.environ['RDM_ATTEMPT']}":
+    raise ValueError("the sky is falling")
+"""
+STARTED_S = 90
+"""Both launchers load torch on a busy machine."""
+
+
+class Nodes:
+    """Two nodes and what is asked of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.addresses_in_environment = False
+        (folder / "key").write_text("what the containers share")
+        (folder / "program.py").write_text(PROGRAM)
+        self.nodes: list[dict[str, Any]] = [
+            {"name": "n1", "address": "127.0.0.1", "slots": 1},
+            {"name": "n2", "address": "127.0.0.2", "slots": 1},
+        ]
+        for node in ("n1", "n2"):
+            (folder / node).mkdir()
+
+    def ask(self, node: str, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        environment = {
+            **os.environ,
+            "RDM_JOBS": str(self.folder / node),
+            "RDM_CLUSTER_KEY": str(self.folder / "key"),
+        }
+        if self.addresses_in_environment:
+            environment["MY_IP"] = next(str(one["address"]) for one in self.nodes if one["name"] == node)
+        done = subprocess.run(
+            [sys.executable, "-m", "rdm_trainer", "job", *words],
+            env=environment,
+            input=json.dumps(request) if request else None,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.stdout, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == (0 if answer["ok"] else 3)
+        return answer
+
+    def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
+        config = {"name": job, "launcher": {"program": [str(self.folder / "program.py"), str(self.folder)]}}
+        return {
+            "version": 1,
+            "name": job,
+            "node": node,
+            "nodes": self.nodes,
+            "config": json.dumps(config),
+            "overrides": list(overrides),
+            **more,
+        }
+
+    def start(self, job: str, *overrides: str, **more: Any) -> None:
+        checked = self.ask("n1", "check", request=self.request(job, "n1", *overrides, **more))
+        assert checked["problems"] == []
+        for node in (str(one["name"]) for one in self.nodes):
+            request = self.request(job, node, *overrides, offer=checked["offer"], **more)
+            assert self.ask(node, "start", request=request)["started"]
+
+    def run(self, job: str, *overrides: str, attempt: int = 0, **more: Any) -> None:
+        """Start a job and wait until its processes have begun."""
+        self.start(job, *overrides, **more)
+        self.wait_for_attempt(job, attempt)
+
+    def wait_for_attempt(self, job: str, attempt: int) -> None:
+        begun = [self.folder / f"{job}.{rank}.{attempt}" for rank in (0, 1)]
+        wait(lambda: all(path.exists() for path in begun), STARTED_S)
+
+    def end(self, rank: int, how: str = "") -> None:
+        (self.folder / f"end.{rank}").write_text(how)
+
+    def state(self, job: str, node: str = "n1") -> dict[str, Any]:
+        found: dict[str, Any] = self.ask(node, "state", job)["job"]
+        return found
+
+    def ended(self, job: str, node: str = "n1", within: float = 60) -> dict[str, Any]:
+        deadline = time.monotonic() + within
+        while True:
+            state: dict[str, Any] = self.ask(node, "state", job, "--wait", "2")["job"]
+            if state["ended"]:
+                return state
+            assert time.monotonic() < deadline, state
+
+    def process_of(self, rank: int, job: str) -> int:
+        node = self.nodes[rank]["name"]
+        return int(json.loads((self.folder / f"{node}/{job}/ranks/{rank}.json").read_text())["pid"])
+
+    def agent_of(self, node: str, job: str) -> int:
+        found = subprocess.run(
+            ["pgrep", "-f", f"rdm_trainer.job.agent {self.folder}/{node}/{job}$"],
+            capture_output=True,
+            text=True,
+        )
+        return int(found.stdout)
+
+
+def wait(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path)
+    yield made
+    jobs = {path.parent.name for path in tmp_path.glob("n?/*/job.json")}
+    subprocess.run(["pkill", "-KILL", "-f", f"rdm_trainer.job.agent {tmp_path}/"], check=False)
+    for job in jobs:
+        processes.end_all(job)
+
+
+@pytest.mark.parametrize("launcher", ["no_ssh", "torchrun"])
+def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
+    job = f"to-the-end-{launcher.replace('_', '-')}"
+    nodes.run(job, f"launcher.kind={launcher}")
+    assert nodes.state(job)["state"] == "running"
+    taken = nodes.ask("n1", "check", request=nodes.request(job, "n1"))
+    assert "already" in taken["problems"][0]
+    # A second start is no second agent.
+    again = nodes.request(job, "n1", offer={"agent_port": 1, "master_port": 2})
+    assert not nodes.ask("n1", "start", request=again)["started"]
+    nodes.end(0)
+    nodes.end(1)
+    state = nodes.ended(job)
+    assert (state["state"], state["failures"]) == ("finished", [])
+    assert state["nodes"] == {"n1": "done", "n2": "done"}
+    assert nodes.ended(job, "n2")["state"] == "finished"
+    assert "rank 0 of 2 at 127.0.0.1\n" in nodes.ask("n1", "logs", job)["text"]
+    assert "rank 1 of 2 at 127.0.0.1\n" in nodes.ask("n2", "logs", job)["text"]
+    assert "MB |" in nodes.ask("n2", "logs", job, "--stream", "gpu")["text"]
+    assert processes.of_job(job) == []
+
+
+def test_a_killed_process_ends_the_job_everywhere(nodes: Nodes) -> None:
+    nodes.run("killed")
+    began = time.monotonic()
+    os.kill(nodes.process_of(1, "killed"), signal.SIGKILL)
+    state = nodes.ended("killed", within=30)
+    assert time.monotonic() - began < 30
+    assert state["state"] == "failed"
+    assert [(one["node"], one["rank"]) for one in state["failures"]] == [("n2", 1)]
+    assert "killed" in state["reason"]
+    assert nodes.ended("killed", "n2")["reason"] == state["reason"]
+    assert processes.of_job("killed") == []
+
+
+@pytest.mark.parametrize("launcher", ["deepspeed", "mpirun"])
+def test_of_two_processes_the_one_that_failed_is_named(nodes: Nodes, launcher: str) -> None:
+    nodes.nodes[:] = [{"name": "n1", "address": "127.0.0.1", "slots": 2}]
+    nodes.run(launcher, f"launcher.kind={launcher}")
+    assert {record.name for record in (nodes.folder / f"n1/{launcher}/ranks").iterdir()} == {
+        "0.json",
+        "1.json",
+    }
+    nodes.end(1, "fail 0")
+    state = nodes.ended(launcher)
+    (failure,) = state["failures"]
+    assert (failure["node"], failure["rank"]) == ("n1", 1)
+    assert any("the sky is falling" in line for line in failure["lines"])
+    assert processes.of_job(launcher) == []
+
+
+def test_nodes_may_share_the_directory_of_the_jobs(nodes: Nodes) -> None:
+    (nodes.folder / "n2").rmdir()
+    (nodes.folder / "n2").symlink_to("n1")
+    nodes.addresses_in_environment = True
+    nodes.run("shared")
+    nodes.end(0)
+    nodes.end(1)
+    assert nodes.ended("shared")["nodes"] == {"n1": "done", "n2": "done"}
+    assert nodes.ended("shared", "n2")["state"] == "finished"
+    assert "rank 1 of 2" in nodes.ask("n2", "logs", "shared")["text"]
+
+
+def test_an_error_is_shown_with_its_last_lines_and_a_restart_goes_on(nodes: Nodes) -> None:
+    nodes.run("restarted", "launcher.max_restarts=1")
+    nodes.end(1, "fail 0")
+    nodes.wait_for_attempt("restarted", 1)
+    nodes.end(0)
+    nodes.end(1)
+    state = nodes.ended("restarted")
+    assert (state["state"], state["restarts"]) == ("finished", 1)
+    (failure,) = state["failures"]
+    assert (failure["node"], failure["rank"]) == ("n2", 1)
+    assert any("the sky is falling" in line for line in failure["lines"])
+
+
+def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes) -> None:
+    nodes.run("first")
+    nodes.run("second")
+    assert (
+        len({nodes.ask(node, "state", job)["job"]["job"] for node in ("n1", "n2") for job in ("first",)}) == 1
+    )
+    answer = nodes.ask("n1", "stop", "first")
+    assert answer["stopped"]
+    assert (answer["job"]["state"], answer["job"]["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert (nodes.folder / "saved.0").exists()
+    assert (nodes.folder / "saved.1").exists()
+    assert not nodes.ask("n2", "stop", "first")["stopped"]
+    assert processes.of_job("first") == []
+    assert nodes.state("second")["state"] == "running"
+    assert nodes.ask("n2", "stop", "second", "--now")["stopped"]
+    assert nodes.ended("second")["state"] == "stopped"
+    assert processes.of_job("second") == []
+    assert {job["job"]: job["state"] for job in nodes.ask("n1", "list")["jobs"]} == {
+        "first": "stopped",
+        "second": "stopped",
+    }
+    # It goes on under its name.
+    nodes.run("first", config="", resume=True)
+    assert nodes.state("first")["state"] == "running"
+
+
+@pytest.mark.parametrize(("lost", "other"), [("n2", "n1"), ("n1", "n2")])
+def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes, lost: str, other: str) -> None:
+    job = f"lost-{lost}"
+    nodes.run(job)
+    began = time.monotonic()
+    # A frozen agent is what a cut cable looks like from the other side.
+    agent = nodes.agent_of(lost, job)
+    os.kill(agent, signal.SIGSTOP)
+    state = nodes.ended(job, other, within=30)
+    assert time.monotonic() - began < 30
+    assert state["state"] == "failed"
+    assert ("n2 has not been heard" if lost == "n2" else "nothing from the master n1") in state["reason"]
+    os.kill(agent, signal.SIGKILL)
+    # Processes end without their agent.
+    wait(lambda: processes.of_job(job) == [], 30)
+    assert "is gone" in nodes.state(job, lost)["reason"]
+
+
+def test_what_is_wrong_is_said_before_anything_starts(nodes: Nodes) -> None:
+    request = nodes.request("bad", "n1", "launcher.kind=torchrum", "optimisation.lr=fast")
+    answer = nodes.ask("n1", "check", request=request)
+    assert len(answer["problems"]) == 2
+    assert "torchrun" in answer["problems"][0] + answer["problems"][1]
+    (nodes.folder / "key").unlink()
+    nodes.nodes[0]["address"] = "203.0.113.7"
+    problems = nodes.ask("n1", "check", request=nodes.request("bad", "n1"))["problems"]
+    assert any("203.0.113.7" in problem for problem in problems)
+    assert any("key" in problem for problem in problems)
+    assert "no job 'bad'" in nodes.ask("n1", "state", "bad")["problems"][0]
+    assert not (nodes.folder / "n1/bad").exists()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The same tiny model gives the same losses in every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rdm_trainer.config import Config
+from tests.distributed import processes, training
+from tests.distributed.training import GPT, T5, configure
+
+Said = dict[str, list[dict[str, Any]]]
+
+# The first test of the file waits for the launches.
+pytestmark = pytest.mark.timeout(900)
+
+TENSOR = {"parallel.tensor": 2}
+PIPELINE = {"parallel.pipeline": 2}
+FOUR = {"parallel.pipeline": 4}
+FULL = {"parallel.activation_checkpointing": "full"}
+UNTIED = {"model.tied_embeddings": False}
+
+
+def zero(stage: int) -> dict[str, Any]:
+    return {"parallel.zero_stage": stage}
+
+
+def cut(partition: str) -> dict[str, Any]:
+    return {"parallel.partition": partition}
+
+
+# World size, then name of the layout, then what is different from one process.
+LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    1: {
+        "zero 0": zero(0),
+        "zero 2": zero(2),
+        "zero 3": zero(3),
+        "checkpointing": FULL,
+        "checkpointing by 3": {**FULL, "parallel.activation_checkpointing_interval": 3},
+    },
+    2: {
+        "dp 2": {},
+        "dp 2, zero 0": zero(0),
+        "dp 2, zero 2": zero(2),
+        "dp 2, zero 3": zero(3),
+        "dp 2, zero 3, checkpointing": {**zero(3), **FULL},
+        "tp 2": TENSOR,
+        "tp 2, zero 0": {**TENSOR, **zero(0)},
+        "tp 2, checkpointing": {**TENSOR, **FULL},
+        "pp 2": PIPELINE,
+        "pp 2, zero 0": {**PIPELINE, **zero(0)},
+        "pp 2, checkpointing": {**PIPELINE, **FULL},
+        "pp 2, by parameters": {**PIPELINE, **cut("parameters")},
+        "pp 2, by type": {**PIPELINE, **cut("type:Block")},
+        "pp 2, 3-1": {**PIPELINE, **cut("3-1")},
+        "pp 2, 0-4": {**PIPELINE, **cut("0-4")},
+        "pp 2, 4-0": {**PIPELINE, **cut("4-0")},
+    },
+    4: {
+        "tp 2, pp 2": {**TENSOR, **PIPELINE},
+        "pp 2, dp 2": PIPELINE,
+        "tp 2, dp 2, zero 3": {**TENSOR, **zero(3)},
+        "pp 4, 0-2-2-0": {**FOUR, **cut("0-2-2-0")},
+        "tp 4": {"parallel.tensor": 4},
+    },
+    8: {"2 x 2 x 2": {**TENSOR, **PIPELINE}},
+}
+UNTIED_LAYOUTS: dict[int, dict[str, dict[str, Any]]] = {
+    2: {"dp 2, zero 3": zero(3), "tp 2": TENSOR, "pp 2": PIPELINE, "pp 2, 0-4": {**PIPELINE, **cut("0-4")}}
+}
+MODELS: dict[str, tuple[Config, dict[int, dict[str, dict[str, Any]]]]] = {
+    "gpt": (GPT, LAYOUTS),
+    "t5": (T5, LAYOUTS),
+    "gpt untied": (configure(GPT, UNTIED), UNTIED_LAYOUTS),
+    "t5 untied": (configure(T5, UNTIED), UNTIED_LAYOUTS),
+}
+CASES = [
+    (model, world, layout)
+    for model, (_, layouts) in MODELS.items()
+    for world, found in layouts.items()
+    for layout in found
+]
+
+
+def launch(world: int, jobs: Mapping[str, Config]) -> Said:
+    answers = processes.run(world, training.losses, jobs, timeout=400.0)
+    for answer in answers[1:]:
+        assert answer == answers[0], "the ranks of one launch disagree"
+    said: Said = answers[0]
+    return said
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[int, Said]:
+    """What every layout of every model says; one launch for each size of the world."""
+    worlds = sorted({world for _, world, _ in CASES})
+    said = {}
+    for world in worlds:
+        jobs = {
+            f"{model}: {layout}": configure(base, changes)
+            for model, (base, layouts) in MODELS.items()
+            for layout, changes in layouts.get(world, {}).items()
+        }
+        if world == 1:
+            jobs |= {model: base for model, (base, _) in MODELS.items()}
+        said[world] = launch(world, jobs)
+    return said
+
+
+@pytest.mark.parametrize(("model", "world", "layout"), CASES)
+def test_losses_are_those_of_one_process(told: dict[int, Said], model: str, world: int, layout: str) -> None:
+    expected, found = told[1][model], told[world][f"{model}: {layout}"]
+    assert [step["loss"] for step in found] == pytest.approx(
+        [step["loss"] for step in expected], abs=1e-4, rel=0
+    )
+    norms = [step.get("grad_norm") for step in found]
+    assert norms[:-1] == pytest.approx([step["grad_norm"] for step in expected[:-1]], rel=1e-4)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_weights_move_the_loss(told: dict[int, Said], model: str) -> None:
+    # The evaluation is of the first step's samples: were nothing learnt, equal losses would prove little.
+    losses = [step["loss"] for step in told[1][model]]
+    assert abs(losses[-1] - losses[0]) > 0.01

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tensor-parallel layers against whole ones, and what the engine promises beside losses."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from rdm_trainer import models
+from rdm_trainer.config import Config
+from rdm_trainer.engine import Engine
+from rdm_trainer.parallel.cross_entropy import linear_cross_entropy
+from rdm_trainer.parallel.initialise import initialise
+from rdm_trainer.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from rdm_trainer.parallel.topology import Topology
+from tests.distributed import processes, training
+from tests.distributed.training import GPT, T5, configure
+
+BASES = {"gpt": GPT, "t5": T5, "gpt untied": configure(GPT, {"model.tied_embeddings": False})}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def divided_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]:
+    """Compare with torch's on the whole vocabulary; the last ranks may have nothing but padding."""
+    topology = Topology.create(torch.distributed.get_world_size(), 1)
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(11, 6, generator=generator).requires_grad_()
+    whole = torch.randn(padded, 6, generator=generator).requires_grad_()
+    labels = torch.randint(0, valid, (11,), generator=generator)
+    mask = (torch.rand(11, generator=generator) < 0.7).float()
+    each = functional.cross_entropy(states @ whole[:valid].t(), labels, reduction="none")
+    expected = (each * mask).sum() / mask.sum()
+    expected.backward()
+    wanted = gradient(states), gradient(whole).chunk(topology.tensor)[topology.tensor_rank]
+    states.grad = None
+    part = whole.detach().chunk(topology.tensor)[topology.tensor_rank].clone().requires_grad_()
+    first = topology.tensor_rank * part.shape[0]
+    loss = linear_cross_entropy(
+        states,
+        part,
+        labels,
+        mask,
+        first=first,
+        valid=max(0, min(part.shape[0], valid - first)),
+        group=topology.tensor_group,
+        chunk_elements=chunk,
+    )
+    loss.backward()
+    return {
+        "loss": abs(loss.item() - expected.item()),
+        "states": (gradient(states) - wanted[0]).abs().max().item(),
+        "weight": (gradient(part) - wanted[1]).abs().max().item(),
+    }
+
+
+def gradient(value: torch.Tensor) -> torch.Tensor:
+    assert value.grad is not None
+    return value.grad
+
+
+def divided_layers() -> dict[str, float]:
+    """Compare a column- and a row-parallel layer in succession, and a look-up, with whole ones."""
+    topology, alone = Topology.create(torch.distributed.get_world_size(), 1), Topology.single()
+    inputs = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, 30, (3, 5), generator=torch.Generator().manual_seed(2))
+    found = []
+    for place in (topology, alone):
+        table = VocabParallelEmbedding(30, 32, 8, place, 1.0)
+        column, row = ColumnParallelLinear(8, 12, place, 1.0), RowParallelLinear(12, 8, place, 1.0)
+        for number, layer in enumerate((table, column, row)):
+            initialise(layer, f"{number}.", 7)
+            layer.requires_grad_()
+        states = inputs.clone().requires_grad_()
+        output = row(torch.tanh(column(states + table(tokens))))
+        output.square().mean().backward()
+        part = slice(12 // place.tensor * place.tensor_rank, 12 // place.tensor * (place.tensor_rank + 1))
+        weights = (states, column.weight, row.weight, row.bias)
+        found.append((output, *map(gradient, weights), part))
+    (output, input_gradient, column_gradient, row_gradient, bias_gradient, part), whole = found
+    pairs = {
+        "output": (output, whole[0]),
+        "input gradient": (input_gradient, whole[1]),
+        "column gradient": (column_gradient, whole[2][part]),
+        "row gradient": (row_gradient, whole[3][:, part]),
+        "bias gradient": (bias_gradient, whole[4]),
+    }
+    return {name: (mine - theirs).abs().max().item() for name, (mine, theirs) in pairs.items()}
+
+
+def promises(*jobs: Config) -> list[dict[str, Any]]:
+    """Build an engine for each job and say what it says of itself."""
+    said = []
+    for config in jobs:
+        topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
+        engine = Engine(config, topology)
+        engine.set_learning_rate(0.25)
+        engine.train_step(training.batches(config, topology, 1))
+        said.append(
+            {
+                "names": engine.parameter_names(),
+                "universal": engine.universal_checkpoint_info(),
+                "rates": {group["lr"] for group in engine.deepspeed.optimizer.param_groups},
+            }
+        )
+        engine.deepspeed.destroy()
+    return said
+
+
+def encoder_passes(config: Config) -> int:
+    """Count how often the backward pass of a step goes through the encoder's last block, over all stages."""
+    topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
+    engine = Engine(config, topology)
+    passes: list[torch.Tensor] = []
+    for name, weight in engine.module.named_parameters():
+        if re.fullmatch(r"3\.attention\.input\.weight", name):
+            weight.register_hook(passes.append)
+    engine.train_step(training.batches(config, topology, 1))
+    return len(passes)
+
+
+@pytest.mark.parametrize(
+    ("world", "valid", "padded", "chunk"), [(2, 13, 16, 1000), (3, 11, 24, 30), (4, 7, 16, 8)]
+)
+def test_cross_entropy_over_a_divided_vocabulary_is_exact(
+    world: int, valid: int, padded: int, chunk: int
+) -> None:
+    for answer in processes.run(world, divided_cross_entropy, valid, padded, chunk):
+        assert max(answer.values()) < 1e-5, answer
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_divided_layers_compute_what_whole_ones_do(world: int) -> None:
+    for answer in processes.run(world, divided_layers):
+        assert max(answer.values()) < 1e-5, answer
+
+
+@pytest.fixture(scope="module")
+def said() -> dict[str, list[dict[str, Any]]]:
+    """What the engines of each model's stages and tensor ranks say."""
+    layout = {"parallel.tensor": 2, "parallel.pipeline": 2}
+    answers = processes.run(4, promises, *(configure(base, layout) for base in BASES.values()))
+    return {name: [answer[number] for answer in answers] for number, name in enumerate(BASES)}
+
+
+@pytest.mark.parametrize("model", BASES)
+def test_names_are_the_same_in_every_layout(said: dict[str, list[dict[str, Any]]], model: str) -> None:
+    names = {name for answer in said[model] for name in answer["names"]}
+    whole = models.build(BASES[model], Topology.single())
+    assert names == {name for name, _ in whole.named_parameters()}
+
+
+@pytest.mark.parametrize("model", BASES)
+def test_each_pattern_for_universal_checkpoints_meets_a_parameter(
+    said: dict[str, list[dict[str, Any]]], model: str
+) -> None:
+    names = {name for answer in said[model] for name in answer["names"]}
+    universal = said[model][0]["universal"]
+    assert all(answer["universal"] == universal for answer in said[model])
+    patterns = {key: value for key, value in universal.items() if isinstance(value, list)}
+    for key, expressions in patterns.items():
+        for expression in expressions:
+            assert any(re.match(expression, name) for name in names), (key, expression)
+    # A matrix divided by columns is merged by its first dimension, which is what the conversion does unasked.
+    matched = {name for name in names for value in patterns.values() for one in value if re.match(one, name)}
+    unasked = {re.sub(r"^[0-9]+\.", "", name) for name in names - matched}
+    assert all(re.fullmatch(r".*\.(input|query|memory)\.(weight|bias)", name) for name in unasked), unasked
+
+
+@pytest.mark.parametrize("model", BASES)
+def test_a_learning_rate_reaches_every_group(said: dict[str, list[dict[str, Any]]], model: str) -> None:
+    assert all(answer["rates"] == {0.25} for answer in said[model])
+
+
+def test_dropout_is_repeatable_and_alike_with_and_without_checkpointing() -> None:
+    plain = configure(GPT, {"parallel.tensor": 2, "optimisation.lr": 1e-3})
+    job = configure(plain, {"model.hidden_dropout": 0.2, "model.attention_dropout": 0.2})
+    kept = configure(job, {"parallel.activation_checkpointing": "full"})
+    jobs = {"first": job, "again": job, "checkpointing": kept, "none": plain}
+    answers = processes.run(2, training.losses, jobs)
+    assert answers[0] == answers[1], "what is whole on each rank was dropped differently"
+    curves = {name: [step["loss"] for step in steps] for name, steps in answers[0].items()}
+    assert curves["again"] == curves["first"]
+    assert curves["checkpointing"] == pytest.approx(curves["first"], abs=1e-5)
+    assert curves["none"][0] != pytest.approx(curves["first"][0], abs=1e-3)
+
+
+def test_a_stage_with_encoder_and_decoder_goes_back_through_the_encoder_once() -> None:
+    job = configure(T5, {"parallel.pipeline": 2, "parallel.partition": "3-1"})
+    assert sum(processes.run(2, encoder_passes, job)) == job.accumulation(1)

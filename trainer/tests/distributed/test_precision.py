@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Half precision: fp32 copies, clipping, loss scaling."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from rdm_trainer.config import Config
+from tests.distributed import processes, training
+from tests.distributed.training import GPT, T5, configure
+
+Said = dict[str, list[dict[str, Any]]]
+
+# The first test of the file waits for the launches.
+pytestmark = pytest.mark.timeout(900)
+
+BF16 = {"optimisation.precision": "bf16"}
+FP16 = {"optimisation.precision": "fp16"}
+LAYOUTS = {"dp 2": {}, "tp 2": {"parallel.tensor": 2}, "pp 2": {"parallel.pipeline": 2}}
+
+
+def losses_with_fp16(jobs: Mapping[str, Config]) -> Said:
+    """Train in fp16 on a CPU, which DeepSpeed refuses for its slowness alone."""
+    from deepspeed.accelerator import get_accelerator
+
+    type(get_accelerator()).is_fp16_supported = lambda _: True
+    return training.losses(jobs, steps=5)
+
+
+@pytest.fixture(scope="module")
+def told() -> Said:
+    """What one process and two say."""
+    bases = {"bf16": configure(GPT, BF16), "bf16 t5": configure(T5, BF16)}
+    # A step that clips much, and one that clips nothing.
+    for limit in (0.1, 0.0):
+        bases[f"bf16 clip {limit}"] = configure(GPT, {**BF16, "optimisation.clip_grad": limit})
+    alone: Said = processes.run(1, training.losses, {**bases, "fp32": GPT, "fp32 t5": T5})[0]
+    # DeepSpeed's own way for gradients in fp32, which ours must equal.
+    alone |= processes.run(
+        1,
+        training.losses,
+        {f"{name} zero 2": configure(base, {"parallel.zero_stage": 2}) for name, base in bases.items()},
+    )[0]
+    pair: Said = processes.run(
+        2,
+        training.losses,
+        {
+            f"{name}: {layout}": configure(base, changes)
+            for name, base in bases.items()
+            for layout, changes in LAYOUTS.items()
+        },
+    )[0]
+    return alone | pair
+
+
+@pytest.fixture(scope="module")
+def fp16() -> Said:
+    """A loss scale so high that the first steps overflow, dynamic and fixed, alone and in pairs."""
+    dynamic = configure(
+        GPT,
+        {**FP16, "optimisation.initial_loss_scale_power": 28, "optimisation.loss_scale_hysteresis": 1},
+    )
+    fixed = configure(GPT, {**FP16, "optimisation.loss_scale": 128.0})
+    said: Said = processes.run(1, losses_with_fp16, {"dynamic": dynamic, "fixed": fixed})[0]
+    pair = processes.run(
+        2,
+        losses_with_fp16,
+        {f"fixed: {layout}": configure(fixed, changes) for layout, changes in LAYOUTS.items()}
+        | {"dynamic: pp 2": configure(dynamic, {"parallel.pipeline": 2})},
+    )
+    assert pair[0] == pair[1]
+    said |= pair[0]
+    return said
+
+
+def curve(said: list[dict[str, Any]]) -> list[float]:
+    return [step["loss"] for step in said]
+
+
+@pytest.mark.parametrize("model", ["", " t5"])
+def test_bf16_follows_fp32(told: Said, model: str) -> None:
+    assert curve(told[f"bf16{model}"]) == pytest.approx(curve(told[f"fp32{model}"]), abs=0.02)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
+def test_bf16_is_alike_in_every_layout(told: Said, job: str, layout: str) -> None:
+    assert curve(told[f"{job}: {layout}"]) == pytest.approx(curve(told[job]), abs=0.01)
+
+
+@pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
+def test_the_short_step_does_what_the_long_one_does(told: Said, job: str) -> None:
+    short, long = told[job], told[f"{job} zero 2"]
+    assert curve(short) == pytest.approx(curve(long), abs=1e-4)
+    for mine, theirs in zip(short[:-1], long[:-1], strict=True):
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
+def test_the_clipping_is_felt(told: Said) -> None:
+    assert abs(curve(told["bf16 clip 0.1"])[-1] - curve(told["bf16 clip 0.0"])[-1]) > 1e-4
+
+
+def test_an_overflow_leaves_the_step_out_and_halves_the_scale(fp16: Said) -> None:
+    steps = fp16["dynamic"][:-1]
+    assert steps[0]["skipped"]
+    assert not math.isfinite(steps[0]["grad_norm"])
+    for before, after in itertools.pairwise(steps):
+        expected = before["loss_scale"] / 2 if after["skipped"] else before["loss_scale"]
+        assert after["loss_scale"] == expected
+    assert fp16["dynamic: pp 2"][0]["skipped"]
+
+
+def test_fp16_follows_fp32_with_a_fixed_scale(told: Said, fp16: Said) -> None:
+    steps = fp16["fixed"]
+    assert not any(step["skipped"] for step in steps[:-1])
+    assert {step["loss_scale"] for step in steps[:-1]} == {128.0}
+    assert curve(steps)[:3] == pytest.approx(curve(told["fp32"])[:3], abs=0.02)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fp16_is_alike_in_every_layout(fp16: Said, layout: str) -> None:
+    assert curve(fp16[f"fixed: {layout}"]) == pytest.approx(curve(fp16["fixed"]), abs=0.01)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A training that stops and goes on, under the same layout or another, is the one that never stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from rdm_trainer.errors import TrainerError
+from tests.distributed import processes, resuming, training
+from tests.distributed.resuming import GPT, T5, Case, parallel
+
+TOLERANCE = 1e-4
+BF16 = {"optimisation.precision": "bf16"}
+
+CASES = [
+    Case("resumed", GPT, parallel(pipeline=2), parallel(pipeline=2)),
+    Case("background", training.configure(GPT, {"checkpoint.asynchronous": True}), parallel(), parallel()),
+    Case("for-one-rank", GPT, parallel(pipeline=2), None),
+    Case("whole-for-one-rank", GPT, parallel(zero_stage=0), None),
+    Case("pipeline-to-tensor", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=2), by_itself=True),
+    Case("data-to-uneven", GPT, parallel(zero_stage=2), parallel(pipeline=4, partition="0-1-3-0")),
+    Case("three-same", GPT, parallel(zero_stage=3), parallel(zero_stage=3)),
+    Case("three-to-one", GPT, parallel(tensor=2, zero_stage=3), parallel(pipeline=2)),
+    Case("one-to-three", GPT, parallel(tensor=2, pipeline=2), parallel(tensor=2, zero_stage=3)),
+    Case("none-to-one", GPT, parallel(tensor=2, pipeline=2, zero_stage=0), parallel()),
+    Case("one-to-none", GPT, parallel(pipeline=2), parallel(tensor=2, zero_stage=0)),
+    Case("t5", T5, parallel(pipeline=2), parallel(tensor=2)),
+    Case("bf16", GPT, {**BF16, **parallel(pipeline=2)}, {**BF16, **parallel(tensor=2)}),
+    Case("precision", GPT, {**BF16, **parallel(zero_stage=2)}, parallel(zero_stage=1)),
+]
+
+
+def unbroken(root: str) -> dict[str, dict[int, float]]:
+    """Train without a stop, and go on alone from what four ranks saved."""
+    jobs = {"gpt": GPT, "t5": T5, "bf16": training.configure(GPT, BF16)}
+    found = {
+        name: resuming.train(job, Path(root) / f"unbroken-{name}").losses() for name, job in jobs.items()
+    }
+    found["alone"] = resuming.train(GPT, Path(root) / "for-one-rank").losses()
+    # Without ZeRO every replica has everything, so that nothing needs to be converted.
+    whole = training.configure(GPT, parallel(zero_stage=0))
+    found["alone, whole"] = resuming.train(whole, Path(root) / "whole-for-one-rank").losses()
+    return found
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[int, float]]]:
+    """The losses of every case, and those of one rank that never stopped."""
+    root = str(tmp_path_factory.mktemp("jobs"))
+    resumed = processes.run(4, resuming.follow, CASES, root, timeout=200)[0]
+    reference = processes.run(1, unbroken, root, timeout=90)[0]
+    return {"resumed": resumed, "reference": reference}
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.resumed is not None], ids=lambda case: case.name
+)
+def test_goes_on_as_if_it_had_not_stopped(case: Case, curves: dict[str, Any]) -> None:
+    kind = "bf16" if case.saved.get("optimisation.precision") else case.base.name
+    reference, found = curves["reference"][kind], curves["resumed"][case.name]
+    assert found.keys() == reference.keys() == set(range(1, 9))
+    tolerance = 1e-2 if kind == "bf16" else TOLERANCE
+    assert found == pytest.approx(reference, abs=tolerance)
+
+
+def test_one_rank_goes_on_from_four(curves: dict[str, Any]) -> None:
+    rest = {step: loss for step, loss in curves["reference"]["gpt"].items() if step > 4}
+    for name in ("alone", "alone, whole"):
+        assert curves["reference"][name] == pytest.approx(rest, abs=TOLERANCE)
+
+
+def same_again(root: str) -> dict[str, Any]:
+    """Train unbroken, and twice in parts, under one layout; and try what is refused."""
+    job = training.configure(GPT, parallel(pipeline=2))
+    answers: dict[str, Any] = {"unbroken": resuming.train(job, Path(root) / "unbroken").losses()}
+    first = resuming.train(job, Path(root) / "parts", stop_after=3)
+    second = resuming.train(job, Path(root) / "parts", stop_after=5)
+    third = resuming.train(job, Path(root) / "parts")
+    answers["parts"] = first.losses() | second.losses() | third.losses()
+    answers["done"] = resuming.train(job, Path(root) / "parts").losses()
+    wider = dataclasses.replace(job, model=dataclasses.replace(job.model, hidden_size=64))
+    try:
+        resuming.train(wider, Path(root) / "parts")
+    except TrainerError as error:
+        answers["refused"] = str(error)
+    other = training.configure(job, {"checkpoint.load": str(Path(root) / "parts")})
+    longer = training.configure(other, {"optimisation.train_iterations": 9})
+    answers["other"] = resuming.train(longer, Path(root) / "other").losses()
+    answers["rank"] = dist.get_rank()
+    return answers
+
+
+def test_the_same_layout_gives_the_same_numbers(tmp_path: Path) -> None:
+    found = processes.run(2, same_again, str(tmp_path), timeout=90)[0]
+    assert found["parts"] == found["unbroken"]
+    assert found["done"] == {}
+    assert "model.hidden_size is 64 here and 32 there" in found["refused"]
+    assert found["refused"].count(". ") == 0
+    assert list(found["other"]) == [9]
+    checkpoints = tmp_path / "parts" / "checkpoints"
+    assert (checkpoints / "latest").read_text() == "global_step8"
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "8"
+    progress = json.loads((tmp_path / "parts" / "progress.json").read_text())
+    assert [point[0] for point in progress["losses"]] == list(range(1, 9))
+    assert progress["checkpoint"] == 8

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmark of training works where there is no accelerator, too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_quick_look(tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    result = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / "train_throughput.py"),
+            "--quick",
+            "--layouts",
+            "one,DP 2",
+            "--json",
+            str(file),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    one, two = (measured["report"] for measured in json.loads(file.read_text())["results"])
+    assert set(one["tokens_per_second"]) == {"ours", "plain"}
+    assert set(two["tokens_per_second"]) == {"ours"}
+    assert "| DP 2 " in result.stdout

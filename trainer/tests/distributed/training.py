@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tiny jobs whose losses tests compare: what every rank of a launch runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from rdm_trainer.config import Config, ModelConfig, OptimisationConfig
+from rdm_trainer.engine import Engine
+from rdm_trainer.parallel.topology import Topology
+
+__all__ = ["GPT", "T5", "batches", "configure", "losses"]
+
+# A vocabulary that is padded differently for 1, 2 and 4 tensor ranks, and sizes that these divide.
+GPT = Config(
+    model=ModelConfig(
+        layers=4,
+        hidden_size=32,
+        attention_heads=4,
+        seq_length=16,
+        vocab_size=98,
+        make_vocab_size_divisible_by=8,
+    ),
+    optimisation=OptimisationConfig(
+        micro_batch_size=2, global_batch_size=8, train_iterations=4, precision="fp32", lr=1e-2
+    ),
+)
+
+T5 = dataclasses.replace(
+    GPT,
+    model=ModelConfig(
+        kind="t5",
+        layers=2,
+        decoder_layers=2,
+        hidden_size=32,
+        attention_heads=4,
+        kv_channels=16,
+        seq_length=16,
+        decoder_seq_length=12,
+        vocab_size=92,
+        vocab_extra_ids=6,
+        make_vocab_size_divisible_by=8,
+    ),
+)
+
+
+def configure(base: Config, changes: Mapping[str, Any]) -> Config:
+    """Return BASE with ``section.key`` values changed."""
+    for name, value in changes.items():
+        section, key = name.split(".")
+        base = dataclasses.replace(
+            base, **{section: dataclasses.replace(getattr(base, section), **{key: value})}
+        )
+    return base
+
+
+def batches(config: Config, topology: Topology, steps: int) -> Iterator[Any]:
+    """Yield this replica's micro-batches: which samples a step has does not depend on the layout."""
+    model, size = config.model, config.optimisation.micro_batch_size
+    vocabulary = model.vocab_size + model.vocab_extra_ids
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        total = config.optimisation.global_batch_size
+
+        def draw(length: int) -> torch.Tensor:
+            return torch.randint(1, vocabulary, (total, length), generator=generator)  # noqa: B023
+
+        tokens, targets = draw(model.seq_length), draw(model.decoder_length)
+        labels = targets.roll(-1, 1)
+        mask = (torch.rand(labels.shape, generator=generator) < 0.8).float()
+        if model.kind == "t5":
+            # Padding at the end of some samples, in the encoder as in the decoder.
+            lengths = torch.randint(4, model.seq_length, (total, 1), generator=generator)
+            tokens = tokens.masked_fill(torch.arange(model.seq_length) >= lengths, 0)
+        for micro in range(config.accumulation(topology.data)):
+            first = (micro * topology.data + topology.data_rank) * size
+            rows = slice(first, first + size)
+            inputs = tokens[rows] if model.kind == "gpt" else (tokens[rows], targets[rows])
+            yield inputs, (labels[rows], mask[rows])
+
+
+def losses(jobs: Mapping[str, Config], steps: int = 3) -> dict[str, list[dict[str, Any]]]:
+    """Train each job for some steps in this world; to be called in every rank.
+
+    Returns:
+        For each job what each step said: loss, grad_norm, skipped, loss_scale; and an evaluation at the end.
+    """
+    answers = {}
+    for name, config in jobs.items():
+        topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
+        engine = Engine(config, topology)
+        data = batches(config, topology, steps)
+        said = []
+        for _ in range(steps):
+            step = engine.train_step(data)
+            said.append(
+                {
+                    "loss": step.loss,
+                    "grad_norm": step.grad_norm,
+                    "skipped": step.skipped,
+                    "loss_scale": step.loss_scale,
+                }
+            )
+        said.append({"loss": engine.eval_step(batches(config, topology, 1))})
+        answers[name] = said
+        engine.deepspeed.destroy()
+    return answers

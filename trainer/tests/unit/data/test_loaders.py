@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a configuration to micro-batches, what is refused before, and the verbs that look at data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from rdm_trainer.cli.data import data as data_verb
+from rdm_trainer.config import Config, TokenizerConfig, from_dict
+from rdm_trainer.data import checks
+from rdm_trainer.data.loaders import Loaders, MicroBatch, build
+
+VOCABULARY = 300
+
+
+@pytest.fixture
+def two(make_dataset: Callable[..., Path]) -> list[str]:
+    random = np.random.default_rng(0)
+    return [
+        str(
+            make_dataset(
+                name,
+                [
+                    [
+                        random.integers(0, VOCABULARY, random.integers(1, 40)).tolist()
+                        for _ in range(random.integers(1, 5))
+                    ]
+                    for _ in range(120)
+                ],
+            )
+        )
+        for name in ("a", "b")
+    ]
+
+
+def config(kind: str = "gpt", **data: Any) -> Config:
+    t5 = {"vocab_extra_ids": 20, "decoder_seq_length": 24} if kind == "t5" else {}
+    return from_dict(
+        {
+            "model": {
+                "kind": kind, "layers": 2, "hidden_size": 32, "attention_heads": 2, "seq_length": 32,
+                "vocab_size": VOCABULARY, **t5,
+            },
+            "optimisation": {
+                "train_iterations": 12, "global_batch_size": 12, "micro_batch_size": 2, "lr": 1e-3,
+            },
+            "logging": {"eval_interval": 6, "eval_iterations": 2},
+            "data": {"split": "80,10,10", **data},
+        }
+    )  # fmt: skip
+
+
+def open_data(settings: Config, rank: int = 0, size: int = 1, consumed: int = 0) -> Loaders:
+    return build(
+        settings,
+        data_rank=rank,
+        data_size=size,
+        consumed_samples=consumed,
+        is_writer=True,
+        barrier=lambda: None,
+    )
+
+
+def flat(batch: MicroBatch) -> list[torch.Tensor]:
+    inputs, (labels, mask) = batch
+    return [*(inputs if isinstance(inputs, tuple) else (inputs,)), labels, mask]
+
+
+def kinds(two: list[str], kind: str, vocabulary: TokenizerConfig) -> list[Config]:
+    blend = [{"prefix": two[0], "weight": 3.0}, {"prefix": two[1], "weight": 1.0}]
+    tokenizer = {"kind": "gpt2", "vocab": vocabulary.vocab, "merges": vocabulary.merges}
+    return [
+        config(kind, mock=True),
+        config(kind, blend=blend[:1], tokenizer=tokenizer),
+        config(kind, blend=blend, tokenizer=tokenizer, sampler="cyclic"),
+        # The maps of whole data sets have the names of those of their parts.
+        config(
+            kind, train=blend, valid=blend[1:], tokenizer=tokenizer, workers=0, index_cache=f"{two[0]}.maps"
+        ),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["gpt", "t5"])
+def test_batches_do_not_depend_on_the_layout(
+    two: list[str], kind: str, small_vocabulary: TokenizerConfig
+) -> None:
+    for settings in kinds(two, kind, small_vocabulary):
+        loaders = open_data(settings)
+        assert loaders.train is not None
+        whole = [flat(next(loaders.train)) for _ in range(18)]
+        shapes = [tuple(tensor.shape) for tensor in whole[0]]
+        dtypes = [tensor.dtype for tensor in whole[0]]
+        assert shapes == ([(2, 32)] * 3 if kind == "gpt" else [(2, 32), (2, 24), (2, 24), (2, 24)])
+        assert dtypes == [torch.int64] * (len(shapes) - 1) + [torch.float32]
+        loaders.close()
+        # Two ranks, taken up behind the first step of twelve samples.
+        ranks = [open_data(settings, rank, 2, 12) for rank in range(2)]
+        for step in range(6, 18):
+            loader = ranks[step % 2].train
+            assert loader is not None
+            for ours, theirs in zip(flat(next(loader)), whole[step], strict=True):
+                assert torch.equal(ours, theirs)
+        for rank in ranks:
+            rank.close()
+
+
+def test_labels_are_the_next_tokens(two: list[str]) -> None:
+    loaders = open_data(config(blend=[{"prefix": two[0]}]))
+    assert loaders.train is not None
+    for inputs, (labels, mask) in loaders.train:
+        assert isinstance(inputs, torch.Tensor)
+        assert torch.equal(inputs[:, 1:], labels[:, :-1])
+        assert mask.min() == 1
+    loaders.close()
+
+
+def test_evaluation_can_be_restarted(two: list[str]) -> None:
+    loaders = open_data(config(blend=[{"prefix": two[0]}]))
+    for loader in (loaders.valid, loaders.test):
+        assert loader is not None
+        first = [flat(batch)[0] for batch in loader]
+        assert len(first) >= 12
+        loader.restart()
+        again = [flat(next(loader))[0] for _ in range(3)]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=False))
+        loader.restart(12)
+        assert torch.equal(flat(next(loader))[0], first[6])
+    loaders.close()
+
+
+def test_nothing_runs_before_it_is_asked_for(two: list[str]) -> None:
+    before = threading.active_count()
+    loaders = open_data(config(blend=[{"prefix": two[0]}]))
+    assert threading.active_count() == before
+    assert loaders.train is not None
+    next(loaders.train)
+    assert threading.active_count() > before
+    loaders.close()
+    assert threading.active_count() == before
+
+
+def test_an_empty_split_is_none(two: list[str]) -> None:
+    loaders = open_data(config(blend=[{"prefix": two[0]}], split="100,0,0"))
+    assert loaders.train is not None
+    assert (loaders.valid, loaders.test) == (None, None)
+    only = open_data(config(train=[{"prefix": two[0]}]))
+    assert (only.valid, only.test) == (None, None)
+
+
+def test_mock_data_can_be_learned() -> None:
+    loaders = open_data(config(mock=True))
+    assert loaders.train is not None
+    follows: dict[int, int] = {}
+    for _ in range(12):
+        inputs, (labels, _) = next(loaders.train)
+        assert isinstance(inputs, torch.Tensor)
+        for token, label in zip(inputs.flatten().tolist(), labels.flatten().tolist(), strict=True):
+            assert follows.setdefault(token, label) == label
+            assert 0 <= token < VOCABULARY
+    loaders.close()
+
+
+def test_sound_data_has_no_problem(two: list[str], small_vocabulary: TokenizerConfig) -> None:
+    for kind in ("gpt", "t5"):
+        for settings in kinds(two, kind, small_vocabulary):
+            assert checks(settings) == []
+
+
+def test_every_problem_is_named_at_once(
+    two: list[str], make_dataset: Callable[..., Path], small_vocabulary: TokenizerConfig, tmp_path: Path
+) -> None:
+    high = make_dataset("high", [[[1, 2, 65000] * 40]])
+    short = make_dataset("short", [[[1] * 20]])
+    none = make_dataset("none", [[[]]])
+    floats = make_dataset("floats", [[[1.5] * 40]], np.float64)
+    cut = make_dataset("cut", [[[1] * 40]])
+    cut.with_suffix(".bin").write_bytes(b"x")
+    blend = [{"prefix": str(p)} for p in (two[0], high, short, none, floats, cut, tmp_path / "missing")]
+    tokenizer = {"kind": "gpt2", "vocab": small_vocabulary.vocab, "merges": small_vocabulary.merges}
+    said = checks(config(train=blend, tokenizer=tokenizer))
+    expected = [
+        "high holds the token 65000, but model.vocab_size is 300",
+        "short has 20 tokens for train, fewer than one sample of 32",
+        "none is empty",
+        "floats holds float64, which are no tokens",
+        "cut.bin is cut off at offset 1",
+        "missing.bin and",
+    ]
+    for part in expected:
+        assert sum(part in sentence for sentence in said) == 1, (part, said)
+    assert all(sentence.endswith(".") for sentence in said)
+
+
+def test_a_tokenizer_that_does_not_match_is_named(two: list[str], tmp_path: Path) -> None:
+    vocab = tmp_path / "vocab.json"
+    for size, part in (
+        (350, "but the tokenizer has 350 tokens"),
+        (200, "but the tokenizer has only 200 tokens"),
+    ):
+        vocab.write_text(json.dumps({"<|endoftext|>": 0, "a": size - 1}))
+        said = checks(config(blend=[{"prefix": two[0]}], tokenizer={"kind": "gpt2", "vocab": str(vocab)}))
+        assert len(said) == 1
+        assert part in said[0]
+    said = checks(config(blend=[{"prefix": two[0]}], tokenizer={"kind": "gpt2", "vocab": "none.json"}))
+    assert said == ["data.tokenizer: none.json, the tokenizer's vocab, is not there."]
+
+
+def test_too_few_sentinels_are_named(two: list[str], small_vocabulary: TokenizerConfig) -> None:
+    tokenizer = {"kind": "gpt2", "vocab": small_vocabulary.vocab, "merges": small_vocabulary.merges}
+    settings = config("t5", blend=[{"prefix": two[0]}], tokenizer=tokenizer, mean_span_length=1.0)
+    assert checks(settings) == []
+    few = dataclasses.replace(settings, model=dataclasses.replace(settings.model, vocab_extra_ids=3))
+    said = checks(few)
+    # 15 % of 30 tokens are 4, in spans of one.
+    assert len(said) == 1
+    assert "model.vocab_extra_ids is 3" in said[0]
+    assert "make 4 spans" in said[0]
+
+
+def test_info_shows_what_is_there(two: list[str], small_vocabulary: TokenizerConfig) -> None:
+    tokenizer = ["--vocab", str(small_vocabulary.vocab), "--merges", str(small_vocabulary.merges)]
+    done = CliRunner().invoke(
+        data_verb, ["info", f"{two[0]}.bin", "--json", *tokenizer], catch_exceptions=False
+    )
+    report = json.loads(done.output)
+    assert report["documents"] == 120
+    assert report["dtype"] == "uint16"
+    assert report["first_text"]
+    assert report["tokens_per_document"]["0"] >= 1
+    text = CliRunner().invoke(data_verb, ["info", two[0]], catch_exceptions=False).output
+    assert "documents" in text
+    assert f"{report['tokens']:,}" in text
+
+
+def test_info_names_problems(make_dataset: Callable[..., Path], small_vocabulary: TokenizerConfig) -> None:
+    odd = make_dataset("odd", [[[1] * 600, [2]], [], [[0]]])
+    tokenizer = ["--vocab", str(small_vocabulary.vocab), "--merges", str(small_vocabulary.merges)]
+    done = CliRunner().invoke(data_verb, ["info", str(odd), "--json", *tokenizer], catch_exceptions=False)
+    problems = json.loads(done.output)["problems"]
+    assert [p.split()[0:3] for p in problems] == [
+        ["1", "of", "3"], ["1", "sentences", "have"], ["only", "50.0%", "of"],
+    ]  # fmt: skip
+
+
+def test_merge_verb(two: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(data_verb, ["merge", *two, "--output-prefix", str(tmp_path / "m")])
+    assert "240 documents" in done.output
+    again = CliRunner().invoke(data_verb, ["merge", *two, "--output-prefix", str(tmp_path / "m")])
+    assert "would be replaced" in str(again.exception)

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Splits, blends and samplers: which sample comes when, and on which rank."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdm_trainer.data.blend import blend, normalise
+from rdm_trainer.data.sampler import Sampler
+from rdm_trainer.data.splits import bounds, evaluations, share
+from rdm_trainer.errors import TrainerError
+
+
+@pytest.mark.parametrize(
+    ("split", "size", "expected"),
+    [
+        ("969,30,1", 1000, (0, 969, 999, 1000)),
+        ("969, 30, 1", 20, (0, 19, 20, 20)),
+        ("98,2,0", 100, (0, 98, 100, 100)),
+        ("1", 7, (0, 7, 7, 7)),
+        ("1/1/1", 10, (0, 4, 7, 10)),
+        # 1.5 and 1.5 round to 2 each: the surplus of one is taken off every later bound.
+        ("1,1", 3, (0, 1, 3, 3)),
+        ("5,3,2", 0, (0, 0, 0, 0)),
+    ],
+)
+def test_splits(split: str, size: int, expected: tuple[int, ...]) -> None:
+    assert bounds(split, size) == expected
+
+
+@given(
+    weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=3).filter(lambda w: sum(w) > 1e-3),
+    size=st.integers(0, 10**7),
+)
+def test_splits_cover_all(weights: list[float], size: int) -> None:
+    cuts = bounds(",".join(map(str, weights)), size)
+    assert cuts[0] == 0
+    assert cuts[3] == size
+    total = sum(weights)
+    padded = weights + [0.0] * (3 - len(weights))
+    for number, weight in enumerate(padded):
+        assert abs((cuts[number + 1] - cuts[number]) - weight / total * size) <= 2.5
+
+
+@pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "1,2,3,4", "-1,2", "nan,1", "inf,1"])
+def test_a_split_that_is_none_is_refused(split: str) -> None:
+    with pytest.raises(TrainerError, match=r"data\.split is"):
+        bounds(split, 10)
+
+
+def test_shares_have_headroom() -> None:
+    assert share(1000, [0.25, 0.75]) == [math.ceil(250 * 1.005), math.ceil(750 * 1.005)]
+
+
+def test_evaluations() -> None:
+    assert evaluations(100, 30, 5) == (20, 5)
+    assert evaluations(100, 0, 5) == (0, 0)
+
+
+def greedy(weights: list[float], size: int) -> tuple[list[int], list[int]]:
+    """One sample at a time to the data set that lacks most."""
+    counts, chosen, numbers = [0] * len(weights), [], []
+    for i in range(size):
+        lacks = [weight * max(i, 1) - count for weight, count in zip(weights, counts, strict=True)]
+        best = lacks.index(max(lacks))
+        chosen.append(best)
+        numbers.append(counts[best])
+        counts[best] += 1
+    return chosen, numbers
+
+
+@given(
+    weights=st.lists(st.one_of(st.integers(1, 9), st.floats(1e-4, 1)), min_size=1, max_size=8),
+    size=st.integers(0, 6000),
+)
+@settings(max_examples=25)
+def test_blend_is_greedy(weights: list[float], size: int) -> None:
+    shares = normalise(weights)
+    assert math.isclose(sum(shares), 1)
+    chosen, numbers = blend(shares, size)
+    assert (chosen.tolist(), numbers.tolist()) == greedy(shares, size)
+
+
+def test_megatrons_helper_blends_the_same() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets import helpers_cpp
+    for weights in ([0.3, 0.7], [0.1, 0.2, 0.7], [1 / 3] * 3, normalise([5, 1, 1, 0.01, 3])):
+        size = 50_000
+        theirs = np.zeros(size, np.int16), np.zeros(size, np.int64)
+        helpers_cpp.build_blending_indices(*theirs, np.array(weights), len(weights), size, False)
+        ours = blend(weights, size)
+        np.testing.assert_array_equal(ours[0], theirs[0])
+        np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+def test_a_wrong_guess_of_a_lane_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    import rdm_trainer.data.blend as module
+
+    monkeypatch.setattr(module, "WARM_UP", 0)
+    weights = normalise([1, 2, 3.7, 0.3])
+    assert module.blend(weights, 9000)[0].tolist() == greedy(weights, 9000)[0]
+
+
+layouts = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))
+
+
+@given(
+    layout=layouts,
+    samples=st.integers(0, 200),
+    cyclic=st.booleans(),
+    steps=st.integers(0, 20),
+    seed=st.integers(0, 99),
+)
+def test_the_order_does_not_depend_on_the_layout(
+    layout: tuple[int, int, int], samples: int, cyclic: bool, steps: int, seed: int
+) -> None:
+    micro, ranks, accumulation = layout
+    size = micro * ranks * accumulation
+
+    def take(micro: int, ranks: int, consumed: int, batches: int) -> list[list[int]]:
+        """The samples of each global batch, put together from all ranks."""
+        iterators = [
+            Sampler(samples, size, micro, rank, ranks, cyclic, seed).micro_batches(consumed)
+            for rank in range(ranks)
+        ]
+        taken = []
+        for _ in range(batches):
+            rows: list[int] = []
+            for _ in range(size // (micro * ranks)):
+                for iterator in iterators:
+                    part = next(iterator, None)
+                    rows += [] if part is None else part.tolist()
+            taken.append(rows)
+        return taken
+
+    whole = take(size, 1, 0, steps + 3)
+    assert take(micro, ranks, 0, steps + 3) == whole
+    assert take(micro, ranks, steps * size, 3) == whole[steps:]
+    if not cyclic:
+        assert [n for rows in whole for n in rows] == list(range(min(steps + 3, samples // size) * size))
+    elif samples >= size:
+        per_epoch = samples // size
+        for epoch in range((steps + 3) // per_epoch):
+            rows = [n for part in whole[epoch * per_epoch : (epoch + 1) * per_epoch] for n in part]
+            assert len(set(rows)) == per_epoch * size

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who failed first, of all that end when one does."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_trainer.job.culprit import GONE, LINES, Ended, first, how_it_ended, lines_of
+
+ECHOES = (
+    "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:53943.",
+    "DistBackendError: NCCL communicator was aborted on rank 3.",
+    "it was ended by SIGTERM",
+    "TimeoutError: Timed out after 600 seconds.",
+)
+OWN = (
+    GONE,
+    "ValueError: the sky is falling",
+    "it was ended by SIGSEGV",
+    "OutOfMemoryError: CUDA out of memory.",
+)
+
+
+@pytest.mark.parametrize("error", ECHOES)
+def test_a_process_that_lost_another_did_not_fail_first(error: str) -> None:
+    echo, own = Ended("n1", 0, error, 10.0), Ended("n2", 5, "ValueError: no", 11.0)
+    assert echo.is_echo
+    assert first([echo, own], echoes=True) == own
+    assert first([echo], echoes=False) is None
+    assert first([echo], echoes=True) == echo
+
+
+@pytest.mark.parametrize("error", OWN)
+def test_of_those_with_an_error_of_their_own_the_earliest_failed_first(error: str) -> None:
+    early, late = Ended("n2", 7, error, 10.0), Ended("n1", 0, "KeyError: 'x'", 10.5)
+    assert not early.is_echo
+    assert first([late, early], echoes=True) == early
+
+
+@given(
+    st.lists(
+        st.builds(
+            Ended,
+            node=st.sampled_from(["n1", "n2"]),
+            rank=st.integers(0, 15),
+            error=st.sampled_from(ECHOES + OWN),
+            time=st.floats(0, 100),
+        ),
+        unique_by=lambda one: one.rank,
+    ),
+    st.randoms(),
+)
+def test_the_order_of_the_reports_does_not_matter(ended: list[Ended], random: object) -> None:
+    found = first(ended, echoes=True)
+    shuffled = list(ended)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert first(shuffled, echoes=True) == found
+    assert (found is None) == (not ended)
+    if found is not None and found.is_echo:
+        assert all(one.is_echo for one in ended)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (0, ""),
+        (1, "it ended with exit code 1"),
+        (-9, GONE),
+        (137, GONE),
+        (143, "it was ended by SIGTERM"),
+        (-11, "it was ended by SIGSEGV"),
+        (255, "it ended with exit code 255"),
+    ],
+)
+def test_an_exit_code_is_said_in_words(code: int, said: str) -> None:
+    assert how_it_ended(code) == said
+
+
+def test_a_process_lines_are_its_own() -> None:
+    log = ["a warning", "[rank1]: Traceback", "[rank11]: other", "[rank1]: ValueError: no", ""]
+    assert lines_of(1, log) == ["[rank1]: Traceback", "[rank1]: ValueError: no"]
+    # Nobody's lines may be about it; another's are not.
+    assert lines_of(2, log) == ["a warning"]
+    assert len(lines_of(0, [f"line {number}" for number in range(50)])) == LINES

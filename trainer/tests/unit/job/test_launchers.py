@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What launchers are told, and what is read from what they tell."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_trainer.config.schema import LauncherConfig
+from rdm_trainer.job.environment import adopt_launcher_environment
+from rdm_trainer.job.launchers import LAUNCHERS, Attempt, environment, exports
+from rdm_trainer.job.protocol import Node
+
+ATTEMPT = Attempt(
+    job="gpt-1",
+    directory="/jobs/gpt-1",
+    nodes=(Node("a", "192.169.16.100", 8), Node("b", "192.169.16.101", 4)),
+    network="192.169.16.0/24",
+    port=31001,
+    accelerator="cuda",
+    extra={"NCCL_DEBUG": "WARN", "TOKEN": "hush"},
+)
+
+
+def options(command: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in command if word.startswith("--") and "=" in word)
+
+
+def test_every_launcher_of_the_configuration_is_in_the_table() -> None:
+    assert set(get_args(get_type_hints(LauncherConfig)["kind"])) == set(LAUNCHERS)
+
+
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_no_value_of_the_environment_is_on_a_command_line(kind: str) -> None:
+    assert not any("hush" in word for word in LAUNCHERS[kind].command(ATTEMPT, 0))
+    assert environment(ATTEMPT)["TOKEN"] == "hush"
+
+
+def test_no_ssh_names_each_node_s_processes() -> None:
+    told = options(LAUNCHERS["no_ssh"].command(ATTEMPT, 1))
+    assert told["--node_rank"] == "1"
+    assert told["--master_addr"] == "192.169.16.100"
+    world = json.loads(base64.urlsafe_b64decode(told["--world_info"]))
+    assert world == {"192.169.16.100": list(range(8)), "192.169.16.101": list(range(4))}
+
+
+def test_deepspeed_goes_over_pdsh_only_to_other_nodes() -> None:
+    many = LAUNCHERS["deepspeed"].command(ATTEMPT, 0)
+    assert "--launcher=pdsh" in many
+    assert "--force_multi" in many
+    alone = Attempt("one", "/jobs/one", ATTEMPT.nodes[:1], ATTEMPT.network, 31001)
+    assert "--force_multi" not in LAUNCHERS["deepspeed"].command(alone, 0)
+    assert "NCCL_DEBUG=WARN\n" in exports(ATTEMPT)
+
+
+def test_torchrun_meets_at_the_master_which_alone_listens() -> None:
+    first, second = (options(LAUNCHERS["torchrun"].command(ATTEMPT, number)) for number in (0, 1))
+    assert first["--rdzv-endpoint"] == second["--rdzv-endpoint"] == "192.169.16.100:31001"
+    assert (first["--rdzv-conf"], second["--rdzv-conf"]) == ("is_host=1", "is_host=0")
+    assert (first["--nproc-per-node"], second["--nproc-per-node"]) == ("8", "4")
+    assert second["--local-addr"] == "192.169.16.101"
+
+
+def test_mpirun_hands_over_names_and_fills_nodes_by_slot() -> None:
+    command = LAUNCHERS["mpirun"].command(ATTEMPT, 0)
+    assert command[command.index("-np") + 1] == "12"
+    assert command[command.index("-H") + 1] == "192.169.16.100:8,192.169.16.101:4"
+    names = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
+    assert names == set(environment(ATTEMPT))
+
+
+def test_only_mpirun_and_deepspeed_are_started_by_the_master_alone() -> None:
+    assert {kind for kind, launcher in LAUNCHERS.items() if launcher.uses_ssh} == {"deepspeed", "mpirun"}
+
+
+def test_open_mpi_s_words_are_torch_s() -> None:
+    told = {
+        "OMPI_COMM_WORLD_RANK": "5",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    }
+    adopt_launcher_environment(told)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    assert [told[name] for name in names] == ["5", "1", "8", "4"]
+
+
+def test_slurm_s_words_count_in_a_step_only() -> None:
+    told = {"SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+    adopt_launcher_environment(told)
+    assert "RANK" not in told
+    told["SLURM_STEP_ID"] = "0"
+    adopt_launcher_environment(told)
+    assert (told["RANK"], told["LOCAL_RANK"], told["WORLD_SIZE"]) == ("3", "0", "4")
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "RANK",
+                "OMPI_COMM_WORLD_RANK",
+                "OMPI_COMM_WORLD_SIZE",
+                "SLURM_PROCID",
+                "SLURM_STEP_ID",
+            ]
+        ),
+        st.integers(0, 64).map(str),
+    )
+)
+def test_half_of_a_world_is_left_alone(told: dict[str, str]) -> None:
+    before = dict(told)
+    adopt_launcher_environment(told)
+    assert told == before

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Agents' lines over real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rdm_trainer.job import wire
+from rdm_trainer.job.wire import Hub, Link
+
+KEY = b"k" * 32
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[Hub, int]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    made = Hub("127.0.0.1", port, KEY)
+    yield made, port
+    made.close()
+
+
+def until(condition: Callable[[], bool], *links: Hub | Link) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        wire.wait(list(links), 0.05)
+    return False
+
+
+def test_messages_go_both_ways(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    link = Link("127.0.0.1", port, "n2", KEY)
+    heard: list[object] = []
+    said: list[object] = []
+
+    def turn() -> bool:
+        heard.extend(link.receive())
+        link.send({"report": len(said)})
+        said.extend(master.receive().get("n2", []))
+        master.send({"order": "run"})
+        return bool(heard and said)
+
+    assert until(turn, master, link)
+    assert heard[0] == {"order": "run"}
+    silent = master.silent_for("n2")
+    assert silent is not None
+    assert silent < 5
+    link.close()
+
+
+def test_who_does_not_know_the_key_is_not_heard(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    stranger = Link("127.0.0.1", port, "n2", b"x" * 32)
+    greeted = []
+
+    def turn() -> bool:
+        stranger.receive()
+        stranger.send({"report": 1})
+        greeted.append(master.receive())
+        # Turned away, it has to connect again.
+        return len(greeted) > 3 and stranger._lines is None
+
+    assert until(turn, master)
+    assert not any(greeted)
+    assert master.silent_for("n2") is None
+
+
+def test_a_proof_of_another_connection_does_not_count(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    with (
+        socket.create_connection(("127.0.0.1", port)) as first,
+        socket.create_connection(("127.0.0.1", port)) as other,
+    ):
+        assert until(lambda: not master.receive() and len(master._strangers) == 2, master)
+        nonce = json.loads(first.makefile().readline())["nonce"]
+        other.sendall(json.dumps({"node": "n2", "proof": wire._proof(KEY, nonce, "n2")}).encode() + b"\n")
+        assert until(lambda: not master.receive() and len(master._strangers) == 1, master)
+        assert master.silent_for("n2") is None
+
+
+def test_rubbish_harms_nobody(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n\xff\xfe\n[1]\n")
+        link = Link("127.0.0.1", port, "n3", KEY)
+
+        def turn() -> bool:
+            link.receive()
+            link.send({"report": 0})
+            return "n3" in master.receive()
+
+        assert until(turn, master, link)
+    link.close()
+
+
+def test_a_node_that_comes_again_is_heard_again(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    for number in (1, 2):
+        link = Link("127.0.0.1", port, "n2", KEY)
+        found: list[object] = []
+
+        def turn(link: Link = link, number: int = number, found: list[object] = found) -> bool:
+            link.receive()
+            link.send({"report": number})
+            found.extend(message.get("report") for message in master.receive().get("n2", []))
+            return number in found
+
+        assert until(turn, master, link)
+        link.close()

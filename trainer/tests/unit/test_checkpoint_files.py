@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which checkpoints are complete, whatever ended the run that wrote them; and what the verbs make of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdm_trainer import config as configuration
+from rdm_trainer.checkpoint import damage, files, identity
+from rdm_trainer.checkpoint.files import Inventory, Manifest, Step
+from rdm_trainer.cli.checkpoint import checkpoint
+from rdm_trainer.errors import TrainerError
+
+LAYOUT = {"tensor": 1, "pipeline": 1, "data": 1, "zero_stage": 1, "precision": "fp32"}
+
+
+def archive(path: Path, size: int = 100) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", os.urandom(size))
+
+
+def write(directory: Path, iteration: int) -> None:
+    """Write a step as a training does."""
+    partial = directory / f"{files.tag(iteration)}.partial"
+    partial.mkdir(parents=True)
+    for name in ("a.pt", "b.pt"):
+        archive(partial / name)
+    files.commit(
+        directory,
+        files.tag(iteration),
+        Manifest(iteration, files.measure(partial), {}, LAYOUT, {"consumed_samples": 8 * iteration}),
+    )
+    files.point_to(directory, iteration)
+
+
+def whole(directory: Path) -> list[int]:
+    return list(files.complete_steps([files.scan(directory)]))
+
+
+def test_a_step_is_complete_only_with_all_its_files_and_the_manifest(tmp_path: Path) -> None:
+    for iteration in (2, 4, 6, 8, 10):
+        write(tmp_path, iteration)
+    assert whole(tmp_path) == [2, 4, 6, 8, 10]
+    (tmp_path / "global_step4/a.pt").unlink()
+    (tmp_path / "global_step6/manifest.json").write_text("{")
+    (tmp_path / "global_step10/b.pt").write_bytes(b"short")
+    (tmp_path / "global_step12.partial").mkdir()
+    assert whole(tmp_path) == [2, 8]
+    assert files.scan(tmp_path).points_to(10)
+    assert files.scan(tmp_path / "nowhere") == Inventory(leftovers=[])
+
+
+class _Killed(BaseException):
+    """A kill in the middle of something."""
+
+
+def test_whatever_ends_a_commit_a_complete_checkpoint_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill the writer at each of its moves; what is complete is never less than before."""
+    moves = ("rename", "replace", "mkdir", "unlink")
+    killed_at, done = 0, False
+    while not done:
+        directory = tmp_path / str(killed_at)
+        write(directory, 2)
+        write(directory, 4)
+        left = killed_at
+        with monkeypatch.context() as patch:
+            for move in moves:
+                original = getattr(Path, move)
+
+                def counted(self: Path, *args: Any, _original: Any = original, **more: Any) -> Any:
+                    nonlocal left
+                    if left == 0:
+                        raise _Killed
+                    left -= 1
+                    return _original(self, *args, **more)
+
+                patch.setattr(Path, move, counted)
+            try:
+                write(directory, 6)
+                files.prune(directory, 2, 6)
+                done = True
+            except _Killed:
+                pass
+        steps = whole(directory)
+        assert steps in ([2, 4], [2, 4, 6], [4, 6])
+        latest = (directory / "latest").read_text()
+        assert latest in {files.tag(step) for step in steps}
+        files.clear_leftovers(directory)
+        assert whole(directory) == steps
+        assert not list(directory.glob("*.partial"))
+        killed_at += 1
+    assert killed_at > 5
+
+
+def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
+    write(tmp_path, 2)
+    before = (tmp_path / "global_step2/a.pt").read_bytes()
+    write(tmp_path, 2)
+    assert (tmp_path / "global_step2/a.pt").read_bytes() != before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "global_step2",
+        "latest",
+        "latest_checkpointed_iteration.txt",
+    ]
+
+
+def parts() -> st.SearchStrategy[list[dict[str, int]]]:
+    sizes = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 2))
+    return st.lists(sizes, min_size=1, max_size=4)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 2), min_size=1), parts())
+def test_the_union_of_nodes_decides(expected: dict[str, int], found: list[dict[str, int]]) -> None:
+    manifest = Manifest(3, expected)
+    inventories = [Inventory({3: Step(3, manifest, part)}) for part in found]
+    everything = {(name, size) for part in found for name, size in part.items()}
+    assert (3 in files.complete_steps(inventories)) == (set(expected.items()) <= everything)
+
+
+def test_parts_of_different_runs_do_not_make_a_whole() -> None:
+    one, other = (Manifest(3, {"a": 1, "b": 1}, state={"run": run}) for run in (1, 2))
+    inventories = [Inventory({3: Step(3, one, {"a": 1})}), Inventory({3: Step(3, other, {"b": 1})})]
+    assert files.complete_steps(inventories) == {}
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sets(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 4))
+def test_pruning_keeps_the_newest(
+    tmp_path_factory: pytest.TempPathFactory, steps: set[int], keep: int
+) -> None:
+    directory = tmp_path_factory.mktemp("checkpoints")
+    for step in steps:
+        (directory / files.tag(step)).mkdir()
+        (directory / files.universal_tag(step)).mkdir()
+    files.prune(directory, keep, max(steps))
+    expected = sorted(steps)[-keep:] if keep else sorted(steps)
+    assert sorted(files.scan(directory).steps) == expected
+    assert sorted(files.scan(directory).universal) == expected
+
+
+def job(**model: Any) -> configuration.Config:
+    return configuration.from_dict({"model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, **model}})
+
+
+def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    saved = identity.model_of(job())
+    identity.require_same_model(saved, job(seq_length=512, max_position_embeddings=1024), tmp_path)
+    with pytest.raises(TrainerError) as refused:
+        identity.require_same_model(saved, job(layers=6, vocab_size=100), tmp_path)
+    assert "model.layers is 6 here and 4 there" in str(refused.value)
+    assert "model.vocab_size is 100 here and 50257 there" in str(refused.value)
+    assert "hidden_size" not in str(refused.value)
+
+
+def test_replicas_may_change_only_without_zero() -> None:
+    saved = {**LAYOUT, "data": 2}
+    assert not identity.same_layout(saved, LAYOUT)
+    assert identity.same_layout({**saved, "zero_stage": 0}, {**LAYOUT, "zero_stage": 0})
+    assert not identity.same_layout({**saved, "zero_stage": 0}, {**LAYOUT, "zero_stage": 0, "tensor": 2})
+    assert not identity.same_layout({**saved, "zero_stage": 0}, LAYOUT)
+
+
+def ask(*arguments: object) -> Any:
+    return CliRunner().invoke(checkpoint, [str(argument) for argument in arguments], standalone_mode=False)
+
+
+def test_the_verbs(tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    for iteration in (2, 4, 6):
+        write(directory, iteration)
+    listed = json.loads(ask("list", tmp_path, "--json").output)
+    assert [step["complete"] for step in listed["checkpoints"]] == [True] * 3
+    assert "<- latest" in ask("list", tmp_path).output
+    assert ask("verify", tmp_path).return_value == 0
+
+    broken = directory / "global_step6/a.pt"
+    data = bytearray(broken.read_bytes())
+    data[60] ^= 1
+    broken.write_bytes(data)
+    assert json.loads(ask("list", tmp_path, "--json").output)["checkpoints"][2]["complete"]
+    verified = ask("verify", tmp_path, "--json")
+    assert verified.return_value == 1
+    assert json.loads(verified.output)["damaged"] == ["a.pt"]
+
+    (directory / "global_step8.partial").mkdir()
+    repaired = json.loads(ask("repair", tmp_path, "--iteration", 4, "--json").output)
+    assert repaired == {"iteration": 4, "removed": ["global_step8.partial"], "aside": ["global_step6.aside"]}
+    assert whole(directory) == [2, 4]
+    assert files.scan(directory).points_to(4)
+    for wrong in (("repair", tmp_path, "--iteration", 5), ("verify", tmp_path / "nowhere"), ("convert", "/")):
+        assert isinstance(ask(*wrong).exception, TrainerError)
+
+
+def test_a_damaged_file_is_named_whatever_reading_it_raises(tmp_path: Path) -> None:
+    for name in ("a.pt", "b.pt"):
+        archive(tmp_path / name)
+    with pytest.raises(KeyError, match="no file's fault"), damage.naming(tmp_path, ["a.pt", "b.pt"]):
+        raise KeyError("no file's fault")
+    content = bytearray((tmp_path / "b.pt").read_bytes())
+    content[60] ^= 1
+    (tmp_path / "b.pt").write_bytes(content)
+    with damage.naming(tmp_path, ["a.pt", "b.pt"]):
+        assert not damage.is_sound(tmp_path / "b.pt"), "which does not matter to what can be read"
+    with pytest.raises(TrainerError, match=r"damaged in b\.pt;"), damage.naming(tmp_path, ["a.pt", "b.pt"]):
+        raise KeyError("filename 'storages' not found")
+    (tmp_path / "a.pt").write_bytes(bytes(100))
+    with pytest.raises(TrainerError, match=r"a\.pt and b\.pt"), damage.naming(tmp_path, ["a.pt", "b.pt"]):
+        raise EOFError
+
+
+def test_a_jobs_directory_stands_for_its_checkpoints(tmp_path: Path) -> None:
+    assert files.checkpoints_of(tmp_path) == tmp_path
+    (tmp_path / "checkpoints").mkdir()
+    assert files.checkpoints_of(tmp_path) == tmp_path / "checkpoints"

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rdm_trainer import cli
+from rdm_trainer.config import from_dict, load
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+XL = str(CONFIGS / "gpt2-xl.yaml")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Run the program in this process: exit code, stdout, stderr."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(list(arguments))
+    captured = capsys.readouterr()
+    code = caught.value.code
+    assert isinstance(code, int)
+    return code, captured.out, captured.err
+
+
+def test_help_names_every_verb_without_loading_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--help")
+    assert code == 0
+    assert all(f"  {verb} " in out for verb in cli.VERBS)
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_verb_has_a_help(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0
+    assert f"rdm-trainer {verb}" in out
+
+
+def test_an_unknown_verb_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "trian")
+    assert code == 3
+    assert "Did you mean train?" in err
+
+
+def test_config_prints_what_can_be_read_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = run(capsys, "config", XL, "model.layers=12", "parallel.partition=even", "--world", "64")
+    assert code == 3
+    code, out, _ = run(capsys, "config", XL, "parallel.data=null", "launcher.nodes=16", "--world", "64")
+    assert code == 0
+    (tmp_path / "again.yaml").write_text(out, encoding="utf-8")
+    again = load(tmp_path / "again.yaml")
+    assert again.parallel.data == 8
+    assert again.model.ffn_hidden_size == 6400
+
+
+def test_config_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "config", XL, "--json")
+    assert code == 0
+    assert from_dict(json.loads(out)).model.layers == 48
+
+
+def test_train_prints_the_configuration_and_stops(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "train", XL, "optimisation.lr=1e-3", "--print-config")
+    assert code == 0
+    assert yaml.safe_load(out)["optimisation"]["lr"] == 1e-3
+
+
+def test_problems_are_sentences_and_the_code_is_3(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "dry-run", XL, "parallel.tensor=3", "optimisation.min_lr=1")
+    assert code == 3
+    assert out == ""
+    lines = err.splitlines()
+    assert len(lines) >= 3
+    assert all(line.startswith("Error: ") for line in lines)
+    assert any("attention_heads 25 is not divisible by parallel.tensor 3" in line for line in lines)
+
+
+def test_problems_are_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "config", "no-such.yaml", "--json")
+    assert (code, err) == (3, "")
+    assert json.loads(out) == {
+        "ok": False,
+        "problems": ["no-such.yaml cannot be read: No such file or directory."],
+    }
+
+
+def test_dry_run_shows_stages_and_the_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, "dry-run", XL, "--gpu", "A10")
+    assert code == 0
+    assert "Fits A10" in out
+    assert "0-11-8-8-8-8-5-0" in out
+    rows = [line.split() for line in out.splitlines() if line[:6].strip().isdigit()]
+    assert [row[1] for row in rows] == ["emb", "11", "8", "8", "8", "8", "5", "head"]
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+
+
+def test_dry_run_that_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "dry-run", str(CONFIGS / "t5-23b.yaml"), "--gpu", "A10")
+    assert code == 1
+    assert "Does not fit A10" in out
+    assert "parallel.activation_checkpointing=full" in out
+
+
+@pytest.mark.parametrize("name", ["t5-11b", "t5-23b", "gpt-345m", "gpt2-xl"])
+def test_dry_run_cuts_no_number_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "dry-run", str(CONFIGS / f"{name}.yaml"))
+    assert "logits" in out
+    assert "…" not in out
+
+
+def test_dry_run_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "dry-run", XL, "--gpu", "NVIDIA H200", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["fits"] is True
+    assert report["gpu"]["name"] == "H200"
+    assert len(report["stages"]) == 8
+    first = report["stages"][0]["memory"]
+    assert first.pop("total") == sum(first.values())
+
+
+def test_dry_run_takes_the_smallest_world_when_none_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "optimisation: {train_iterations: 1}\ndata: {mock: true}\nparallel: {tensor: 2, pipeline: 2}\n",
+        encoding="utf-8",
+    )
+    code, out, _ = run(capsys, "dry-run", str(path), "--json")
+    assert code == 0
+    assert json.loads(out)["world_size"] == 4
+
+
+def test_an_unknown_gpu_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "dry-run", XL, "--gpu", "H9000")
+    assert code == 3
+    assert "'H9000' is not known" in err
+    assert "MI300X" in err

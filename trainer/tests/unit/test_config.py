@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdm_trainer import config as configuration
+from rdm_trainer.config import Blend, Config, check, dump, from_dict, load, resolve
+from rdm_trainer.errors import BAD_INPUT, ConfigError
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SOUND: dict[str, Any] = {
+    "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4, "seq_length": 32},
+    "optimisation": {"train_iterations": 5},
+    "data": {"mock": True},
+}
+
+
+def with_changes(**changes: Any) -> Config:
+    """A sound configuration with ``section__key=value`` over it."""
+    overrides = []
+    for key, value in changes.items():
+        overrides.append(f"{key.replace('__', '.')}={'null' if value is None else value}")
+    return from_dict(SOUND, overrides)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems_of(path: Path, *overrides: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    assert caught.value.exit_code == BAD_INPUT
+    assert all(problem.endswith((".", "?")) and "\n" not in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_every_problem_of_a_file_is_told_at_once_with_its_line(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """\
+name: 7
+model:
+  layers: -1
+  hidden_siz: 64
+  attention_heads: true
+  kind: bert
+optimisation:
+  lr: fast
+seq_length: 128
+data: nothing
+launcher:
+  env: {DEBUG: on}
+""",
+    )
+    found = problems_of(
+        path, "no-equals", "model.heads=4", "parallel.tensor.size=2", "parallel.partition=2024-99-99", "a=["
+    )
+    for words in (
+        "'no-equals' is not of the form key.sub=value",
+        "model.heads is not a key; did you mean model.attention_heads?",
+        "'parallel.partition=2024-99-99' is not YAML; quote it",
+        "'a=[' is not YAML",
+        "name (line 1) must be text, not 7 (put it in quotes)",
+        "model.layers (line 3) is -1; it must be at least 1",
+        "model.hidden_siz is not a key (line 4); did you mean model.hidden_size?",
+        "model.attention_heads (line 5) must be an integer, not true",
+        "model.kind (line 6) is 'bert'; it must be gpt or t5",
+        "optimisation.lr (line 8) must be a number, not 'fast'",
+        "seq_length is not a key (line 9); did you mean model.seq_length?",
+        "data (line 10) must hold keys and values, not 'nothing'",
+        "launcher.env.DEBUG (line 12) must be text, not true (put it in quotes)",
+    ):
+        assert any(words in problem for problem in found), (words, found)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("model: [", "is not YAML"),
+        ("a: 1\n b: 2", "line 2"),
+        ("- 1", "must hold keys and values"),
+        ("", "must hold keys and values"),
+        ("model: {layers: 2, layers: 3}", "model.layers is given 2 times"),
+        ("model: {layers: }", "model.layers (line 1) has no value; give an integer, or leave the key out"),
+        ("model: &m {layers: *m}", "nested"),
+        ("data: {blend: [{weight: 2}]}", "data.blend[0].prefix is missing"),
+        ("data: {blend: 3}", "data.blend (line 1) must be a list"),
+        ("optimisation: {lr: .inf}", "finite"),
+        ("? [1, 2]\n: 3", "is not a key"),
+        ("name: !!python/name:os.getcwd", "is not YAML: could not determine a constructor"),
+        ("parallel: {partition: 2024-99-99}", "is not YAML"),
+        ("a: " + "[" * 3000, "is not YAML"),
+        ("launcher: {master_port: 80}", "at least 1024 and at most 65535"),
+        ("logging: {peak_tflops: 0}", "above 0"),
+    ],
+)
+def test_what_is_not_a_configuration_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
+    assert any(words in problem for problem in problems_of(written(tmp_path, text)))
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    assert "No such file" in problems_of(tmp_path / "none.yaml")[0]
+    assert "directory" in problems_of(tmp_path)[0]
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "is not text in UTF-8" in problems_of(binary)[0]
+
+
+def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
+    path = written(tmp_path, "optimisation: {lr: 1e-4, min_lr: 1E-5, clip_grad: 1, adam_epsilon: 1.e-8}")
+    o = load(path).optimisation
+    assert (o.lr, o.min_lr, o.clip_grad, o.adam_epsilon) == (1e-4, 1e-5, 1.0, 1e-8)
+    assert isinstance(o.clip_grad, float)
+    assert load(path, ["optimisation.lr=6e5"]).optimisation.lr == 6e5
+    assert any("integer" in problem for problem in problems_of(path, "model.layers=1e2"))
+
+
+def test_overrides_go_over_the_file_and_take_yaml(tmp_path: Path) -> None:
+    path = written(tmp_path, "model: {layers: 2}\noptimisation: {train_samples: 80}\n")
+    config = load(
+        path,
+        [
+            "model.layers=6",
+            "optimisation.train_samples=null",
+            "optimisation.train_iterations=10",
+            "data.blend=[a/x, {prefix: b, weight: 2}]",
+            "launcher.env.NCCL_IB_DISABLE=1",
+            "launcher.program=[train.py, --steps, '3']",
+            "parallel.partition=0-6",
+        ],
+    )
+    assert config.model.layers == 6
+    assert config.optimisation.train_samples is None
+    assert config.data.blend == (Blend("a/x"), Blend("b", 2.0))
+    assert config.launcher.env == {"NCCL_IB_DISABLE": "1"}
+    assert config.launcher.program == ("train.py", "--steps", "3")
+    assert config.parallel.partition == "0-6"
+
+
+def test_an_override_mends_a_line_and_is_not_blamed_on_it(tmp_path: Path) -> None:
+    path = written(tmp_path, "model:\n  layers: many\n")
+    assert load(path, ["model.layers=3"]).model.layers == 3
+    assert problems_of(path, "model.layers=few") == ("model.layers must be an integer, not 'few'.",)
+
+
+def test_a_configuration_survives_yaml_and_dictionaries(tmp_path: Path) -> None:
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        config = load(path)
+        assert from_dict(config.to_dict()) == config
+        assert load(written(tmp_path, dump(config))) == config
+        assert resolve(resolve(config, 64), 64) == resolve(config, 64)
+
+
+TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=12)
+
+
+@settings(deadline=None)
+@given(
+    layers=st.integers(1, 10**9),
+    rate=st.floats(1e-30, 1e30),
+    env=st.dictionaries(st.text("ABCEN_019", min_size=1), TEXT, max_size=4),
+    program=st.lists(TEXT, max_size=4),
+    prefix=TEXT,
+)
+def test_any_value_survives_yaml(
+    tmp_path_factory: pytest.TempPathFactory,
+    layers: int,
+    rate: float,
+    env: dict[str, str],
+    program: list[str],
+    prefix: str,
+) -> None:
+    given_values = {
+        "model": {"layers": layers},
+        "optimisation": {"lr": rate},
+        "launcher": {"env": env, "program": program},
+        "data": {"blend": [{"prefix": prefix}]},
+    }
+    config = from_dict(given_values)
+    assert load(written(tmp_path_factory.getbasetemp(), dump(config))) == config
+
+
+def test_resolved_says_what_follows_from_other_keys() -> None:
+    config = with_changes(model__kind="t5", model__vocab_extra_ids=100, parallel__tensor=2)
+    resolved = resolve(config, 8)
+    assert resolved.parallel.data == 4
+    model = resolved.model
+    assert (model.decoder_layers, model.kv_channels, model.ffn_hidden_size) == (4, 16, 256)
+    assert (model.decoder_seq_length, model.max_position_embeddings) == (32, 32)
+    assert check(resolved, 8) == []
+    assert resolve(with_changes()).model.decoder_layers is None
+
+
+def test_derived_values() -> None:
+    config = with_changes(
+        parallel__tensor=2,
+        parallel__pipeline=2,
+        optimisation__global_batch_size=48,
+        optimisation__micro_batch_size=3,
+        optimisation__train_iterations=None,
+        optimisation__train_samples=100,
+    )
+    assert config.padded_vocab_size == 50432
+    assert config.data_parallel(16) == 4
+    assert config.accumulation(4) == 4
+    assert config.train_iterations == 2
+    assert config.stage_blocks() == [2, 2]
+    assert config.written_world_size == 4
+    wide = with_changes(model__kv_channels=7, model__ffn_hidden_size=100, model__max_position_embeddings=99)
+    assert (wide.model.head_size, wide.model.attention_size) == (7, 28)
+    assert (wide.model.ffn_size, wide.model.positions) == (100, 99)
+
+
+def test_a_sound_configuration_has_no_problems() -> None:
+    assert check(with_changes()) == []
+    assert check(with_changes(), 4, 2) == []
+    assert check(with_changes(parallel__pipeline=2, parallel__tensor=2), 8, 8) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "world", "devices", "words"),
+    [
+        ({"name": "a/b"}, None, None, "name is 'a/b'"),
+        ({"model__attention_heads": 3}, None, None, "hidden_size 64 is not divisible by"),
+        ({"parallel__tensor": 8}, None, None, "attention_heads 4 is not divisible by parallel.tensor 8"),
+        ({"model__ffn_hidden_size": 99, "parallel__tensor": 2}, None, None, "ffn_hidden_size 99"),
+        ({"model__max_position_embeddings": 31}, None, None, "fewer than the 32 tokens"),
+        ({"model__decoder_layers": 2}, None, None, "decoder_layers is for a T5"),
+        ({"model__decoder_seq_length": 2}, None, None, "decoder_seq_length is for a T5"),
+        ({"model__vocab_extra_ids": 2}, None, None, "vocab_extra_ids is for a T5"),
+        ({"model__kind": "t5"}, None, None, "sentinels of its own"),
+        ({"parallel__pipeline": 2, "parallel__zero_stage": 2}, None, None, "another reduce-scatter"),
+        ({"parallel__pipeline": 2, "parallel__partition": "1-2"}, None, None, "sums to 3 blocks"),
+        ({"parallel__pipeline": 3, "parallel__partition": "2-0-2"}, None, None, "without a block"),
+        ({"parallel__pipeline": 2, "parallel__partition": "type:X"}, None, None, "matches 0 layers"),
+        ({"optimisation__train_samples": 9}, None, None, "both of train_iterations and train_samples"),
+        ({"optimisation__train_iterations": None}, None, None, "neither of train_iterations"),
+        (
+            {"optimisation__train_iterations": None, "optimisation__train_samples": 7},
+            None,
+            None,
+            "less than one global batch",
+        ),
+        (
+            {"optimisation__warmup_samples": 1, "optimisation__warmup_fraction": 0.1},
+            None,
+            None,
+            "warmup_fraction and warmup_samples",
+        ),
+        (
+            {"optimisation__decay_samples": 80, "optimisation__decay_iterations": 10},
+            None,
+            None,
+            "decay_iterations and decay_samples",
+        ),
+        ({"optimisation__warmup_iterations": 6}, None, None, "The warm-up of 48 samples is longer"),
+        ({"optimisation__min_lr": 1.0}, None, None, "min_lr 1 is above"),
+        ({"optimisation__loss_scale": 2}, None, None, "loss_scale is for fp16"),
+        ({"data__mock": "false"}, None, None, "data has no data set"),
+        ({"data__blend": "[x]"}, None, None, "data.mock is true and data sets are given"),
+        ({"data__valid": "[x]", "data__mock": "false"}, None, None, "valid or test without train"),
+        (
+            {"data__blend": "[x]", "data__train": "[y]", "data__mock": "false"},
+            None,
+            None,
+            "give blend with split",
+        ),
+        ({"data__split": "0,0,0"}, None, None, "data.split is '0,0,0'"),
+        ({"data__split": "'1,x'"}, None, None, "data.split is '1,x'"),
+        ({"data__tokenizer": "{kind: gpt2, vocab: v}"}, None, None, "needs data.tokenizer.merges"),
+        ({"data__tokenizer": "{kind: huggingface, vocab: v, file: f}"}, None, None, "does not use"),
+        ({"launcher__env": "{A-B: x}"}, None, None, "no name of an environment variable"),
+        ({"launcher__program": "['']"}, None, None, "launcher.program begins with nothing"),
+        ({"parallel__tensor": 2, "parallel__data": 2}, 8, None, "= 4, but there are 8 processes"),
+        ({"parallel__tensor": 2, "parallel__pipeline": 2}, 6, None, "6 processes are not a multiple"),
+        ({}, 3, None, "global_batch_size 8 is not a multiple of micro_batch_size 1 x 3"),
+        ({}, 3, None, "6 or 9 would be"),
+        ({"parallel__data": 16}, None, None, "= 16; 16 would be"),
+        ({}, 0, None, "0 processes are not a multiple"),
+        ({"launcher__devices_per_node": 4}, 8, 2, "but a node has 2"),
+        ({"launcher__devices_per_node": 3}, 8, None, "do not fill nodes of 3"),
+        ({"launcher__nodes": 3}, 8, 2, "nodes 3 x 2 devices = 6, but there are 8"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(
+    changes: dict[str, Any], world: int | None, devices: int | None, words: str
+) -> None:
+    found = check(with_changes(**changes), world, devices)
+    assert any(words in problem for problem in found), found
+    assert all(problem.endswith(".") and "\n" not in problem for problem in found)
+
+
+def test_another_program_needs_no_data_and_no_length() -> None:
+    config = from_dict({"launcher": {"program": ["pretrain_gpt.py"]}})
+    # Three is no divisor of the default batch, which is nobody's here.
+    assert check(config, 3) == []
+    assert check(from_dict(config.to_dict(), ["name=a/b"]), 3, 2) != []
+
+
+def test_problems_are_collected_over_all_parts() -> None:
+    config = with_changes(parallel__tensor=3, data__mock="false", optimisation__train_iterations=None)
+    with pytest.raises(ConfigError) as caught:
+        configuration.require(config, 4)
+    assert len(caught.value.problems) >= 4
+    assert str(caught.value).count("\n  - ") == len(caught.value.problems)
+
+
+def test_the_schema_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().name = "other"  # type: ignore[misc]
+
+
+def test_nothing_here_imports_torch() -> None:
+    code = (
+        "import sys; from rdm_trainer import config, partition, flops, dry_run, deepspeed_config, cli; "
+        "from rdm_trainer.cli import train, config as c, dry_run as d; "
+        "sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

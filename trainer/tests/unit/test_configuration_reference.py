@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import typing
+from pathlib import Path
+from types import ModuleType
+
+from rdm_trainer.config import schema
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generator", DOCS / "generate_training_configuration.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_what_the_dataclasses_say() -> None:
+    written = (DOCS / "training-configuration.md").read_text(encoding="utf-8")
+    assert written == generator().page(), "run `make docs`"
+
+
+def test_every_key_has_a_meaning() -> None:
+    module = generator()
+    for cls in (schema.Blend, schema.TokenizerConfig, *typing.get_type_hints(schema.Config).values()):
+        if dataclasses.is_dataclass(cls):
+            assert isinstance(cls, type)
+            assert set(module.meanings(cls)) == {field.name for field in dataclasses.fields(cls)}

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rdm_trainer import flops
+from rdm_trainer.config import Config, check, from_dict, load
+from rdm_trainer.dry_run import GIB, Report, dry_run
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+
+
+def job(name: str, *overrides: str) -> Config:
+    return load(CONFIGS / f"{name}.yaml", overrides)
+
+
+def report(name: str, *overrides: str, world: int | None = None) -> Report:
+    config = job(name, *overrides)
+    return dry_run(config, world or config.written_world_size)
+
+
+def test_the_documents_shapes_are_all_there() -> None:
+    documents = {"t5-23b", "t5-11b", "gpt-5b", "gpt-1.3b", "gpt-345m", "gpt2-xl", "gpt2-small", "slurm-debug"}
+    assert documents | {"demo"} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_example_is_sound_in_the_world_that_it_names(name: str) -> None:
+    config = job(name)
+    world = config.written_world_size
+    assert config.name == name
+    assert check(config, world, config.launcher.devices_per_node) == []
+    nodes, devices = config.launcher.nodes, config.launcher.devices_per_node
+    if nodes is not None and devices is not None:
+        assert nodes * devices == world
+    assert dry_run(config, world).flops_per_step > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "accumulation", "world", "layout"),
+    [
+        ("t5-23b", 54_400, 170, 320, (1, 5, 64)),
+        ("t5-11b", 217_600, 170, 320, (2, 1, 160)),
+        ("gpt-5b", 27_200, 170, 160, (1, 2, 80)),
+        ("gpt-1.3b", 512, 64, 16, (2, 2, 4)),
+        ("gpt-345m", 128, 1, 16, (1, 1, 16)),
+        ("gpt2-xl", 64, 16, 32, (1, 8, 4)),
+        ("slurm-debug", 128, 16, 16, (4, 2, 2)),
+    ],
+)
+def test_the_documents_batches_and_layouts(
+    name: str, batch: int, accumulation: int, world: int, layout: tuple[int, int, int]
+) -> None:
+    found = report(name)
+    assert (found.global_batch_size, found.accumulation, found.world_size) == (batch, accumulation, world)
+    assert (found.tensor, found.pipeline, found.data) == layout
+
+
+def test_stages_hold_what_the_partition_says() -> None:
+    stages = report("gpt2-xl").stages
+    assert [stage.blocks for stage in stages] == [0, 11, 8, 8, 8, 8, 5, 0]
+    assert stages[0].layers == ("Embedding",)
+    assert stages[-1].layers == ("FinalNorm", "Head")
+    # The head is tied to the embedding on another stage, so that both hold the weights.
+    whole = flops.parameters(job("gpt2-xl"))
+    words = 50304 * 1600
+    assert sum(stage.parameters for stage in stages) == whole + words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_stage_holds_every_parameter_once(name: str) -> None:
+    changes = ("parallel.pipeline=1", "parallel.tensor=1", "parallel.data=1", "parallel.partition=even")
+    found = report(name, *changes, world=1)
+    assert [stage.parameters for stage in found.stages] == [found.parameters]
+
+
+def test_memory_of_weights_gradients_and_states_by_precision_and_zero_stage() -> None:
+    """Bytes per parameter: Rajbhandari et al. 2020 count 2 + 2 + 12 for mixed precision."""
+    shape = (
+        "parallel.data=8",
+        "parallel.pipeline=1",
+        "parallel.tensor=1",
+        "optimisation.global_batch_size=64",
+    )
+    expected = {
+        ("fp16", 0): (2, 2, 16 / 8),
+        ("fp16", 1): (2, 2, 16 / 8),
+        ("fp16", 2): (2, 2 / 8, 16 / 8),
+        ("fp16", 3): (2 / 8, 2 / 8, 16 / 8),
+        ("bf16", 1): (2, 4, 12 / 8),
+        ("fp32", 0): (4, 4, 8),
+        ("fp32", 1): (4, 4, 12 / 8),
+    }
+    for (precision, stage), bytes_each in expected.items():
+        found = report(
+            "gpt-345m",
+            *shape,
+            f"optimisation.precision={precision}",
+            f"parallel.zero_stage={stage}",
+            world=8,
+        )
+        memory = found.stages[0].memory
+        given = [size / found.parameters for size in (memory.weights, memory.gradients, memory.optimiser)]
+        assert given == pytest.approx(bytes_each, rel=1e-6), (precision, stage)
+
+
+def test_activations_are_those_of_korthikanti_without_attention_scores() -> None:
+    """Per block, 34 s b h bytes in 16 bits with the dropout masks; over t ranks, s b h (10 + 24 / t)."""
+    one_dimension = ("parallel.pipeline=1", "parallel.data=1", "optimisation.global_batch_size=16")
+    for tensor in (1, 2, 4):
+        sizes = []
+        for layers in (24, 25):
+            found = report(
+                "gpt-345m",
+                *one_dimension,
+                f"parallel.tensor={tensor}",
+                f"model.layers={layers}",
+                "model.hidden_dropout=0.1",
+                world=tensor,
+            )
+            sizes.append(found.stages[0].memory.activations)
+        sbh = 1024 * 8 * 1024
+        # The attention keeps one fp32 number per head and token, too.
+        per_head = 4 * 16 * 1024 * 8 / tensor
+        assert sizes[1] - sizes[0] == pytest.approx(sbh * (10 + 24 / tensor) + per_head)
+
+
+@pytest.mark.parametrize(
+    ("layers", "hidden", "heads", "length", "micro_batch", "measured_gib"),
+    [(48, 1600, 25, 1024, 16, 49), (24, 2048, 16, 2048, 8, 34), (24, 1024, 16, 1024, 32, 30)],
+)
+def test_estimates_agree_with_what_a_plain_loop_took_on_an_h200(
+    layers: int, hidden: int, heads: int, length: int, micro_batch: int, measured_gib: float
+) -> None:
+    """Peaks of bf16 training with 2 bytes each of weight, gradient and both moments, compiled, torch 2.11."""
+    config = from_dict(
+        {
+            "model": {
+                "layers": layers,
+                "hidden_size": hidden,
+                "attention_heads": heads,
+                "seq_length": length,
+            },
+            "optimisation": {"micro_batch_size": micro_batch, "global_batch_size": micro_batch},
+        }
+    )
+    found = dry_run(config, 1)
+    # That loop has all its logits at once.
+    logits = micro_batch * length * 50304 * 2
+    estimate = found.stages[0].memory.activations + 8 * found.parameters + logits
+    assert estimate / GIB == pytest.approx(measured_gib, rel=0.06)
+
+
+def test_a_stage_keeps_as_many_micro_batches_as_stages_follow_it() -> None:
+    stages = report("gpt2-xl").stages
+    assert [stage.in_flight for stage in stages] == [8, 7, 6, 5, 4, 3, 2, 1]
+    # With fewer micro-batches than stages, no more than there are.
+    few = report("gpt2-xl", "optimisation.global_batch_size=12")
+    assert [stage.in_flight for stage in few.stages] == [3, 3, 3, 3, 3, 3, 2, 1]
+    assert few.bubble == pytest.approx(7 / 10)
+
+
+def test_checkpointing_trades_activations_for_flops() -> None:
+    plain = report("gpt-5b")
+    full = report("gpt-5b", "parallel.activation_checkpointing=full")
+    assert full.stages[0].memory.activations < plain.stages[0].memory.activations / 5
+    assert plain.recomputed_flops_per_step == 0
+    assert full.recomputed_flops_per_step == pytest.approx(full.flops_per_step / 3)
+    # Fewer checkpoints keep less between the passes and more during one.
+    wider = report(
+        "gpt-5b",
+        "parallel.activation_checkpointing=full",
+        "parallel.activation_checkpointing_interval=12",
+    )
+    assert wider.stages[0].memory.activations > full.stages[0].memory.activations
+
+
+def test_the_rdm_runs_fit_their_gpus_and_not_smaller_ones() -> None:
+    a10, h200 = flops.find_accelerator("A10"), flops.find_accelerator("H200")
+    assert a10 is not None
+    assert h200 is not None
+    for name in ("t5-23b", "t5-11b", "gpt-5b"):
+        assert report(name).fits(h200)
+        assert not report(name).fits(a10)
+    # The tdpp document trains this one on A10s.
+    assert report("gpt2-xl").fits(a10)
+
+
+def test_time_follows_from_flops_and_bubble() -> None:
+    h200 = flops.find_accelerator("H200")
+    assert h200 is not None
+    found = report("gpt2-xl")
+    seconds = found.seconds_per_step(h200, 0.5)
+    useful = found.flops_per_step / (32 * h200.tflops * 1e12 * 0.5)
+    assert seconds * (1 - found.bubble) == pytest.approx(useful)

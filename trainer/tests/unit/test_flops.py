@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_trainer import flops
+from rdm_trainer.config import Config, from_dict, load
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def job(overrides: tuple[str, ...] = (), **model: Any) -> Config:
+    return from_dict({"model": model}, overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        # The two T5s and the 5B: what the documents' scripts give by arithmetic.
+        ("t5-23b", 19.6),
+        ("t5-11b", 9.07),
+        ("gpt-5b", 5.05),
+        # Published sizes.
+        ("gpt2-xl", 1.56),
+        ("gpt2-small", 0.124),
+        ("gpt-1.3b", 1.32),
+        ("gpt-345m", 0.355),
+    ],
+)
+def test_the_documents_models_have_their_size(name: str, billions: float) -> None:
+    count = flops.parameters(load(CONFIGS / f"{name}.yaml"))
+    assert count / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_gpt2_is_counted_to_the_parameter() -> None:
+    # 124,439,808 is GPT-2 small's published count, with its 50257 tokens unpadded.
+    config = job(make_vocab_size_divisible_by=1)
+    assert flops.parameters(config) == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides"),
+    [
+        ({}, ()),
+        ({"tied_embeddings": False}, ()),
+        ({"kv_channels": 6, "ffn_hidden_size": 40, "max_position_embeddings": 50}, ()),
+        ({"kind": "t5", "vocab_extra_ids": 10}, ()),
+        ({"kind": "t5", "vocab_extra_ids": 10, "decoder_layers": 1, "tied_embeddings": False}, ()),
+        ({}, ("parallel.tensor=2",)),
+        ({"kind": "t5", "vocab_extra_ids": 10}, ("parallel.tensor=2",)),
+    ],
+)
+def test_the_count_is_the_models(model: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    """Compare with the modules that are trained, layer by layer, as one tensor rank has them."""
+    torch = pytest.importorskip("torch")
+    from rdm_trainer import models
+    from rdm_trainer.parallel.topology import Topology
+
+    config = job(
+        overrides, layers=2, hidden_size=32, attention_heads=4, seq_length=16, vocab_size=300, **model
+    )
+    import dataclasses
+
+    topology = dataclasses.replace(Topology.single(), tensor=config.parallel.tensor)
+    built: list[int] = []
+    unique: dict[str, int] = {}
+    for index, layer in enumerate(models.layers(config, topology)):
+        with torch.device("meta"):
+            module = layer.make()
+        counts = {layer.prefix(index) + name: p.numel() for name, p in module.named_parameters()}
+        unique |= counts
+        if layer.joined:
+            built[-1] += sum(counts.values())
+        else:
+            built.append(sum(counts.values()))
+    tensor = config.parallel.tensor
+    sizes = flops.layer_sizes(config)
+    assert [size.split // tensor + size.whole for size in sizes] == built
+    if tensor == 1:
+        assert flops.parameters(config) == sum(unique.values())
+
+
+def test_a_gpt_takes_six_flops_per_parameter_and_token_and_its_attention() -> None:
+    config = job(layers=3, hidden_size=64, attention_heads=4, seq_length=128)
+    expected = 6 * flops.parameters(config) + 12 * 3 * 64 * 128
+    assert flops.flops_per_token(config) == pytest.approx(expected)
+
+
+def test_a_t5_is_counted_by_its_two_sides() -> None:
+    shape: dict[str, Any] = {"hidden_size": 64, "attention_heads": 4, "seq_length": 128, "vocab_extra_ids": 1}
+    both = job(kind="t5", layers=2, **shape)
+    more_encoder = job(kind="t5", layers=3, decoder_layers=2, **shape)
+    block = flops.layer_parameters(more_encoder)[1]
+    added = flops.flops_per_sample(more_encoder) - flops.flops_per_sample(both)
+    assert added == pytest.approx(128 * (6 * block + 12 * 64 * 128))
+
+
+def test_megatrons_formula() -> None:
+    # By hand: 24 x 3 x 8 x 1024 x 24 x 1024^2 x (1 + 1024/6144 + 50304/(16 x 24 x 1024)) / (0.5 x 2 x 1e12)
+    config = job(layers=24, hidden_size=1024, attention_heads=16, seq_length=1024)
+    work = 24 * 3 * 8 * 1024 * 24 * 1024**2 * (1 + 1024 / 6144 + 50304 / (16 * 24 * 1024))
+    shown = flops.megatron_tflops(config, batch_size=8, seconds=0.5, world_size=2)
+    assert shown == pytest.approx(work / 1e12)
+    full = from_dict(config.to_dict(), ["parallel.activation_checkpointing=full"])
+    assert flops.megatron_tflops(full, batch_size=8, seconds=0.5, world_size=2) == pytest.approx(
+        shown * 4 / 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H200 NVL", "H200-NVL"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA GeForce RTX 3090", "RTX3090"),
+        ("NVIDIA L40S", "L40S"),
+        ("Tesla V100-SXM2-16GB", "V100-16"),
+        ("Tesla V100-SXM2-32GB", "V100-32"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI250X", "MI250X"),
+        ("a100-80", "A100-80"),
+        ("rtx 3090", "RTX3090"),
+        ("h200", "H200"),
+    ],
+)
+def test_accelerators_are_known_by_our_name_and_the_drivers(device: str, name: str) -> None:
+    found = flops.find_accelerator(device)
+    assert found is not None
+    assert found.name == name
+
+
+def test_every_accelerators_own_name_finds_it() -> None:
+    for accelerator in flops.ACCELERATORS:
+        assert flops.find_accelerator(accelerator.name) is accelerator
+
+
+def test_others_are_not_guessed() -> None:
+    assert flops.peak_tflops("AMD EPYC 7B13") is None
+    assert flops.peak_tflops("") is None
+    assert flops.peak_tflops("NVIDIA H200") == pytest.approx(989.4)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Initial weights: the same numbers in every layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from rdm_trainer.parallel import initialise as subject
+from rdm_trainer.parallel.initialise import Placement, initialise, parameter, seed_of
+
+
+class Holder(nn.Module):
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self.weight = parameter(placement)
+
+
+def drawn(placement: Placement, prefix: str = "3.", seed: int = 1) -> torch.Tensor:
+    holder = Holder(placement)
+    initialise(holder, prefix, seed)
+    return holder.weight.data
+
+
+@given(
+    rows=st.integers(1, 12),
+    columns=st.integers(1, 12),
+    parts=st.integers(1, 4),
+    dimension=st.sampled_from([0, 1]),
+    block=st.integers(1, 60),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_parts_together_are_the_whole(
+    rows: int, columns: int, parts: int, dimension: int, block: int
+) -> None:
+    shape = (rows * parts, columns) if dimension == 0 else (rows, columns * parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject, "_BLOCK_ELEMENTS", block)
+        whole = drawn(Placement(shape, std=0.5))
+        pieces = [drawn(Placement(shape, dimension, index, parts, std=0.5)) for index in range(parts)]
+    assert torch.equal(torch.cat(pieces, dim=dimension), whole)
+
+
+@given(rows=st.integers(1, 40), more=st.integers(0, 40))
+@settings(max_examples=30, deadline=None)
+def test_padding_a_vocabulary_further_leaves_its_tokens_alone(rows: int, more: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject, "_BLOCK_ELEMENTS", 35)
+        short, long = drawn(Placement((rows, 5), std=1.0)), drawn(Placement((rows + more, 5), std=1.0))
+    assert torch.equal(short, long[:rows])
+
+
+def test_parameters_differ_by_name_and_seed() -> None:
+    placement = Placement((64, 64), std=1.0)
+    first = drawn(placement)
+    assert not torch.equal(first, drawn(placement, prefix="4."))
+    assert not torch.equal(first, drawn(placement, seed=2))
+    assert torch.equal(first, drawn(placement))
+
+
+def test_the_numbers_have_the_wanted_spread() -> None:
+    weight = drawn(Placement((2000, 1000), std=0.02))
+    assert weight.std().item() == pytest.approx(0.02, rel=0.01)
+    assert weight.mean().item() == pytest.approx(0.0, abs=1e-4)
+    # Blocks are independent: a repeated one would show as equal rows.
+    assert len({tuple(row) for row in weight[:, :4].tolist()}) == 2000
+
+
+def test_a_constant_needs_no_draw() -> None:
+    assert torch.equal(drawn(Placement((3,), constant=1.0)), torch.ones(3))
+
+
+def test_only_the_needed_blocks_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_BLOCK_ELEMENTS", 10)
+    seeds: list[object] = []
+
+    def noted(*parts: int | str) -> int:
+        seeds.append(parts[-1])
+        return seed_of(*parts)
+
+    monkeypatch.setattr(subject, "seed_of", noted)
+    drawn(Placement((100, 10), 0, 3, 4, std=1.0))
+    assert seeds == list(range(75, 100))

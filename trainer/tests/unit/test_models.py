@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""GPT and T5 as lists of layers, on one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from rdm_trainer import flops, models
+from rdm_trainer.config import Config, ModelConfig, ParallelConfig
+from rdm_trainer.errors import TrainerError
+from rdm_trainer.parallel.initialise import placement_of
+from rdm_trainer.parallel.pipeline import FlatModel, bounds
+from rdm_trainer.parallel.topology import Topology
+
+GPT = ModelConfig(
+    layers=3, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50, make_vocab_size_divisible_by=8
+)
+T5 = dataclasses.replace(
+    GPT,
+    kind="t5",
+    layers=2,
+    decoder_layers=3,
+    kv_channels=6,
+    ffn_hidden_size=40,
+    decoder_seq_length=6,
+    vocab_extra_ids=5,
+)
+
+
+def config(model: ModelConfig, **parallel: Any) -> Config:
+    return Config(model=model, parallel=ParallelConfig(**parallel))
+
+
+def built(model: ModelConfig) -> FlatModel:
+    made = models.build(config(model), Topology.single())
+    assert isinstance(made, FlatModel)
+    return made.eval()
+
+
+def labels(model: ModelConfig, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (batch, model.decoder_length)
+    return torch.randint(0, model.vocab_size, shape), torch.ones(shape)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", [GPT, T5])
+def test_the_parameters_are_those_that_the_arithmetic_counts(shape: ModelConfig, tied: bool) -> None:
+    shape = dataclasses.replace(shape, tied_embeddings=tied)
+    assert sum(weight.numel() for weight in built(shape).parameters()) == flops.parameters(config(shape))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", [GPT, T5])
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_every_layer_has_the_size_that_the_arithmetic_says(
+    shape: ModelConfig, tied: bool, tensor: int
+) -> None:
+    job = config(dataclasses.replace(shape, tied_embeddings=tied), tensor=tensor)
+    sizes: list[tuple[str, int, int]] = []
+    for layer in models.layers(job, Topology.part(tensor=tensor, tensor_rank=tensor - 1)):
+        weights = list(layer.make().parameters())
+        split = sum(weight.numel() for weight in weights if placement_of(weight).dimension is not None)
+        whole = sum(weight.numel() for weight in weights) - split
+        if layer.joined:
+            sizes[-1] = (sizes[-1][0], sizes[-1][1] + split * tensor, sizes[-1][2] + whole)
+        else:
+            sizes.append((layer.kind, split * tensor, whole))
+    assert sizes == [(size.name, size.split, size.whole) for size in flops.layer_sizes(job)]
+
+
+def test_no_prediction_depends_on_later_tokens() -> None:
+    model = built(GPT)
+    tokens = torch.randint(0, GPT.vocab_size, (1, 8))
+    changed = tokens.clone()
+    changed[:, 5:] = (changed[:, 5:] + 1) % GPT.vocab_size
+    targets, mask = labels(GPT, 1)
+    early = mask.clone()
+    early[:, 5:] = 0
+    assert model(tokens, (targets, early)).item() == pytest.approx(model(changed, (targets, early)).item())
+    assert model(tokens, (targets, mask)).item() != pytest.approx(model(changed, (targets, mask)).item())
+
+
+def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens() -> None:
+    model = built(T5)
+    encoder = torch.randint(1, T5.vocab_size, (1, 8))
+    decoder = torch.randint(1, T5.vocab_size, (1, 6))
+    targets, mask = labels(T5, 1)
+    early = mask.clone()
+    early[:, 3:] = 0
+
+    def loss(encoder_tokens: torch.Tensor, decoder_tokens: torch.Tensor = decoder) -> float:
+        return float(model((encoder_tokens, decoder_tokens), (targets, early)))
+
+    padded = torch.cat([encoder[:, :5], torch.zeros(1, 3, dtype=torch.int64)], dim=1)
+    assert loss(padded) == pytest.approx(loss(encoder[:, :5]), rel=1e-5)
+    assert loss(padded) != pytest.approx(loss(encoder), rel=1e-5)
+    later = decoder.clone()
+    later[:, 3:] = 1
+    assert loss(encoder, later) == pytest.approx(loss(encoder))
+
+
+def test_a_sample_without_any_encoder_token_still_has_a_loss() -> None:
+    targets = labels(T5, 1)
+    empty = torch.zeros(1, 8, dtype=torch.int64)
+    assert torch.isfinite(built(T5)((empty, torch.ones(1, 6, dtype=torch.int64)), targets))
+
+
+def test_checkpointing_changes_no_gradient() -> None:
+    for shape, inputs in ((GPT, torch.randint(0, 50, (2, 8))), (T5, tuple(torch.ones(2, 2, 6).long()))):
+        gradients = []
+        target = labels(shape)
+        for interval in (0, 1, 2):
+            model = built(shape).train()
+            model.interval = interval
+            model(inputs, target).backward()
+            gradients.append([weight.grad for weight in model.parameters()])
+        for other in gradients[1:]:
+            torch.testing.assert_close(gradients[0], other)
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected"), [("even", [0, 4, 7]), ("3-0", [0, 5, 7]), ("0-3", [0, 2, 7])]
+)
+def test_positions_and_last_norm_stay_with_their_neighbours(partition: str, expected: list[int]) -> None:
+    # Embedding, Positions, Block, Block, Block, FinalNorm, Head
+    job = config(GPT, pipeline=2, partition=partition)
+    assert bounds(job, models.layers(job, Topology.single())) == expected
+
+
+def test_a_stage_of_nothing_but_the_last_norm_is_refused() -> None:
+    job = config(GPT, pipeline=3, partition="type:FinalNorm|Head|Embedding")
+    with pytest.raises(TrainerError, match="nothing but the last norm"):
+        bounds(job, models.layers(job, Topology.single()))

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The learning rate: values worked out by hand, and what holds for every schedule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_trainer import config as configuration
+from rdm_trainer.schedule import LearningRate
+
+
+def schedules() -> st.SearchStrategy[LearningRate]:
+    return st.builds(
+        lambda highest, low, warmup, rest, form: LearningRate(
+            highest, low * highest, warmup, warmup + rest, form
+        ),
+        st.floats(1e-6, 1.0),
+        st.floats(0, 1),
+        st.integers(0, 10_000),
+        st.integers(1, 100_000),
+        st.sampled_from(["cosine", "linear", "constant"]),
+    )
+
+
+def test_the_values_of_a_known_run() -> None:
+    # Seed 2's log: lr 1.5e-4, warm-up 1 % of 320000 steps of 64 samples; 15, 25 and 35 steps counted.
+    rate = LearningRate(1.5e-4, 1e-5, 0.01 * 320000 * 64, 320000 * 64)
+    assert [f"{rate.at(steps * 64):.3E}" for steps in (15, 25, 35)] == ["7.031E-07", "1.172E-06", "1.641E-06"]
+
+
+@pytest.mark.parametrize(
+    ("form", "quarter", "half"),
+    [
+        ("linear", 0.1 + 0.75 * 0.9, 0.1 + 0.5 * 0.9),
+        ("cosine", 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 0.1 + 0.5 * 0.9),
+        ("constant", 1.0, 1.0),
+    ],
+)
+def test_values_by_hand(form: str, quarter: float, half: float) -> None:
+    rate = LearningRate(1.0, 0.1, 100, 500, form)  # type: ignore[arg-type]
+    assert rate.at(0) == 0.0
+    assert rate.at(50) == 0.5
+    assert rate.at(100) == 1.0
+    assert rate.at(200) == pytest.approx(quarter)
+    assert rate.at(300) == pytest.approx(half)
+    assert rate.at(500) == (1.0 if form == "constant" else 0.1)
+    assert rate.at(10_000) == (1.0 if form == "constant" else 0.1)
+
+
+@given(schedules(), st.integers(0, 200_000))
+def test_stays_between_its_bounds(rate: LearningRate, samples: int) -> None:
+    value = rate.at(samples)
+    least = 0.0 if samples <= rate.warmup else rate.lowest
+    assert least * (1 - 1e-12) <= value <= rate.highest * (1 + 1e-12)
+
+
+@given(schedules(), st.integers(0, 200_000), st.integers(0, 1000))
+def test_rises_and_then_falls(rate: LearningRate, samples: int, more: int) -> None:
+    before, after = rate.at(samples), rate.at(samples + more)
+    if samples + more <= rate.warmup:
+        assert after >= before
+    elif samples >= rate.warmup:
+        assert after <= before + 1e-15
+
+
+@given(schedules(), st.integers(0, 200_000))
+def test_is_the_lowest_after_the_decay(rate: LearningRate, more: int) -> None:
+    expected = rate.highest if rate.form == "constant" else rate.lowest
+    assert rate.at(int(rate.decay) + 1 + more) == expected
+
+
+def of(**optimisation: object) -> LearningRate:
+    return LearningRate.of(
+        configuration.from_dict({"optimisation": {"global_batch_size": 8, "lr": 1.0, **optimisation}})
+    )
+
+
+def test_lengths_come_from_steps_samples_or_the_whole_training() -> None:
+    assert of(train_iterations=100).decay == 800
+    assert of(train_samples=804).decay == 804
+    assert of(train_iterations=100, decay_iterations=50).decay == 400
+    assert of(train_iterations=100, decay_samples=444).decay == 444
+    assert of(train_iterations=100).warmup == 0
+    assert of(train_iterations=100, warmup_iterations=10).warmup == 80
+    assert of(train_iterations=100, warmup_samples=11).warmup == 11
+    assert of(train_iterations=100, decay_iterations=50, warmup_fraction=0.1).warmup == 40
+
+
+def test_steps_and_samples_say_the_same() -> None:
+    steps = of(train_iterations=100, warmup_iterations=10)
+    samples = of(train_samples=800, warmup_samples=80)
+    assert steps == samples
