@@ -92,6 +92,7 @@ class Lab:
         driver: str = "macvlan",
         image_source: str = "auto",
         *,
+        trainer: bool = False,
         check: bool = False,
         verbosity: int = 0,
     ) -> Run:
@@ -101,6 +102,7 @@ class Lab:
             nodes: how many; the first, ``n1``, is the master.
             driver: of the container network that the inventory asks for; one of :data:`DRIVERS`.
             image_source: ``registry``, ``packages``, or ``auto`` for whichever works.
+            trainer: containers run the training image, made from the trainer's sources as they are now.
             check: change nothing, say what would be changed.
             verbosity: ansible-playbook's number of ``-v``.
 
@@ -119,6 +121,7 @@ class Lab:
                 "lab_directory": str(self.directory / "inventory" / self.name),
                 "lab_driver": driver,
                 "lab_image_source": image_source,
+                "lab_trainer": trainer,
             },
             # Marks all that the run starts: should it be killed, `down` finds and ends the rest of it.
             env={_MARKER: f"{os.environ.get('DOCKER_HOST', '')}/{self.name}"},

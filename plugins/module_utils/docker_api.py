@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import struct
+import threading
 import time
 from typing import Any, Iterable, Iterator, NamedTuple
 from urllib.parse import quote, urlencode
@@ -189,7 +190,9 @@ class DockerAPI:
             raise
         return self._progress(connection, response, request)
 
-    def exec(self, container: str, argv: list[str], timeout: float, user: str = "") -> ExecResult:
+    def exec(
+        self, container: str, argv: list[str], timeout: float, user: str = "", stdin: bytes | None = None
+    ) -> ExecResult:
         """Run a command in a running container, without a terminal, and wait for its end.
 
         The engine cannot end a command that it has started: past the deadline the command goes on, so a
@@ -200,16 +203,23 @@ class DockerAPI:
             argv: the command and its arguments; no shell is involved.
             timeout: seconds from now to the deadline.
             user: user[:group] in the container; empty means the container's own.
+            stdin: what the command reads; None means that it has no standard input.
 
         Raises:
             DockerTimeout: the deadline passed.
             DockerError: no such container, or it does not run.
         """
         deadline = time.monotonic() + timeout
-        spec = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(argv), "User": user}
+        spec = {
+            "AttachStdin": stdin is not None,
+            "AttachStdout": True,
+            "AttachStderr": True,
+            "Cmd": list(argv),
+            "User": user,
+        }
         exec_id = self.post("/containers/{0}/exec".format(quote(container, safe="")), spec)["Id"]
         late = "{0} in container {1} did not finish within {2:g} s".format(argv[0], container, timeout)
-        stdout, stderr = self._attach(exec_id, deadline, late)
+        stdout, stderr = self._attach(exec_id, deadline, late, stdin)
         while True:
             state = self.get("/exec/{0}/json".format(exec_id))
             if not state["Running"] and state["ExitCode"] is not None:
@@ -288,8 +298,8 @@ class DockerAPI:
         finally:
             connection.close()
 
-    def _attach(self, exec_id: str, deadline: float, late: str) -> tuple[bytes, bytes]:
-        """Start an exec and return what it writes until it ends: (stdout, stderr)."""
+    def _attach(self, exec_id: str, deadline: float, late: str, stdin: bytes | None) -> tuple[bytes, bytes]:
+        """Start an exec, give it its input, and return what it writes until it ends: (stdout, stderr)."""
         connection = _UnixConnection(self.socket, self.timeout)
         target = self._versioned("/exec/{0}/start".format(exec_id), {})
         try:
@@ -301,7 +311,8 @@ class DockerAPI:
                 {"Content-Type": "application/json"},
             )
             _raise_for_status(response, "POST /exec/start")
-            return _demultiplex(_until(response, deadline))
+            with _Feed(response, stdin, deadline):
+                return _demultiplex(_until(response, deadline))
         except socket.timeout as error:
             raise DockerTimeout(late) from error
         except (OSError, http.client.HTTPException) as error:
@@ -381,9 +392,53 @@ def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
             return
 
 
+class _Feed(threading.Thread):
+    """Sends an exec its input while its output is read: a command need not read all of it, or any.
+
+    Use it as a context manager around the reading.
+
+    Args:
+        response: the answer on whose connection the input goes.
+        data: the input; None when there is none.
+        deadline: on the clock of time.monotonic.
+    """
+
+    def __init__(self, response: http.client.HTTPResponse, data: bytes | None, deadline: float) -> None:
+        super().__init__(daemon=True)
+        self._connection = _connection(response)
+        self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        self._data = data
+
+    def run(self) -> None:
+        """Send the input, then end it."""
+        try:
+            self._connection.sendall(self._data or b"")
+            self._connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # the command has ended without reading it; its output says why
+
+    def __enter__(self) -> None:
+        if self._data is not None:
+            self.start()
+
+    def __exit__(self, *_exception: object) -> None:
+        if self.is_alive():
+            try:
+                self._connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the engine has done so
+            self.join()
+
+
+def _connection(response: http.client.HTTPResponse) -> socket.socket:
+    """Return the socket that a response is read from."""
+    found: socket.socket = response.fp.raw._sock  # type: ignore[attr-defined]  # http.client has no other way
+    return found
+
+
 def _until(response: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
     """Yield the pieces of a response as they come; socket.timeout when the deadline passes first."""
-    connection = response.fp.raw._sock  # type: ignore[attr-defined]  # http.client offers no other way
+    connection = _connection(response)
     while True:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
         piece = response.read1(_READ_SIZE)

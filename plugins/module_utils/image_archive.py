@@ -25,7 +25,7 @@ import subprocess
 import tarfile
 import threading
 import zlib
-from typing import IO, Any, BinaryIO, Dict, Generator, Iterable, Iterator, List, NamedTuple, Tuple
+from typing import IO, Any, BinaryIO, Dict, FrozenSet, Generator, Iterable, Iterator, List, NamedTuple, Tuple
 
 Json = Dict[str, Any]
 
@@ -236,6 +236,24 @@ def new_layers(images: Iterable[Image], chains: Iterable[List[str]]) -> Dict[str
     return new
 
 
+def spare_members(index: ArchiveIndex, new: Iterable[str]) -> FrozenSet[str]:
+    """Return the members of an archive that an engine with the classic store would not open: it has them.
+
+    Such an engine unpacks all that it is sent before it looks; what it has need not be sent. This is told
+    only of plain archives: of others the stream has to be read anyway, and nothing can be skipped in it.
+
+    Args:
+        index: of the archive.
+        new: the diff_ids of the layers that the engine has to store; see `new_layers`.
+    """
+    if index.compression != "plain" or not index.classic:
+        return frozenset()
+    needed = set(new)
+    layers = [pair for image in index.images for pair in zip(image.diff_ids, image.layer_paths)]
+    kept = {path for diff_id, path in layers if diff_id in needed}
+    return frozenset(path for _diff_id, path in layers if path not in kept)
+
+
 def room_to_load(archives: Iterable[Json], classic: bool) -> int:
     """Return the bytes that an engine certainly needs for loading these archives, one after the other.
 
@@ -323,16 +341,26 @@ def index_archive(path: str, digest: bool = False) -> ArchiveIndex:
     )
 
 
-def load_chunks(path: str, index: ArchiveIndex) -> Generator[bytes, None, None]:
+def load_chunks(
+    path: str, index: ArchiveIndex, spare: FrozenSet[str] = frozenset()
+) -> Generator[bytes, None, None]:
     """Yield an archive in a form that every engine loads.
 
     Engines read plain and gzip tars, but not all read zstd, and old ones want the manifest.json that an OCI
     layout lacks: it is added at the end of the tar.
 
+    Args:
+        path: of the archive.
+        index: of the archive.
+        spare: members to leave out; see `spare_members`.
+
     Raises:
         ArchiveProblem: the archive can no longer be read.
     """
     with _explained(path), open(path, "rb") as raw:
+        if spare:
+            yield from _without(raw, spare)
+            return
         if index.classic and index.compression in ("plain", "gzip"):
             yield from _chunks(raw)
             return
@@ -350,6 +378,24 @@ def load_chunks(path: str, index: ArchiveIndex) -> Generator[bytes, None, None]:
             yield _classic_manifest(index)
             for _chunk in _chunks(stream):
                 pass
+
+
+def _without(raw: BinaryIO, spare: FrozenSet[str]) -> Iterator[bytes]:
+    """Yield a plain tar without some of its members."""
+    with tarfile.open(fileobj=raw, mode="r:") as archive:
+        begins = [(member.offset, member.name) for member in archive]
+    ends = [offset for offset, _name in begins[1:]] + [archive.offset]
+    for (begin, name), end in zip(begins, ends):
+        if name in spare:
+            continue
+        raw.seek(begin)
+        while begin < end:
+            chunk = raw.read(min(CHUNK, end - begin))
+            if not chunk:
+                raise EOFError
+            begin += len(chunk)
+            yield chunk
+    yield bytes(2 * tarfile.BLOCKSIZE)
 
 
 def file_sha256(path: str) -> str:

@@ -67,10 +67,19 @@ _BLOCK = 1024 * 1024
 
 
 class Layer(NamedTuple):
-    """One layer of an image: an uncompressed tar and its sha256 (the diff_id)."""
+    """One layer of an image: an uncompressed tar and its sha256 (the diff_id).
+
+    Attributes:
+        path: the file with the tar.
+        digest: of the tar, in hexadecimal.
+        offset: where in the file it begins.
+        size: its bytes; -1 means the whole file.
+    """
 
     path: Path
     digest: str
+    offset: int = 0
+    size: int = -1
 
 
 def recipe_version(files: Path, base: str) -> str:
@@ -224,9 +233,9 @@ def build_context(files: Path, base: str) -> bytes:
     """Return the tar of the build context."""
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w") as tar:
-        _add(tar, "Dockerfile", dockerfile(base).encode(), 0o644)
+        add_file(tar, "Dockerfile", dockerfile(base).encode(), 0o644)
         for name in FILES:
-            _add(tar, name, (files / name).read_bytes(), 0o755)
+            add_file(tar, name, (files / name).read_bytes(), 0o755)
     return output.getvalue()
 
 
@@ -236,7 +245,7 @@ def build_context(files: Path, base: str) -> bytes:
 def plugin_layer(files: Path, target: Path) -> Layer:
     """Write the layer that makes the stand-in plugin's image out of the CPU image."""
     with tarfile.open(str(target), "w") as tar:
-        _add(tar, "usr/local/bin/sriov-plugin", (files / "sriov-plugin").read_bytes(), 0o755)
+        add_file(tar, "usr/local/bin/sriov-plugin", (files / "sriov-plugin").read_bytes(), 0o755)
     return measured(target)
 
 
@@ -252,7 +261,12 @@ def measured(path: Path) -> Layer:
 
 
 def write_archive(
-    target: IO[bytes], name: str, layers: Iterable[Layer], command: List[str], created: str
+    target: IO[bytes],
+    name: str,
+    layers: Iterable[Layer],
+    command: List[str],
+    created: str,
+    environment: Iterable[str] = (PATH,),
 ) -> None:
     """Write an image archive as `docker save` does, in constant memory.
 
@@ -262,13 +276,14 @@ def write_archive(
         layers: from the bottom up.
         command: what a container of it runs by default.
         created: the image's time stamp, RFC 3339.
+        environment: of its containers, NAME=VALUE each.
     """
     layers = list(layers)
     config = {
         "architecture": ARCHITECTURES.get(os.uname().machine, os.uname().machine),
         "os": "linux",
         "created": created,
-        "config": {"Env": [PATH], "Cmd": command},
+        "config": {"Env": list(environment), "Cmd": command},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer.digest}" for layer in layers]},
         "history": [{"created": created, "created_by": "rdm-provision lab"} for _ in layers],
     }
@@ -282,17 +297,18 @@ def write_archive(
         }
     ]
     with tarfile.open(fileobj=target, mode="w") as tar:
-        _add(tar, config_name, encoded, 0o644)
-        _add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
+        add_file(tar, config_name, encoded, 0o644)
+        add_file(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
         for layer in layers:
             entry = tarfile.TarInfo(f"{layer.digest}/layer.tar")
-            entry.size = layer.path.stat().st_size
+            entry.size = layer.path.stat().st_size if layer.size < 0 else layer.size
             entry.mode = 0o644
             with layer.path.open("rb") as file:
+                file.seek(layer.offset)
                 tar.addfile(entry, file)
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+def add_file(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
     entry = tarfile.TarInfo(name)
     entry.size = len(content)
     entry.mode = mode

@@ -20,6 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab_recipe import (
     SRIOV_ARCHIVE,
     SRIOV_IMAGE,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer import TRAIN_IMAGE
 
 LABEL = "rdm.provision.lab"
 DIRECTORY_LABEL = "rdm.provision.lab.directory"
@@ -270,7 +271,9 @@ def _stamped(body: Dict[str, Any]) -> Dict[str, Any]:
 # --- files ----------------------------------------------------------------------------------------------
 
 
-def inventory(lab: str, addresses: Mapping[str, str], driver: str, control_path: str) -> Dict[str, Any]:
+def inventory(
+    lab: str, addresses: Mapping[str, str], driver: str, control_path: str, train_archive: str = ""
+) -> Dict[str, Any]:
     """Return the inventory of a lab.
 
     Args:
@@ -278,10 +281,12 @@ def inventory(lab: str, addresses: Mapping[str, str], driver: str, control_path:
         addresses: node -> management address; the first one is the master.
         driver: of the container network.
         control_path: the directory of ssh's shared connections.
+        train_archive: of the training image, which the containers run then; empty for the CPU image.
     """
+    image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
     master, *workers = addresses
     hosts = {node: {"ansible_host": address} for node, address in addresses.items()}
-    images: List[Dict[str, Any]] = [_archive(CPU_IMAGE, CPU_ARCHIVE)]
+    images: List[Dict[str, Any]] = [_archive(image, archive)]
     variables: Dict[str, Any] = {
         "ansible_user": USER,
         "ansible_ssh_private_key_file": "{{ inventory_dir }}/" + f"{FILES_AT}/id_ed25519",
@@ -296,7 +301,7 @@ def inventory(lab: str, addresses: Mapping[str, str], driver: str, control_path:
         "rdm_slots": 2,
         "network_driver": driver,
         "network_parent": "ib0",
-        "container_image": CPU_IMAGE,
+        "container_image": image,
         "container_memlock_required": False,
     }
     if driver == "sriov":

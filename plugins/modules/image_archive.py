@@ -192,6 +192,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.image_archive import
     room_to_load,
     same_image,
     sentence,
+    spare_members,
     wanted_images,
 )
 
@@ -381,8 +382,21 @@ class Images:
             self._verify_copy(self.copy)
         # An archive may hold images for other architectures under the same tags.
         index = self.index._replace(images=[image for image, _tags in self.wanted])
+        classic = image_store(self.api.get("/info")) == "classic"
+        spare = spare_members(index, self._new_layers()) if classic else frozenset()
+        if spare:
+            try:
+                self._send(source, index, spare)
+            except DockerError:
+                pass  # somebody removed a layer meanwhile: all of it, then
+            else:
+                return
+        self._send(source, index, frozenset())
+
+    def _send(self, source: str, index: ArchiveIndex, spare: frozenset[str]) -> None:
+        """Let the engine load an archive, without the members that it does not need."""
         try:
-            with contextlib.closing(load_chunks(source, index)) as chunks:
+            with contextlib.closing(load_chunks(source, index, spare)) as chunks:
                 progress = self.api.post_stream(
                     "/images/load", chunks, {"Content-Type": "application/x-tar"}, quiet=True
                 )

@@ -55,6 +55,12 @@ options:
   archives:
     description: The directory with the image archives that the nodes see.
     type: path
+  train_archive:
+    description:
+      - The name of the training image's archive in O(archives). Then the cluster's containers run this image.
+      - Empty means the CPU image, which has no trainer.
+    type: str
+    default: ""
   timeout:
     description: Seconds within which new nodes have to be ready.
     type: int
@@ -117,6 +123,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import (
     bounding_capabilities,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer_build import sweep_builders
 from ansible_collections.rdm.provision.plugins.module_utils.lab_work import sweep
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -127,6 +134,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "driver": {"type": "str", "choices": list(spec.DRIVERS), "default": "macvlan"},
     "node_image": {"type": "str"},
     "archives": {"type": "path"},
+    "train_archive": {"type": "str", "default": ""},
     "timeout": {"type": "int", "default": 120},
 }
 
@@ -197,13 +205,13 @@ class Files:
                 self.own / node / "authorized_keys", key.with_suffix(".pub").read_text(encoding="ascii")
             )
 
-    def texts(self, addresses: Mapping[str, str], driver: str) -> Dict[Path, str]:
+    def texts(self, addresses: Mapping[str, str], driver: str, train_archive: str) -> Dict[Path, str]:
         """Return the files of the inventory: path -> text."""
         keys = {}
         for node in addresses:
             public = self.own / node / (spec.HOST_KEY + ".pub")
             keys[node] = public.read_text(encoding="ascii") if public.is_file() else "(made by the run)"
-        inventory = spec.inventory(self.name, addresses, driver, str(self.control_path))
+        inventory = spec.inventory(self.name, addresses, driver, str(self.control_path), train_archive)
         return {
             self.directory / "hosts.yml": HEADER + yaml.safe_dump(inventory, sort_keys=False, width=120),
             self.own / "known_hosts": spec.known_hosts(addresses, keys),
@@ -414,7 +422,7 @@ def _present(
         engine.plug(sorted({*fresh, *loose}))
         for node in cut:
             engine.set_cable(node, True)
-    texts = files.texts(addresses, given["driver"])
+    texts = files.texts(addresses, given["driver"], given["train_archive"])
     before = read(files.directory / "hosts.yml")
     change.note("write", [str(path.relative_to(files.directory)) for path in files.differing(texts)])
     if not check:
@@ -455,6 +463,7 @@ def absent(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, A
     if end_interrupted_start(engine.name):
         actions.append("end an interrupted start")
     sweep()
+    sweep_builders(engine.api)
     for files in places:
         files.close_connections()
     engine.remove()

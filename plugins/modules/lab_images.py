@@ -10,6 +10,7 @@ short_description: Make the images that a lab needs
 description:
   - Makes three images. The node image stays in this machine's Docker Engine. The CPU image, which the cluster
     under test runs its containers from, and the stand-in of the SR-IOV plugin become archives in a cache.
+  - With O(trainer) also the training image, the CPU image with torch and the trainer.
   - They are made again only when their recipe has changed.
   - Runs on the control machine.
 author:
@@ -50,6 +51,12 @@ options:
     description: The image that C(registry) builds on.
     type: str
     default: docker.io/library/debian:bookworm-slim
+  trainer:
+    description:
+      - The directory C(trainer) of the project. Empty means that no training image is wanted.
+      - What it installs is made again when its list changes, and the layer with its sources when these do.
+    type: str
+    default: ""
   pull_timeout:
     description: Seconds for which the registry may stay silent before C(auto) gives it up.
     type: int
@@ -72,12 +79,17 @@ archives:
   description: The directory with C(cpu.tar) and C(sriov-plugin.tar).
   returned: when O(state=present)
   type: str
+train_archive:
+  description: The name of the training image's archive, beside the others.
+  returned: when O(state=present) and O(trainer) is given
+  type: str
+  sample: train-01234567-89abcdef.tar
 missing:
   description: Whether images were missing before.
   returned: when O(state=present)
   type: bool
 needs_mmdebstrap:
-  description: Whether mmdebstrap is missing, and this user could install it.
+  description: Whether mmdebstrap may be needed, is missing, and this user could install it.
   returned: when O(state=present)
   type: bool
 source:
@@ -98,12 +110,17 @@ from typing import Any, Dict, Iterator, List
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe as recipe
+from ansible_collections.rdm.provision.plugins.module_utils import lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerAPI,
     DockerError,
     DockerProblem,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer_build import (
+    install_layer,
+    sweep_builders,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.lab_work import run, sweep, work_directory
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -112,6 +129,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "cache": {"type": "str", "default": ""},
     "source": {"type": "str", "choices": ["auto", "registry", "packages"], "default": "auto"},
     "base": {"type": "str", "default": "docker.io/library/debian:bookworm-slim"},
+    "trainer": {"type": "str", "default": ""},
     "pull_timeout": {"type": "int", "default": 10},
 }
 
@@ -288,6 +306,52 @@ class Images:
         new.rename(self.archives)
 
 
+class TrainingImage:
+    """The training image on top of the CPU image of one recipe."""
+
+    def __init__(self, images: Images, trainer: Path) -> None:
+        self.images = images
+        self.trainer = trainer
+        if not (trainer / "rdm_trainer").is_dir():
+            raise LabProblem("{0} has no trainer: give the directory of its project".format(trainer))
+        self.versions = lab_trainer.versions(trainer, images.files, images.version)
+        self.archive = images.archives / self.versions.archive
+
+    def present(self) -> bool:
+        """Whether nothing has to be made."""
+        return self.archive.is_file()
+
+    def make(self) -> None:
+        """Make the archive; only the upper layer when an earlier archive has the lower ones."""
+        archives = self.images.archives
+        with work_directory() as work:
+            layers, created = lab_trainer.archive_layers(archives / recipe.CPU_ARCHIVE, work)
+            alike = lab_trainer.with_same_installation(archives.iterdir(), self.versions)
+            if alike:
+                layers = lab_trainer.archive_layers(alike[0], work)[0][:-1]
+            else:
+                base = archives / recipe.CPU_ARCHIVE
+                layers.append(
+                    install_layer(
+                        self.images.api, self.trainer, self.images.files, base, work, proxy_options()
+                    )
+                )
+            layers.append(lab_trainer.source_layer(self.trainer, work / "sources.tar"))
+            new = archives / "{0}.new".format(self.versions.archive)
+            with new.open("wb") as file:
+                recipe.write_archive(
+                    file,
+                    lab_trainer.TRAIN_IMAGE,
+                    layers,
+                    ["/bin/bash"],
+                    created,
+                    lab_trainer.ENVIRONMENT,
+                )
+            new.replace(self.archive)
+        for path in lab_trainer.superseded(archives.iterdir()):
+            path.unlink()
+
+
 def has_image(api: DockerAPI, name: str) -> bool:
     """Whether the engine has an image of this name."""
     try:
@@ -358,6 +422,7 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
     if check or not changed:
         return changed
     with locked(cache):
+        sweep_builders(api)
         for image in found:
             try:
                 api.delete("/images/{0}".format(image["Id"]), force=True)
@@ -387,16 +452,24 @@ def main() -> None:
             module.exit_json(changed=remove(api, cache, module.check_mode))
         images = Images(api, Path(given["files"]), cache, given["base"])
         result: Dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
-        result["missing"] = not images.present()
-        result["needs_mmdebstrap"] = shutil.which("mmdebstrap") is None and os.geteuid() == 0
+        training = TrainingImage(images, Path(given["trainer"])) if given["trainer"] else None
+        if training is not None:
+            result["train_archive"] = training.archive.name
+        lacking = not images.present()
+        result["missing"] = lacking or (training is not None and not training.present())
+        result["needs_mmdebstrap"] = lacking and shutil.which("mmdebstrap") is None and os.geteuid() == 0
         if result["missing"] and not module.check_mode:
             with locked(cache):
                 # Another process may just have made them.
-                if images.present():
-                    module.exit_json(changed=False, **result)
-                result["source"] = images.make(given["source"], given["pull_timeout"])
-                images.forget_superseded()
-                module.exit_json(changed=True, **result)
+                made = False
+                if not images.present():
+                    result["source"] = images.make(given["source"], given["pull_timeout"])
+                    images.forget_superseded()
+                    made = True
+                if training is not None and not training.present():
+                    training.make()
+                    made = True
+                module.exit_json(changed=made, **result)
         module.exit_json(changed=result["missing"], **result)
     except (LabProblem, DockerProblem, OSError) as problem:
         module.fail_json(msg=str(problem))

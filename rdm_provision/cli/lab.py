@@ -73,6 +73,7 @@ Examples:
   rdm-provision lab up --nodes 8               make it, or let it grow
   rdm-provision lab up --name two --nodes 2    a second lab beside it
   rdm-provision lab up --driver sriov          with a stand-in of the SR-IOV plugin
+  rdm-provision lab up --trainer               for training; again after a change of trainer/
 """
 )
 @click.option("-n", "--nodes", type=int, default=3, show_default=True, metavar="N", help="How many nodes.")
@@ -84,6 +85,7 @@ Examples:
     show_default=True,
     help="Of the container network that the inventory asks for.",
 )
+@click.option("--trainer", is_flag=True, help="Containers run the training image, to train on CPUs.")
 @click.option(
     "--image-source",
     type=click.Choice(("auto", "registry", "packages")),
@@ -95,7 +97,9 @@ Examples:
 @_show
 @_verbose
 @json_option
-def up(options: Options, nodes: int, name: str, driver: str, image_source: str, check: bool) -> int:
+def up(
+    options: Options, nodes: int, name: str, driver: str, trainer: bool, image_source: str, check: bool
+) -> int:
     """Make the lab, or bring it to N nodes, all running and plugged in.
 
     Writes the inventory to inventory/NAME. The first time on a machine it also makes the node image.
@@ -103,7 +107,9 @@ def up(options: Options, nodes: int, name: str, driver: str, image_source: str, 
     from rdm_provision.lab import Lab
 
     made = Lab(name)
-    run = made.up(nodes, driver, image_source, check=check, verbosity=max(0, options.verbose - 1))
+    run = made.up(
+        nodes, driver, image_source, trainer=trainer, check=check, verbosity=max(0, options.verbose - 1)
+    )
     result = _carry_out(options, made, run)
     if result is None:
         return 0

@@ -84,6 +84,17 @@ def test_exec_reads_much_output(engine: Engine, container: str) -> None:
     assert len(result.stdout) == 3_000_000
 
 
+def test_exec_gives_a_command_its_input_to_the_end(engine: Engine, container: str) -> None:
+    size = 3_000_000
+    assert engine.api.exec(container, ["wc", "-c"], timeout=30, stdin=bytes(size)).stdout == b"%d\n" % size
+    assert engine.api.exec(container, ["cat"], timeout=30, stdin=b"words\n") == (0, b"words\n", b"")
+
+
+def test_exec_of_a_command_that_does_not_read_its_input(engine: Engine, container: str) -> None:
+    ended = engine.api.exec(container, ["sh", "-c", "echo no; exit 3"], timeout=30, stdin=bytes(3_000_000))
+    assert ended == (3, b"no\n", b"")
+
+
 def test_exec_ends_at_its_deadline(engine: Engine, container: str) -> None:
     began = time.monotonic()
     with pytest.raises(DockerTimeout, match=r"sleep in container rdm-test-exec did not finish within 0\.5 s"):

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -381,6 +382,31 @@ def test_a_connection_that_breaks_while_loading(
     assert image_id(engine, NAME) == ""
     assert run(engine, tmp_path, path=path)["changed"] is True
     assert image_id(engine, NAME) == image.id
+
+
+def test_layers_that_the_engine_has_are_not_sent_again(
+    engine: Engine, tmp_path: Path, image: MadeImage
+) -> None:
+    run(engine, tmp_path, path=put(tmp_path, saved(image)))
+    newer = MadeImage([*image.layers, layer("three")], [NAME])
+    path = put(tmp_path, saved(newer), "newer.tar")
+    with slow_link(engine, tmp_path / "link.sock", 1_000_000, cut=True) as reached:
+        done = subprocess.run(
+            [sys.executable, "-m", MODULE],
+            input=arguments(tmp_path, False, path=path),
+            env=environment(engine, DOCKER_HOST=f"unix://{tmp_path / 'link.sock'}"),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert not reached.is_set(), "the lower layer, of 3 MB, was sent"
+    assert json.loads(done.stdout)["actions"] == [f"load {path}"]
+    assert image_id(engine, NAME) == newer.id
+    kept = tmp_path / "kept.tar"
+    subprocess.run(["docker", "save", "-o", kept, NAME], env=engine.environment, check=True)
+    with tarfile.open(kept) as archive:
+        sizes = sorted(member.size for member in archive if member.name.endswith("layer.tar"))
+    assert sizes == sorted(len(one) for one in newer.layers)
 
 
 def test_a_module_killed_while_loading(engine: Engine, tmp_path: Path, image: MadeImage) -> None:

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils import image_archive
+from ansible_collections.rdm.provision.plugins.module_utils import image_archive, lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe as recipe
 
 FILES = Path(__file__).parents[4] / "roles/lab/files"
@@ -87,7 +87,7 @@ def test_the_version_changes_with_every_file_and_with_the_base(tmp_path: Path) -
 
 
 def test_every_file_of_the_role_is_part_of_the_recipe() -> None:
-    assert {path.name for path in FILES.iterdir()} == set(recipe.FILES)
+    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, lab_trainer.SCRIPT}
 
 
 def test_paths_with_quotes_are_quoted_in_hooks() -> None:

@@ -168,6 +168,15 @@ def test_the_inventory_for_sriov_names_the_stand_in() -> None:
     assert group["children"]["workers"]["hosts"] == {}
 
 
+@pytest.mark.parametrize("driver", ["macvlan", "sriov"])
+def test_a_lab_that_trains_runs_the_training_image(driver: str) -> None:
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, driver, "/tmp/x", "train-1-2.tar").values()
+    assert group["vars"]["container_image"] == "rdm-lab/train:1"
+    first = group["vars"]["images_list"][0]
+    assert (first["name"], first["path"]) == ("rdm-lab/train:1", "/srv/rdm/images/train-1-2.tar")
+    assert "rdm-lab/cpu:1" not in {image["name"] for image in group["vars"]["images_list"]}
+
+
 def test_host_keys_are_known_by_address_and_by_name() -> None:
     text = spec.known_hosts({"n1": "10.0.0.1"}, {"n1": "ssh-ed25519 AAAA comment\n"})
     assert text == "10.0.0.1,n1 ssh-ed25519 AAAA\n"
