@@ -18,6 +18,7 @@ ORDER = (
     "container",
     "hostfile",
     "verify",
+    "job",
     "lab",
 )
 HEAD = """# Variables

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Status,
         TaskStarted,
     )
+    from rdm_provision.jobs import JobFailure, JobLines, JobNode, JobState, JobUpdate
     from rdm_provision.lab import Lab, LabNode
     from rdm_provision.run import Run
 
@@ -39,6 +40,11 @@ __all__ = [
     "Event",
     "InputError",
     "InventoryError",
+    "JobFailure",
+    "JobLines",
+    "JobNode",
+    "JobState",
+    "JobUpdate",
     "Lab",
     "LabNode",
     "Node",
@@ -60,6 +66,11 @@ __all__ = [
 _HOME = {
     "Cluster": "cluster",
     "Node": "cluster",
+    "JobFailure": "jobs",
+    "JobLines": "jobs",
+    "JobNode": "jobs",
+    "JobState": "jobs",
+    "JobUpdate": "jobs",
     "Lab": "lab",
     "LabNode": "lab",
     "Run": "run",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rdm_provision import environment
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import RunResult
+from rdm_provision.jobs import JobVerbs
 from rdm_provision.run import Run, RunSpec, error_sentence, plain
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = ["Cluster", "CommandOutput", "Node", "NodeState", "PlanTable", "Planne
 
 FACTS_MODULE = "rdm.provision.node_facts"
 CONTAINER_MODULE = "community.docker.docker_container"
+FILES_MODULE = "rdm.provision.node_files"
 EXEC_MODULE = "rdm.provision.container_exec"
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
@@ -179,7 +181,7 @@ def _holds_hosts(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".") and any(path.glob("hosts*"))
 
 
-class Cluster:
+class Cluster(JobVerbs):
     """The nodes of one inventory and everything that can be done with them.
 
     >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
@@ -450,7 +452,10 @@ class Cluster:
         0
         """
         extra = {"images_remove": True} if images else {}
-        return self._run("down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra)
+        keep = frozenset({FILES_MODULE})
+        return self._run(
+            "down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra, keep=keep
+        )
 
     def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
@@ -568,6 +573,18 @@ class Cluster:
                 found.append((name, f"{called} ({state})", str(made["Config"].get("Image", "")), str(my_ip)))
         order = {node.name: node.rank for node in self.nodes}
         return tuple(sorted(found, key=lambda line: order.get(line[0], 0)))
+
+    def kept(self, result: RunResult) -> dict[str, tuple[str, ...]]:
+        """Return what a :meth:`down` run left because of what is in it: directory → nodes."""
+        found: dict[str, list[str]] = {}
+        for name, results in result.returned.get(FILES_MODULE, {}).items():
+            removed = {path for res in results for path in res.get("paths", ())}
+            kept = dict.fromkeys(path for res in results for path in res.get("kept", ()))
+            for path in kept:
+                # A directory counts, not the ones above it.
+                if path not in removed and not any(other.startswith(f"{path}/") for other in kept):
+                    found.setdefault(path, []).append(name)
+        return {path: tuple(nodes) for path, nodes in found.items()}
 
     def outputs(self, result: RunResult) -> tuple[CommandOutput, ...]:
         """Return what the command of an :meth:`exec` run wrote, by node."""

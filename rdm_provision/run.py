@@ -40,12 +40,14 @@ from rdm_provision.events import (
     Status,
     TaskStarted,
 )
+from rdm_provision.jobs import job_news
 from rdm_provision.record import Lock, Record, run_lock
 
 __all__ = ["Run", "RunSpec"]
 
 PLAN_ACTION = "rdm.provision.plan"
 FABRIC_ACTION = "rdm.provision.fabric_verdict"
+JOB_ACTION = "rdm.provision.job"
 ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
 MAX_FORKS = 50
 """Ansible gains nothing beyond this on one machine, and each fork takes some 50 MB."""
@@ -422,13 +424,21 @@ class _Translator:
             self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
             yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
         elif kind in _RESULTS:
+            yield from self._job_news(details)
             yield from self._node_result(kind, details, text)
+        elif kind == "runner_retry":
+            yield from self._job_news(details)
         elif kind in ("warning", "system_warning"):
             yield from self._warn(text, node=None)
         elif kind == "playbook_on_stats":
             self._stats(details)
         elif text.startswith(("[ERROR]:", "ERROR!")) or kind == "error":
             self.errors.append(text)
+
+    def _job_news(self, details: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield what a result says about a job; a job that is watched tells it with each try."""
+        if details.get("resolved_action") == JOB_ACTION:
+            yield from job_news(self._now(), str(details.get("host")), details.get("res") or {})
 
     def _task_started(self, details: Mapping[str, Any]) -> Iterator[Event]:
         role = str(details.get("resolved_role") or details.get("role") or "")

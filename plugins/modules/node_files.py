@@ -323,7 +323,7 @@ class Plan:
         for item in params["blocks"]:
             self._block(item)
         # The deepest first, so that a directory whose only content is another one of ours goes as well.
-        absent = [_absolute(item["path"]) for item in params["directories"] if item["state"] == "absent"]
+        absent = {_absolute(item["path"]) for item in params["directories"] if item["state"] == "absent"}
         for path in sorted(absent, key=len, reverse=True):
             self._remove(path)
 

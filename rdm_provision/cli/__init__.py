@@ -28,6 +28,11 @@ VERBS: dict[str, tuple[str, str]] = {
     "verify": ("verify:verify", "Measure the fabric between all pairs of containers."),
     "status": ("status:status", "Show what runs where, and what is not as planned."),
     "exec": ("exec:exec_", "Run a command in the containers, all or some."),
+    "data": ("data:data", "Copy a directory of data to every node."),
+    "train": ("train:train", "Check every node, start a training job, and watch it."),
+    "jobs": ("jobs:jobs", "Show the training jobs, or all about one."),
+    "logs": ("logs:logs", "Show what a job wrote on each node."),
+    "stop": ("stop:stop", "Stop a job: its own processes, after a checkpoint."),
     "down": ("down:down", "Take away what `up` made, and nothing else."),
     "completion": ("completion:completion", "Print the shell's completion script."),
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from rdm_provision.cluster import Cluster
+    from rdm_provision.errors import InputError
     from rdm_provision.events import RunResult
     from rdm_provision.run import Run
 
@@ -27,6 +28,7 @@ __all__ = [
     "lab_steps",
     "limited_run_options",
     "run_options",
+    "unknown_job",
 ]
 
 Command = Callable[..., Any]
@@ -227,6 +229,13 @@ def inventory_flag(options: Options) -> str:
     if options.inventory is None or source is click.core.ParameterSource.ENVIRONMENT:
         return ""
     return f" -i {shlex.quote(str(options.inventory))}"
+
+
+def unknown_job(job: str) -> InputError:
+    """Return the error for the name of a job that no node has."""
+    from rdm_provision.errors import InputError
+
+    return InputError(f"there is no job {job} on these nodes", hint="rdm-provision jobs lists them")
 
 
 def lab_steps(cluster: Cluster) -> list[tuple[str, str]]:

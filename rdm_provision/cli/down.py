@@ -22,8 +22,8 @@ Examples:
 def down(options: Options, images: bool) -> int:
     """Take away what `up` made, in the reverse order, and nothing else.
 
-    Only what carries this cluster's label goes. Other containers, networks and images stay, and so does the
-    address plan.
+    Only what carries this cluster's label goes. Other containers, networks and images stay, and so do the
+    address plan and what training jobs have left on the nodes.
     """
     cluster = options.cluster()
     result = options.carry_out(cluster, cluster.down(images=images, tags=options.tags, **options.run))
@@ -39,6 +39,8 @@ def down(options: Options, images: bool) -> int:
         return result.exit_code
     console = view.out()
     view.recap(console, result)
+    for path, nodes in cluster.kept(result).items():
+        console.print(f"  Kept, because something is in it: {path} ({view.names(nodes)})", soft_wrap=True)
     flag = inventory_flag(options)
     if not result.ok:
         view.next_steps(console, view.mend(result, f"rdm-provision down{flag}"))

@@ -35,7 +35,7 @@ from rdm_provision.events import (
 )
 from rdm_provision.run import Run
 
-__all__ = ["View", "complain", "err", "heading", "out", "problems", "table", "watch"]
+__all__ = ["View", "complain", "err", "heading", "no_echo", "out", "problems", "signals", "table", "watch"]
 
 COMPACT_FROM = 21
 """From this many nodes on, progress shows counts instead of names."""
@@ -100,6 +100,14 @@ def seconds(value: float) -> str:
         return f"{value:.0f} s"
     minutes, rest = divmod(round(value), 60)
     return f"{minutes} min {rest:02d} s"
+
+
+def age(value: float) -> str:
+    """Return a long duration for people, in one unit: ``40 s``, ``12 min``, ``3 h``, ``2 d``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= 2 * length:
+            return f"{value // length:.0f} {unit}"
+    return f"{max(0.0, value):.0f} s"
 
 
 def count(number: int, noun: str) -> str:
@@ -275,10 +283,10 @@ def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief
         view.stopping = True
         run.cancel()
 
-    with _signals(stop), contextlib.ExitStack() as stack:
+    with signals(stop), contextlib.ExitStack() as stack:
         run.start()
         if not silent and view.live:
-            stack.enter_context(_no_echo())
+            stack.enter_context(no_echo())
             stack.enter_context(Live(view, console=console, refresh_per_second=8, transient=view.brief))
         for event in run:
             if not silent:
@@ -287,7 +295,7 @@ def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief
 
 
 @contextlib.contextmanager
-def _signals(handler: Any) -> Iterator[None]:
+def signals(handler: Any) -> Iterator[None]:
     """Have HANDLER called by the signals that ask a program to end."""
     wanted = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -307,7 +315,7 @@ def _signals(handler: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_echo() -> Iterator[None]:
+def no_echo() -> Iterator[None]:
     """Keep what is typed, and what Ctrl-C throws away, from spoiling the live display."""
     import termios
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from tests.e2e.product import ROOT, environment
 
 NAME = "lab-e2e-demo"
+# A training as the demo's, but for its length.
+SHORT = "TRAIN=optimisation.train_iterations=4 logging.interval=1"
 
 
 def run(clone: Path, *argv: str) -> str:
@@ -44,18 +46,24 @@ def test_make_demo_twice_and_away(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     run(tmp_path, "git", "clone", "--quiet", str(ROOT), str(clone))
     try:
-        shown = make(clone, "demo", "NODES=2")
+        shown = make(clone, "demo", "NODES=2", SHORT)
         for words in (
             "MY_IP",
             "192.169.16.101",
             "rdm (running)",
             "Every container of this run reaches every",
+            "Brought .venv/demo/data to n1, n2",
+            "loss 10.",
+            "┤",
+            "finished   4/4",
+            "/checkpoints on each node, the newest of iteration 4",
         ):
             assert words in shown
         for command in (
             f"rdm-provision status -i inventory/{NAME}",
             "rdm-provision exec",
             "rdm-provision lab down",
+            f"rdm-provision train -i inventory/{NAME} --resume demo-",
         ):
             assert command in shown
 
@@ -63,9 +71,11 @@ def test_make_demo_twice_and_away(tmp_path: Path) -> None:
         assert tried.split(" && ")[0] in shown
         assert run(clone, "bash", "-c", tried).split() == ["n1", "n1", "n2", "n2"]
 
-        again = make(clone, "demo", "NODES=2")
+        again = make(clone, "demo", "NODES=2", SHORT)
         assert "Nothing was changed: the lab runs as asked for." in again
         assert "Nothing was changed: the cluster is as the inventory describes it." in again
+        assert "Nothing was changed: every node has the data." in again
+        assert "finished   4/4" in again
         assert "Setting up" not in again
     finally:
         make(clone, "demo-down")

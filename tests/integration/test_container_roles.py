@@ -39,6 +39,7 @@ def play(role: str, directory: Path, engine: str, **variables: Any) -> Played:
         preflight_plan={"nodes": {HOST: {"network_present": True}}},
         container_ssh_key_dir=str(directory / "keys"),
         container_config_dir=str(directory / "config"),
+        container_job_directory=str(directory / "jobs"),
         container_my_ip="10.231.7.9",
         container_master_addr="10.231.7.9",
         container_dictionary="node1 10.231.7.9\n",

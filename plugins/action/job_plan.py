@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plan a job, or refuse it with every problem of every node; see plugins/modules/job_plan.py."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.job_plan import (
+    Node,
+    Wanted,
+    plan_job,
+    verdict,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused, report
+from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
+
+
+class ActionModule(ActionBase):
+    """The action: reads the configuration, decides, judges; it talks to no node."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the plan, or the refusal."""
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        result["changed"] = False
+        if options["stage"] == "nodes":
+            job = options["job"]
+            answers = self._registered(options["checks"], variables)
+            problems = verdict(job, answers)
+            if problems:
+                _refuse(result, "nodes", problems)
+            else:
+                result["job"] = dict(job, offer=answers[job["master"]].get("offer") or {})
+            return result
+        nodes = [
+            Node(name, node["my_ip"], int(node["slots"]))
+            for name, node in sorted(options["nodes"].items(), key=lambda item: int(item[1]["rank"]))
+        ]
+        try:
+            wanted = self._wanted(options, variables)
+            plan = plan_job(wanted, nodes, variables["ansible_play_hosts_all"], time.time())
+        except Refused as refused:
+            _refuse(result, "inventory", refused.problems)
+            return result
+        result["job"] = dict(
+            plan.as_dict(),
+            accelerator=options["nodes"][plan.nodes[0].name]["accelerator"],
+            ssh_port=options["ssh_port"],
+        )
+        return result
+
+    @staticmethod
+    def _wanted(options: dict[str, Any], variables: dict[str, Any]) -> Wanted:
+        """Return what is asked for, with the text of the configuration; Refused when it cannot be read."""
+        given = (options["overrides"], options["name"], options["resume"])
+        if not options["config"]:
+            if options["resume"]:
+                return Wanted("", "", *given)
+            remedy = "set job_config to a YAML file, or job_resume to the name of a job"
+            raise Refused([Problem(None, "", "there is no configuration of a job", remedy)])
+        path = Path(options["config"]).expanduser()
+        if not path.exists() and not path.is_absolute() and variables.get("inventory_dir"):
+            beside = Path(variables["inventory_dir"]) / path
+            path = beside if beside.exists() else path
+        try:
+            return Wanted(path.read_text(encoding="utf-8"), str(path), *given)
+        except (OSError, UnicodeError) as error:
+            reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+            raise Refused([Problem(None, str(path), reason, "give the path of a YAML file")]) from None
+
+    @staticmethod
+    def _registered(name: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return what each host of the play registered under a name."""
+        found = {}
+        for host in variables["ansible_play_hosts_all"]:
+            # Raw, because a registered result holds no templates.
+            registered = variables["hostvars"].raw_get(host).get(name)
+            if isinstance(registered, dict):
+                found[host] = registered
+        return found
+
+
+def _refuse(result: dict[str, Any], stage: str, problems: list[Problem]) -> None:
+    result.update(
+        failed=True,
+        rdm_refused=stage,
+        problems=[problem._asdict() for problem in problems],
+        msg=report(problems),
+    )

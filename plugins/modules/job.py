@@ -1,0 +1,303 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Check, start, watch and stop a training job on a node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: job
+short_description: Check, start, watch and stop a training job on a node
+description:
+  - Asks the job agent in the node's training container, which is C(rdm-trainer job).
+  - Every node of a job is asked. Which of them does what follows from the job's plan.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Nothing is started or stopped; what only looks does the same as otherwise.
+  diff_mode:
+    support: none
+    description: A job is no setting.
+  idempotent:
+    support: full
+    description: A job that runs is not started again, and one that has ended is not stopped.
+options:
+  cluster:
+    description: The cluster's name, the value of the label V(rdm.provision.cluster).
+    type: str
+    required: true
+  verb:
+    description:
+      - V(check) says what stands in the way of a job, without a failure, so that all nodes can be heard.
+      - V(config) returns the configuration with every key.
+      - V(start) starts it. V(stop) ends its processes on this node.
+      - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
+    type: str
+    choices: [check, config, start, state, stop, logs, list]
+    required: true
+  name:
+    description: The job; for V(state), V(stop) and V(logs).
+    type: str
+    default: ""
+  plan:
+    description: What M(rdm.provision.job_plan) decided; for V(check), V(config) and V(start).
+    type: dict
+    default: {}
+  node:
+    description: Name of this node in the plan; for V(check) and V(start).
+    type: str
+    default: ""
+  wait:
+    description: Seconds to wait for news, for V(state) and V(logs).
+    type: float
+    default: 0
+  stream:
+    description: Which log.
+    type: str
+    choices: [out, err, gpu]
+    default: out
+  tail:
+    description: How many of the last lines of the log; 0 for all.
+    type: int
+    default: 20
+  offset:
+    description:
+      - Return what is beyond this byte of the log instead.
+      - In a loop of C(until) it is set by itself, so that each try goes on where the one before ended.
+    type: int
+  now:
+    description: Whether V(stop) ends the processes at once, instead of after a checkpoint.
+    type: bool
+    default: false
+  timeout:
+    description: Seconds that the agent may take, beyond O(wait).
+    type: float
+    default: 120
+"""
+
+EXAMPLES = r"""
+- name: Ask how the job is
+  rdm.provision.job:
+    cluster: rdm
+    verb: state
+    name: gpt-1121-081512
+  register: job
+
+- name: Wait for its end
+  rdm.provision.job:
+    cluster: rdm
+    verb: state
+    name: gpt-1121-081512
+    wait: 5
+  register: job
+  until: job.ended
+  retries: 1000
+  delay: 0
+"""
+
+RETURN = r"""
+known:
+  description: Whether this node has the job.
+  returned: for V(state), V(stop) and V(logs)
+  type: bool
+job:
+  description: How it is; on its master the whole job, elsewhere what is known there.
+  returned: for V(state) and V(stop), when it is known
+  type: dict
+  sample: {job: gpt-1121-081512, state: running, master: n1, nodes: {n1: running, n2: running}}
+jobs:
+  description: The same of all jobs, without their loss curves.
+  returned: for V(list)
+  type: list
+  elements: dict
+ended:
+  description: Whether it will not go on by itself.
+  returned: for V(state) and V(logs)
+  type: bool
+text:
+  description: What it wrote.
+  returned: for V(logs)
+  type: str
+offset:
+  description: Where that ends in the log.
+  returned: for V(logs)
+  type: int
+problems:
+  description: What stands in the way, each in one sentence.
+  returned: for V(check)
+  type: list
+  elements: str
+facts:
+  description: What was found on the way, versions among it.
+  returned: for V(check)
+  type: dict
+offer:
+  description: Ports that are free.
+  returned: for V(check), on the job's master
+  type: dict
+config:
+  description: The configuration with every key, YAML.
+  returned: for V(config)
+  type: str
+directory:
+  description: The directory of the jobs on the node.
+  returned: success
+  type: str
+  sample: /var/lib/rdm/rdm
+"""
+
+import os
+import re
+from typing import Any, Callable, Dict, Optional
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.job_agent import Agent, NoAgent, find
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "cluster": {"type": "str", "required": True},
+    "verb": {
+        "type": "str",
+        "choices": ["check", "config", "start", "state", "stop", "logs", "list"],
+        "required": True,
+    },
+    "name": {"type": "str", "default": ""},
+    "plan": {"type": "dict", "default": {}},
+    "node": {"type": "str", "default": ""},
+    "wait": {"type": "float", "default": 0},
+    "stream": {"type": "str", "choices": ["out", "err", "gpu"], "default": "out"},
+    "tail": {"type": "int", "default": 20},
+    "offset": {"type": "int"},
+    "now": {"type": "bool", "default": False},
+    "timeout": {"type": "float", "default": 120},
+}
+
+VERSION = 1
+"""Of what the agent is asked and answers."""
+FINAL = ("finished", "failed", "stopped")
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+
+
+def _request(options: Dict[str, Any]) -> Dict[str, Any]:
+    keys = ("name", "resume", "nodes", "config", "overrides", "accelerator", "ssh_port", "offer")
+    plan = options["plan"]
+    return dict({key: plan[key] for key in keys if key in plan}, version=VERSION, node=options["node"])
+
+
+def check(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Say what stands in the way of a job."""
+    answer = agent.ask("check", [], _request(options), refused=True)
+    return {key: answer[key] for key in ("problems", "facts", "offer") if key in answer}
+
+
+def config(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the configuration with every key."""
+    return {"config": agent.resolve(options["plan"]["config"], options["plan"]["overrides"])}
+
+
+def start(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Start a job."""
+    answer = agent.ask("start", [], _request(options))
+    return {"changed": bool(answer.get("started"))}
+
+
+def state(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Say how a job is."""
+    words = [options["name"]] + (["--wait", str(options["wait"])] if options["wait"] else [])
+    return _described(agent.ask("state", words)["job"])
+
+
+def stop(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """End a job's processes on this node."""
+    words = [options["name"], "--timeout", str(options["timeout"])] + (["--now"] if options["now"] else [])
+    answer = agent.ask("stop", words)
+    return dict(_described(answer["job"]), changed=bool(answer.get("stopped")))
+
+
+def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what a job wrote."""
+    words = [options["name"], "--stream", options["stream"]]
+    if options["offset"] is None:
+        words += ["--tail", str(options["tail"])]
+    else:
+        words += ["--offset", str(options["offset"])]
+    if options["wait"]:
+        words += ["--wait", str(options["wait"])]
+    answer = agent.ask("logs", words)
+    return {"stream": options["stream"], **{key: answer[key] for key in ("text", "offset", "ended")}}
+
+
+def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
+    """Say how all jobs are."""
+    return {"jobs": agent.ask("list", [])["jobs"]}
+
+
+def _described(job: Dict[str, Any]) -> Dict[str, Any]:
+    words = {"finished": "has finished", "failed": "has failed", "stopped": "was stopped"}
+    said = "the job {0} {1}".format(job["job"], words.get(job["state"], "is " + job["state"]))
+    reason = str(job.get("reason") or "")
+    return {"job": job, "ended": job["state"] in FINAL, "msg": said + (": " + reason if reason else "")}
+
+
+_VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {
+    "check": check,
+    "config": config,
+    "start": start,
+    "state": state,
+    "stop": stop,
+    "logs": logs,
+    "list": jobs,
+}
+
+
+def problem(options: Dict[str, Any]) -> Optional[str]:
+    """Return what is missing or wrong among the options, as one sentence; None when nothing is."""
+    if options["verb"] in ("check", "config", "start"):
+        return None if options["plan"] else "plan is missing: what is the job to be?"
+    if options["verb"] in ("state", "stop", "logs") and not _NAME.fullmatch(options["name"]):
+        return "{0!r} is no name of a job".format(options["name"])
+    return None
+
+
+def run(module: AnsibleModule) -> Dict[str, Any]:
+    """Ask the agent and return the module's result."""
+    options = module.params
+    verb = options["verb"]
+    wrong = problem(options)
+    if wrong:
+        return {"failed": True, "msg": wrong}
+    try:
+        api = DockerAPI()
+        place = find(api, options["cluster"])
+        result: Dict[str, Any] = {"changed": False, "directory": place.directory}
+        if verb in ("state", "stop", "logs"):
+            # A node that does not take part in a job has no directory of it.
+            result["known"] = os.path.isdir(os.path.join(place.directory, options["name"]))
+            if not result["known"]:
+                return dict(result, ended=True)
+        agent = Agent(api, place.container, options["timeout"] + options["wait"] + 10)
+        if module.check_mode and verb in ("start", "stop"):
+            seen = {} if verb == "start" else state(agent, dict(options, wait=0))
+            return dict(result, **seen, changed=not seen.get("ended"))
+        result.update(_VERBS[verb](agent, options))
+    except (DockerProblem, NoAgent) as error:
+        if verb == "check":
+            return {"changed": False, "problems": [str(error)]}
+        return {"failed": True, "msg": str(error)}
+    return result
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    result = run(module)
+    if result.pop("failed", False):
+        module.fail_json(**result)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.job_plan`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: job_plan
+short_description: Plan a training job, or refuse it with every problem of every node
+description:
+  - Decides once for the whole job, on the controller, before anything is started anywhere. Run it once.
+  - Stage V(inventory) reads the configuration from the controller, names the job, and chooses its nodes among
+    those of the play. It needs no connection.
+  - Stage V(nodes) judges what M(rdm.provision.job) with C(verb=check) registered on the job's nodes. A node
+    that was not reached is a problem.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: partial
+    description: A new job gets a new name each time, unless it is given one.
+options:
+  stage:
+    description: What to decide from; V(inventory) and configuration alone, or the V(nodes) as well.
+    type: str
+    choices: [inventory, nodes]
+    required: true
+  nodes:
+    description: The cluster's nodes, as M(rdm.provision.plan) returns them; for stage V(inventory).
+    type: dict
+    default: {}
+  config:
+    description: The configuration, a YAML file on the controller. Not needed for a job that goes on.
+    type: str
+    default: ""
+  overrides:
+    description: Values over the configuration's, each C(key.sub=value).
+    type: list
+    elements: str
+    default: []
+  name:
+    description: Name of a new job; made of the configuration's name and the time when it is empty.
+    type: str
+    default: ""
+  resume:
+    description: Name of a job that is to go on.
+    type: str
+    default: ""
+  ssh_port:
+    description: Where the containers' sshd listen, for launchers that use it.
+    type: int
+    default: 22
+  job:
+    description: What stage V(inventory) returned; for stage V(nodes).
+    type: dict
+    default: {}
+  checks:
+    description: Name of the variable that the checks were registered in; for stage V(nodes).
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Plan the job
+  rdm.provision.job_plan:
+    stage: inventory
+    nodes: "{{ plan.nodes }}"
+    config: gpt.yaml
+  register: job_plan
+  run_once: true
+
+- name: Refuse it, or go on
+  rdm.provision.job_plan:
+    stage: nodes
+    job: "{{ job_plan.job }}"
+    checks: job_check
+  run_once: true
+"""
+
+RETURN = r"""
+job:
+  description: What is to be started.
+  returned: when it is not refused
+  type: dict
+  contains:
+    name:
+      description: The job's name, the same on every node.
+      type: str
+      sample: gpt-1121-081512
+    resume:
+      description: Whether it goes on from what is there under that name.
+      type: bool
+    config:
+      description: The configuration.
+      type: str
+    overrides:
+      description: Values over the configuration's.
+      type: list
+      elements: str
+    nodes:
+      description: For each node that takes part, C(name), C(address) and C(slots); rank 0 is on the first.
+      type: list
+      elements: dict
+    master:
+      description: Name of the first.
+      type: str
+    accelerator:
+      description: V(rocm), V(cuda) or V(cpu).
+      type: str
+    ssh_port:
+      description: Where the containers' sshd listen.
+      type: int
+    offer:
+      description: The ports that the master found free; after stage V(nodes).
+      type: dict
+rdm_refused:
+  description: Who refuses, V(inventory) or V(nodes).
+  returned: when it is refused
+  type: str
+problems:
+  description: Every problem, with C(node), C(value), C(reason) and C(remedy).
+  returned: when it is refused
+  type: list
+  elements: dict
+"""
+
+from typing import Any
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "stage": {"type": "str", "choices": ["inventory", "nodes"], "required": True},
+    "nodes": {"type": "dict", "default": {}},
+    "config": {"type": "str", "default": ""},
+    "overrides": {"type": "list", "elements": "str", "default": []},
+    "name": {"type": "str", "default": ""},
+    "resume": {"type": "str", "default": ""},
+    "ssh_port": {"type": "int", "default": 22},
+    "job": {"type": "dict", "default": {}},
+    "checks": {"type": "str", "default": ""},
+}

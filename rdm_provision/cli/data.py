@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision data``: bring data to the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
+
+__all__ = ["data"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision data tokens/                   /jobs/data in every container
+  rdm-provision data tokens/ --limit node7     a new node alone
+"""
+)
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIRECTORY")
+@limited_run_options
+def data(options: Options, directory: Path) -> int:
+    """Copy DIRECTORY to every node, where it is /jobs/data in the container. What is there already stays.
+
+    It is for nodes without a shared file system; mount one with `container_volumes` where there is one.
+    """
+    cluster = options.cluster()
+    result = options.carry_out(cluster, cluster.bring_data(directory, **options.run))
+    if result is None:
+        return 0
+    if options.as_json:
+        emit_json(result.to_json())
+        return result.exit_code
+    from rdm_provision.cli import view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    console = view.out()
+    if not result.ok:
+        view.recap(console, result)
+        again = f"rdm-provision data{inventory_flag(options)} {directory}"
+        view.next_steps(console, view.mend(result, again))
+    elif result.changed:
+        console.print(f"Brought {directory} to {view.names(result.changed)}: /jobs/data in the containers.")
+    else:
+        console.print("Nothing was changed: every node has the data.")
+    return result.exit_code

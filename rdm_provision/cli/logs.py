@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision logs``: what a training job wrote."""
+
+from __future__ import annotations
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job
+
+__all__ = ["logs"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision logs gpt-1121-081512                   the last 20 lines of each node
+  rdm-provision logs gpt-1121-081512 --follow          and what comes, until the job has ended
+  rdm-provision logs gpt-1121-081512 --err --node n2
+  rdm-provision logs gpt-1121-081512 --tail 0 > all.txt
+"""
+)
+@click.argument("job", metavar="JOB")
+@click.option("--node", default="", metavar="NODE", help="Only of this node; the same as --limit.")
+@click.option("--err", "stream", flag_value="err", help="What its processes wrote to standard error.")
+@click.option("--gpu", "stream", flag_value="gpu", help="How busy the accelerators were.")
+@click.option("-F", "--follow", is_flag=True, help="Go on until the job has ended, or Ctrl-C.")
+@click.option(
+    "--tail",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Begin with the last N lines of each node; 0 for all.",
+)
+@limited_run_options
+def logs(options: Options, job: str, node: str, stream: str | None, follow: bool, tail: int) -> int:
+    """Show what JOB wrote on each node, with the node's name before each line when there are several."""
+    cluster = options.cluster()
+    if node:
+        cluster.node(node)
+    given = {**options.run, "limit": node or options.limit}
+    if follow:
+        # Each node is followed by a process of its own.
+        given["forks"] = max(given["forks"], len(cluster.select(given["limit"])))
+    run = cluster.logs(job, stream=stream or "out", tail=tail, follow=follow, **given)
+    if options.show_command:
+        click.echo(run.command)
+        return 0
+    from rdm_provision.cli import job_view, view
+
+    result, texts = job_view.read(run, follow=follow and not options.as_json)
+    if result.ok and not cluster.knows_job(result):
+        raise unknown_job(job)
+    if options.as_json:
+        emit_json({**result.to_json(), "logs": texts})
+        return result.exit_code
+    for name, text in texts.items():
+        job_view.lines(name, text, list(texts))
+    if result.cancelled and follow:
+        return 0
+    if not view.unhappy_end(result) and not result.ok:
+        job_view.unheard(view.err(), result)
+    return result.exit_code

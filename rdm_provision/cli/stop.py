@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision stop``: stop a training job."""
+
+from __future__ import annotations
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+
+__all__ = ["stop"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision stop gpt-1121-081512          after a checkpoint
+  rdm-provision stop gpt-1121-081512 --now    at once
+"""
+)
+@click.argument("job", metavar="JOB")
+@click.option("--now", is_flag=True, help="At once: without a checkpoint.")
+@limited_run_options
+def stop(options: Options, job: str, now: bool) -> int:
+    """Stop JOB on every node: its own processes and no others. Its files stay.
+
+    It saves a checkpoint first, from which `rdm-provision train --resume JOB` goes on.
+    """
+    cluster = options.cluster()
+    result = options.carry_out(cluster, cluster.stop(job, now=now, **options.run), brief=True)
+    if result is None:
+        return 0
+    if result.ok and not cluster.knows_job(result):
+        raise unknown_job(job)
+    if options.as_json:
+        emit_json(result.to_json())
+        return result.exit_code
+    from rdm_provision.cli import job_view, view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    console = view.out()
+    if not result.ok:
+        job_view.unheard(console, result)
+        return result.exit_code
+    flag = inventory_flag(options)
+    console.print(f"{job} is stopped." if result.changed else f"{job} had ended already.")
+    view.next_steps(
+        console,
+        [
+            ("go on with it", f"rdm-provision train{flag} --resume {job}"),
+            ("what it wrote", f"rdm-provision logs{flag} {job}"),
+        ],
+    )
+    return result.exit_code

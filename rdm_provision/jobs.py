@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Training jobs: what is known of one, and the part of ``Cluster`` that runs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rdm_provision.errors import InputError
+from rdm_provision.events import Event, RunResult, to_json
+
+if TYPE_CHECKING:
+    from rdm_provision.run import Run
+
+__all__ = ["JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate", "JobVerbs", "job_news"]
+
+JOB_MODULE = "rdm.provision.job"
+STREAMS = ("out", "err", "gpu")
+FINAL = ("finished", "failed", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class JobNode:
+    """A node of a job, and how it is there: ``waiting``, ``running``, ``done``, ``failed`` or ``lost``."""
+
+    name: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailure:
+    """Something that ended a job, or made it restart.
+
+    Attributes:
+        node: where it happened.
+        rank: the process it happened to, or None when it was the node.
+        reason: one sentence.
+        lines: the last lines of its errors.
+    """
+
+    node: str
+    rank: int | None
+    reason: str
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A training job as it is, or as it was when it ended.
+
+    Attributes:
+        job: its name.
+        state: ``starting``, ``running``, ``restarting``, ``stopping``, or or final: ``finished``, ``failed``
+            or ``stopped``.
+        reason: why, in one sentence; empty when it runs, or has finished.
+        launcher: how its processes are started.
+        master: the node with rank 0.
+        nodes: its nodes, by rank.
+        failures: what went wrong so far, the newest last.
+        restarts: how often it was restarted.
+        started: seconds since 1970.
+        seconds: how long it has run, or ran.
+        iteration: steps done.
+        train_iterations: steps of the whole training, 0 while that is not known.
+        loss: the last one.
+        lr: learning rate of the last step.
+        tokens_per_second: of all processes together.
+        tflops: of each accelerator.
+        losses: points (iteration, loss) of the curve.
+        checkpoint: iteration of the newest checkpoint.
+        phase: what the training does: ``starting``, ``training``, ``evaluating``…
+        gpu: how busy the accelerators are: a line of each, by node.
+        directory: its directory on each node.
+    """
+
+    job: str
+    state: str
+    reason: str = ""
+    launcher: str = ""
+    master: str = ""
+    nodes: tuple[JobNode, ...] = ()
+    failures: tuple[JobFailure, ...] = ()
+    restarts: int = 0
+    started: float | None = None
+    seconds: float | None = None
+    iteration: int = 0
+    train_iterations: int = 0
+    loss: float | None = None
+    lr: float | None = None
+    tokens_per_second: float | None = None
+    tflops: float | None = None
+    losses: tuple[tuple[int, float], ...] = field(default=(), repr=False)
+    checkpoint: int | None = None
+    phase: str = ""
+    gpu: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    directory: str = ""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], jobs_directory: str, now: float) -> JobState:
+        """Return the state that a node told.
+
+        Args:
+            data: what the job's agent answered; docs/launchers.md describes it.
+            jobs_directory: where the jobs' directories are on the node.
+            now: seconds since 1970.
+        """
+        progress: Mapping[str, Any] = data.get("progress") or {}
+        started, ended = data.get("started") or None, data.get("ended")
+        return cls(
+            job=str(data["job"]),
+            state=str(data["state"]),
+            reason=str(data.get("reason") or ""),
+            launcher=str(data.get("launcher") or ""),
+            master=str(data.get("master") or ""),
+            nodes=tuple(JobNode(name, str(state)) for name, state in (data.get("nodes") or {}).items()),
+            failures=tuple(
+                JobFailure(
+                    str(one["node"]), one.get("rank"), str(one["reason"]), tuple(one.get("lines") or ())
+                )
+                for one in data.get("failures") or ()
+            ),
+            restarts=int(data.get("restarts") or 0),
+            started=started,
+            seconds=max(0.0, (ended or now) - started) if started else None,
+            iteration=int(progress.get("iteration") or 0),
+            train_iterations=int(progress.get("train_iterations") or 0),
+            loss=progress.get("loss"),
+            lr=progress.get("lr"),
+            tokens_per_second=progress.get("tokens_per_second"),
+            tflops=progress.get("tflops"),
+            losses=tuple((int(step), float(loss)) for step, loss in progress.get("losses") or ()),
+            checkpoint=progress.get("checkpoint"),
+            phase=str(progress.get("phase") or ""),
+            gpu={node: tuple(lines) for node, lines in (data.get("gpu") or {}).items()},
+            directory=f"{jobs_directory}/{data['job']}",
+        )
+
+    @property
+    def ended(self) -> bool:
+        """It will not go on by itself."""
+        return self.state in FINAL
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the training is over at the speed so far; None when there is none."""
+        if not (self.seconds and self.losses and self.train_iterations):
+            return None
+        done = self.iteration - self.losses[0][0]
+        return self.seconds / done * (self.train_iterations - self.iteration) if done > 0 else None
+
+    def places(self) -> list[tuple[str, str]]:
+        """Return where its files are on the nodes: (what, path)."""
+        found = [("logs", f"{self.directory}/logs on each node: <node>.out, .err, .gpu")]
+        if self.checkpoint is not None:
+            where = f"{self.directory}/checkpoints on each node, the newest of iteration {self.checkpoint}"
+            found.append(("checkpoints", where))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as what ``--json`` prints."""
+        return {field.name: to_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class JobUpdate(Event):
+    """News of a job that is watched. ``node`` is who told it."""
+
+    node: str
+    job: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class JobLines(Event):
+    """What a job wrote on a node, as one or more whole lines or the end of one."""
+
+    node: str
+    stream: str
+    text: str
+
+
+def job_news(at: float, node: str, result: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield what a result of the module for jobs says of a job."""
+    if isinstance(result.get("job"), Mapping):
+        yield JobUpdate(at, node, JobState.of(result["job"], str(result.get("directory", "")), time.time()))
+    if result.get("text"):
+        yield JobLines(at, node, str(result.get("stream", "")), str(result["text"]))
+
+
+def _wanted(
+    config: str | Path | None, overrides: Iterable[str], **words: str
+) -> tuple[dict[str, Any], dict[str, Sequence[str]]]:
+    """Return the variables that ask for a job: those with types, and those that are never templated."""
+    if config is not None and not Path(config).is_file():
+        raise InputError(f"there is no file {config}", hint="give the path of a job's configuration")
+    given = {"job_config": str(config or ""), **words}
+    literal = {"job_overrides": list(overrides)}
+    return {name: word for name, word in given.items() if word}, {k: v for k, v in literal.items() if v}
+
+
+class JobVerbs:
+    """The verbs for jobs. :class:`~rdm_provision.cluster.Cluster` has them; nothing else does."""
+
+    inventory: Path
+
+    _run: Callable[..., Run]
+
+    def train(
+        self,
+        config: str | Path | None = None,
+        overrides: Iterable[str] = (),
+        *,
+        name: str = "",
+        resume: str = "",
+        watch: bool = True,
+        check: bool = False,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Check every node, start a training job on all of them, and watch it to its end.
+
+        The run yields a :class:`JobUpdate` whenever there is news. Cancelling it ends the watching; the job
+        goes on. :meth:`job_states` of the result has the job's last state.
+
+        Args:
+            config: the job's configuration, a YAML file here; not needed to resume one.
+            overrides: values over the configuration's, each ``key.sub=value``.
+            name: what to call the job; default: made of the configuration's name and the time.
+            resume: name of a job that is to go on from its newest checkpoint.
+            watch: stay until the job has ended; otherwise the run ends when it has started.
+            check: only check.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
+
+        Raises:
+            InputError: there is neither a configuration nor a job to resume, or LIMIT matches no node.
+
+        >>> run = Cluster.load("inventory/lab").train("gpt.yaml", ["parallel.pipeline=2"])  # doctest: +SKIP
+        >>> run.result().exit_code  # doctest: +SKIP
+        0
+        """
+        if config is None and not resume:
+            raise InputError(
+                "there is no configuration to train with", hint="rdm-provision train CONFIG.yaml"
+            )
+        extra, literal = _wanted(config, overrides, job_name=name, job_resume=resume)
+        if not watch:
+            extra["job_watch"] = False
+        return self._run(
+            "train",
+            "train",
+            limit,
+            "",
+            forks,
+            verbosity,
+            check=check,
+            keep=frozenset({JOB_MODULE}),
+            extra=extra,
+            literal=literal,
+        )
+
+    def job_config(
+        self,
+        config: str | Path,
+        overrides: Iterable[str] = (),
+        *,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Have a configuration checked and resolved, on the job's master. Starts nothing.
+
+        :meth:`resolved_config` of the result is the configuration with every key. The arguments are those of
+        :meth:`train`.
+        """
+        extra, literal = _wanted(config, overrides)
+        keep = frozenset({JOB_MODULE})
+        return self._run(
+            "train", "job_config", limit, "", forks, verbosity, keep=keep, extra=extra, literal=literal
+        )
+
+    def resolved_config(self, result: RunResult) -> str:
+        """Return the YAML that a :meth:`job_config` run found; empty when it did not end well."""
+        returned = result.returned.get(JOB_MODULE, {})
+        return next((str(one["config"]) for told in returned.values() for one in told if "config" in one), "")
+
+    def bring_data(
+        self, directory: str | Path, *, limit: str = "", forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Copy a directory from here to every node, where it is ``/jobs/data`` in the container.
+
+        Args:
+            directory: what to copy. A file that a node has already, with the same content, is not copied.
+
+        The other arguments are those of :meth:`train`.
+
+        Raises:
+            InputError: there is no such directory.
+
+        >>> Cluster.load("inventory/lab").bring_data("tokens").result().changed  # doctest: +SKIP
+        ('n1', 'n2')
+        """
+        if not Path(directory).is_dir():
+            raise InputError(f"there is no directory {directory}")
+        extra = {"job_data": str(Path(directory).resolve())}
+        return self._run("data", "job_data", limit, "", forks, verbosity, extra=extra)
+
+    def jobs(
+        self, job: str = "", *, watch: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Look at the jobs of the cluster, or at one. :meth:`job_states` turns the result into records.
+
+        Args:
+            job: only this one, with all that is known of it.
+            watch: stay until it has ended, as :meth:`train` does.
+
+        The other arguments are those of :meth:`train`.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> [job.state for job in cluster.job_states(cluster.jobs().result())]  # doctest: +SKIP
+        ['running', 'finished']
+        """
+        if watch and not job:
+            raise InputError("which job is to be watched?", hint="rdm-provision jobs lists them")
+        extra: dict[str, Any] = {"job_name": job} if job else {}
+        if watch:
+            extra["job_watch"] = True
+        return self._run(
+            "jobs", "jobs", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+        )
+
+    def logs(
+        self,
+        job: str,
+        *,
+        stream: str = "out",
+        tail: int = 20,
+        follow: bool = False,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
+        """Read what a job wrote. The run yields :class:`JobLines`.
+
+        Args:
+            job: its name.
+            stream: ``out``, ``err`` or ``gpu``.
+            tail: how many of the last lines of each node; 0 for all.
+            follow: go on with what it writes, until it has ended.
+
+        The other arguments are those of :meth:`train`.
+
+        >>> for event in Cluster.load("inventory/lab").logs("demo-1121-081512"):  # doctest: +SKIP
+        ...     print(event)
+        """
+        if stream not in STREAMS:
+            raise InputError(f"there is no log {stream!r}", hint=f"the logs are {', '.join(STREAMS)}")
+        extra = {"job_name": job, "logs_stream": stream, "logs_tail": tail, "logs_follow": follow}
+        return self._run(
+            "logs", "logs", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+        )
+
+    def stop(
+        self, job: str, *, now: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Stop a job: its own processes on every node, after a checkpoint.
+
+        Args:
+            job: its name.
+            now: at once, without a checkpoint.
+
+        The other arguments are those of :meth:`train`.
+
+        >>> Cluster.load("inventory/lab").stop("demo-1121-081512").result().changed  # doctest: +SKIP
+        ('n1', 'n2')
+        """
+        extra: dict[str, Any] = {"job_name": job}
+        if now:
+            extra["job_stop_now"] = True
+        return self._run(
+            "stop", "stop", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+        )
+
+    def job_states(self, result: RunResult) -> tuple[JobState, ...]:
+        """Return the jobs that a :meth:`jobs` or :meth:`train` run found, the newest first.
+
+        Of each job the word of its master counts, where the master was heard.
+        """
+        now = time.time()
+        found: dict[str, JobState] = {}
+        for node, results in result.returned.get(JOB_MODULE, {}).items():
+            for one in results:
+                told = [one["job"]] if one.get("job") else one.get("jobs") or ()
+                for data in told:
+                    state = JobState.of(data, str(one.get("directory", "")), now)
+                    if state.master == node or state.job not in found:
+                        found[state.job] = state
+        return tuple(sorted(found.values(), key=lambda state: state.started or 0.0, reverse=True))
+
+    def knows_job(self, result: RunResult) -> bool:
+        """Return whether any node that answered in a run about one job has that job."""
+        return any(
+            one.get("known") for results in result.returned.get(JOB_MODULE, {}).values() for one in results
+        )

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Training over the containers of different nodes: one loss curve, and what each fault does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.product import Background, Lab, Product, wait_until
+
+NODES = ("n1", "n2")
+SOON = 60.0
+"""Seconds within which a fault has ended a job everywhere, on a machine that is busy with other tests."""
+
+TINY = {
+    "name": "tiny",
+    "model": {"layers": 2, "hidden_size": 32, "attention_heads": 2, "seq_length": 32, "vocab_size": 256},
+    "optimisation": {
+        "micro_batch_size": 1,
+        "global_batch_size": 8,
+        "train_iterations": 6,
+        "precision": "fp32",
+        "lr": 1e-2,
+        "schedule": "constant",
+    },
+    "data": {"mock": True, "workers": 0},
+    "logging": {"interval": 1, "eval_interval": 0, "tensorboard": False},
+    "checkpoint": {"interval": 0},
+    "launcher": {"devices_per_node": 1, "env": {"OMP_NUM_THREADS": "1"}},
+}
+ENDLESS = "optimisation.train_iterations=1000000"
+
+
+@pytest.fixture(scope="module")
+def cluster(product: Product) -> Iterator[Lab]:
+    """Two provisioned nodes with the training image."""
+    lab = Lab(product, "lab-e2e-train")
+    try:
+        lab.lab("down")  # of a run that was killed
+        lab.lab("up", "--nodes", "2", "--trainer")
+        lab.json("up")
+        yield lab
+    finally:
+        lab.lab("down")
+
+
+@pytest.fixture(autouse=True)
+def whole(cluster: Lab) -> None:
+    """Whatever the test before did, the nodes run, and no job does."""
+    if not cluster.whole():
+        cluster.lab("up", "--nodes", "2", "--trainer")
+    cluster.provisioned()
+    for job in jobs(cluster).values():
+        if job["state"] not in ("finished", "failed", "stopped"):
+            cluster.json("stop", "--now", job["job"])
+
+
+@pytest.fixture(scope="module")
+def config(product: Product) -> str:
+    """A configuration that a container trains in no time, once its processes are up."""
+    (product.directory / "tiny.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    return "tiny.yaml"
+
+
+def jobs(cluster: Lab, *argv: str) -> dict[str, Any]:
+    """The jobs that the nodes know, by name."""
+    return {job["job"]: job for job in cluster.json("jobs", *argv)["jobs"]}
+
+
+def progress(cluster: Lab, job: str) -> dict[str, Any]:
+    """How far a job is, read past the product."""
+    text = cluster.on("n1", "cat", f"/var/lib/rdm/{cluster.name}/{job}/progress.json", check=False)
+    found: dict[str, Any] = json.loads(text) if text else {"iteration": 0}
+    return found
+
+
+def start(cluster: Lab, config: str, job: str, *argv: str) -> None:
+    """Start a job that does not end by itself, and return when it trains."""
+    cluster.json("train", config, ENDLESS, "--name", job, "--detach", *argv)
+    wait_until(lambda: progress(cluster, job)["iteration"] > 0, f"{job} trains", 120)
+
+
+def processes(cluster: Lab, node: str, job: str) -> list[str]:
+    """The ids of a job's processes in a node's container."""
+    script = f"grep -lz ^RDM_JOB_ID={job}$ /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
+    return cluster.on(node, "docker", "exec", "rdm", "sh", "-c", script, check=False).split()
+
+
+def gone(cluster: Lab, job: str) -> bool:
+    """Whether no process of a job is left on any node."""
+    return not any(processes(cluster, node, job) for node in NODES)
+
+
+def end(cluster: Lab, job: str) -> dict[str, Any]:
+    """Watch a job to an end that is no good one, and return how it was."""
+    (ended,) = cluster.json("jobs", job, "--watch", expect=1)["jobs"]
+    found: dict[str, Any] = ended
+    return found
+
+
+# --- one loss curve -------------------------------------------------------------------------------------
+
+LAYOUTS = {
+    "no_ssh": ("shell", ["parallel.pipeline=2"]),
+    "torchrun": ("python", ["parallel.tensor=2"]),
+    "deepspeed": ("ansible", ["parallel.zero_stage=2"]),
+    "mpirun": ("shell", ["parallel.pipeline=2", "launcher.devices_per_node=2"]),
+}
+NAMES = {launcher: f"e2e-curve-{launcher.replace('_', '-')}" for launcher in LAYOUTS}
+
+
+# What a user's program does.
+PROGRAM = """
+import sys
+from rdm_provision import Cluster, JobUpdate
+run = Cluster.load(sys.argv[1]).train(sys.argv[2], sys.argv[4:], name=sys.argv[3])
+print([event.job.state for event in run if isinstance(event, JobUpdate)][-1])
+"""
+
+
+def train(cluster: Lab, way: str, config: str, job: str, words: list[str]) -> None:
+    """Train to the end, from a shell, from Ansible or from Python."""
+    if way == "python":
+        argv = [f"inventory/{cluster.name}", config, job, *words]
+        done = cluster.product.run(cluster.product.bin / "python", "-c", PROGRAM, *argv)
+        assert done.stdout.split() == ["finished"]
+    elif way == "ansible":
+        line = cluster.rdm("train", config, *words, "--name", job, "--show-command").stdout
+        assert "ansible-playbook" in line
+        cluster.product.run("bash", "-c", line.strip())
+    else:
+        shown = cluster.rdm("train", config, *words, "--name", job).stdout
+        assert f"{job}  finished   6/6" in shown
+        assert f"rdm-provision train -i inventory/{cluster.name} --resume {job}" in shown
+
+
+@pytest.fixture(scope="module")
+def curves(cluster: Lab, config: str) -> dict[str, list[list[float]]]:
+    """The losses of the same training under each launcher, each in another layout, from every way in."""
+    for launcher, (way, layout) in LAYOUTS.items():
+        train(cluster, way, config, NAMES[launcher], [*layout, f"launcher.kind={launcher}"])
+    found = {}
+    for launcher, job in NAMES.items():
+        told = jobs(cluster, job)[job]
+        assert (told["state"], told["launcher"]) == ("finished", launcher)
+        assert [node["name"] for node in told["nodes"]] == list(NODES)
+        found[launcher] = told["losses"]
+    return found
+
+
+def test_every_launcher_and_layout_has_the_same_losses(curves: dict[str, list[list[float]]]) -> None:
+    first = curves["no_ssh"]
+    assert [step for step, _ in first] == [1, 2, 3, 4, 5, 6]
+    assert first[-1][1] < first[0][1]
+    for launcher, losses in curves.items():
+        assert [loss for _, loss in losses] == pytest.approx([loss for _, loss in first], abs=1e-4), launcher
+
+
+def test_a_job_goes_on_in_another_layout(cluster: Lab, curves: dict[str, list[list[float]]]) -> None:
+    more = ["optimisation.train_iterations=8", "parallel.pipeline=1", "parallel.tensor=2"]
+    told = cluster.json("train", "--resume", "e2e-curve-no-ssh", *more)
+    assert told["job"]["state"] == "finished"
+    assert told["job"]["losses"][:6] == curves["no_ssh"]
+    assert [step for step, _ in told["job"]["losses"]] == list(range(1, 9))
+
+
+def test_what_a_job_leaves_is_where_it_says(cluster: Lab, curves: dict[str, list[list[float]]]) -> None:
+    shown = cluster.rdm("jobs", "e2e-curve-no-ssh").stdout
+    assert "e2e-curve-no-ssh  finished" in shown
+    assert "rdm-provision train -i inventory/lab-e2e-train --resume e2e-curve-no-ssh" in shown
+    directory = f"/var/lib/rdm/{cluster.name}/e2e-curve-no-ssh"
+    assert f"{directory}/checkpoints" in shown
+    for node in NODES:
+        assert cluster.there(node, f"{directory}/checkpoints")
+        for stream in ("out", "err", "gpu"):
+            assert cluster.there(node, f"{directory}/logs/{node}.{stream}")
+    lines = cluster.rdm("logs", "e2e-curve-no-ssh", "--tail", "0").stdout.splitlines()
+    assert {line.split()[0] for line in lines} == set(NODES)
+    assert any("lm loss:" in line for line in lines)
+
+
+# --- refused before anything starts ---------------------------------------------------------------------
+
+
+def test_every_problem_is_told_at_once_and_nothing_starts(cluster: Lab, config: str) -> None:
+    cluster.on("n2", "docker", "stop", "--time", "1", "rdm")
+    holder = "import signal, socket; s = socket.create_server(('', 0x7451)); signal.alarm(90); signal.pause()"
+    cluster.on("n1", "docker", "exec", "--detach", "rdm", "python3", "-c", holder)
+    sockets = ["docker", "exec", "rdm", "cat", "/proc/net/tcp"]
+    wait_until(lambda: ":7451 " in cluster.on("n1", *sockets), "something has the port")
+    words = ["launcher.master_port=29777", "--name", "e2e-refused"]
+    told = cluster.json("train", config, *words, expect=2)
+    cluster.on("n2", "docker", "start", "rdm")
+    said = {problem["node"]: problem["reason"] for problem in told["problems"]}
+    assert "29777" in said["n1"]
+    assert "does not run" in said["n2"]
+    assert "e2e-refused" not in jobs(cluster, "--limit", "n1")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["model.layer=2"], "did you mean model.layers?"),
+        (["data.mock=false", "data.blend=[/jobs/data/nothing]"], "/jobs/data/nothing"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(
+    cluster: Lab, config: str, words: list[str], sentence: str
+) -> None:
+    told = cluster.json("train", config, *words, expect=2)
+    assert sentence in " ".join(problem["reason"] for problem in told["problems"])
+
+
+def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:
+    cluster.lab("stop", "n2")
+    told = cluster.json("train", config, expect=2)
+    assert [(problem["node"], problem["reason"][:17]) for problem in told["problems"]] == [
+        ("n2", "cannot be reached")
+    ]
+
+
+# --- faults ---------------------------------------------------------------------------------------------
+
+
+def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str) -> None:
+    """Ctrl-C and a killed control process leave jobs alone; stopping one leaves the other alone."""
+    watchers: dict[str, Background] = {}
+    for job in ("e2e-one", "e2e-two"):
+        watchers[job] = cluster.start("train", config, ENDLESS, "--name", job, "parallel.pipeline=2")
+        wait_until(lambda job=job: progress(cluster, job)["iteration"] > 0, f"{job} trains", 120)  # type: ignore[misc]
+    watchers["e2e-one"].interrupt()
+    said = watchers["e2e-one"].end(expect=130)
+    assert "e2e-one goes on" in said
+    assert "rdm-provision stop -i inventory/lab-e2e-train e2e-one" in said
+    watchers["e2e-two"].kill()
+
+    found = jobs(cluster)
+    assert (found["e2e-one"]["state"], found["e2e-two"]["state"]) == ("running", "running")
+    assert cluster.json("stop", "e2e-one")["changed"]
+    assert jobs(cluster, "e2e-one")["e2e-one"]["state"] == "stopped"
+    assert processes(cluster, "n1", "e2e-one") + processes(cluster, "n2", "e2e-one") == []
+    before = progress(cluster, "e2e-two")["iteration"]
+    wait_until(lambda: progress(cluster, "e2e-two")["iteration"] > before, "two goes on")
+    assert cluster.json("stop", "e2e-two", "--now")["changed"]
+    assert not cluster.json("stop", "e2e-two")["changed"]
+    assert gone(cluster, "e2e-two")
+    # What was asked to stop has saved what it had.
+    assert (
+        jobs(cluster, "e2e-one")["e2e-one"]["checkpoint"] == jobs(cluster, "e2e-one")["e2e-one"]["iteration"]
+    )
+
+
+def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(cluster: Lab, config: str) -> None:
+    """It goes on from its newest checkpoint once; the second time it fails, and says where and why."""
+    start(cluster, config, "e2e-killed", "--max-restarts", "1", "checkpoint.interval=2")
+    directory = f"/var/lib/rdm/{cluster.name}/e2e-killed"
+    wait_until(lambda: (progress(cluster, "e2e-killed").get("checkpoint") or 0) >= 2, "there is a checkpoint")
+    kill = ["docker", "exec", "rdm", "kill", "-KILL"]
+
+    def pid() -> str:
+        return str(json.loads(cluster.on("n2", "cat", f"{directory}/ranks/1.json"))["pid"])
+
+    first = pid()
+    cluster.on("n2", *kill, first)
+    wait_until(lambda: jobs(cluster, "e2e-killed")["e2e-killed"]["restarts"] == 1, "it restarts", SOON)
+    reached = progress(cluster, "e2e-killed")["iteration"]
+    wait_until(lambda: progress(cluster, "e2e-killed")["iteration"] > reached, "it goes on", 120)
+    assert pid() != first
+    cluster.on("n2", *kill, pid())
+    wait_until(lambda: gone(cluster, "e2e-killed"), "no process of the job is left", SOON)
+    ended = end(cluster, "e2e-killed")
+    assert ended["state"] == "failed"
+    assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [("n2", 1)] * 2
+    losses = [step for step, _ in ended["losses"]]
+    assert losses == sorted(losses)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "mpirun"])
+def test_a_process_that_dies_ends_the_job_under_every_other_launcher(
+    cluster: Lab, config: str, launcher: str
+) -> None:
+    job = f"e2e-killed-{launcher}"
+    start(cluster, config, job, "--launcher", launcher)
+    rank = json.loads(cluster.on("n2", "cat", f"/var/lib/rdm/{cluster.name}/{job}/ranks/1.json"))
+    cluster.on("n2", "docker", "exec", "rdm", "kill", "-KILL", str(rank["pid"]))
+    wait_until(lambda: gone(cluster, job), "no process of the job is left", SOON)
+    ended = end(cluster, job)
+    assert ended["state"] == "failed"
+    assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [("n2", 1)]
+
+
+def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Lab, config: str) -> None:
+    """The save fails on all nodes alike, the training goes on, and saves again when there is room."""
+    directory = f"/var/lib/rdm/{cluster.name}"
+    cluster.on("n2", "mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", directory)
+    try:
+        # A mount is of what was there when the container started.
+        cluster.on("n2", "docker", "restart", "rdm")
+        cluster.json("up")
+        start(cluster, config, "e2e-full", "checkpoint.interval=20", "checkpoint.keep=2")
+
+        def saved() -> int:
+            return int(progress(cluster, "e2e-full").get("checkpoint") or 0)
+
+        wait_until(lambda: saved() > 0, "there is a checkpoint")
+        cluster.on("n2", "sh", "-c", f"cat /dev/zero >{directory}/filler || true", check=False)
+        log = f"{directory}/e2e-full/logs/n1.out"
+        wait_until(lambda: "No space left on device" in cluster.on("n1", "cat", log), "a save fails")
+        full = saved()
+        told = jobs(cluster, "e2e-full")["e2e-full"]
+        assert (told["state"], told["failures"]) == ("running", [])
+        cluster.on("n2", "rm", f"{directory}/filler")
+        wait_until(lambda: saved() > full, "it saves again")
+        cluster.json("stop", "--now", "e2e-full")
+    finally:
+        cluster.on("n2", "docker", "stop", "rdm", check=False)
+        cluster.on("n2", "umount", directory)
+        cluster.json("up")
+
+
+def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Lab, config: str) -> None:
+    start(cluster, config, "e2e-cut")
+    cluster.lab("cut", "n2")
+    wait_until(lambda: gone(cluster, "e2e-cut"), "no process of the job is left", SOON)
+    ended = end(cluster, "e2e-cut")
+    assert ended["state"] == "failed"
+    assert "n2" in [failure["node"] for failure in ended["failures"]]
+    cluster.lab("heal", "n2")
+
+
+def test_a_node_that_goes_down_ends_the_job_on_the_others(cluster: Lab, config: str) -> None:
+    start(cluster, config, "e2e-down")
+    cluster.lab("stop", "n2")
+    wait_until(lambda: not processes(cluster, "n1", "e2e-down"), "no process of the job is left", SOON)
+    told = cluster.json("jobs", "e2e-down", "--watch", expect=1)
+    assert told["unreachable"] == ["n2"]
+    (job,) = told["jobs"]
+    assert job["state"] == "failed"
+    assert [failure["node"] for failure in job["failures"]] == ["n2"]
+
+
+def test_down_keeps_what_jobs_left_and_says_so(cluster: Lab, curves: dict[str, list[list[float]]]) -> None:
+    said = cluster.rdm("down").stdout
+    assert f"Kept, because something is in it: /var/lib/rdm/{cluster.name} (n1, n2)" in said
+    assert cluster.there("n1", f"/var/lib/rdm/{cluster.name}/e2e-curve-no-ssh/checkpoints")
+    assert not cluster.there("n1", "/etc/rdm")

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module for jobs: what it asks the agent, and every way in which that can go wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerUnavailable, ExecResult
+from ansible_collections.rdm.provision.plugins.modules import job
+
+from tests.unit.plugins.modules.running import Failed, run_module
+
+PLAN = {
+    "name": "tiny-1",
+    "resume": False,
+    "config": "name: tiny\n",
+    "overrides": ["a.b=1"],
+    "nodes": [{"name": "n1", "address": "10.0.0.100", "slots": 2}],
+    "master": "n1",
+    "accelerator": "cpu",
+    "ssh_port": 22,
+    "offer": {"agent_port": 1, "master_port": 2},
+}
+RUNNING = {"job": "tiny-1", "state": "running", "master": "n1", "reason": ""}
+
+
+class Engine:
+    """An engine with one training container, whose agent answers as it is told."""
+
+    def __init__(self, jobs: Path) -> None:
+        self.container: dict[str, Any] = {
+            "Names": ["/rdm"],
+            "State": "running",
+            "Mounts": [{"Destination": "/jobs", "Source": str(jobs)}],
+        }
+        self.containers = [self.container]
+        self.answer = ExecResult(0, b'{"ok": true, "problems": []}', b"")
+        self.argv: list[str] = []
+        self.stdin: bytes | None = None
+
+    def get(self, path: str, **query: Any) -> Any:
+        assert path == "/containers/json"
+        assert query["filters"] == {"label": ["rdm.provision.cluster=c", "rdm.provision.role=container"]}
+        return self.containers
+
+    def exec(
+        self, container: str, argv: list[str], timeout: float, user: str = "", stdin: bytes | None = None
+    ) -> ExecResult:
+        assert container == "rdm"
+        self.argv, self.stdin = argv, stdin
+        return self.answer
+
+    def says(self, code: int = 0, **answer: Any) -> None:
+        self.answer = ExecResult(code, json.dumps({"ok": True, "problems": [], **answer}).encode(), b"")
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    (tmp_path / "tiny-1").mkdir()
+    made = Engine(tmp_path)
+    monkeypatch.setattr(job, "DockerAPI", lambda: made)
+    return made
+
+
+def run(verb: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
+    return run_module(job, {"cluster": "c", "verb": verb, **options}, check=check)
+
+
+# --- what is asked --------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_through_standard_input_and_not_through_the_arguments(engine: Engine) -> None:
+    engine.says(facts={"torch": "2"}, offer={"agent_port": 5, "master_port": 6})
+    result = run("check", plan=PLAN, node="n1")
+    assert engine.argv == ["rdm-trainer", "job", "check"]
+    asked = json.loads(engine.stdin or b"")
+    assert asked == {**{k: v for k, v in PLAN.items() if k != "master"}, "version": 1, "node": "n1"}
+    assert (result["problems"], result["offer"]["agent_port"], result["changed"]) == ([], 5, False)
+
+
+def test_a_start_changes_something_once(engine: Engine) -> None:
+    engine.says(started=True)
+    assert run("start", plan=PLAN, node="n1")["changed"]
+    engine.says(started=False)
+    assert not run("start", plan=PLAN, node="n1")["changed"]
+
+
+def test_in_check_mode_nothing_is_started_or_stopped(engine: Engine) -> None:
+    assert run("start", plan=PLAN, node="n1", check=True)["changed"]
+    assert engine.argv == []
+    engine.says(job=RUNNING)
+    assert run("stop", name="tiny-1", check=True)["changed"]
+    assert engine.argv[:3] == ["rdm-trainer", "job", "state"]
+    engine.says(job={**RUNNING, "state": "finished"})
+    assert not run("stop", name="tiny-1", check=True)["changed"]
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "msg"),
+    [
+        ("running", False, "the job tiny-1 is running"),
+        ("finished", True, "the job tiny-1 has finished"),
+        ("failed", True, "the job tiny-1 has failed: a rank died"),
+        ("stopped", True, "the job tiny-1 was stopped"),
+    ],
+)
+def test_how_a_job_is(engine: Engine, state: str, ended: bool, msg: str) -> None:
+    reason = "a rank died" if state == "failed" else ""
+    engine.says(job={**RUNNING, "state": state, "reason": reason})
+    result = run("state", name="tiny-1", wait=5)
+    assert engine.argv == ["rdm-trainer", "job", "state", "tiny-1", "--wait", "5.0"]
+    assert (result["known"], result["ended"], result["msg"]) == (True, ended, msg)
+
+
+def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(engine: Engine) -> None:
+    engine.says(text="a\n", offset=7, ended=False)
+    result = run("logs", name="tiny-1", stream="err", tail=3)
+    assert engine.argv[3:] == ["tiny-1", "--stream", "err", "--tail", "3"]
+    assert (result["text"], result["offset"], result["stream"]) == ("a\n", 7, "err")
+    run("logs", name="tiny-1", offset=7, wait=2)
+    assert engine.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
+
+
+def test_stop_says_whether_there_was_anything_to_stop(engine: Engine) -> None:
+    engine.says(stopped=True, job={**RUNNING, "state": "stopped"})
+    assert run("stop", name="tiny-1", now=True)["changed"]
+    assert engine.argv[-1] == "--now"
+
+
+def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(engine: Engine) -> None:
+    for verb in ("state", "logs", "stop"):
+        result = run(verb, name="another")
+        assert (result["known"], result["ended"], result["changed"]) == (False, True, False)
+    assert engine.argv == []
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------
+
+
+def broken(engine: Engine, how: str) -> None:
+    if how == "none":
+        engine.containers = []
+    elif how == "stopped":
+        engine.container["State"] = "exited"
+    elif how == "old":
+        engine.container["Mounts"] = []
+    elif how == "image":
+        words = b'OCI runtime exec failed: exec: "rdm-trainer": executable file not found in $PATH: unknown'
+        engine.answer = ExecResult(126, words, b"")
+    elif how == "crash":
+        engine.answer = ExecResult(1, b"", b"Traceback\nKeyError: 'x'\n")
+
+
+BROKEN = [
+    ("none", "there is no training container of cluster c"),
+    ("stopped", r"the container rdm does not run \(it is exited\)"),
+    ("old", "the container rdm has no /jobs"),
+    ("image", "the container rdm has no rdm-trainer: use a training image"),
+    ("crash", "rdm-trainer job .* ended with exit code 1: KeyError: 'x'"),
+]
+
+
+@pytest.mark.parametrize(("how", "sentence"), BROKEN)
+def test_what_is_wrong_is_one_sentence(engine: Engine, how: str, sentence: str) -> None:
+    broken(engine, how)
+    with pytest.raises(Failed, match=sentence):
+        run("list")
+
+
+@pytest.mark.parametrize("how", [how for how, _ in BROKEN])
+def test_a_check_reports_it_instead_of_failing_so_that_all_nodes_are_heard(engine: Engine, how: str) -> None:
+    broken(engine, how)
+    assert len(run("check", plan=PLAN, node="n1")["problems"]) == 1
+
+
+def test_an_engine_that_does_not_answer_is_a_problem_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Any:
+        raise DockerUnavailable("no Docker Engine answers at /x")
+
+    monkeypatch.setattr(job, "DockerAPI", none)
+    assert run("check", plan=PLAN, node="n1")["problems"] == ["no Docker Engine answers at /x"]
+
+
+def test_an_agent_that_refuses_gives_its_reasons(engine: Engine) -> None:
+    engine.says(3, ok=False, problems=["The disk is full.", "No GPU."])
+    assert run("check", plan=PLAN, node="n1")["problems"] == ["The disk is full.", "No GPU."]
+    with pytest.raises(Failed, match=r"^The disk is full; No GPU$"):
+        run("start", plan=PLAN, node="n1")
+
+
+@pytest.mark.parametrize(
+    ("verb", "options", "sentence"),
+    [
+        ("start", {}, "plan is missing"),
+        ("state", {}, "'' is no name of a job"),
+        ("stop", {"name": "../up"}, r"'\.\./up' is no name"),
+        ("logs", {"name": "-x"}, "'-x' is no name"),
+    ],
+)
+def test_options_that_make_no_sense(
+    engine: Engine, verb: str, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(Failed, match=sentence):
+        run(verb, **options)
+    assert engine.argv == []
+
+
+def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(engine: Engine) -> None:
+    engine.answer = ExecResult(0, b"name: tiny\nmodel: {}\n", b"")
+    assert run("config", plan=PLAN)["config"] == "name: tiny\nmodel: {}\n"
+    assert engine.argv == ["rdm-trainer", "config", "/dev/stdin", "a.b=1"]
+    assert engine.stdin == b"name: tiny\n"
+    engine.answer = ExecResult(3, b"", b"Error: model.layer is not a key\n")
+    with pytest.raises(Failed, match=r"^model\.layer is not a key$"):
+        run("config", plan=PLAN)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What nodes tell of jobs, as records, as JSON, and in a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rdm_provision import Cluster
+from rdm_provision.cli import job_view
+from rdm_provision.errors import InputError
+from rdm_provision.events import RunResult
+from rdm_provision.jobs import JobLines, JobNode, JobState, JobUpdate, job_news
+from rdm_provision.run import RunSpec, _Translator
+from tests.unit.rdm_provision.conftest import MakeInventory
+
+NOW = 2_000_000.0
+# As docs/launchers.md describes it.
+TOLD: dict[str, Any] = {
+    "version": 1,
+    "job": "demo-1",
+    "state": "running",
+    "reason": "",
+    "launcher": "no_ssh",
+    "master": "n1",
+    "nodes": {"n1": "running", "n2": "running"},
+    "failures": [],
+    "restarts": 0,
+    "started": NOW - 60,
+    "ended": None,
+    "directory": "/jobs/demo-1",
+    "gpu": {"n1": ["[0] NVIDIA H200 | 98 % |"]},
+    "progress": {
+        "iteration": 30,
+        "train_iterations": 50,
+        "loss": 8.91,
+        "lr": 1.6e-06,
+        "tokens_per_second": 46800.0,
+        "losses": [[10, 10.9], [20, 10.1], [30, 8.91]],
+        "checkpoint": 20,
+        "phase": "training",
+    },
+}
+FAILED: dict[str, Any] = {
+    **TOLD,
+    "state": "failed",
+    "reason": "rank 5 on n2 was killed",
+    "nodes": {"n1": "done", "n2": "failed"},
+    "failures": [{"node": "n2", "rank": 5, "reason": "it was killed by SIGKILL", "lines": ["last words"]}],
+    "ended": NOW - 10,
+}
+
+
+def state(**changes: Any) -> JobState:
+    return JobState.of({**TOLD, **changes}, "/var/lib/rdm/rdm", NOW)
+
+
+def screen(*, terminal: bool = False) -> Console:
+    return Console(
+        width=120, record=True, force_terminal=terminal, highlight=False, markup=False, color_system=None
+    )
+
+
+# --- records --------------------------------------------------------------------------------------------
+
+
+def test_what_a_node_tells_becomes_a_record() -> None:
+    job = state()
+    assert (job.job, job.state, job.ended, job.seconds) == ("demo-1", "running", False, 60.0)
+    assert job.nodes == (JobNode("n1", "running"), JobNode("n2", "running"))
+    assert job.losses[-1] == (30, 8.91)
+    assert job.directory == "/var/lib/rdm/rdm/demo-1"
+    assert json.loads(json.dumps(job.to_json()))["gpu"] == {"n1": ["[0] NVIDIA H200 | 98 % |"]}
+
+
+def test_a_job_that_has_only_begun_has_no_figures() -> None:
+    job = JobState.of({"job": "new", "state": "starting"}, "/jobs", NOW)
+    assert (job.iteration, job.loss, job.losses, job.seconds, job.remaining) == (0, None, (), None, None)
+    assert job_view.figures(job) == []
+
+
+def test_of_several_words_on_a_job_its_masters_counts(make_inventory: MakeInventory) -> None:
+    cluster = Cluster.load(make_inventory("n1", "n2"))
+    older = {**TOLD, "job": "demo-0", "started": NOW - 900}
+    result = RunResult(
+        verb="jobs",
+        returned={
+            "rdm.provision.job": {
+                "n2": [{"jobs": [{**TOLD, "state": "failed"}], "directory": "/d"}],
+                "n1": [{"jobs": [older, TOLD], "directory": "/d"}],
+            }
+        },
+    )
+    assert [(job.job, job.state) for job in cluster.job_states(result)] == [
+        ("demo-1", "running"),
+        ("demo-0", "running"),
+    ]
+
+
+def test_a_job_whose_master_is_silent_is_known_from_the_others(make_inventory: MakeInventory) -> None:
+    cluster = Cluster.load(make_inventory("n1", "n2"))
+    result = RunResult(verb="jobs", returned={"rdm.provision.job": {"n2": [{"job": FAILED, "known": True}]}})
+    (job,) = cluster.job_states(result)
+    assert job.failures[0].lines == ("last words",)
+    assert cluster.knows_job(result)
+
+
+# --- events ---------------------------------------------------------------------------------------------
+
+
+def retry(**more: Any) -> dict[str, Any]:
+    details = {"host": "n1", "resolved_action": "rdm.provision.job", "res": {"job": TOLD, "ended": False}}
+    return {"event": "runner_retry", "event_data": {**details, **more}, "stdout": ""}
+
+
+def test_each_try_of_a_watched_job_is_news() -> None:
+    translator = _Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
+    (event,) = translator.translate(retry())
+    assert isinstance(event, JobUpdate)
+    assert (event.node, event.job.iteration) == ("n1", 30)
+
+
+def test_another_modules_job_is_none() -> None:
+    translator = _Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
+    assert list(translator.translate(retry(resolved_action="rdm.provision.job_plan"))) == []
+
+
+def test_what_was_read_of_a_log_is_an_event_and_nothing_is_none() -> None:
+    (event,) = job_news(1.0, "n2", {"text": "a\nb\n", "stream": "err", "offset": 4})
+    assert event == JobLines(1.0, "n2", "err", "a\nb\n")
+    assert list(job_news(1.0, "n2", {"text": "", "stream": "err", "offset": 4})) == []
+
+
+# --- asking ---------------------------------------------------------------------------------------------
+
+
+def test_train_hands_over_words_that_are_never_templated(
+    make_inventory: MakeInventory, tmp_path: Path
+) -> None:
+    config = tmp_path / "gpt.yaml"
+    config.write_text("name: gpt\n")
+    run = Cluster.load(make_inventory()).train(config, ["data.blend=[{{ x }}]"], watch=False)
+    assert run.spec.literal_vars == {"job_overrides": ["data.blend=[{{ x }}]"]}
+    assert run.spec.extra_vars == {"job_config": str(config), "job_watch": False}
+    assert "!unsafe" in run.command
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "words"),
+    [
+        ("train", {}, "no configuration"),
+        ("train", {"config": "/nowhere.yaml"}, "/nowhere.yaml"),
+        ("jobs", {"watch": True}, "which job"),
+        ("logs", {"job": "x", "stream": "stdout"}, "no log 'stdout'"),
+        ("bring_data", {"directory": "/nowhere"}, "/nowhere"),
+    ],
+)
+def test_what_makes_no_sense_is_bad_input(
+    make_inventory: MakeInventory, verb: str, arguments: dict[str, Any], words: str
+) -> None:
+    cluster = Cluster.load(make_inventory())
+    with pytest.raises(InputError, match=words):
+        getattr(cluster, verb)(**arguments)
+
+
+# --- in a terminal --------------------------------------------------------------------------------------
+
+
+def test_the_end_of_a_job_has_curve_places_and_failures() -> None:
+    console = screen()
+    job_view.ending(console, JobState.of(FAILED, "/var/lib/rdm/rdm", NOW))
+    text = console.export_text()
+    assert "loss 10.900 at iteration 10, 8.910 at 30" in text
+    assert "┤" in text
+    assert "rank 5 on n2  it was killed by SIGKILL" in text
+    assert "last words" in text
+    assert "/var/lib/rdm/rdm/demo-1/checkpoints on each node, the newest of iteration 20" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "commands"),
+    [
+        ({}, ["jobs -i x demo-1 --watch", "logs -i x demo-1", "stop -i x demo-1"]),
+        ({"state": "finished"}, ["train -i x --resume demo-1 optimisation.train_iterations=N"]),
+        ({"state": "failed"}, ["train -i x --resume demo-1", "logs -i x demo-1 --err"]),
+        ({"state": "stopped"}, ["train -i x --resume demo-1", "logs -i x demo-1"]),
+    ],
+)
+def test_what_makes_sense_next_follows_from_the_state(changes: dict[str, Any], commands: list[str]) -> None:
+    steps = [command for _, command in job_view.next_steps(state(**changes), " -i x")]
+    assert [f"rdm-provision {command}" for command in commands] == steps[: len(commands)]
+
+
+def test_away_from_a_terminal_each_step_is_a_line_and_none_is_told_twice() -> None:
+    console = screen()
+    view = job_view.JobView(console, "demo")
+    later = {**TOLD, "progress": {**TOLD["progress"], "iteration": 40, "loss": 8.0}}
+    for told in (TOLD, TOLD, later):
+        view.handle(JobUpdate(1.0, "n1", JobState.of(told, "/d", NOW)))
+    assert console.export_text().splitlines() == [
+        "demo-1  running  30/50  loss 8.9100  46.8 k tokens/s",
+        "demo-1  running  40/50  loss 8.0000  46.8 k tokens/s",
+    ]
+
+
+def test_on_a_terminal_bar_figures_and_nodes_are_in_place() -> None:
+    console = screen(terminal=True)
+    view = job_view.JobView(console, "demo")
+    view.state = JobState.of({**TOLD, "restarts": 2}, "/d", NOW)
+    console.print(view)
+    text = console.export_text()
+    assert "demo-1  running  restarted 2 times  60 s" in text.replace("1 min 00 s", "60 s")
+    assert "30/50   loss 8.9100   46.8 k tokens/s" in text
+    assert "● n1  ● n2" in text
+    assert "Ctrl-C stops watching, not the job" in text
+
+
+def test_many_nodes_are_counted() -> None:
+    console = screen(terminal=True)
+    view = job_view.JobView(console, "demo")
+    nodes = {f"n{rank}": "lost" if rank == 7 else "running" for rank in range(40)}
+    view.state = JobState.of({**TOLD, "nodes": nodes}, "/d", NOW)
+    console.print(view)
+    assert "39 running, 1 lost" in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [(950.0, "950 tokens/s"), (12_345.0, "12.3 k tokens/s"), (2.5e6, "2.5 M tokens/s"), (None, "")],
+)
+def test_speeds_are_for_people(tokens: float | None, words: str) -> None:
+    assert job_view.rate(tokens) == words
