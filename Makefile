@@ -6,31 +6,42 @@ BIN     := $(VENV)/bin
 SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 NODES   ?= 3
 LAB     ?= lab
+# What the demo's training has over trainer/configs/demo.yaml: short enough to watch on two cores.
+TRAIN   ?= optimisation.train_iterations=60
+TRAINER := trainer/.venv
+DATA    := $(VENV)/demo/data
 
 # What the control machine needs besides Python packages; the lab's role installs the engine itself.
 APT_RUN  := ca-certificates openssh-client python3-venv
+# The trainer's tests start its launchers as the images have them.
+APT_TRAINER := openmpi-bin openssh-client openssh-server pdsh
 APT_TEST := busybox-static docker-registry docker.io iproute2 mmdebstrap pdsh skopeo zstd
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test lint unit integration molecule e2e bench docs lock wheel setup setup-dev clean
+.PHONY: help demo demo-down test lint lint-trainer unit trainer integration molecule e2e bench docs lock wheel \
+	setup setup-dev setup-trainer clean
 
 help: ## list these verbs
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-demo: setup ## a cluster of lab nodes, provisioned over ssh, on this machine (NODES=3)
-	@rdm-provision lab up --name $(LAB) --nodes $(NODES)
+demo: setup $(DATA)/demo_text_document.idx ## a cluster of lab nodes on this machine, and a GPT trained on it (NODES=3 TRAIN="key.sub=value")
+	@rdm-provision lab up --name $(LAB) --nodes $(NODES) --trainer
 	@rdm-provision up --inventory inventory/$(LAB)
+	@rdm-provision data --inventory inventory/$(LAB) $(DATA)
+	@rdm-provision train --inventory inventory/$(LAB) trainer/configs/demo.yaml parallel.pipeline=2 \
+	  launcher.nodes=2 'data.blend=[/jobs/data/demo_text_document]' $(TRAIN)
 	@echo
 	@echo "To run these commands in this shell: . $(BIN)/activate. To take everything away: make demo-down"
 
 demo-down: setup ## take the demo's cluster away
 	@rdm-provision lab down --name $(LAB)
 
-test: setup-dev lint ## everything that CI runs
+test: setup-dev setup-trainer lint lint-trainer ## everything that CI runs
 	pytest tests/unit tests/integration tests/molecule tests/e2e
+	$(TRAINER)/bin/pytest trainer/tests
 
 lint: setup-dev ## style, types and Ansible rules
 	ruff check .
@@ -39,8 +50,14 @@ lint: setup-dev ## style, types and Ansible rules
 	yamllint --strict .
 	ansible-lint --profile production --offline
 
+lint-trainer: setup-trainer ## types of the trainer, which only its own environment knows
+	cd trainer && .venv/bin/mypy
+
 unit: setup-dev ## tests without an engine
 	pytest tests/unit
+
+trainer: lint-trainer ## tests of the trainer, on CPU processes
+	$(TRAINER)/bin/pytest trainer/tests
 
 integration: setup-dev ## tests of the modules against a real Docker Engine
 	pytest tests/integration
@@ -55,8 +72,9 @@ bench: setup-dev ## print the tables of docs/performance.md, measured here and n
 	python benchmarks/planner.py
 	python benchmarks/provision.py
 
-docs: setup-dev ## write docs/variables.md from the roles' argument_specs
+docs: setup-dev ## write docs/variables.md and docs/training-configuration.md from what they describe
 	python docs/generate_variables.py
+	python docs/generate_training_configuration.py
 
 wheel: setup-dev ## build the wheel that carries the CLI, the API and the collection
 	python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -69,8 +87,24 @@ lock: setup-dev ## pin again after a change of pyproject.toml
 LOCK_FLAGS := --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
+# The demo's text as tokens. It needs neither torch nor the trainer's environment.
+TOKENS := PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=trainer:$(VENV)/demo/lib $(BIN)/python -m rdm_trainer
+
+$(VENV)/demo/lib/.ready: trainer/requirements/runtime.txt | $(VENV)/.runtime
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(@D) \
+	  $$(grep -E '^(numpy|tokenizers)==' $<)
+	@touch $@
+
+$(DATA)/demo_text_document.idx: | $(VENV)/demo/lib/.ready
+	@mkdir -p $(VENV)/demo/text $(DATA)
+	@$(TOKENS) data download demo-corpus --directory $(VENV)/demo/text
+	@$(TOKENS) data download gpt2-vocab --directory $(VENV)/demo/text
+	@$(TOKENS) preprocess $(VENV)/demo/text/demo-corpus.jsonl --output-prefix $(DATA)/demo --append-eod \
+	  --vocab $(VENV)/demo/text/gpt2-vocab.json --merges $(VENV)/demo/text/gpt2-merges.txt
+
 setup: $(VENV)/.runtime
 setup-dev: $(VENV)/.dev
+setup-trainer: $(TRAINER)/.dev
 
 # $(call packages,LIST): install the Debian packages of LIST that are missing.
 define packages
@@ -101,5 +135,13 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.runtime
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@touch $@
 
+$(TRAINER)/.dev: trainer/requirements/runtime.txt trainer/requirements/dev.txt trainer/pyproject.toml trainer/images/python.sh
+	$(call packages,$(APT_RUN) $(APT_TRAINER))
+	@echo "Setting up $(TRAINER) with a CPU build of torch"
+	@$(PYTHON) -m venv $(TRAINER)
+	@sh trainer/images/python.sh $(TRAINER)/bin/python trainer/requirements/dev.txt
+	@$(TRAINER)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable trainer
+	@touch $@
+
 clean: ## remove what these verbs made in the checkout (a running lab: make demo-down first)
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .ansible
+	rm -rf $(VENV) $(TRAINER) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .ansible

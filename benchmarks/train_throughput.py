@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How fast the trainer trains GPTs, beside a minimal plain PyTorch loop of the same shape in the same run.
+
+Run `python benchmarks/train_throughput.py` where `rdm_trainer` is installed; it prints tables for
+docs/performance.md. On one device, rounds of our steps and of the plain loop's alternate in one process, so
+that both meet the same clocks and the same neighbours; the figures are medians over the rounds. With two
+devices, data, tensor and pipeline parallelism of 2 follow, each with as many tokens per step and device as
+one device had, and are compared with our own and the plain loop's figures on one.
+
+MFU counts 6N + 12·L·h·s FLOPs for each token (N: all parameters, the tied embedding once), against the peak
+that is given or known. `--quick` is for a look whether everything works: small shapes, on a CPU too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
+
+from benchmarks.tables import markdown  # noqa: E402
+
+LEG_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A GPT and how one device trains it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    sequence: int
+    micro_batch: int
+    stages: str  # blocks of each of two stages; the last one's head weighs as much as some blocks
+    vocabulary: int = 50257
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """The vocabulary padded to a multiple of 128."""
+        return -(-self.vocabulary // 128) * 128
+
+
+SHAPES = {
+    "GPT-345M": Shape(24, 1024, 16, 1024, 32, "14-10"),
+    "GPT-2 XL 1.5B": Shape(48, 1600, 25, 1024, 16, "25-23"),
+    "GPT-1.3B": Shape(24, 2048, 16, 2048, 8, "13-11"),
+}
+QUICK = {"tiny": Shape(4, 64, 4, 64, 4, "3-1", vocabulary=500)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one engine is spread, and how a device's share of the batch is cut into micro-batches."""
+
+    name: str
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    larger: int = 1  # times the micro-batch of one device
+    smaller: int = 1  # parts of it, with as many times more of them
+
+    @property
+    def world(self) -> int:
+        """Processes, one for each device."""
+        return self.tensor * self.pipeline * self.data
+
+
+# A tensor-parallel device does half of each micro-batch, so it takes larger ones; a pipeline takes smaller
+# and more ones, because its devices idle for (stages - 1) of (micro-batches + stages - 1) slots.
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("one"),
+        Layout("DP 2", data=2),
+        Layout("TP 2", tensor=2, larger=2),
+        Layout("PP 2", pipeline=2, smaller=2),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What one set of processes measures."""
+
+    shape_name: str
+    shape: Shape
+    layout: Layout
+    accumulation: int
+    rounds: int
+    steps: int
+    warm_up: int
+    precision: str
+    compiled: bool
+    plain: bool
+    overrides: dict[str, Any]
+    profile: str | None = None
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples in a micro-batch."""
+        return self.shape.micro_batch * self.layout.larger // self.layout.smaller
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches in a step of one data-parallel rank."""
+        if self.layout.pipeline > 1:
+            return self.accumulation * self.layout.smaller * self.layout.pipeline
+        return self.accumulation * self.layout.smaller
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a step."""
+        return self.micro_batch * self.micro_batches * self.layout.data
+
+    def configuration(self) -> dict[str, Any]:
+        """The trainer's configuration, as the mapping that a YAML file would hold."""
+        shape = self.shape
+        configuration: dict[str, Any] = {
+            "name": "throughput",
+            "model": {
+                "kind": "gpt",
+                "layers": shape.layers,
+                "hidden_size": shape.hidden,
+                "attention_heads": shape.heads,
+                "seq_length": shape.sequence,
+                "vocab_size": shape.vocabulary,
+                "make_vocab_size_divisible_by": 128 // self.layout.tensor,
+            },
+            "parallel": {
+                "tensor": self.layout.tensor,
+                "pipeline": self.layout.pipeline,
+                "partition": shape.stages if self.layout.pipeline > 1 else "even",
+            },
+            "optimisation": {
+                "micro_batch_size": self.micro_batch,
+                "global_batch_size": self.global_batch,
+                "train_iterations": 1_000_000,
+                "precision": self.precision,
+                "clip_grad": 1.0,
+                "compile": self.compiled,
+            },
+            "data": {"mock": True},
+        }
+        for key, value in self.overrides.items():
+            section, _, name = key.partition(".")
+            configuration[section][name] = value
+        return configuration
+
+
+# ------------------------------------------------------------------------------------------
+# In the processes that measure
+# ------------------------------------------------------------------------------------------
+
+
+def measure(leg: Leg) -> dict[str, Any]:
+    """Measure LEG in this process, one of its layout's, and return what rank 0 reports."""
+    import torch
+
+    accelerated = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if accelerated else torch.device("cpu")
+    if accelerated:
+        torch.cuda.set_device(device)
+
+    def synchronise() -> None:
+        if accelerated:
+            torch.cuda.synchronize()
+
+    def peak() -> float:
+        if not accelerated:
+            return 0.0
+        value = torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.reset_peak_memory_stats()
+        return value
+
+    report: dict[str, Any] = {}
+    ways: dict[str, Callable[[], object]] = {}
+    begin = time.perf_counter()
+    ours_step, batches, loss = our_engine(leg, device)
+    ways["ours"] = ours_step
+    for _ in range(leg.warm_up):
+        ours_step()
+    synchronise()
+    report["ours_warm_up_s"] = time.perf_counter() - begin
+    report["ours_peak_gib"] = peak()
+    if leg.plain:
+        begin = time.perf_counter()
+        resident = torch.cuda.memory_allocated() / 2**30 if accelerated else 0.0
+        loop = plain_loop(leg, device, batches)
+        ways["plain"] = loop.step
+        for _ in range(leg.warm_up):
+            loop.step()
+        synchronise()
+        report["plain_warm_up_s"] = time.perf_counter() - begin
+        report["plain_peak_gib"] = peak() - resident
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    tokens = leg.global_batch * leg.shape.sequence * leg.steps
+    for _ in range(leg.rounds):
+        for name, step in ways.items():
+            synchronise()
+            begin = time.perf_counter()
+            for _ in range(leg.steps):
+                step()
+            synchronise()
+            rates[name].append(tokens / (time.perf_counter() - begin) / leg.layout.world)
+    report["tokens_per_second"] = rates
+    report["loss"] = loss()
+    if leg.profile:
+        profile(leg, ways)
+    return report
+
+
+def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[Any], Callable[[], float]]:
+    """Return a step of our engine, a second reader's micro-batches of the same data, and the last loss."""
+    import torch.distributed as dist
+
+    from rdm_trainer import config as configuration
+    from rdm_trainer.data import loaders
+    from rdm_trainer.engine import Engine
+    from rdm_trainer.parallel.topology import Topology
+
+    if device.type == "cuda":
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    config = configuration.from_dict(leg.configuration())
+    topology = Topology.create(leg.layout.tensor, leg.layout.pipeline)
+    engine = Engine(config, topology)
+    engine.set_learning_rate(1e-4)
+
+    def micro_batches() -> Iterator[Any]:
+        train = loaders.build(
+            config,
+            data_rank=topology.data_rank,
+            data_size=topology.data,
+            consumed_samples=0,
+            is_writer=topology.rank == 0,
+            barrier=lambda: None,
+        ).train
+        assert train is not None
+        return iter(train)
+
+    data = micro_batches()
+    last: list[Any] = []
+
+    def step() -> None:
+        # As in the training loop, the loss stays on the device until a line is logged.
+        last[:] = [engine.train_step(data)]
+
+    return step, micro_batches(), lambda: float(last[0].loss)
+
+
+def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
+    """Return the plain loop on DEVICE, with a few of the micro-batches that ours trains on."""
+    import torch
+
+    from benchmarks.plain_gpt import PlainGPT, PlainLoop
+
+    shape = leg.shape
+    model = PlainGPT(shape.layers, shape.hidden, shape.heads, shape.sequence, shape.padded_vocabulary)
+    model = model.to(device, torch.bfloat16 if leg.precision == "bf16" else torch.float32)
+    held = []
+    for _ in range(leg.accumulation):
+        tokens, (labels, _mask) = next(batches)
+        held.append((tokens.to(device), labels.to(device)))
+    return PlainLoop(model, held, leg.accumulation, compiled=leg.compiled)
+
+
+def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
+    """Write a table of what a step of each way costs on the device into the directory that LEG names."""
+    import torch
+    from torch.profiler import ProfilerActivity
+
+    if int(os.environ["RANK"]) != 0:
+        for step in ways.values():
+            step()
+        return
+    for name, step in ways.items():
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as result:
+            step()
+            torch.cuda.synchronize()
+        table = result.key_averages().table(
+            sort_by="self_device_time_total", row_limit=45, max_name_column_width=90
+        )
+        file = Path(str(leg.profile)) / f"profile-{leg.shape_name}-{leg.layout.name}-{name}.txt".replace(
+            " ", "_"
+        )
+        file.write_text(table)
+
+
+# ------------------------------------------------------------------------------------------
+# In the process that asks for measurements
+# ------------------------------------------------------------------------------------------
+
+
+def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
+    """Start LEG's processes and return what rank 0 reports, or why there is nothing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    result = directory / "result.json"
+    result.unlink(missing_ok=True)
+    environment = dict(os.environ)
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(leg.layout.world)}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    processes = []
+    with contextlib.ExitStack() as logs:
+        for rank in range(leg.layout.world):
+            log = logs.enter_context((directory / f"{rank}.log").open("w"))
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, __file__, "--leg", json.dumps(asdict(leg)), "--result", str(result)],
+                    env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        deadline = time.monotonic() + LEG_TIMEOUT_S
+        # A rank that ends badly leaves the others waiting for it, so the first such end is everybody's.
+        while any(process.poll() is None for process in processes):
+            if any(process.poll() for process in processes) or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+    failed = [rank for rank, process in enumerate(processes) if process.returncode > 0]
+    if failed or not result.exists():
+        written = (directory / f"{failed[0] if failed else 0}.log").read_text()
+        return {"error": written[-4000:]}
+    report: dict[str, Any] = json.loads(result.read_text())
+    return report
+
+
+def machine() -> dict[str, Any]:
+    """Return what the measurements ran on."""
+    import deepspeed
+    import torch
+
+    accelerated = torch.cuda.is_available()
+    return {
+        "device": torch.cuda.get_device_name() if accelerated else platform.processor() or platform.machine(),
+        "devices": torch.cuda.device_count() if accelerated else os.cpu_count() or 1,
+        "torch": torch.__version__,
+        "deepspeed": deepspeed.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def machine_in_a_process() -> dict[str, Any]:
+    """Return the same without a device context of our own, which would take memory on the first device."""
+    output = subprocess.run(
+        [sys.executable, __file__, "--machine"], check=True, capture_output=True, text=True
+    ).stdout
+    facts: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return facts
+
+
+def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
+    """Return the tables of RESULTS, as Markdown."""
+    one_rows = [
+        ["shape", "way", "micro-batch", "tokens/s", "spread", "MFU %", "of plain", "peak GiB"],
+    ]
+    two_rows = [
+        [
+            "shape",
+            "layout",
+            "micro-batches",
+            "tokens/s each",
+            "spread",
+            "MFU %",
+            "of ours on one",
+            "of plain on one",
+        ],
+    ]
+    singles: dict[str, dict[str, float]] = {}
+    for result in results:
+        leg, report = result["leg"], result["report"]
+        if "error" in report:
+            continue
+        shape = Shape(**leg["shape"])
+        name, layout = leg["shape_name"], leg["layout"]["name"]
+        medians = {way: statistics.median(rates) for way, rates in report["tokens_per_second"].items()}
+
+        def mfu(rate: float, flops: float = result["flops_per_token"]) -> str:
+            return f"{100 * rate * flops / (peak_tflops * 1e12):.1f}" if peak_tflops else "-"
+
+        def spread(way: str, report: dict[str, Any] = report, medians: dict[str, float] = medians) -> str:
+            rates = report["tokens_per_second"][way]
+            return f"{100 * (max(rates) - min(rates)) / medians[way]:.1f} %"
+
+        if layout == "one":
+            if "plain" in medians:
+                singles[name] = medians
+            for way in medians:
+                ratio = f"{medians[way] / medians['plain']:.3f}" if "plain" in medians else "-"
+                one_rows.append(
+                    [
+                        name,
+                        way,
+                        f"{shape.micro_batch} x {leg['accumulation']}",
+                        f"{medians[way]:,.0f}",
+                        spread(way),
+                        mfu(medians[way]),
+                        ratio,
+                        f"{report[f'{way}_peak_gib']:.0f}",
+                    ]
+                )
+        else:
+            rate = medians["ours"]
+            base = singles.get(name, {})
+            two_rows.append(
+                [
+                    name,
+                    layout,
+                    result["micro_batches"],
+                    f"{rate:,.0f}",
+                    spread("ours"),
+                    mfu(rate),
+                    f"{rate / base['ours']:.3f}" if base else "-",
+                    f"{rate / base['plain']:.3f}" if base else "-",
+                ]
+            )
+    parts = [markdown(rows, words=2) for rows in (one_rows, two_rows) if len(rows) > 1]
+    return "\n\n".join(parts)
+
+
+def arguments() -> argparse.Namespace:
+    """Return the command line's."""
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", 1)[0])
+    parser.add_argument("--shapes", help="names, separated by commas; all")
+    parser.add_argument("--layouts", default="one,DP 2,TP 2,PP 2", help="of those with as many devices; all")
+    parser.add_argument("--accumulation", type=int, default=8, help="micro-batches in a step on one device")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1, help="in a round")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before the clock starts")
+    parser.add_argument("--peak-tflops", type=float, help="of one device; known for some")
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--no-plain", action="store_true", help="leave the plain loop out")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=JSON", help="for our engine"
+    )
+    parser.add_argument("--quick", action="store_true", help="a small shape in fp32, to see that all works")
+    parser.add_argument("--json", type=Path, help="write everything measured here")
+    parser.add_argument("--profile", type=Path, help="write tables of what a step costs into this directory")
+    parser.add_argument("--leg", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
+    """Yield what ARGS ask for, as far as DEVICES suffice."""
+    shapes = QUICK if args.quick else SHAPES
+    names = args.shapes.split(",") if args.shapes else list(shapes)
+    overrides = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in args.set)}
+    for name in names:
+        for layout_name in args.layouts.split(","):
+            layout = LAYOUTS[layout_name]
+            if layout.world > devices:
+                continue
+            if shapes[name].heads % layout.tensor:
+                heads = shapes[name].heads
+                print(
+                    f"{name}, {layout_name}: left out, {layout.tensor} cannot divide {heads} heads",
+                    flush=True,
+                )
+                continue
+            leg = Leg(
+                shape_name=name,
+                shape=shapes[name],
+                layout=layout,
+                accumulation=args.accumulation,
+                rounds=args.rounds,
+                steps=args.steps,
+                warm_up=args.warm_up,
+                precision="bf16",
+                compiled=not args.no_compile,
+                plain=layout.world == 1 and not args.no_plain,
+                overrides=overrides,
+                profile=str(args.profile.resolve()) if args.profile else None,
+            )
+            if args.quick:
+                leg = replace(
+                    leg, rounds=2, steps=1, warm_up=1, precision="fp32", compiled=False, profile=None
+                )
+            yield leg
+
+
+def main() -> int:
+    """Measure what the command line asks for; return an exit code."""
+    args = arguments()
+    if args.machine:
+        print(json.dumps(machine()))
+        return 0
+    if args.leg:
+        fields = json.loads(args.leg)
+        fields["shape"] = Shape(**fields["shape"])
+        fields["layout"] = Layout(**fields["layout"])
+        report = measure(Leg(**fields))
+        if int(os.environ["RANK"]) == 0:
+            args.result.write_text(json.dumps(report))
+        return 0
+
+    facts = machine_in_a_process()
+    from rdm_trainer import config, flops
+
+    peak = args.peak_tflops or flops.peak_tflops(facts["device"]) or 0.0
+    print(json.dumps(facts), flush=True)
+    results: list[dict[str, Any]] = []
+    if args.profile:
+        args.profile.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        for leg in legs(args, facts["devices"]):
+            begin = time.perf_counter()
+            report = run_leg(leg, Path(directory))
+            results.append(
+                {
+                    "leg": asdict(leg),
+                    "micro_batches": f"{leg.micro_batch} x {leg.micro_batches}",
+                    "flops_per_token": flops.flops_per_token(config.from_dict(leg.configuration())),
+                    "report": report,
+                }
+            )
+            took = time.perf_counter() - begin
+            print(f"{leg.shape_name}, {leg.layout.name} ({took:.0f} s): {json.dumps(report)}", flush=True)
+            if args.json:
+                args.json.write_text(json.dumps({"machine": facts, "peak_tflops": peak, "results": results}))
+    print()
+    print(f"{facts}, against {peak or 'no known'} TFLOP/s\n")
+    print(tables(results, peak))
+    return 1 if any("error" in result["report"] for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
