@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -585,16 +585,24 @@ class _Translator:
             message=self.message,
             phases=tuple(PhaseTime(name, round(s, 3)) for name, s in self.phase_seconds.items()),
             warnings=tuple(
-                _with_nodes(text, nodes, len(self.counts)) for text, nodes in self.warnings.items()
+                _with_nodes(text, self._in_order(nodes), len(self.counts))
+                for text, nodes in self.warnings.items()
             ),
             plan=self.plan,
             fabric=self.fabric,
-            returned=self.returned,
+            returned={
+                action: {name: results[name] for name in self._in_order(results)}
+                for action, results in self.returned.items()
+            },
             in_progress=tuple(self.running.values()) if cancelled else (),
             cancelled=cancelled,
             seconds=self._now(),
             record=record,
         )
+
+    def _in_order(self, nodes: Collection[str]) -> list[str]:
+        """Return nodes in the inventory's order; they were heard in any."""
+        return [name for name in self.counts if name in nodes]
 
     def _blames_a_node(self) -> bool:
         return any(counts.failed or counts.unreachable for counts in self.counts.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.product import ROOT, Lab, Product
+from tests.e2e.product import ROOT, Lab, Product, running_lab
 
 
 @pytest.fixture(scope="session")
@@ -47,10 +47,5 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Product:
 @pytest.fixture(scope="session")
 def lab(product: Product) -> Iterator[Lab]:
     """Three nodes that all tests share; each test leaves them running and plugged in."""
-    lab = Lab(product, "lab-e2e")
-    try:
-        lab.lab("down")  # of a run that was killed
-        lab.lab("up", "--nodes", "3")
+    with running_lab(product, "lab-e2e", "--nodes", "3") as lab:
         yield lab
-    finally:
-        lab.lab("down")

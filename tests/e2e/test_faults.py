@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.product import NODES, Lab, Product, changed, wait_until
+from tests.e2e.product import NODES, Lab, Product, changed, running_lab, wait_until
 
 PHASES = ("preflight", "images", "network", "my_ip", "container", "hostfile")
 
@@ -121,13 +121,8 @@ TWO = ("n1", "n2")
 @pytest.fixture(scope="module")
 def sriov(product: Product) -> Iterator[Lab]:
     """Two nodes whose container network is the plugin's."""
-    lab = Lab(product, "lab-e2e-sriov")
-    try:
-        lab.lab("down")  # of a run that was killed
-        lab.lab("up", "--nodes", "2", "--driver", "sriov")
+    with running_lab(product, "lab-e2e-sriov", "--nodes", "2", "--driver", "sriov") as lab:
         yield lab
-    finally:
-        lab.lab("down")
 
 
 def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.product import Background, Lab, Product, wait_until
+from tests.e2e.product import Background, Lab, Product, running_lab, wait_until
 
 NODES = ("n1", "n2")
 SOON = 60.0
@@ -38,14 +38,9 @@ ENDLESS = "optimisation.train_iterations=1000000"
 @pytest.fixture(scope="module")
 def cluster(product: Product) -> Iterator[Lab]:
     """Two provisioned nodes with the training image."""
-    lab = Lab(product, "lab-e2e-train")
-    try:
-        lab.lab("down")  # of a run that was killed
-        lab.lab("up", "--nodes", "2", "--trainer")
+    with running_lab(product, "lab-e2e-train", "--nodes", "2", "--trainer") as lab:
         lab.json("up")
         yield lab
-    finally:
-        lab.lab("down")
 
 
 @pytest.fixture(autouse=True)

@@ -136,21 +136,26 @@ def test_the_plan_and_the_fabric_are_kept() -> None:
         made,
         outcome("ok", "a", plan, "rdm.provision.plan"),
         outcome("ok", "a", {"fabric": {"nodes": ["a"]}, "msg": "table"}, "rdm.provision.fabric_verdict"),
+        outcome("ok", "c", {"rc": 1}, "rdm.provision.container_exec"),
         outcome("ok", "b", {"rc": 0, "invocation": {}}, "rdm.provision.container_exec"),
     )
     result = end(made)
     assert result.plan == {"nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x"}
     assert result.fabric == {"nodes": ["a"]}
-    assert result.returned == {"rdm.provision.container_exec": {"b": [{"rc": 0}]}}
+    # In the inventory's order, in whatever order they answered.
+    assert [*result.returned["rdm.provision.container_exec"].items()] == [
+        ("b", [{"rc": 0}]),
+        ("c", [{"rc": 1}]),
+    ]
 
 
 def test_a_warning_is_told_once_and_names_its_nodes() -> None:
     made = translator()
     events = feed(
-        made, *(outcome("ok", node, {"warnings": ["the disk is  nearly\nfull"]}) for node in "abcd")
+        made, *(outcome("ok", node, {"warnings": ["the disk is  nearly\nfull"]}) for node in "bdca")
     )
     notices = [event for event in events if isinstance(event, Notice)]
-    assert [notice.text for notice in notices] == ["a: the disk is nearly full"]
+    assert [notice.text for notice in notices] == ["b: the disk is nearly full"]
     assert end(made).warnings == ("a, b, c and 1 more: the disk is nearly full",)
 
 
