@@ -10,6 +10,8 @@ LAB     ?= lab
 TRAIN   ?= optimisation.train_iterations=60
 TRAINER := trainer/.venv
 DATA    := $(VENV)/demo/data
+# What `make test` runs, two at a time, since tests of clusters wait more than they compute.
+SUITES  := suite-e2e suite-collection suite-trainer
 
 # What the control machine needs besides Python packages; the lab's role installs the engine itself.
 APT_RUN  := ca-certificates openssh-client python3-venv
@@ -21,8 +23,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
+SHELL := bash
 .PHONY: help demo demo-down test lint lint-trainer unit trainer integration molecule e2e bench docs lock wheel \
-	setup setup-dev setup-trainer clean
+	$(SUITES) setup setup-dev setup-trainer clean
 
 help: ## list these verbs
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -39,9 +42,16 @@ demo: setup $(DATA)/demo_text_document.idx ## a cluster of lab nodes on this mac
 demo-down: setup ## take the demo's cluster away
 	@rdm-provision lab down --name $(LAB)
 
-test: setup-dev setup-trainer lint lint-trainer ## everything that CI runs
-	pytest tests/unit tests/integration tests/molecule tests/e2e
-	$(TRAINER)/bin/pytest trainer/tests
+test: setup-dev setup-trainer ## everything that CI runs, two suites at a time
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going $(SUITES)
+
+suite-e2e: SUITE = pytest tests/e2e
+suite-collection: SUITE = pytest tests/unit tests/integration tests/molecule
+suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests
+
+$(SUITES): setup-dev setup-trainer
+	@set -o pipefail; $(SUITE) 2>&1 | (trap '' INT; sed -u 's/^/$(@:suite-%=%): /')
 
 lint: setup-dev ## style, types and Ansible rules
 	ruff check .
