@@ -130,8 +130,8 @@ class IndexedDataset:
         expected = HEADER.size + 12 * sequences + 8 * documents
         if length != expected:
             raise TrainerError(
-                f"{self._idx} {_extent(length, expected)}: {sequences} sequences and a document index of {documents} entries "
-                f"take {expected} bytes, the file has {length}."
+                f"{self._idx} {_extent(length, expected)}: {sequences} sequences and a document index of "
+                f"{documents} entries take {expected} bytes, the file has {length}."
             )
         raw = np.memmap(self._idx, dtype=np.uint8, mode="r")
         at = HEADER.size
@@ -173,8 +173,9 @@ class IndexedDataset:
         length = self._bin.stat().st_size
         if length != expected:
             raise TrainerError(
-                f"{self._bin} {_extent(length, expected)}: its index holds {expected // self.dtype.itemsize} tokens of "
-                f"{self.dtype.itemsize} bytes, which take {expected} bytes, the file has {length}."
+                f"{self._bin} {_extent(length, expected)}: its index holds "
+                f"{expected // self.dtype.itemsize} tokens of {self.dtype.itemsize} bytes, which take "
+                f"{expected} bytes, the file has {length}."
             )
         documents = self.document_index
         if not len(documents) or documents[0] != 0:
