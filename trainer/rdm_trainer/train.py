@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import logging
 import os
 import signal
@@ -59,15 +60,41 @@ def run(config: Config, job_dir: Path) -> int:
     """
     started = time.monotonic()
     timeout = datetime.timedelta(minutes=config.launcher.distributed_timeout_minutes)
-    _join(config, timeout)
-    with _Stop() as stop:
-        training = Training(config, job_dir, stop=stop, started=started)
-        training.run()
-    # Only in order: after an error the others may not come, and the launcher ends them.
-    training.close()
-    dist.barrier()
-    dist.destroy_process_group()
+    with _alone(job_dir):
+        _join(config, timeout)
+        with _Stop() as stop:
+            training = Training(config, job_dir, stop=stop, started=started)
+            training.run()
+        # Only in order: after an error the others may not come, and the launcher ends them.
+        training.close()
+        dist.barrier()
+        dist.destroy_process_group()
     return STOPPED if stop.received == signal.SIGINT else DONE
+
+
+@contextlib.contextmanager
+def _alone(job_dir: Path) -> Iterator[None]:
+    """Keep a second training out of a directory: the two would take each other's checkpoints for theirs."""
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with contextlib.ExitStack() as held:
+        try:
+            job_dir.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context((job_dir / ".training.lock").open("w"))
+        except OSError as error:
+            raise TrainerError(f"{job_dir} cannot be written: {error.strerror}.") from None
+        try:
+            # Unlike flock's, not kept by the processes that read data, which end a little later.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TrainerError(
+                f"Another training is at work in {job_dir}; stop that one, or give this one another "
+                "--job-dir."
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        yield
 
 
 def _join(config: Config, timeout: datetime.timedelta) -> None:

@@ -111,6 +111,17 @@ def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None
     )
 
 
+def test_a_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
+    with start(tmp_path) as first:
+        assert first.stdout is not None
+        next(line for line in first.stdout if line.startswith(" iteration "))
+        with start(tmp_path) as second:
+            _, errors = second.communicate(timeout=100)
+        first.kill()
+    assert second.returncode == 3
+    assert errors.splitlines()[-1].startswith(f"Error: Another training is at work in {tmp_path / 'job'}; ")
+
+
 def test_the_log_is_megatrons(stopped: tuple[Path, list[str], int]) -> None:
     _, lines, _ = stopped
     order = [
