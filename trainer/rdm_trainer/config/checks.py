@@ -211,11 +211,11 @@ def _nodes(config: Config, world: int, devices: int | None) -> Iterator[str]:
     if each is None:
         return
     if world % each:
-        yield f"{world} processes do not fill nodes of {each} devices."
+        yield f"A world of {world} does not fill nodes of {each} devices."
     elif launcher.nodes is not None and launcher.nodes * each != world:
         yield (
-            f"launcher.nodes {launcher.nodes} x {each} devices = {launcher.nodes * each}, but there are "
-            f"{world} processes."
+            f"launcher.nodes {launcher.nodes} x {each} devices = {launcher.nodes * each}, but the "
+            f"world is {world}."
         )
 
 
@@ -226,12 +226,12 @@ def _world(config: Config, world: int) -> Iterator[str]:
         if layout * parallel.data != world:
             yield (
                 f"parallel tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data} = "
-                f"{layout * parallel.data}, but there are {world} processes."
+                f"{layout * parallel.data}, but the world is {world}."
             )
     elif world < layout or world % layout:
         yield (
-            f"{world} processes are not a multiple of parallel tensor {parallel.tensor} x pipeline "
-            f"{parallel.pipeline} = {layout}."
+            f"A world of {world} is not a multiple of parallel tensor {parallel.tensor} x pipeline "
+            f"{parallel.pipeline} = {layout} processes."
         )
     else:
         yield from _batch(config, world // layout)

@@ -251,7 +251,8 @@ def load(
         if not true:
             raise TrainerError(
                 f"{files[index]} does not fit the data ({what}): the data set was changed or split "
-                "differently since; remove the map, and it is made again at the next start."
+                "differently since; remove the map, and it is made again at the next start, or keep it and "
+                "set data.index_cache to a directory for this job's maps."
             )
 
     fits(0, doc_idx.dtype == np.int32 and doc_idx.ndim == 1, f"{doc_idx.dtype} {list(doc_idx.shape)}")

@@ -63,7 +63,7 @@ class Topology:
         world = dist.get_world_size()
         if world % (tensor * pipeline):
             raise TrainerError(
-                f"{world} processes cannot be divided into replicas of parallel.tensor {tensor} times "
+                f"A world of {world} cannot be divided into replicas of parallel.tensor {tensor} times "
                 f"parallel.pipeline {pipeline}; start a multiple of {tensor * pipeline} processes."
             )
         axes = PipeModelDataParallelTopology(
