@@ -15,6 +15,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import Do
 from ansible_collections.rdm.provision.plugins.module_utils.ownership import label_filter
 
 PROGRAM = "rdm-trainer"
+BAD_INPUT = 3
+"""Its exit code for what its user can mend."""
 JOBS = "/jobs"
 """Where the jobs' directory is in the container."""
 
@@ -25,6 +27,10 @@ _BRING_UP = "bring the cluster up first (rdm-provision up)"
 
 class NoAgent(Exception):  # noqa: N818  # one sentence for fail_json
     """Why the agent cannot be asked, or what it answered instead; the text is one sentence."""
+
+
+class BadConfiguration(NoAgent):
+    """Everything that is wrong with a configuration."""
 
 
 class Place(NamedTuple):
@@ -109,12 +115,14 @@ class Agent:
         """Return a configuration with every key.
 
         Raises:
-            NoAgent: the configuration is not sound; the text has every problem.
+            BadConfiguration: it is not sound.
+            NoAgent: the agent failed otherwise.
             DockerProblem: the engine cannot be asked, or the time was up.
         """
         ended = self._run(["config", "/dev/stdin", *overrides], config)
         if ended.exit_code != 0:
-            raise NoAgent(re.sub(r"^Error: ", "", ended.stderr.decode("utf-8", "replace").strip()))
+            said = re.sub(r"^Error: ", "", ended.stderr.decode("utf-8", "replace").strip())
+            raise (BadConfiguration if ended.exit_code == BAD_INPUT else NoAgent)(said)
         return ended.stdout.decode("utf-8", "replace")
 
     def _run(self, words: List[str], stdin: Optional[str]) -> ExecResult:

@@ -141,6 +141,10 @@ config:
   description: The configuration with every key, YAML.
   returned: for V(config)
   type: str
+rdm_refused:
+  description: V(nodes), when the configuration is not sound.
+  returned: for V(config)
+  type: str
 directory:
   description: The directory of the jobs on the node.
   returned: success
@@ -154,7 +158,12 @@ from typing import Any, Callable, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.job_agent import Agent, NoAgent, find
+from ansible_collections.rdm.provision.plugins.module_utils.job_agent import (
+    Agent,
+    BadConfiguration,
+    NoAgent,
+    find,
+)
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
@@ -283,6 +292,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             seen = {} if verb == "start" else state(agent, dict(options, wait=0))
             return dict(result, **seen, changed=not seen.get("ended"))
         result.update(_VERBS[verb](agent, options))
+    except BadConfiguration as error:
+        return {"failed": True, "msg": str(error), "rdm_refused": "nodes"}
     except (DockerProblem, NoAgent) as error:
         if verb == "check":
             return {"changed": False, "problems": [str(error)]}

@@ -210,6 +210,13 @@ def test_a_configuration_that_cannot_be_is_refused(
     assert sentence in " ".join(problem["reason"] for problem in told["problems"])
 
 
+def test_a_configuration_can_be_looked_at_before(cluster: Lab, config: str) -> None:
+    shown = yaml.safe_load(cluster.rdm("train", config, "--print-config", "optimisation.lr=0.5").stdout)
+    assert (shown["optimisation"]["lr"], shown["model"]["layers"]) == (0.5, 2)
+    told = cluster.json("train", config, "--print-config", "model.layer=2", expect=2)
+    assert "did you mean model.layers?" in told["problems"][0]["reason"]
+
+
 def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:
     cluster.lab("stop", "n2")
     told = cluster.json("train", config, expect=2)

@@ -12,7 +12,11 @@ from ansible.module_utils.testing import patch_module_args
 
 
 class Failed(Exception):  # noqa: N818  # it is what the module says, not an error of the test
-    """What the module said with fail_json."""
+    """What the module said with fail_json, and what it handed back beside it."""
+
+    def __init__(self, msg: str, result: dict[str, Any]) -> None:
+        super().__init__(msg)
+        self.result = result
 
 
 class _Done(Exception):  # noqa: N818
@@ -33,7 +37,7 @@ def run_module(
         raise _Done(json.loads(json.dumps(result)))
 
     def fail_json(self: Any, msg: str, **result: Any) -> None:
-        raise Failed(msg)
+        raise Failed(msg, result)
 
     arguments = {**params, "_ansible_check_mode": check, "_ansible_diff": diff}
     originals = basic.AnsibleModule.exit_json, basic.AnsibleModule.fail_json

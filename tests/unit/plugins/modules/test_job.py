@@ -214,5 +214,10 @@ def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(engine:
     assert engine.argv == ["rdm-trainer", "config", "/dev/stdin", "a.b=1"]
     assert engine.stdin == b"name: tiny\n"
     engine.answer = ExecResult(3, b"", b"Error: model.layer is not a key\n")
-    with pytest.raises(Failed, match=r"^model\.layer is not a key$"):
+    with pytest.raises(Failed, match=r"^model\.layer is not a key$") as failed:
         run("config", plan=PLAN)
+    assert failed.value.result["rdm_refused"] == "nodes"
+    engine.answer = ExecResult(1, b"", b"Error: no space left on device\n")
+    with pytest.raises(Failed, match=r"^no space left on device$") as failed:
+        run("config", plan=PLAN)
+    assert "rdm_refused" not in failed.value.result
