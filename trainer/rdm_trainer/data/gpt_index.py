@@ -11,7 +11,6 @@ Source: NVIDIA Megatron-LM, ``gpt_dataset`` and its helper for the sample index.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rdm_trainer.data.index_map import misfit, read, save
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths", "save"]
+__all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths"]
 
 # A last epoch that is used for less than this part is shuffled by itself.
 LAST_EPOCH_PART = 0.80
@@ -183,43 +183,6 @@ def map_paths(
     return doc, sample, shuffle
 
 
-def save(path: Path, array: npt.NDArray[np.generic]) -> None:
-    """Write ARRAY so that PATH appears only when it is whole.
-
-    Raises:
-        TrainerError: The directory cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise TrainerError(
-            f"{path} cannot be written ({error.strerror}): give data.index_cache a directory that every node "
-            "can write."
-        ) from error
-
-
-def read_map(path: Path) -> npt.NDArray[np.generic]:
-    """Map the array in PATH.
-
-    Raises:
-        TrainerError: It is missing or damaged.
-    """
-    try:
-        array: npt.NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise TrainerError(
-            f"{path} is missing or damaged ({error}): remove it, and it is made again at the next start."
-        ) from error
-    return array
-
-
 def load(
     files: tuple[Path, Path, Path],
     sizes: npt.NDArray[np.int32],
@@ -242,18 +205,14 @@ def load(
     Raises:
         TrainerError: A map is missing or damaged, or belongs to other data.
     """
-    doc_idx, sample_idx, shuffle_idx = (read_map(path) for path in files)
+    doc_idx, sample_idx, shuffle_idx = (read(path) for path in files)
     tokens = int(sizes[documents].sum(dtype=np.int64))
     epochs = epochs_needed(tokens, seq_length, samples) if tokens else 0
     total = (epochs * tokens - 1) // seq_length
 
     def fits(index: int, true: bool, what: str) -> None:
         if not true:
-            raise TrainerError(
-                f"{files[index]} does not fit the data ({what}): the data set was changed or split "
-                "differently since; remove the map, and it is made again at the next start, or keep it and "
-                "set data.index_cache to a directory for this job's maps."
-            )
+            raise misfit(files[index], what)
 
     fits(0, doc_idx.dtype == np.int32 and doc_idx.ndim == 1, f"{doc_idx.dtype} {list(doc_idx.shape)}")
     fits(0, len(doc_idx) == epochs * len(documents), f"{len(doc_idx)} entries, not {epochs * len(documents)}")

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.gpt_index import read_map, save
+from rdm_trainer.data.index_map import misfit, read, save
 from rdm_trainer.data.mersenne import mt19937, mt19937_64
 from rdm_trainer.errors import TrainerError
 
@@ -204,7 +204,7 @@ def load_or_build(
             raise TrainerError(f"{prefix}, split {split}: {error}") from None
         save(path, rows)
     barrier()
-    table = read_map(path)
+    table = read(path)
     first, last = int(document_index[0]), int(document_index[-1])
     sound = table.ndim == 2 and table.shape[1] == 3 and table.dtype.kind in "iu" and len(table) >= samples
     if sound and len(table):
@@ -217,8 +217,5 @@ def load_or_build(
             and (lengths <= seq_length).all()
         )
     if not sound:
-        raise TrainerError(
-            f"{path} does not fit the data: the data set was changed or split differently since; remove the "
-            "map, and it is made again at the next start."
-        )
+        raise misfit(path, "other samples")
     return table
