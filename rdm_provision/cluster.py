@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import fnmatch
-import json
 import re
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from rdm_provision import environment
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import RunResult
+from rdm_provision.inventory import find_inventory, members_of, read_inventory, similar_inventories
 from rdm_provision.jobs import JobVerbs
-from rdm_provision.run import Run, RunSpec, error_sentence, plain
+from rdm_provision.node_state import NodeState, node_state
+from rdm_provision.run import Run, RunSpec
 
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.module_utils.address_plan import AddressPlan
 
-__all__ = ["Cluster", "CommandOutput", "Node", "NodeState", "PlanTable", "PlannedNode", "find_inventory"]
+__all__ = ["Cluster", "CommandOutput", "Node", "NodeState", "PlanTable", "PlannedNode"]
 
 FACTS_MODULE = "rdm.provision.node_facts"
 CONTAINER_MODULE = "community.docker.docker_container"
@@ -31,7 +30,6 @@ EXEC_MODULE = "rdm.provision.container_exec"
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 
-_INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
 _LABEL = "rdm.provision"
 PLAN_FILE = "address_plan.cfg"
@@ -99,42 +97,6 @@ class PlanTable:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
-    """What runs on a node, as ``status`` found it.
-
-    Attributes:
-        node: its name.
-        reachable: its facts could be read.
-        my_ip: its planned address.
-        container_ip: the address its container has on the container network.
-        engine: version of Docker Engine.
-        container: name and state of the training container, as ``rdm (running)``.
-        image: the image the container was made from.
-        network: name and driver of the container network, as ``ibnet (sriov)``.
-        plugin: state of the SR-IOV plugin's container; empty where there is none.
-        accelerator: ``rocm``, ``cuda`` or ``cpu``, as found.
-        remarks: what is not as it should be, each in one line.
-    """
-
-    node: str
-    reachable: bool
-    my_ip: str
-    container_ip: str = ""
-    engine: str = ""
-    container: str = ""
-    image: str = ""
-    network: str = ""
-    plugin: str = ""
-    accelerator: str = ""
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def healthy(self) -> bool:
-        """Everything is there and as planned."""
-        return self.reachable and not self.remarks
-
-
-@dataclass(frozen=True, slots=True)
 class CommandOutput:
     """How a command ended in the container of one node.
 
@@ -151,34 +113,6 @@ class CommandOutput:
     stdout: str = ""
     stderr: str = ""
     error: str = ""
-
-
-def find_inventory(start: Path | None = None) -> Path:
-    """Return the inventory to use when none is named: ``inventory/lab``, or the only one in ``inventory/``.
-
-    Args:
-        start: folder to look from; default: the current one.
-
-    Raises:
-        InputError: there is none, or more than one.
-    """
-    folder = (start or Path.cwd()) / "inventory"
-    if (folder / "lab").is_dir() and _holds_hosts(folder / "lab"):
-        return folder / "lab"
-    found = sorted(p for p in folder.iterdir() if _holds_hosts(p)) if folder.is_dir() else []
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        raise InputError(
-            "no inventory: there is none in ./inventory",
-            hint="name yours with -i PATH, or make a lab: rdm-provision lab up",
-        )
-    names = ", ".join(f"inventory/{path.name}" for path in found)
-    raise InputError(f"which inventory? There are {names}", hint="name one with -i PATH or RDM_INVENTORY")
-
-
-def _holds_hosts(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".") and any(path.glob("hosts*"))
 
 
 class Cluster(JobVerbs):
@@ -249,10 +183,10 @@ class Cluster(JobVerbs):
         """
         path = Path(inventory) if inventory is not None else find_inventory()
         if not path.exists():
-            raise InventoryError(f"there is no inventory at {path}", hint=_similar_inventories(path))
-        listing = _ansible_inventory(path)
+            raise InventoryError(f"there is no inventory at {path}", hint=similar_inventories(path))
+        listing = read_inventory(path)
         hostvars: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
-        groups = {name: _members(name, listing) for name in listing}
+        groups = {name: members_of(name, listing) for name in listing}
         for name in {host for hosts in groups.values() for host in hosts}:
             hostvars.setdefault(name, {})
         cluster = cls(path, groups, hostvars, extra_vars)
@@ -554,7 +488,7 @@ class Cluster(JobVerbs):
         facts = result.returned.get(FACTS_MODULE, {})
         plan = result.plan or {"cluster": self.name, "nodes": {}}
         return tuple(
-            _state(name, plan, recap.why, _last(facts.get(name)).get("node"))
+            node_state(name, plan, recap.why, _last(facts.get(name)).get("node"))
             for name, recap in result.nodes.items()
         )
 
@@ -594,37 +528,6 @@ class Cluster(JobVerbs):
         )
 
 
-def _state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str, Any] | None) -> NodeState:
-    """Compare what a node says of itself with the plan; a new node has no address before it is saved."""
-    planned_node = plan["nodes"].get(name) or {}
-    planned = "" if planned_node.get("note") == "new" else str(planned_node.get("my_ip", ""))
-    if facts is None:
-        return NodeState(name, reachable=False, my_ip=planned, remarks=(why or "not looked at",))
-    accelerator = str(facts.get("accelerator", ""))
-    docker = facts.get("docker")
-    if docker is None:
-        remark = str(facts.get("docker_error") or "no Docker Engine")
-        return NodeState(name, True, planned, accelerator=accelerator, remarks=(remark,))
-    cluster = str(plan["cluster"])
-    container = _ours(docker.get("containers", ()), cluster, "container")
-    network = _ours(docker.get("networks", ()), cluster, "network")
-    plugin = _ours(docker.get("containers", ()), cluster, "plugin")
-    found = str(container["networks"].get(network["name"], "")) if container and network else ""
-    return NodeState(
-        name,
-        reachable=True,
-        my_ip=planned,
-        container_ip=found,
-        engine=str(docker.get("version", "")),
-        container=f"{container['name']} ({container['state']})" if container else "",
-        image=str(container.get("image", "")) if container else "",
-        network=f"{network['name']} ({network['driver']})" if network else "",
-        plugin=str(plugin["state"]) if plugin else "",
-        accelerator=accelerator,
-        remarks=tuple(_remarks(planned, found, container, network, plugin)),
-    )
-
-
 def _last(results: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
     return results[-1] if results else {}
 
@@ -634,37 +537,6 @@ def _output(name: str, why: str, res: Mapping[str, Any]) -> CommandOutput:
         return CommandOutput(name, None, error=why or "it did not run")
     stdout, stderr = str(res.get("stdout", "")), str(res.get("stderr", ""))
     return CommandOutput(name, int(res["rc"]), stdout, stderr, error=why)
-
-
-def _ours(things: Iterable[Mapping[str, Any]], cluster: str, role: str) -> Mapping[str, Any] | None:
-    """Return the container or network with our labels, if there is one."""
-    wanted = {f"{_LABEL}.cluster": cluster, f"{_LABEL}.role": role}
-    return next((t for t in things if wanted.items() <= (t.get("labels") or {}).items()), None)
-
-
-def _remarks(
-    planned: str,
-    found: str,
-    container: Mapping[str, Any] | None,
-    network: Mapping[str, Any] | None,
-    plugin: Mapping[str, Any] | None,
-) -> Iterator[str]:
-    if not planned:
-        yield "no address planned yet"
-    if network is None:
-        yield "no container network"
-    if container is None:
-        yield "no training container"
-    elif container.get("state") != "running":
-        yield f"the container is {container.get('state')}"
-    elif network is not None and not found:
-        yield f"the container is not on {network['name']}"
-    elif found and planned and found != planned:
-        yield f"the container has {found} instead of {planned}"
-    if plugin is not None and plugin.get("state") != "running":
-        yield f"the SR-IOV plugin is {plugin.get('state')}"
-    elif plugin is None and network is not None and network.get("driver") == "sriov":
-        yield "the SR-IOV plugin is missing"
 
 
 def _lines(plan: Mapping[str, Any]) -> Iterator[PlannedNode]:
@@ -680,108 +552,3 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[PlannedNode]:
         )
     for name, my_ip in plan["removed"].items():
         yield PlannedNode(None, name, "", str(my_ip), None, "removed")
-
-
-# --- reading an inventory -------------------------------------------------------------------------------
-
-
-def _similar_inventories(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        beside = [entry.name for entry in path.parent.iterdir() if not entry.name.startswith(".")]
-        if close := difflib.get_close_matches(path.name, beside, n=1):
-            return f"did you mean {path.parent / close[0]}?"
-    return "make a lab with: rdm-provision lab up" if path.name == "lab" else "check the path after -i"
-
-
-def _ansible_inventory(path: Path) -> dict[str, Any]:
-    """Return what ``ansible-inventory --list`` says."""
-    import os
-
-    argv = [environment.program("ansible-inventory"), "-i", str(path.resolve()), "--list"]
-    env = {**os.environ, **environment.ansible_environment()}
-    done = subprocess.run(
-        argv, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    unparsed = list(_unparsed(plain(done.stderr)))
-    if done.returncode != 0:
-        said = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
-        raise InventoryError(f"{path} cannot be read: {said}")
-    for file, complaints in unparsed:
-        # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
-        if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
-            raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
-    listing: dict[str, Any] = json.loads(done.stdout)
-    return listing
-
-
-def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:
-    """Yield each file that no inventory plugin could read, with what the plugins said about it."""
-    begin = 0
-    for found in re.finditer(r"Unable to parse (.+) as an inventory source", stderr):
-        yield Path(found.group(1)), stderr[begin : found.start()]
-        begin = found.end()
-
-
-def _parse_error(file: Path, complaints: str) -> str:
-    """Return the one sentence that helps among the complaints of all inventory plugins about FILE.
-
-    Every plugin that gives up has its say, and most of them were never meant: what counts is the one for the
-    file's kind. The plugin ``auto`` is the only one that knows the line of a YAML error.
-    """
-    said = {
-        plugin: (" ".join(message.split()).rstrip("."), origin)
-        for plugin, message, origin in re.findall(
-            r"Failed to parse inventory with '(\w+)' plugin: (.+?)\n\n.+?Origin: ([^\n]+)",
-            complaints,
-            re.DOTALL,
-        )
-    }
-    message, origin = said.get("auto", ("", ""))
-    if not message.startswith("YAML parsing failed"):
-        plugin = "yaml" if file.suffix in (".yml", ".yaml", ".json") else "ini"
-        message, origin = said.get(plugin, (message, ""))
-    message = message.removeprefix("Failed to parse inventory: ")
-    if "values to unpack" in message:
-        message = "a line is neither a [group], a host nor a variable"
-    where = origin if re.search(r":\d+:\d+$", origin) else str(file)
-    return f"{message or 'it is no inventory'} ({where})"
-
-
-def _other_error(stderr: str, path: Path) -> str:
-    sentence = error_sentence(stderr) or "ansible-inventory does not say why"
-    where = _bad_yaml(path) if sentence.startswith("YAML parsing failed") else ""
-    return f"{sentence.rstrip('.')} ({where})" if where else sentence
-
-
-def _bad_yaml(path: Path) -> str:
-    """Return file, line and column of the first YAML error in the variables beside an inventory.
-
-    Ansible does not say where it is.
-    """
-    import yaml
-
-    home = path if path.is_dir() else path.parent
-    for folder in ("group_vars", "host_vars"):
-        for file in sorted((home / folder).rglob("*")):
-            if not file.is_file() or file.suffix not in ("", ".yml", ".yaml", ".json"):
-                continue
-            try:
-                for _ in yaml.parse(file.read_text(encoding="utf-8")):
-                    pass
-            except yaml.MarkedYAMLError as error:
-                mark = error.problem_mark
-                return f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
-            except (OSError, UnicodeError, yaml.YAMLError):
-                return str(file)
-    return ""
-
-
-def _members(group: str, listing: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return the hosts of GROUP and of the groups in it."""
-    if group in seen:
-        return ()
-    entry = listing.get(group) or {}
-    hosts = list(entry.get("hosts", ()))
-    for child in entry.get("children", ()):
-        hosts += _members(child, listing, seen | {group})
-    return tuple(dict.fromkeys(hosts))

@@ -151,7 +151,8 @@ def _memory() -> tuple[bool, str]:
 
 
 def _inventory(inventory: Path | None) -> tuple[bool, str]:
-    from rdm_provision.cluster import Cluster, find_inventory
+    from rdm_provision.cluster import Cluster
+    from rdm_provision.inventory import find_inventory
 
     if inventory is None:
         try:

@@ -12,7 +12,7 @@ from rdm_provision.cli.common import Options, emit_json, limited_run_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rdm_provision.cluster import NodeState
+    from rdm_provision.node_state import NodeState
 
 __all__ = ["status"]
 

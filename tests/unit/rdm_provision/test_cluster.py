@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rdm_provision.cluster import EXEC_MODULE, FACTS_MODULE, Cluster, find_inventory
+from rdm_provision.cluster import EXEC_MODULE, FACTS_MODULE, Cluster
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import NodeRecap, RunResult
+from rdm_provision.inventory import find_inventory
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory
 
 NETWORK = "[network]\nsubnet = 10.77.0.0/24\ngateway = 10.77.0.1\n"

@@ -15,7 +15,8 @@ from rdm_provision.cli import job_view
 from rdm_provision.errors import InputError
 from rdm_provision.events import RunResult
 from rdm_provision.jobs import JobLines, JobNode, JobState, JobUpdate, job_news
-from rdm_provision.run import RunSpec, _Translator
+from rdm_provision.run import RunSpec
+from rdm_provision.translator import Translator
 from tests.unit.rdm_provision.conftest import MakeInventory
 
 NOW = 2_000_000.0
@@ -118,14 +119,14 @@ def retry(**more: Any) -> dict[str, Any]:
 
 
 def test_each_try_of_a_watched_job_is_news() -> None:
-    translator = _Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
+    translator = Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
     (event,) = translator.translate(retry())
     assert isinstance(event, JobUpdate)
     assert (event.node, event.job.iteration) == ("n1", 30)
 
 
 def test_another_modules_job_is_none() -> None:
-    translator = _Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
+    translator = Translator(RunSpec(verb="train", playbook="train", inventory="i", nodes=("n1",)))
     assert list(translator.translate(retry(resolved_action="rdm.provision.job_plan"))) == []
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from rdm_provision.events import RunResult
 from rdm_provision.record import Record
-from rdm_provision.run import RunSpec, _Translator
+from rdm_provision.run import RunSpec
+from rdm_provision.translator import Translator
 
 
 def failed() -> RunResult:
     spec = RunSpec(verb="up", playbook="site", inventory="x", nodes=("a",))
-    return _Translator(spec).end(2, cancelled=False, record=None)
+    return Translator(spec).end(2, cancelled=False, record=None)
 
 
 def test_the_log_of_a_failed_run_has_no_value_that_is_to_be_hidden(tmp_path: Path) -> None:

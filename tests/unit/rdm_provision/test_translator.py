@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from rdm_provision.diffs import unified_diff
 from rdm_provision.events import NodeResult, Notice, PhaseStarted, RunResult, Status, TaskStarted
-from rdm_provision.run import RunSpec, _Translator, error_sentence, unified_diff
+from rdm_provision.run import RunSpec
+from rdm_provision.translator import Translator, error_sentence
 
 NODES = ("a", "b", "c", "d", "e")
 
 
-def translator(**spec: Any) -> _Translator:
-    return _Translator(
-        RunSpec(**{"verb": "up", "playbook": "site", "inventory": "x", "nodes": NODES, **spec})
-    )
+def translator(**spec: Any) -> Translator:
+    return Translator(RunSpec(**{"verb": "up", "playbook": "site", "inventory": "x", "nodes": NODES, **spec}))
 
 
 def task(role: str, name: str, action: str = "rdm.provision.node_facts") -> dict[str, Any]:
@@ -29,11 +29,11 @@ def outcome(kind: str, node: str, res: dict[str, Any], action: str = "x.y.z") ->
     return {"event": f"runner_on_{kind}", "event_data": {"host": node, "task_action": action, "res": res}}
 
 
-def feed(made: _Translator, *events: dict[str, Any]) -> list[Any]:
+def feed(made: Translator, *events: dict[str, Any]) -> list[Any]:
     return [event for data in events for event in made.translate(data)]
 
 
-def end(made: _Translator, rc: int = 0) -> RunResult:
+def end(made: Translator, rc: int = 0) -> RunResult:
     return made.end(rc, cancelled=False, record=None)
 
 

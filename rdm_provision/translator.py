@@ -1,0 +1,385 @@
+"""What ansible-runner's dictionaries mean: our events, and what a run came to. Nothing else knows them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rdm_provision.diffs import environment_values, unified_diff
+from rdm_provision.events import (
+    Change,
+    Event,
+    InProgress,
+    NodeRecap,
+    NodeResult,
+    NodeStarted,
+    Notice,
+    Output,
+    PhaseStarted,
+    PhaseTime,
+    Problem,
+    RunResult,
+    RunStarted,
+    Status,
+    TaskStarted,
+)
+from rdm_provision.jobs import job_news
+
+if TYPE_CHECKING:
+    from rdm_provision.run import RunSpec
+
+__all__ = ["Translator", "error_sentence", "plain"]
+
+PLAN_ACTION = "rdm.provision.plan"
+FABRIC_ACTION = "rdm.provision.fabric_verdict"
+JOB_ACTION = "rdm.provision.job"
+ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
+_SSH_NOISE = re.compile(
+    r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
+)
+# What a role looks at before anything changes is a part of the phase that asks for it: of preflight.
+_INSPECTION = re.compile(r"/tasks/inspect\.yml:\d+$")
+_NO_HOSTS = "leaves us with no hosts to target"
+
+
+@dataclass
+class _Counts:
+    """What has been seen of one node so far."""
+
+    ok: int = 0
+    changed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    unreachable: bool = False
+    phase: str = ""
+    why: str = ""
+    changes: list[Change] = field(default_factory=list)
+
+    def frozen(self) -> NodeRecap:
+        return NodeRecap(**{**vars(self), "changes": tuple(self.changes)})
+
+
+class Translator:
+    """Turns ansible-runner's event dictionaries into our events, and adds up the result."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.started = time.monotonic()
+        self.phase = ""
+        self.task = ""
+        self.counts: dict[str, _Counts] = {name: _Counts() for name in spec.nodes}
+        self.running: dict[str, InProgress] = {}
+        self.phase_seconds: dict[str, float] = {}
+        self.phase_began = self.started
+        self.warnings: dict[str, list[str]] = {}
+        self.hidden: set[str] = set()
+        self.refused = ""
+        self.problems: list[Problem] = []
+        self.message = ""
+        self.plan: dict[str, Any] | None = None
+        self.fabric: dict[str, Any] | None = None
+        self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        self.any_change = False
+        self.playing = False
+        self.errors: list[str] = []
+
+    def _now(self) -> float:
+        return round(time.monotonic() - self.started, 3)
+
+    def begin(self) -> Iterator[Event]:
+        yield RunStarted(at=self._now(), verb=self.spec.verb, nodes=self.spec.nodes, check=self.spec.check)
+
+    def translate(self, data: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield what the ansible-runner event DATA means."""
+        kind = str(data.get("event", ""))
+        details: Mapping[str, Any] = data.get("event_data") or {}
+        text = plain(data.get("stdout"))
+        if text:
+            yield Output(at=self._now(), text=text)
+        if kind == "playbook_on_play_start":
+            self.playing = True
+        elif kind == "playbook_on_task_start":
+            yield from self._task_started(details)
+        elif kind == "runner_on_start":
+            node = str(details.get("host"))
+            self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
+            yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
+        elif kind in _RESULTS:
+            yield from self._job_news(details)
+            yield from self._node_result(kind, details, text)
+        elif kind == "runner_retry":
+            yield from self._job_news(details)
+        elif kind in ("warning", "system_warning"):
+            yield from self._warn(text, node=None)
+        elif kind == "playbook_on_stats":
+            self._stats(details)
+        elif text.startswith(("[ERROR]:", "ERROR!")) or kind == "error":
+            self.errors.append(text)
+
+    def _job_news(self, details: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield what a result says about a job; a job that is watched tells it with each try."""
+        if details.get("resolved_action") == JOB_ACTION:
+            yield from job_news(self._now(), str(details.get("host")), details.get("res") or {})
+
+    def _task_started(self, details: Mapping[str, Any]) -> Iterator[Event]:
+        role = str(details.get("resolved_role") or details.get("role") or "")
+        phase = role.rpartition(".")[2] if role else str(details.get("play") or "")
+        if self.phase and _INSPECTION.search(str(details.get("task_path") or "")):
+            phase = self.phase
+        self.task = str(details.get("name") or details.get("task") or "")
+        # Ansible prefixes the task with its role, in full.
+        if role and " : " in self.task:
+            self.task = self.task.partition(" : ")[2]
+        if phase != self.phase:
+            self._close_phase()
+            self.phase = phase
+            yield PhaseStarted(at=self._now(), phase=phase)
+        yield TaskStarted(at=self._now(), phase=self.phase, task=self.task)
+
+    def _close_phase(self) -> None:
+        now = time.monotonic()
+        if self.phase:
+            self.phase_seconds[self.phase] = self.phase_seconds.get(self.phase, 0.0) + now - self.phase_began
+        self.phase_began = now
+
+    def _node_result(self, kind: str, details: Mapping[str, Any], text: str) -> Iterator[Event]:
+        node = str(details.get("host"))
+        res: Mapping[str, Any] = details.get("res") or {}
+        action = str(details.get("resolved_action") or details.get("task_action") or "")
+        started = self.running.pop(node, None)
+        phase, task = (started.phase, started.task) if started else (self.phase, self.task)
+        status = _RESULTS[kind]
+        changed = _changed(res, text) and status is not Status.SKIPPED
+        if status is Status.OK and changed:
+            status = Status.CHANGED
+        ignored = bool(details.get("ignore_errors"))
+        bad = status in (Status.FAILED, Status.UNREACHABLE)
+        message = _why(res, unreachable=status is Status.UNREACHABLE) if bad else ""
+        diff = unified_diff(res)
+        self.hidden.update(environment_values(res))
+        cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION)
+        self._keep(action, node, res)
+        for warning in _warnings(res):
+            yield from self._warn(warning, node=None if cluster_wide else node)
+        if bad and not ignored and action in ARGSPEC_ACTIONS and not self.any_change:
+            self._bad_arguments(node, res)
+        yield NodeResult(
+            at=self._now(),
+            node=node,
+            phase=phase,
+            task=task,
+            status=status,
+            changed=changed,
+            message=message,
+            diff=diff,
+            seconds=round(float(details.get("duration") or 0.0), 3),
+            ignored=ignored,
+            refused=bool(res.get("rdm_refused")),
+        )
+        counts = self.counts.setdefault(node, _Counts())
+        if bad and ignored:
+            counts.ok += 1
+        elif status is Status.UNREACHABLE:
+            counts.unreachable = True
+        elif status is Status.FAILED:
+            counts.failed += 0 if self.refused else 1
+        elif status is Status.SKIPPED:
+            counts.skipped += 1
+        else:
+            counts.ok += 1
+        if bad and not ignored:
+            # The last one counts: a rescue that fails says more clearly what it could not rescue.
+            counts.why, counts.phase = message, phase
+        if status is Status.CHANGED:
+            self.any_change = True
+            counts.changed += 1
+            counts.changes.append(Change(phase=phase, task=task, diff=diff))
+
+    def _keep(self, action: str, node: str, res: Mapping[str, Any]) -> None:
+        """Note what the collection's own modules hand back."""
+        if res.get("rdm_refused"):
+            self.refused = str(res["rdm_refused"])
+            self.problems += [
+                Problem(
+                    node=item.get("node"),
+                    value=str(item.get("value", "")),
+                    reason=str(item.get("reason", "")),
+                    remedy=str(item.get("remedy", "")),
+                )
+                for item in res.get("problems") or []
+            ]
+            if not self.problems:
+                self.problems.append(Problem(None, "", _why(res, unreachable=False), ""))
+        elif action == PLAN_ACTION and "nodes" in res:
+            hidden = ("changed", "diff", "invocation", "warnings", "failed", "msg", "exception")
+            self.plan = {k: v for k, v in res.items() if k not in hidden and not k.startswith("_ansible")}
+        elif action == FABRIC_ACTION and isinstance(res.get("fabric"), Mapping):
+            self.fabric = dict(res["fabric"])
+        if action in self.spec.keep:
+            kept = {k: v for k, v in res.items() if k != "invocation" and not k.startswith("_ansible")}
+            self.returned.setdefault(action, {}).setdefault(node, []).append(kept)
+
+    def _bad_arguments(self, node: str, res: Mapping[str, Any]) -> None:
+        errors = res.get("argument_errors") or [_why(res, unreachable=False)]
+        self.refused = "inventory"
+        for error in errors:
+            problem = Problem(
+                node, "", _one_line(str(error)), "every variable is described in docs/variables.md"
+            )
+            if problem not in self.problems:
+                self.problems.append(problem)
+
+    def _warn(self, text: str, node: str | None) -> Iterator[Event]:
+        text = _one_line(re.sub(r"^\[WARNING\]: ", "", text))
+        if not text or text.startswith("Could not match supplied host pattern, ignoring: workers"):
+            return
+        known = text in self.warnings
+        nodes = self.warnings.setdefault(text, [])
+        if node is not None and node not in nodes:
+            nodes.append(node)
+        if not known:
+            yield Notice(at=self._now(), text=f"{node}: {text}" if node else text)
+
+    def _stats(self, details: Mapping[str, Any]) -> None:
+        """Take Ansible's own verdict: it knows what was rescued."""
+        failures: Mapping[str, int] = details.get("failures") or {}
+        dark: Mapping[str, int] = details.get("dark") or {}
+        for node, counts in self.counts.items():
+            if node not in failures:
+                counts.failed = 0
+            if node not in dark:
+                counts.unreachable = False
+            if node not in failures and node not in dark:
+                counts.why = counts.phase = ""
+
+    def end(self, rc: int | None, *, cancelled: bool, record: Path | None) -> RunResult:
+        """Return the result of a run whose ansible-playbook ended with RC."""
+        self._close_phase()
+        if not self.refused and not cancelled and rc != 0 and not self._blames_a_node():
+            self._failed_as_a_whole(rc)
+        return RunResult(
+            verb=self.spec.verb,
+            check=self.spec.check,
+            nodes={name: counts.frozen() for name, counts in self.counts.items()},
+            refused="" if cancelled else self.refused,
+            problems=tuple(self.problems),
+            message=self.message,
+            phases=tuple(PhaseTime(name, round(s, 3)) for name, s in self.phase_seconds.items()),
+            warnings=tuple(
+                _with_nodes(text, self._in_order(nodes), len(self.counts))
+                for text, nodes in self.warnings.items()
+            ),
+            plan=self.plan,
+            fabric=self.fabric,
+            returned={
+                action: {name: results[name] for name in self._in_order(results)}
+                for action, results in self.returned.items()
+            },
+            in_progress=tuple(self.running.values()) if cancelled else (),
+            cancelled=cancelled,
+            seconds=self._now(),
+            record=record,
+        )
+
+    def _in_order(self, nodes: Collection[str]) -> list[str]:
+        """Return nodes in the inventory's order; they were heard in any."""
+        return [name for name in self.counts if name in nodes]
+
+    def _blames_a_node(self) -> bool:
+        return any(counts.failed or counts.unreachable for counts in self.counts.values())
+
+    def _failed_as_a_whole(self, rc: int | None) -> None:
+        said = " ".join(self.errors)
+        if _NO_HOSTS in said:
+            self.refused = "input"
+            self.problems.append(
+                Problem(None, self.spec.limit, "matches no node of this inventory", "check --limit")
+            )
+        elif not self.playing:
+            self.refused = "input"
+            self.problems.append(
+                Problem(None, "", error_sentence(said) or f"ansible-playbook ended with {rc}", "")
+            )
+        else:
+            self.message = error_sentence(said) or f"ansible-playbook ended with {rc}"
+
+
+_RESULTS = {
+    "runner_on_ok": Status.OK,
+    "runner_on_failed": Status.FAILED,
+    "runner_on_unreachable": Status.UNREACHABLE,
+    "runner_on_skipped": Status.SKIPPED,
+}
+
+
+def plain(text: Any) -> str:
+    """Return TEXT without colours and with Unix line ends."""
+    return _ANSI.sub("", str(text or "")).replace("\r\n", "\n").strip("\n")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _changed(res: Mapping[str, Any], text: str) -> bool:
+    if "censored" in res:
+        return text.lstrip().startswith("changed:")
+    return bool(res.get("changed"))
+
+
+def _warnings(res: Mapping[str, Any]) -> Iterator[str]:
+    for part in (res, *(item for item in res.get("results") or () if isinstance(item, Mapping))):
+        for warning in part.get("warnings") or ():
+            yield str(warning.get("msg", warning)) if isinstance(warning, Mapping) else str(warning)
+
+
+def _with_nodes(text: str, nodes: Sequence[str], of: int) -> str:
+    if not nodes or (len(nodes) == of and of > 1):
+        return text
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return f"{', '.join(nodes[:3])}{more}: {text}"
+
+
+def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
+    """Return in one line why a result is bad."""
+    if "censored" in res:
+        return "it failed; the details are hidden because they may contain secrets"
+    for item in res.get("results") or ():
+        if isinstance(item, Mapping) and item.get("failed"):
+            label = item.get("_ansible_item_label", item.get("item"))
+            named = f"{label}: " if isinstance(label, (str, int)) else ""
+            return named + _why(item, unreachable=unreachable)
+    message = _WRAPPERS.sub("", _one_line(str(res.get("msg") or "")))
+    if unreachable:
+        message = _SSH_NOISE.sub("", message)
+        return re.sub(r"^ssh: ", "", message).rstrip(". ") or "no connection"
+    last_words = _last_line(res.get("stderr") or res.get("module_stderr") or res.get("stdout"))
+    if message.startswith(("non-zero return code", "MODULE FAILURE")) or not message:
+        ended = f"exit code {res['rc']}" if "rc" in res else "it failed"
+        return f"{ended}: {last_words}" if last_words else ended
+    return message
+
+
+def _last_line(text: Any) -> str:
+    lines = [line for line in plain(text).splitlines() if line.strip()]
+    return _one_line(lines[-1]) if lines else ""
+
+
+def error_sentence(text: str) -> str:
+    """Cut what an Ansible program printed down to the sentence that says what is wrong.
+
+    >>> error_sentence("[ERROR]: no such file\\nOrigin: x.yml:3:4\\n\\n3 - foo\\n")
+    'no such file (x.yml:3:4)'
+    """
+    text = plain(text)
+    match = re.search(r"(?:\[ERROR\]:|ERROR!)\s*(.+?)(?=\n\s*\n|\nOrigin:|<<< caused|\Z)", text, re.DOTALL)
+    said = _one_line(match.group(1) if match else (text.splitlines() or [""])[0])
+    origin = re.search(r"^Origin: (\S+:\d+:\d+)", text, re.MULTILINE)
+    return f"{said.rstrip('.')} ({origin.group(1)})" if origin and said else said
