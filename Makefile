@@ -10,8 +10,8 @@ LAB     ?= lab
 TRAIN   ?= optimisation.train_iterations=60
 TRAINER := trainer/.venv
 DATA    := $(VENV)/demo/data
-# What `make test` runs, two at a time, since tests of clusters wait more than they compute.
-SUITES  := suite-e2e suite-collection suite-trainer
+# Many processes import torch: without its compiled modules on the disk, each would compile them again.
+TRAINER_PYTEST := env -u PYTHONDONTWRITEBYTECODE $(TRAINER)/bin/pytest
 
 # What the control machine needs besides Python packages; the lab's role installs the engine itself.
 APT_RUN  := ca-certificates openssh-client python3-venv
@@ -25,7 +25,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 .DEFAULT_GOAL := help
 SHELL := bash
 .PHONY: help demo demo-down test lint lint-trainer unit trainer integration molecule e2e bench docs lock wheel \
-	$(SUITES) setup setup-dev setup-trainer clean
+	setup setup-dev setup-trainer clean
 
 help: ## list these verbs
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -42,16 +42,20 @@ demo: setup $(DATA)/demo_text_document.idx ## a cluster of lab nodes on this mac
 demo-down: setup ## take the demo's cluster away
 	@rdm-provision lab down --name $(LAB)
 
-test: setup-dev setup-trainer ## everything that CI runs, two suites at a time
+test: setup-dev setup-trainer ## everything that CI runs
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going $(SUITES)
+	@# The one waits more than it computes, the other never waits.
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-collection suite-trainer-unit
+	@$(MAKE) --no-print-directory --keep-going suite-e2e suite-trainer-distributed
 
-suite-e2e: SUITE = pytest tests/e2e
 suite-collection: SUITE = pytest tests/unit tests/integration tests/molecule
-suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests
+suite-e2e: SUITE = pytest tests/e2e
+suite-trainer-unit: SUITE = $(TRAINER_PYTEST) trainer/tests/unit
+suite-trainer-distributed: SUITE = $(TRAINER_PYTEST) trainer/tests/distributed
 
-$(SUITES): setup-dev setup-trainer
-	@set -o pipefail; $(SUITE) 2>&1 | (trap '' INT; sed -u 's/^/$(@:suite-%=%): /')
+# Each line with the name of its suite.
+suite-%: setup-dev setup-trainer
+	@set -o pipefail; $(SUITE) 2>&1 | (trap '' INT; sed -u 's/^/$*: /')
 
 lint: setup-dev ## style, types and Ansible rules
 	ruff check .
@@ -67,7 +71,7 @@ unit: setup-dev ## tests without an engine
 	pytest tests/unit
 
 trainer: lint-trainer ## tests of the trainer, on CPU processes
-	$(TRAINER)/bin/pytest trainer/tests
+	$(TRAINER_PYTEST) trainer/tests
 
 integration: setup-dev ## tests of the modules against a real Docker Engine
 	pytest tests/integration

@@ -4,15 +4,26 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils import lab_trainer
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.image_archive import Image, index_archive
+from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer_build import BUILDER_LABEL
 
-from tests.e2e.product import Background, Lab, Product, running_lab, wait_until
+from tests.e2e.product import ROOT, Background, Lab, Product, running_lab, wait_until
 
+MODULE = "ansible_collections.rdm.provision.plugins.modules.lab_images"
 NODES = ("n1", "n2")
+FINAL = ("finished", "failed", "stopped")
 SOON = 60.0
 """Seconds within which a fault has ended a job everywhere, on a machine that is busy with other tests."""
 
@@ -46,12 +57,13 @@ def cluster(product: Product) -> Iterator[Lab]:
 @pytest.fixture(autouse=True)
 def whole(cluster: Lab) -> None:
     """Whatever the test before did, the nodes run, and no job does."""
-    if not cluster.whole():
+    if any(cluster.container(node) != "running" for node in NODES):
         cluster.lab("up", "--nodes", "2", "--trainer")
-    cluster.provisioned()
-    for job in jobs(cluster).values():
-        if job["state"] not in ("finished", "failed", "stopped"):
-            cluster.json("stop", "--now", job["job"])
+        cluster.provisioned()
+    if any(processes(cluster, node) for node in NODES):
+        for job in jobs(cluster).values():
+            if job["state"] not in FINAL:
+                cluster.json("stop", "--now", job["job"])
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +78,16 @@ def jobs(cluster: Lab, *argv: str) -> dict[str, Any]:
     return {job["job"]: job for job in cluster.json("jobs", *argv)["jobs"]}
 
 
-def progress(cluster: Lab, job: str) -> dict[str, Any]:
-    """How far a job is, read past the product."""
-    text = cluster.on("n1", "cat", f"/var/lib/rdm/{cluster.name}/{job}/progress.json", check=False)
-    found: dict[str, Any] = json.loads(text) if text else {"iteration": 0}
+def read(cluster: Lab, job: str, file: str) -> dict[str, Any]:
+    """What a file of a job says on its master, past the product; empty when there is none."""
+    text = cluster.on("n1", "cat", f"/var/lib/rdm/{cluster.name}/{job}/{file}", check=False)
+    found: dict[str, Any] = json.loads(text) if text else {}
     return found
+
+
+def progress(cluster: Lab, job: str) -> dict[str, Any]:
+    """How far a job is."""
+    return {"iteration": 0, **read(cluster, job, "progress.json")}
 
 
 def start(cluster: Lab, config: str, job: str, *argv: str) -> None:
@@ -79,8 +96,8 @@ def start(cluster: Lab, config: str, job: str, *argv: str) -> None:
     wait_until(lambda: progress(cluster, job)["iteration"] > 0, f"{job} trains", 120)
 
 
-def processes(cluster: Lab, node: str, job: str) -> list[str]:
-    """The ids of a job's processes in a node's container."""
+def processes(cluster: Lab, node: str, job: str = ".*") -> list[str]:
+    """The ids of a job's processes in a node's container, or of all jobs'."""
     script = f"grep -lz ^RDM_JOB_ID={job}$ /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
     return cluster.on(node, "docker", "exec", "rdm", "sh", "-c", script, check=False).split()
 
@@ -95,6 +112,79 @@ def end(cluster: Lab, job: str) -> dict[str, Any]:
     (ended,) = cluster.json("jobs", job, "--watch", expect=1)["jobs"]
     found: dict[str, Any] = ended
     return found
+
+
+# --- the image ------------------------------------------------------------------------------------------
+
+
+def in_image(cluster: Lab, *argv: str, user: str = "root") -> str:
+    """Run a program in a fresh container of the training image, which must end well."""
+    run = ("docker", "run", "--rm", "--network", "none", "--user", user, lab_trainer.TRAIN_IMAGE)
+    return cluster.on("n1", *run, *argv)
+
+
+def test_the_image_has_what_launchers_and_the_fabric_need(cluster: Lab) -> None:
+    programs = ("rdm-trainer", "sshd", "ssh", "pdsh", "mpirun", "ibv_devinfo", "rping", "ip", "ps")
+    script = 'for program; do command -v "$program" >/dev/null || echo "$program"; done'
+    assert in_image(cluster, "sh", "-c", script, "sh", *programs) == ""
+    assert "mlx5" in in_image(cluster, "cat", "/etc/libibverbs.d/mlx5.driver")
+    said = in_image(cluster, "python", "-c", "import torch, deepspeed; print(torch.__version__)")
+    assert said.strip().endswith("+cpu")
+
+
+def test_what_needs_no_launcher_runs_without_root(cluster: Lab) -> None:
+    assert in_image(cluster, "rdm-trainer", "--version", user="trainer").split()[0] == "rdm-trainer"
+
+
+def test_the_image_holds_no_secret_and_nothing_of_this_machine(cluster: Lab) -> None:
+    script = "ls /etc/ssh/ssh_host_* /root/.config /build /etc/pip.conf 2>/dev/null || true"
+    assert in_image(cluster, "sh", "-c", script) == ""
+
+
+def images(**options: Any) -> dict[str, Any]:
+    """Run the module that makes the images."""
+    given = {"files": str(ROOT / "roles/lab/files"), **options}
+    done = subprocess.run(
+        [sys.executable, "-m", MODULE],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": given}),
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".collections")},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def image_of(path: Path) -> Image:
+    (image,) = index_archive(str(path)).images
+    return image
+
+
+def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Lab, tmp_path: Path) -> None:
+    real = images(trainer=str(ROOT / "trainer"))
+    left = DockerAPI().get("/containers/json", all=True, filters={"label": [BUILDER_LABEL]})
+    assert (real["changed"], left) == (False, [])
+    source = Path(real["archives"])
+    copy = tmp_path / "trainer"
+    for name in ("configs", "images", "requirements", "rdm_trainer"):
+        shutil.copytree(ROOT / "trainer" / name, copy / name)
+    (copy / "rdm_trainer/added.py").write_text("x = 1\n")
+    cache = source.parent.parent / f"test-{os.getpid()}"  # on the same disk, for the links
+    try:
+        mine = cache / "lab" / source.name
+        mine.mkdir(parents=True)
+        for name in ("cpu.tar", "sriov-plugin.tar", real["train_archive"]):
+            os.link(source / name, mine / name)
+        made = images(trainer=str(copy), cache=str(cache))
+        assert made["changed"] is True
+        before, after = image_of(mine / real["train_archive"]), image_of(mine / made["train_archive"])
+        assert after.diff_ids[:-1] == before.diff_ids[:-1]
+        assert after.diff_ids[-1] != before.diff_ids[-1]
+        assert images(trainer=str(copy), cache=str(cache))["changed"] is False
+    finally:
+        shutil.rmtree(cache)
 
 
 # --- one loss curve -------------------------------------------------------------------------------------
@@ -140,10 +230,10 @@ def curves(cluster: Lab, config: str) -> dict[str, list[list[float]]]:
         train(cluster, way, config, NAMES[launcher], [*layout, f"launcher.kind={launcher}"])
     found = {}
     for launcher, job in NAMES.items():
-        told = jobs(cluster, job)[job]
+        told = read(cluster, job, "state.json")
         assert (told["state"], told["launcher"]) == ("finished", launcher)
-        assert [node["name"] for node in told["nodes"]] == list(NODES)
-        found[launcher] = told["losses"]
+        assert [*told["nodes"]] == list(NODES)
+        found[launcher] = told["progress"]["losses"]
     return found
 
 
@@ -243,17 +333,16 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
     found = jobs(cluster)
     assert (found["e2e-one"]["state"], found["e2e-two"]["state"]) == ("running", "running")
     assert cluster.json("stop", "e2e-one")["changed"]
-    assert jobs(cluster, "e2e-one")["e2e-one"]["state"] == "stopped"
+    stopped = jobs(cluster, "e2e-one")["e2e-one"]
+    assert stopped["state"] == "stopped"
+    # It has saved what it had.
+    assert stopped["checkpoint"] == stopped["iteration"]
     assert processes(cluster, "n1", "e2e-one") + processes(cluster, "n2", "e2e-one") == []
     before = progress(cluster, "e2e-two")["iteration"]
     wait_until(lambda: progress(cluster, "e2e-two")["iteration"] > before, "two goes on")
     assert cluster.json("stop", "e2e-two", "--now")["changed"]
     assert not cluster.json("stop", "e2e-two")["changed"]
     assert gone(cluster, "e2e-two")
-    # What was asked to stop has saved what it had.
-    assert (
-        jobs(cluster, "e2e-one")["e2e-one"]["checkpoint"] == jobs(cluster, "e2e-one")["e2e-one"]["iteration"]
-    )
 
 
 def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(cluster: Lab, config: str) -> None:
@@ -268,7 +357,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(clust
 
     first = pid()
     cluster.on("n2", *kill, first)
-    wait_until(lambda: jobs(cluster, "e2e-killed")["e2e-killed"]["restarts"] == 1, "it restarts", SOON)
+    wait_until(lambda: read(cluster, "e2e-killed", "state.json")["restarts"] == 1, "it restarts", SOON)
     reached = progress(cluster, "e2e-killed")["iteration"]
     wait_until(lambda: progress(cluster, "e2e-killed")["iteration"] > reached, "it goes on", 120)
     assert pid() != first
