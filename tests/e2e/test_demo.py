@@ -82,4 +82,6 @@ def test_make_demo_twice_and_away(tmp_path: Path) -> None:
     assert left() == ""
     assert not (clone / "inventory" / NAME).exists()
     assert run(clone, "git", "status", "--porcelain") == ""
-    assert run(clone, "git", "status", "--porcelain", "--ignored").split() == ["!!", ".venv/"]
+    ignored = run(clone, "git", "status", "--porcelain", "--ignored").splitlines()
+    # Python may keep compiled modules wherever it likes.
+    assert [line for line in ignored if not line.endswith("__pycache__/")] == ["!! .venv/"]
