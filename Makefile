@@ -7,7 +7,7 @@ SUDO    := $(if $(filter 0,$(shell id -u)),,sudo)
 NODES   ?= 3
 LAB     ?= lab
 # What the demo's training has over trainer/configs/demo.yaml: short enough to watch on two cores.
-TRAIN   ?= optimisation.train_iterations=60
+TRAIN   ?= optimisation.train_iterations=50
 TRAINER := trainer/.venv
 DATA    := $(VENV)/demo/data
 # Many processes import torch: without its compiled modules on the disk, each would compile them again.
