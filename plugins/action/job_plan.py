@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.job_plan import (
     plan_job,
     verdict,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused, report
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
 
 
@@ -36,7 +36,7 @@ class ActionModule(ActionBase):
             answers = self._registered(options["checks"], variables)
             problems = verdict(job, answers)
             if problems:
-                _refuse(result, "nodes", problems)
+                result.update(Refused(problems).result("nodes"))
             else:
                 result["job"] = dict(job, offer=answers[job["master"]].get("offer") or {})
             return result
@@ -48,8 +48,7 @@ class ActionModule(ActionBase):
             wanted = self._wanted(options, variables)
             plan = plan_job(wanted, nodes, variables["ansible_play_hosts_all"], time.time())
         except Refused as refused:
-            _refuse(result, "inventory", refused.problems)
-            return result
+            return {**result, **refused.result("inventory")}
         result["job"] = dict(
             plan.as_dict(),
             accelerator=options["nodes"][plan.nodes[0].name]["accelerator"],
@@ -86,12 +85,3 @@ class ActionModule(ActionBase):
             if isinstance(registered, dict):
                 found[host] = registered
         return found
-
-
-def _refuse(result: dict[str, Any], stage: str, problems: list[Problem]) -> None:
-    result.update(
-        failed=True,
-        rdm_refused=stage,
-        problems=[problem._asdict() for problem in problems],
-        msg=report(problems),
-    )

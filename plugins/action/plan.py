@@ -26,7 +26,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.inventory import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.module_utils.node_checks import NodePlan
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused, report
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.module_utils.role_variables import (
     RoleVariables,
     unknown_variables,
@@ -57,7 +57,7 @@ class ActionModule(ActionBase):
             reader = _Reader(variables)
             plan, previous, images = _plan_inventory(reader, options["release"])
         except Refused as refused:
-            return _refusal(result, "inventory", refused)
+            return {**result, **refused.result("inventory")}
         nodes = _base(plan, previous, images)
         warnings = plan.warnings
         if stage == "nodes":
@@ -69,14 +69,14 @@ class ActionModule(ActionBase):
             try:
                 planned = plan_nodes(plan, wants, facts)
             except Refused as refused:
-                return _refusal(result, "nodes", refused)
+                return {**result, **refused.result("nodes")}
             for node, more in planned.nodes.items():
                 nodes[node].update(more)
             warnings = planned.warnings
         try:
             result.update(self._keep(reader, plan.addresses, previous, options["write"]))
         except Refused as refused:
-            return _refusal(result, "inventory", refused)
+            return {**result, **refused.result("inventory")}
         addresses = plan.addresses
         master = next(iter(addresses.nodes))
         result.update(
@@ -343,17 +343,6 @@ def _base(
         }
         for rank, (name, node) in enumerate(plan.inventory.nodes.items())
     }
-
-
-def _refusal(result: dict[str, Any], stage: str, refused: Refused) -> dict[str, Any]:
-    result.update(
-        failed=True,
-        changed=False,
-        rdm_refused=stage,
-        problems=[problem._asdict() for problem in refused.problems],
-        msg=report(refused.problems),
-    )
-    return result
 
 
 def _role_files(name: str) -> Iterator[Any]:

@@ -7,7 +7,7 @@ the node, the value at fault, the reason, and what would work instead.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 NAMES_SHOWN = 8
 
@@ -42,6 +42,16 @@ class Refused(Exception):  # noqa: N818
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: List[Problem] = list(problems)
         super().__init__(report(self.problems))
+
+    def result(self, stage: str) -> Dict[str, Any]:
+        """Return what an action that refuses hands back; STAGE is ``inventory`` or ``nodes``."""
+        return {
+            "failed": True,
+            "changed": False,
+            "rdm_refused": stage,
+            "problems": [problem._asdict() for problem in self.problems],
+            "msg": str(self),
+        }
 
 
 def names(items: Iterable[str], limit: int = NAMES_SHOWN) -> str:
