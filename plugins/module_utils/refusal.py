@@ -73,6 +73,7 @@ def sentences(problems: Iterable[Problem]) -> List[str]:
 
 def report(problems: Sequence[Problem]) -> str:
     """Return all problems as a list for people."""
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    lines = sentences(problems)
+    count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     head = f"Refused before anything was changed, because of {count}:"
-    return "\n".join([head, *(f"- {line}" for line in sentences(problems))])
+    return "\n".join([head, *(f"- {line}" for line in lines)])

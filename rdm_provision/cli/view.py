@@ -378,12 +378,7 @@ def complain(message: str) -> None:
 
 def problems(console: Console, found: Iterable[Problem]) -> None:
     """Print each problem on a line of its own; nodes that share one share the line."""
-    grouped: dict[tuple[str, str, str], list[str]] = {}
-    for problem in found:
-        nodes = grouped.setdefault((problem.value, problem.reason, problem.remedy), [])
-        if problem.node:
-            nodes.append(problem.node)
-    for (value, reason, remedy), nodes in grouped.items():
+    for (value, reason, remedy), nodes in _shared(found).items():
         line = Text()
         if nodes:
             line.append(names(nodes), "bold").append(": ")
@@ -392,6 +387,16 @@ def problems(console: Console, found: Iterable[Problem]) -> None:
         if remedy:
             line.append(": ").append(remedy, "green")
         bullet(console, line)
+
+
+def _shared(found: Iterable[Problem]) -> dict[tuple[str, str, str], list[str]]:
+    """The nodes of each different problem."""
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for problem in found:
+        nodes = grouped.setdefault((problem.value, problem.reason, problem.remedy), [])
+        if problem.node:
+            nodes.append(problem.node)
+    return grouped
 
 
 # --- after a run ------------------------------------------------------------------------------------------
@@ -408,7 +413,7 @@ def unhappy_end(result: RunResult) -> bool:
         return True
     if result.refused:
         console.print()
-        what = count(len(result.problems), "problem")
+        what = count(len(_shared(result.problems)), "problem")
         console.print(Text.assemble(("Refused before anything was changed: ", "bold red"), what))
         problems(console, result.problems)
         return True

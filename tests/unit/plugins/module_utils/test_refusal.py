@@ -14,7 +14,7 @@ def test_nodes_with_the_same_problem_share_a_line() -> None:
     same = [Problem(f"n{number}", "rdm_accelerator", "is not set", "set it") for number in range(12)]
     text = report([Problem(None, "the group master", "has no host", "add one"), *same])
     assert text.splitlines() == [
-        "Refused before anything was changed, because of 13 problems:",
+        "Refused before anything was changed, because of 2 problems:",
         "- the group master has no host: add one",
         "- n0, n1, n2, n3, n4, n5, n6, n7 and 4 more: rdm_accelerator is not set: set it",
     ]
