@@ -183,7 +183,9 @@ def test_a_terminal_gets_hanging_lines_and_a_log_whole_ones() -> None:
     [
         (RunResult(verb="up", cancelled=True), ["Stopped", "go on"]),
         (
-            RunResult(verb="up", refused="nodes", problems=tuple(Problem(n, "x", "is bad", "") for n in "ab")),
+            RunResult(
+                verb="up", refused="nodes", problems=tuple(Problem(n, "x", "is bad", "") for n in "ab")
+            ),
             ["Refused", "1 problem\n", "a, b: x is bad"],
         ),
         (RunResult(verb="up", message="no luck"), ["Error", "no luck"]),
