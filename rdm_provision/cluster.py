@@ -335,6 +335,8 @@ class Cluster(JobVerbs):
     ) -> Run:
         """Bring the cluster up: images, network, MY_IP, containers, hostfile, and a check of the fabric.
 
+        Refused where it would end a training job; so is :meth:`down`.
+
         Args:
             limit: only these nodes (Ansible's ``--limit`` pattern).
             tags: only the parts with one of these tags.
@@ -494,7 +496,7 @@ class Cluster(JobVerbs):
 
     def containers(self, result: RunResult) -> tuple[tuple[str, str, str, str], ...]:
         """Return what an :meth:`up` run left running: node, container with its state, image, address."""
-        found = []
+        found = {}
         for name, results in result.returned.get(CONTAINER_MODULE, {}).items():
             for res in results:
                 made = res.get("container") or {}
@@ -504,9 +506,11 @@ class Cluster(JobVerbs):
                 state = str((made.get("State") or {}).get("Status", ""))
                 my_ip = ((result.plan or {}).get("nodes", {}).get(name) or {}).get("my_ip", "")
                 called = str(made.get("Name", "")).lstrip("/")
-                found.append((name, f"{called} ({state})", str(made["Config"].get("Image", "")), str(my_ip)))
+                image = str(made["Config"].get("Image", ""))
+                # The last counts: where a job runs, it was looked at before.
+                found[name, called] = (name, f"{called} ({state})", image, str(my_ip))
         order = {node.name: node.rank for node in self.nodes}
-        return tuple(sorted(found, key=lambda line: order.get(line[0], 0)))
+        return tuple(sorted(found.values(), key=lambda line: order.get(line[0], 0)))
 
     def kept(self, result: RunResult) -> dict[str, tuple[str, ...]]:
         """Return what a :meth:`down` run left because of what is in it: directory → nodes."""

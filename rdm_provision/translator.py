@@ -37,6 +37,7 @@ __all__ = ["Translator", "error_sentence", "plain"]
 PLAN_ACTION = "rdm.provision.plan"
 FABRIC_ACTION = "rdm.provision.fabric_verdict"
 JOB_ACTION = "rdm.provision.job"
+SPARE_ACTION = "rdm.provision.spare_jobs"
 ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -164,7 +165,7 @@ class Translator:
         message = _why(res, unreachable=status is Status.UNREACHABLE) if bad else ""
         diff = unified_diff(res)
         self.hidden.update(environment_values(res))
-        cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION)
+        cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION, SPARE_ACTION)
         self._keep(action, node, res)
         for warning in _warnings(res):
             yield from self._warn(warning, node=None if cluster_wide else node)

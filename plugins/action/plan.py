@@ -67,7 +67,8 @@ class ActionModule(ActionBase):
             }
             wants = {node: _node_plan(reader, node, plan, images[node]) for node in facts}
             try:
-                planned = plan_nodes(plan, wants, facts)
+                changes = options["write"] and not self._task.check_mode
+                planned = plan_nodes(plan, wants, facts, changes)
             except Refused as refused:
                 return {**result, **refused.result("nodes")}
             for node, more in planned.nodes.items():
@@ -323,6 +324,7 @@ def _node_plan(reader: _Reader, node: str, plan: ClusterPlan, images: Images) ->
         min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
         image=images.image,
         image_listed=images.listed,
+        spare_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
     )
 
 

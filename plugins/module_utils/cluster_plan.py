@@ -21,10 +21,17 @@ from ansible_collections.rdm.provision.plugins.module_utils.node_checks import (
     NodePlan,
     check_node,
     config_dir_problems,
+    ended_by_plan,
     network_differences,
     network_present,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused, sentences
+from ansible_collections.rdm.provision.plugins.module_utils.refusal import (
+    Problem,
+    Refused,
+    rehearsal,
+    sentences,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.running_jobs import ended_jobs
 
 SYSTEM_CONFIG_DIR = "/etc/rdm"
 USER_CONFIG_DIR = ".rdm"
@@ -97,13 +104,17 @@ class NodesPlan(NamedTuple):
 
 
 def plan_nodes(
-    plan: ClusterPlan, wants: Mapping[str, NodePlan], facts: Mapping[str, Mapping[str, Any]]
+    plan: ClusterPlan,
+    wants: Mapping[str, NodePlan],
+    facts: Mapping[str, Mapping[str, Any]],
+    changes: bool = True,
 ) -> NodesPlan:
     """Check the plan against what the nodes report, and decide what their containers get.
 
     :param plan: what the inventory decided.
     :param wants: what the cluster wants of each node that has facts.
     :param facts: node name -> what `node_facts` found there.
+    :param changes: whether the nodes are changed afterwards; if not, no job has to be spared.
     :raises Refused: with every problem of every node.
     """
     problems = collisions(
@@ -113,6 +124,9 @@ def plan_nodes(
         plan.inventory.cluster,
         plan.inventory.ssh_addresses.values(),
     )
+    ended = ended_jobs({node: ended_by_plan(wants[node], found) for node, found in facts.items()})
+    if changes:
+        problems += ended
     warnings: List[Problem] = []
     nodes: Dict[str, Dict[str, Any]] = {}
     for node, found in facts.items():
@@ -132,7 +146,7 @@ def plan_nodes(
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
-    return NodesPlan(nodes, sentences(warnings))
+    return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
 
 
 def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> str:

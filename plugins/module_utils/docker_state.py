@@ -10,6 +10,10 @@ import json
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.ownership import LABEL_ROLE
+
+JOBS = "/jobs"
+"""Where the jobs' directory is in a training container."""
 
 # What an engine without default-address-pools takes for networks that name no subnet (moby, ipamutils).
 BUILT_IN_POOLS = (
@@ -115,7 +119,8 @@ def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) 
 def containers(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the containers; `networks` maps each network's name to the address there.
 
-    A stopped container has none; then it is the address that it asked for.
+    A stopped container has none; then it is the address that it asked for. `job_directory` is what a training
+    container has at /jobs; empty for others.
     """
     return [
         {
@@ -129,9 +134,16 @@ def containers(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 name: end.get("IPAddress") or (end.get("IPAMConfig") or {}).get("IPv4Address", "")
                 for name, end in _attachments(container).items()
             },
+            "job_directory": job_directory(container) if _trains(container) else "",
         }
         for container in found
     ]
+
+
+def job_directory(container: dict[str, Any]) -> str:
+    """Return the directory on the node that a container of the engine's list has at /jobs; empty for none."""
+    mounts = container.get("Mounts") or []
+    return next((str(mount.get("Source", "")) for mount in mounts if mount.get("Destination") == JOBS), "")
 
 
 def images(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -140,6 +152,10 @@ def images(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {"id": image["Id"], "tags": [tag for tag in image.get("RepoTags") or [] if tag != "<none>:<none>"]}
         for image in found
     ]
+
+
+def _trains(container: dict[str, Any]) -> bool:
+    return (container.get("Labels") or {}).get(LABEL_ROLE) == "container"
 
 
 def _name(container: dict[str, Any]) -> str:

@@ -12,13 +12,12 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, ExecResult
+from ansible_collections.rdm.provision.plugins.module_utils.docker_state import JOBS, job_directory
 from ansible_collections.rdm.provision.plugins.module_utils.ownership import label_filter
 
 PROGRAM = "rdm-trainer"
 BAD_INPUT = 3
 """Its exit code for what its user can mend."""
-JOBS = "/jobs"
-"""Where the jobs' directory is in the container."""
 
 # What the engine says when the container has no such program.
 _NOT_STARTED = re.compile(r"executable file not found|no such file or directory")
@@ -60,9 +59,9 @@ def find(api: DockerAPI, cluster: str) -> Place:
         raise NoAgent(
             "the container {0} does not run (it is {1}): {2}".format(name, container["State"], _BRING_UP)
         )
-    for mount in container.get("Mounts") or []:
-        if mount.get("Destination") == JOBS:
-            return Place(name, str(mount.get("Source", "")))
+    directory = job_directory(container)
+    if directory:
+        return Place(name, directory)
     raise NoAgent(
         "the container {0} has no {1}: it is older than this rdm-provision, so {2}".format(
             name, JOBS, _BRING_UP.replace(" first", " again")

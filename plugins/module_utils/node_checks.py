@@ -42,6 +42,7 @@ class NodePlan(NamedTuple):
     :ivar min_free_bytes: space that images need, 0 for no check.
     :ivar image: what the training container runs; empty when that is not known.
     :ivar image_listed: whether images_list brings it; otherwise the node must have it.
+    :ivar spare_jobs: refuse what would end a training job.
     """
 
     node: str
@@ -61,6 +62,7 @@ class NodePlan(NamedTuple):
     min_free_bytes: int = 0
     image: str = ""
     image_listed: bool = True
+    spare_jobs: bool = True
 
 
 class Findings(NamedTuple):
@@ -116,6 +118,18 @@ def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
 def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
     """Return whether a network of the cluster's network name exists on the node."""
     return bool(_existing(want, facts))
+
+
+def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
+    """Return the jobs that would end because their container gets a network made anew, or another address."""
+    replaced = want.network_replace and bool(network_differences(want, facts))
+    return sorted(
+        job
+        for container in _containers(facts)
+        if want.spare_jobs and is_ours(container.get("labels"), want.cluster)
+        if replaced or (container.get("networks") or {}).get(want.network_name, want.my_ip) != want.my_ip
+        for job in container.get("jobs") or []
+    )
 
 
 def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> List[Problem]:

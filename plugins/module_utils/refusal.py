@@ -39,9 +39,9 @@ class Refused(Exception):  # noqa: N818
     :ivar problems: the problems, in the order in which they were found.
     """
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], before: str = "anything was changed") -> None:
         self.problems: List[Problem] = list(problems)
-        super().__init__(report(self.problems))
+        super().__init__(report(self.problems, before))
 
     def result(self, stage: str) -> Dict[str, Any]:
         """Return what an action that refuses hands back; STAGE is ``inventory`` or ``nodes``."""
@@ -71,9 +71,14 @@ def sentences(problems: Iterable[Problem]) -> List[str]:
     return [f"{names(who)}: {sentence}" if who else sentence for (_, sentence), who in nodes.items()]
 
 
-def report(problems: Sequence[Problem]) -> str:
-    """Return all problems as a list for people."""
+def rehearsal(problems: Iterable[Problem]) -> List[str]:
+    """Return the warnings of a run that changes nothing, and so refuses nothing, but says what would be."""
+    return [f"This would be refused: {line}" for line in sentences(problems)]
+
+
+def report(problems: Sequence[Problem], before: str = "anything was changed") -> str:
+    """Return all problems as a list for people; BEFORE says what has not happened yet."""
     lines = sentences(problems)
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
-    head = f"Refused before anything was changed, because of {count}:"
+    head = f"Refused before {before}, because of {count}:"
     return "\n".join([head, *(f"- {line}" for line in lines)])

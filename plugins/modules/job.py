@@ -34,8 +34,10 @@ options:
       - V(config) returns the configuration with every key.
       - V(start) starts it. V(stop) ends its processes on this node.
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
+      - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
+        no container, none runs.
     type: str
-    choices: [check, config, start, state, stop, logs, list]
+    choices: [check, config, start, state, stop, logs, list, running]
     required: true
   name:
     description: The job; for V(state), V(stop) and V(logs).
@@ -46,7 +48,7 @@ options:
     type: dict
     default: {}
   node:
-    description: Name of this node in the plan; for V(check) and V(start).
+    description: Name of this node in the plan; for V(check), V(start) and V(running).
     type: str
     default: ""
   wait:
@@ -112,6 +114,11 @@ jobs:
   returned: for V(list)
   type: list
   elements: dict
+running:
+  description: The names of those that run.
+  returned: for V(running)
+  type: list
+  elements: str
 ended:
   description: Whether it will not go on by itself.
   returned: for V(state) and V(logs)
@@ -147,7 +154,7 @@ rdm_refused:
   type: str
 directory:
   description: The directory of the jobs on the node.
-  returned: success
+  returned: success, when there is a training container that runs
   type: str
   sample: /var/lib/rdm/rdm
 """
@@ -164,12 +171,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.job_agent import (
     NoAgent,
     find,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.running_jobs import running_jobs
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
     "verb": {
         "type": "str",
-        "choices": ["check", "config", "start", "state", "stop", "logs", "list"],
+        "choices": ["check", "config", "start", "state", "stop", "logs", "list", "running"],
         "required": True,
     },
     "name": {"type": "str", "default": ""},
@@ -282,6 +290,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         api = DockerAPI()
         place = find(api, options["cluster"])
         result: Dict[str, Any] = {"changed": False, "directory": place.directory}
+        if verb == "running":
+            return dict(result, running=running_jobs(place.directory, options["node"]))
         if verb in ("state", "stop", "logs"):
             # A node that does not take part in a job has no directory of it.
             result["known"] = os.path.isdir(os.path.join(place.directory, options["name"]))
@@ -297,6 +307,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     except (DockerProblem, NoAgent) as error:
         if verb == "check":
             return {"changed": False, "problems": [str(error)]}
+        if verb == "running":
+            return {"changed": False, "running": []}
         return {"failed": True, "msg": str(error)}
     return result
 

@@ -42,6 +42,10 @@ options:
     description: Directory that a cluster keeps its files in; C(~) is the user that the module runs as.
     type: path
     default: /etc/rdm
+  node:
+    description: Name of the node in the inventory, by which running jobs are known; empty means not to look.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -117,8 +121,10 @@ node:
           elements: dict
         containers:
           description:
-            - All containers with C(id), C(name), C(image), C(image_id), C(state), C(labels) and C(networks),
-              which maps a network's name to the address there.
+            - All containers with C(id), C(name), C(image), C(image_id), C(state), C(labels), C(networks),
+              C(job_directory) and C(jobs).
+            - C(networks) maps a network's name to the address there.
+            - C(jobs) names the training jobs that run in it, and C(job_directory) is where they are.
           type: list
           elements: dict
         images: {description: "Images with C(id) and C(tags).", type: list, elements: dict}
@@ -179,6 +185,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerProblem,
     DockerUnavailable,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.running_jobs import running_jobs
 
 DEFAULT_CONFIG_DIR = "/etc/rdm"
 
@@ -187,6 +194,7 @@ ARGUMENT_SPEC = {
     "dev_root": {"type": "path", "default": "/dev"},
     "docker_socket": {"type": "str", "default": ""},
     "config_dir": {"type": "path", "default": DEFAULT_CONFIG_DIR},
+    "node": {"type": "str", "default": ""},
 }
 
 
@@ -212,12 +220,16 @@ class Findings(list):  # type: ignore[type-arg]  # a subscripted list needs Pyth
 
 
 def node_facts(
-    sysfs_root: str, dev_root: str, docker_socket: str, config_dir: str = DEFAULT_CONFIG_DIR
+    sysfs_root: str,
+    dev_root: str,
+    docker_socket: str,
+    config_dir: str = DEFAULT_CONFIG_DIR,
+    node: str = "",
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
     findings = Findings()
     login_user = host_state.login_user()
-    node: dict[str, Any] = {
+    found: dict[str, Any] = {
         "hostname": platform.node(),
         "kernel": os.uname().release,
         "architecture": os.uname().machine,
@@ -231,11 +243,11 @@ def node_facts(
         "config_owner": host_state.read_text(os.path.join(config_dir, "cluster")).strip(),
         "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
     }
-    node.update(_network(findings, sysfs_root))
-    node.update(_docker(findings, docker_socket, login_user["name"]))
-    node.update(_hardware(findings, sysfs_root, dev_root))
-    node["findings"] = findings
-    return node
+    found.update(_network(findings, sysfs_root))
+    found.update(_docker(findings, docker_socket, login_user["name"], node))
+    found.update(_hardware(findings, sysfs_root, dev_root))
+    found["findings"] = findings
+    return found
 
 
 def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
@@ -261,7 +273,7 @@ def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:
     }
 
 
-def _docker(findings: Findings, socket: str, login_user: str) -> dict[str, Any]:
+def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict[str, Any]:
     state, error, docker = "ok", "", None
     pid = 0
     try:
@@ -269,6 +281,8 @@ def _docker(findings: Findings, socket: str, login_user: str) -> dict[str, Any]:
         pid = findings.guard("daemon", host_state.daemon_pid, api.socket, otherwise=0)
         docker = docker_state.read(api, host_state.read_text(host_state.daemon_config(pid)))
         docker["login_user_allowed"] = host_state.may_use(login_user, api.socket)
+        for container in docker["containers"]:
+            container["jobs"] = running_jobs(container["job_directory"], node) if node else []
     except DockerForbidden as problem:
         state, error = "forbidden", str(problem)
     except DockerUnavailable as problem:

@@ -23,7 +23,7 @@ def down(options: Options, images: bool) -> int:
     """Take away what `up` made, in the reverse order, and nothing else.
 
     Only what carries this cluster's label goes. Other containers, networks and images stay, and so do the
-    address plan and what training jobs have left on the nodes.
+    address plan and what training jobs have left on the nodes. Refused while a training job runs.
     """
     cluster = options.cluster()
     result = options.carry_out(cluster, cluster.down(images=images, tags=options.tags, **options.run))

@@ -25,7 +25,7 @@ def up(options: Options) -> int:
 
     Looks at every node first and refuses, with all problems at once, before anything is changed. Then:
     images, SR-IOV plugin, network, MY_IP, containers, hostfile, and a check of the fabric. A second run
-    changes nothing.
+    changes nothing. A container in which a training job runs is not recreated or restarted: that is refused.
     """
     cluster = options.cluster()
     result = options.carry_out(cluster, cluster.up(tags=options.tags, **options.run))

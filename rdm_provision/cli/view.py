@@ -414,7 +414,8 @@ def unhappy_end(result: RunResult) -> bool:
     if result.refused:
         console.print()
         what = count(len(_shared(result.problems)), "problem")
-        console.print(Text.assemble(("Refused before anything was changed: ", "bold red"), what))
+        before = "a container was touched" if result.changed else "anything was changed"
+        console.print(Text.assemble((f"Refused before {before}: ", "bold red"), what))
         problems(console, result.problems)
         return True
     if result.message:

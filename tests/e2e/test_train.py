@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import Do
 from ansible_collections.rdm.provision.plugins.module_utils.image_archive import Image, index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer_build import BUILDER_LABEL
 
-from tests.e2e.product import ROOT, Background, Lab, Product, running_lab, wait_until
+from tests.e2e.product import ROOT, Background, Lab, Product, changed, running_lab, wait_until
 
 MODULE = "ansible_collections.rdm.provision.plugins.modules.lab_images"
 NODES = ("n1", "n2")
@@ -112,6 +112,22 @@ def end(cluster: Lab, job: str) -> dict[str, Any]:
     (ended,) = cluster.json("jobs", job, "--watch", expect=1)["jobs"]
     found: dict[str, Any] = ended
     return found
+
+
+def spared(cluster: Lab, job: str) -> None:
+    """What would end the one job that runs is refused and changes nothing; what would not goes through."""
+    before = [cluster.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES]
+    for verb, *words in (
+        ["down"],
+        ["up", "--tags", "container", "--extra-vars", "container_env={NOTE: other}"],
+    ):
+        told = cluster.json(verb, *words, expect=2)
+        assert [(problem["node"], problem["value"]) for problem in told["problems"]] == [
+            (node, f"the job {job}") for node in NODES
+        ]
+        assert changed(told) == []
+    assert changed(cluster.json("up", "--tags", "container")) == []
+    assert [cluster.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES] == before
 
 
 # --- the image ------------------------------------------------------------------------------------------
@@ -319,7 +335,7 @@ def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:
 
 
 def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str) -> None:
-    """Ctrl-C and a killed control process leave jobs alone; stopping one leaves the other alone."""
+    """Ctrl-C and a killed control process leave jobs alone; stopping one, `up` and `down` leave the other."""
     watchers: dict[str, Background] = {}
     for job in ("e2e-one", "e2e-two"):
         watchers[job] = cluster.start("train", config, ENDLESS, "--name", job, "parallel.pipeline=2")
@@ -338,6 +354,7 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
     # It has saved what it had.
     assert stopped["checkpoint"] == stopped["iteration"]
     assert processes(cluster, "n1", "e2e-one") + processes(cluster, "n2", "e2e-one") == []
+    spared(cluster, "e2e-two")
     before = progress(cluster, "e2e-two")["iteration"]
     wait_until(lambda: progress(cluster, "e2e-two")["iteration"] > before, "two goes on")
     assert cluster.json("stop", "e2e-two", "--now")["changed"]

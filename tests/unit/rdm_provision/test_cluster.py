@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rdm_provision.cluster import EXEC_MODULE, FACTS_MODULE, Cluster
+from rdm_provision.cluster import CONTAINER_MODULE, EXEC_MODULE, FACTS_MODULE, Cluster
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.inventory import find_inventory
@@ -313,6 +313,18 @@ def test_remarks_on_what_is_not_as_planned(tmp_path: Path) -> None:
     stopped = facts()
     stopped["node"]["docker"]["containers"][1].update(state="exited", networks={})
     assert state(stopped, tmp=tmp_path).remarks == ("the container is exited",)
+
+
+def test_a_container_that_was_looked_at_and_then_run_is_shown_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, {"master": ("node1",)}, {"node1": {}})
+
+    def ran(name: str, image: str, role: str = "container") -> dict[str, Any]:
+        made = {"Labels": {"rdm.provision.role": role}, "Image": image}
+        return {"container": {"Name": f"/{name}", "Config": made, "State": {"Status": "running"}}}
+
+    results = [ran("plugin", "p:1", "plugin"), ran("rdm", "i:1"), ran("rdm", "i:2")]
+    result = RunResult(verb="up", nodes={}, returned={CONTAINER_MODULE: {"node1": results}})
+    assert cluster.containers(result) == (("node1", "rdm (running)", "i:2", ""),)
 
 
 def test_a_node_without_an_engine_or_without_an_answer(tmp_path: Path) -> None:

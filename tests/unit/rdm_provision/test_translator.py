@@ -159,9 +159,10 @@ def test_a_warning_is_told_once_and_names_its_nodes() -> None:
     assert end(made).warnings == ("a, b, c and 1 more: the disk is nearly full",)
 
 
-def test_a_warning_of_the_plan_is_about_the_cluster() -> None:
+@pytest.mark.parametrize("action", ["plan", "spare_jobs"])
+def test_a_warning_about_the_cluster_names_no_node(action: str) -> None:
     made = translator()
-    feed(made, outcome("ok", "a", {"nodes": {}, "warnings": ["not private"]}, "rdm.provision.plan"))
+    feed(made, outcome("ok", "a", {"nodes": {}, "warnings": ["not private"]}, f"rdm.provision.{action}"))
     assert end(made).warnings == ("not private",)
 
 

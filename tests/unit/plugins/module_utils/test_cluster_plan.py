@@ -13,7 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.cluster_plan import 
 from ansible_collections.rdm.provision.plugins.module_utils.node_checks import NodePlan
 from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
 
-from tests.unit.plugins.node_reports import report
+from tests.unit.plugins.node_reports import container, report
 
 CPU = {"rdm_accelerator": "cpu"}
 HOSTS = ("m", "w1", "w2")
@@ -108,6 +108,16 @@ def test_nodes_share_a_warning() -> None:
     assert plan_nodes(plan, wants(plan), {"m": warm, "w1": report(), "w2": warm}).warnings == [
         "m, w2: it is warm."
     ]
+
+
+def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> None:
+    plan = planned()
+    trains = {**container("rdm", "rdm", ibnet="192.169.16.9"), "jobs": ["one"]}
+    facts = {"m": report(), "w1": report(docker_containers=[trains])}
+    with pytest.raises(Refused, match="w1: the job one runs in the container"):
+        plan_nodes(plan, wants(plan), facts)
+    (warning,) = plan_nodes(plan, wants(plan), facts, changes=False).warnings
+    assert warning.startswith("This would be refused: w1: the job one runs")
 
 
 def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> None:

@@ -15,12 +15,17 @@ CONTAINERS: list[dict[str, Any]] = [
         "Image": "rocm/pytorch:latest",
         "ImageID": "sha256:aa",
         "State": "running",
-        "Labels": {"rdm.provision.cluster": "rdm"},
+        "Labels": {"rdm.provision.cluster": "rdm", "rdm.provision.role": "container"},
         "NetworkSettings": {"Networks": {"ibnet": {"NetworkID": "n1", "IPAddress": "192.169.16.100"}}},
+        "Mounts": [
+            {"Destination": "/x", "Source": "/y"},
+            {"Destination": "/jobs", "Source": "/var/lib/rdm/rdm"},
+        ],
     },
     {
         "Id": "c2" * 32,
         "Names": ["/stopped"],
+        "Mounts": [{"Destination": "/jobs", "Source": "/somebody/elses"}],
         "NetworkSettings": {
             "Networks": {
                 "ibnet": {"NetworkID": "", "IPAMConfig": {"IPv4Address": "192.169.16.7"}, "IPAddress": ""},
@@ -58,6 +63,7 @@ def test_containers() -> None:
     running, stopped, bare = docker_state.containers(CONTAINERS)
     assert (running["name"], running["networks"]) == ("rdm", {"ibnet": "192.169.16.100"})
     assert stopped["networks"] == {"ibnet": "192.169.16.7", "bridge": ""}
+    assert [one["job_directory"] for one in (running, stopped, bare)] == ["/var/lib/rdm/rdm", "", ""]
     assert (bare["name"], bare["labels"], bare["networks"]) == ("c3c3c3c3c3c3", {}, {})
 
 

@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node_checks import (
     NodePlan,
     check_node,
+    ended_by_plan,
     network_differences,
     network_present,
 )
@@ -249,6 +250,19 @@ def test_network_with_a_foreign_container_is_never_replaced(attached: str) -> No
     )
     [sentence] = problems(found, network_replace=True)
     assert sentence.endswith("remove guest from it, or choose another network_name")
+
+
+def test_jobs_end_with_their_containers_network_or_address() -> None:
+    trains = {**container("rdm", "rdm", ibnet="192.169.16.100"), "jobs": ["b", "a"]}
+    guest = {**container("guest", "beta", ibnet="192.169.16.9"), "jobs": ["c"]}
+    kept = with_networks(network("ibnet", SUBNET, labels=OURS), containers=(trains, guest))
+    other = with_networks(network("ibnet", "10.7.0.0/16", labels=OURS), containers=(trains, guest))
+    assert ended_by_plan(want(network_replace=True), kept) == []
+    assert ended_by_plan(want(), other) == []  # which is refused for itself
+    assert ended_by_plan(want(network_replace=True), other) == ["a", "b"]
+    assert ended_by_plan(want(my_ip="192.169.16.7"), kept) == ["a", "b"]
+    assert ended_by_plan(want(my_ip="192.169.16.7", spare_jobs=False), kept) == []
+    assert ended_by_plan(want(), report(docker=None)) == []
 
 
 def test_network_of_another_cluster_is_never_replaced() -> None:

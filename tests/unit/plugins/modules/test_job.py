@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerUnavailable, ExecResult
 from ansible_collections.rdm.provision.plugins.modules import job
 
+from tests.unit.plugins.job_locks import running_job
 from tests.unit.plugins.modules.running import Failed, run_module
 
 PLAN = {
@@ -137,6 +138,21 @@ def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(engine: Engi
     assert engine.argv == []
 
 
+def test_jobs_that_run_are_named_without_asking_the_agent(engine: Engine, tmp_path: Path) -> None:
+    with running_job(tmp_path, "tiny-1"), running_job(tmp_path, "other", node="n2"):
+        assert run("running", node="n1")["running"] == ["tiny-1"]
+    assert run("running", node="n1")["running"] == []
+    assert engine.argv == []
+
+
+def test_where_no_container_runs_no_job_does(engine: Engine, tmp_path: Path) -> None:
+    with running_job(tmp_path, "tiny-1"):
+        engine.container["Mounts"] = []
+        assert run("running", node="n1") == {"changed": False, "running": []}
+        engine.containers = []
+        assert run("running", node="n1") == {"changed": False, "running": []}
+
+
 # --- what goes wrong ------------------------------------------------------------------------------------
 
 
@@ -182,6 +198,7 @@ def test_an_engine_that_does_not_answer_is_a_problem_too(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(job, "DockerAPI", none)
     assert run("check", plan=PLAN, node="n1")["problems"] == ["no Docker Engine answers at /x"]
+    assert run("running", node="n1")["running"] == []
 
 
 def test_an_agent_that_refuses_gives_its_reasons(engine: Engine) -> None:

@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils import host_state, network_state, sysfs
+from ansible_collections.rdm.provision.plugins.module_utils import (
+    docker_state,
+    host_state,
+    network_state,
+    sysfs,
+)
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 
 from tests.fixtures.sysfs.build import build
+from tests.unit.plugins.job_locks import running_job
 from tests.unit.plugins.modules.running import run_module
 
 
@@ -67,6 +73,20 @@ def test_directory_of_a_cluster_has_its_name(tmp_path: Path) -> None:
     socket, config_dir = str(tmp_path / "docker.sock"), str(tmp_path)
     node = run_module(node_facts, {"docker_socket": socket, "config_dir": config_dir})["node"]
     assert node["config_owner"] == "north"
+
+
+def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def engine(*arguments: Any) -> dict[str, Any]:
+        containers = [{"job_directory": str(tmp_path)}, {"job_directory": ""}]
+        return {"containers": containers, "image_dir": str(tmp_path)}
+
+    monkeypatch.setattr(docker_state, "read", engine)
+    params = {"docker_socket": str(tmp_path / "docker.sock")}
+    with running_job(tmp_path, "one"):
+        looked = run_module(node_facts, {**params, "node": "n1"})["node"]
+        unasked = run_module(node_facts, params)["node"]
+    assert [container["jobs"] for container in looked["docker"]["containers"]] == [["one"], []]
+    assert [container["jobs"] for container in unasked["docker"]["containers"]] == [[], []]
 
 
 def test_every_fact_is_documented(tmp_path: Path) -> None:

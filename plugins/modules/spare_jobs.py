@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.spare_jobs`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: spare_jobs
+short_description: Refuse what would end running training jobs
+description:
+  - Takes what M(rdm.provision.job) with C(verb=running) registered on the hosts of the play, and refuses with
+    every job of every node where there is any. Run it once, before the change. Hosts that have registered
+    nothing are not meant.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode it does not fail, and a warning says what would be refused.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  jobs:
+    description: Name of the variable that M(rdm.provision.job) was registered in.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Look for running jobs
+  rdm.provision.job:
+    cluster: rdm
+    verb: running
+    node: "{{ inventory_hostname }}"
+  register: jobs
+
+- name: Refuse to end them, or go on
+  rdm.provision.spare_jobs:
+    jobs: jobs
+  run_once: true
+"""
+
+RETURN = r"""
+rdm_refused:
+  description: Who refuses, V(nodes).
+  returned: when it is refused
+  type: str
+problems:
+  description: Every job on every node, as C(node), C(value), C(reason) and C(remedy).
+  returned: when it is refused
+  type: list
+  elements: dict
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {"jobs": {"type": "str", "required": True}}

@@ -1,0 +1,88 @@
+"""`rdm.provision.spare_jobs` as ansible-playbook runs it, on hosts that are never reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.conftest import COLLECTIONS, ROOT
+
+PLAY = """
+- name: Spare jobs
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Spare
+      rdm.provision.spare_jobs:
+        jobs: looked
+      run_once: true
+    - name: Go on
+      ansible.builtin.debug:
+"""
+REGISTERED = {
+    "idle": {"looked": {"running": []}},
+    "busy": {"looked": {"running": ["one", "two"]}},
+    "gone": {"looked": {"unreachable": True}},
+    "not-asked": {},
+    "busy-too": {"looked": {"running": ["one"]}},
+}
+
+
+def spare(directory: Path, *options: str) -> tuple[int, dict[str, Any], list[str]]:
+    """Return the exit status, the result, and the hosts for which the play went on."""
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": REGISTERED}}, sort_keys=False))
+    (directory / "play.yml").write_text(PLAY)
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "--inventory=hosts.yml",
+            "play.yml",
+            *options,
+        ],
+        cwd=directory,
+        env=os.environ
+        | {
+            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    spared, *after = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    (result,) = spared["hosts"].values()
+    return done.returncode, result, [host for task in after for host in task["hosts"]]
+
+
+def test_every_job_of_every_host_is_named_and_no_host_goes_on(tmp_path: Path) -> None:
+    rc, result, after = spare(tmp_path)
+    assert (rc, result["rdm_refused"], result["changed"], after) == (2, "nodes", False, [])
+    assert [(one["node"], one["value"]) for one in result["problems"]] == [
+        ("busy", "the job one"),
+        ("busy", "the job two"),
+        ("busy-too", "the job one"),
+    ]
+    assert result["msg"].startswith(
+        "Refused before a container was touched, because of 2 problems:\n- busy, "
+    )
+
+
+def test_check_mode_only_warns(tmp_path: Path) -> None:
+    rc, result, after = spare(tmp_path, "--check")
+    assert (rc, after) == (0, sorted(REGISTERED))
+    assert [warning[:42] for warning in result["warnings"]] == [
+        "This would be refused: busy, busy-too: the",
+        "This would be refused: busy: the job two r",
+    ]
+
+
+def test_hosts_without_jobs_go_on(tmp_path: Path) -> None:
+    assert spare(tmp_path, "--limit=idle,gone,not-asked")[0] == 0
