@@ -405,7 +405,8 @@ class _Feed(threading.Thread):
 
     def __init__(self, response: http.client.HTTPResponse, data: bytes | None, deadline: float) -> None:
         super().__init__(daemon=True)
-        self._connection = _connection(response)
+        # Of its own: the response closes its socket at its end, which wakes nobody who waits to send.
+        self._connection = _connection(response).dup()
         self._connection.settimeout(max(deadline - time.monotonic(), 0.001))
         self._data = data
 
@@ -428,6 +429,7 @@ class _Feed(threading.Thread):
             except OSError:
                 pass  # the engine has done so
             self.join()
+        self._connection.close()
 
 
 def _connection(response: http.client.HTTPResponse) -> socket.socket:
