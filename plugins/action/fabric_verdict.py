@@ -8,6 +8,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils import fabric
+from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
 
 
@@ -32,8 +33,10 @@ class ActionModule(ActionBase):
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
         measurements, waiting = {}, []
-        for host, registered in self._registered(options["measurements"], variables).items():
-            measurement = fabric.measurement(names, registered)
+        for host, answer in registered(options["measurements"], variables).items():
+            if answer.get("unreachable"):
+                continue
+            measurement = fabric.measurement(names, answer)
             if self._task.check_mode and measurement.container_state not in ("running", "unknown"):
                 waiting.append(host)  # a run would start it first
                 continue
@@ -41,15 +44,3 @@ class ActionModule(ActionBase):
         judged = fabric.judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
         result.update(changed=False, fabric=fabric.as_dict(judged), msg=fabric.table(judged, waiting))
         return result
-
-    @staticmethod
-    def _registered(name: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return what each host of the play registered under a name; hosts without it are left out."""
-        found = {}
-        for host in variables["ansible_play_hosts_all"]:
-            # Raw, because a registered result holds no templates, and templating all variables of a
-            # thousand hosts takes minutes.
-            registered = variables["hostvars"].raw_get(host).get(name)
-            if isinstance(registered, dict) and not registered.get("unreachable"):
-                found[host] = registered
-        return found

@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.job_plan import (
     verdict,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
 
 
@@ -33,7 +34,7 @@ class ActionModule(ActionBase):
         result["changed"] = False
         if options["stage"] == "nodes":
             job = options["job"]
-            answers = self._registered(options["checks"], variables)
+            answers = registered(options["checks"], variables)
             problems = verdict(job, answers)
             if problems:
                 result.update(Refused(problems).result("nodes"))
@@ -74,14 +75,3 @@ class ActionModule(ActionBase):
         except (OSError, UnicodeError) as error:
             reason = f"cannot be read: {getattr(error, 'strerror', None) or error}"
             raise Refused([Problem(None, str(path), reason, "give the path of a YAML file")]) from None
-
-    @staticmethod
-    def _registered(name: str, variables: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return what each host of the play registered under a name."""
-        found = {}
-        for host in variables["ansible_play_hosts_all"]:
-            # Raw, because a registered result holds no templates.
-            registered = variables["hostvars"].raw_get(host).get(name)
-            if isinstance(registered, dict):
-                found[host] = registered
-        return found

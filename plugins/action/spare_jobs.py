@@ -7,6 +7,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.refusal import Refused, rehearsal
+from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.module_utils.running_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.modules.spare_jobs import ARGUMENT_SPEC
 
@@ -23,7 +24,8 @@ class ActionModule(ActionBase):
         variables: dict[str, Any] = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
-        problems = ended_jobs(self._registered(options["jobs"], variables))
+        answers = registered(options["jobs"], variables)
+        problems = ended_jobs({host: answer.get("running") or [] for host, answer in answers.items()})
         result["changed"] = False
         if problems and self._task.check_mode:
             result["warnings"] = rehearsal(problems)
@@ -31,14 +33,3 @@ class ActionModule(ActionBase):
             # What no job needs, such as an image, may have been changed before.
             result.update(Refused(problems, before="a container was touched").result("nodes"))
         return result
-
-    @staticmethod
-    def _registered(name: str, variables: dict[str, Any]) -> dict[str, list[str]]:
-        """Return the jobs that run, by host, for those hosts of the play that have looked."""
-        found = {}
-        for host in variables["ansible_play_hosts_all"]:
-            # Raw, because a registered result holds no templates.
-            registered = variables["hostvars"].raw_get(host).get(name)
-            if isinstance(registered, dict):
-                found[host] = registered.get("running") or []
-        return found
