@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import yaml
-from ansible.errors import AnsibleError
-from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible.utils.vars import load_extra_vars
 from ansible_collections.rdm.provision.plugins.module_utils import address_plan
 from ansible_collections.rdm.provision.plugins.module_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.module_utils.cluster_plan import (
@@ -32,12 +30,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.role_variables impor
     unknown_variables,
 )
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
+    PLAN_FILE,
+    REGISTERED,
+    ROLES,
+    HostVariables,
+    role_options,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
 
-ROLES = Path(__file__).resolve().parents[2] / "roles"
-# What preflight itself registers: not a variable for users, and no misspelt one either.
-REGISTERED = {"preflight_facts", "preflight_plan", "images_inspection"}
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
-PLAN_FILE = address_plan.FILE_NAME
 
 
 class ActionModule(ActionBase):
@@ -53,8 +55,10 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         stage = options["stage"]
+        if self._task.get_play().serial:
+            _refuse_batches(variables)
         try:
-            reader = _Reader(variables)
+            reader = HostVariables(variables, self._play_vars(), self._loader)
             plan, previous, images = _plan_inventory(reader, options["release"])
         except Refused as refused:
             return {**result, **refused.result("inventory")}
@@ -93,10 +97,19 @@ class ActionModule(ActionBase):
             removed=addresses.removed,
             warnings=warnings,
         )
+        if options["receipts"]:
+            become = {name: node.become for name, node in plan.inventory.nodes.items()}
+            brings = {name: bool(one.image and one.listed) for name, one in images.items()}
+            result["receipts"] = receipts(reader, result, become, brings)
         return result
 
+    def _play_vars(self) -> dict[str, Any]:
+        """Return the variables of the play, which those of hosts do not include; extra ones come before."""
+        extra = load_extra_vars(loader=self._loader)
+        return {name: value for name, value in self._task.get_play().vars.items() if name not in extra}
+
     def _keep(
-        self, reader: _Reader, plan: AddressPlan, previous: AddressPlan | None, write: bool
+        self, reader: HostVariables, plan: AddressPlan, previous: AddressPlan | None, write: bool
     ) -> dict[str, Any]:
         """Write the plan file when it differs; return `changed`, `saved` and `diff`."""
         before = "" if previous is None else address_plan.format_plan(previous)
@@ -118,83 +131,22 @@ class ActionModule(ActionBase):
         return kept
 
 
-class _Reader:
-    """Reads variables of the inventory's hosts, one by one: evaluating all of them takes minutes on a large
-    cluster."""
+def _refuse_batches(task_vars: Mapping[str, Any]) -> None:
+    """Refuse a play with `serial` that takes its hosts a few at a time.
 
-    def __init__(self, task_vars: Mapping[str, Any]) -> None:
-        self._hostvars = task_vars["hostvars"]
-        groups = task_vars["groups"]
-        self.masters = [str(name) for name in groups.get("master", [])]
-        self.workers = [str(name) for name in groups.get("workers", [])]
-        self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
-        self._by_host = {host: self._hostvars[host] for host in self.hosts}
-        self._defaults = dict(_role_defaults())
-
-    def variables(self, host: str) -> Iterator[str]:
-        """Yield the names of all variables of a host."""
-        yield from self._by_host[host]
-
-    def evaluate(self, host: str, name: str) -> Any:
-        """Return a variable's value; AnsibleError when it refers to something undefined."""
-        return self._by_host[host][name]
-
-    def role_value(self, host: str, name: str) -> Any:
-        """Return a role's variable as the host has it, else the role's default, else None."""
-        if name in self._by_host[host]:
-            try:
-                return self.evaluate(host, name)
-            except AnsibleError:
-                return None
-        return self.default(name)
-
-    def default(self, name: str) -> Any:
-        """Return the default of a role's variable, None when it has to be evaluated."""
-        return self._defaults.get(name)
-
-    def text(self, host: str, name: str) -> str:
-        """Return a role's variable as text, empty when it has no value."""
-        value = self.role_value(host, name)
-        return "" if value is None else str(value)
-
-    def true(self, host: str, name: str, otherwise: bool = False) -> bool:
-        """Return a role's variable as a truth value."""
-        value = self.role_value(host, name)
-        return otherwise if value is None else bool(boolean(value, strict=False))
-
-    def facts(self, name: str, hosts: Mapping[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what `node_facts` registered as `name`, for the hosts that answered."""
-        for host in hosts:
-            # Raw, because results of modules hold no templates.
-            registered = self._hostvars.raw_get(host).get(name) or {}
-            if isinstance(registered.get("node"), dict):
-                yield host, registered["node"]
-
-    def archives(self, name: str, host: str) -> list[dict[str, Any]]:
-        """Return what the inspections of image archives registered as `name`; none where there was none."""
-        registered = self._hostvars.raw_get(host).get(name) or {}
-        return [one for one in registered.get("results") or [] if "problem" in one]
-
-    def plan_file(self) -> Path:
-        """Return the path of the plan file; Refused when the inventory is not a file or directory."""
-        host = self._by_host[self.hosts[0]]
-        directory = host.get("inventory_dir")
-        if not directory:
-            raise Refused(
-                [
-                    Problem(
-                        None,
-                        "the inventory",
-                        f"is not a file, so there is no place for {PLAN_FILE} beside it",
-                        "write the hosts into inventory/mine/hosts.yml and pass -i inventory/mine",
-                    )
-                ]
-            )
-        return Path(str(directory)) / PLAN_FILE
+    Raises:
+        AnsibleActionFail: it does.
+    """
+    batch, hosts = (len(task_vars.get(f"ansible_play_{name}") or ()) for name in ("batch", "hosts"))
+    if 0 < batch < hosts:
+        raise AnsibleActionFail(
+            f"serial makes this play take {batch} of {hosts} hosts at a time, and the plan is for all at "
+            "once: take serial out of the play, and use --forks to say how many nodes are worked on at once"
+        )
 
 
 def _plan_inventory(
-    reader: _Reader, release: list[str]
+    reader: HostVariables, release: list[str]
 ) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
     """Return the plan by the inventory alone, the plan before, and each node's images.
 
@@ -241,13 +193,13 @@ def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -
 
 
 def _check_roles(
-    reader: _Reader, variables: Mapping[str, Mapping[str, Any]]
+    reader: HostVariables, variables: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Problem], list[str], dict[str, Images]]:
     """Return the problems with variables of roles, warnings about names that nobody reads, and the images.
 
     `variables` are the cluster-wide ones of each host.
     """
-    options = dict(_role_options())
+    options = {name: option for _, name, option in role_options()}
     cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
     checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
     known = {*options, *cluster_wide}
@@ -282,7 +234,7 @@ def _check_roles(
     return problems, unknown_variables(names, known, prefixes), images
 
 
-def _images(reader: _Reader, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
+def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
     """Return a node's images, and what is wrong with the list of them."""
     profiles = given.get("images_profiles") or reader.default("images_profiles")
     if not isinstance(profiles, dict):
@@ -291,7 +243,7 @@ def _images(reader: _Reader, host: str, accelerator: Any, given: Mapping[str, An
     return check_images(host, given.get("images_list"), profiles, accelerator, image)
 
 
-def _network_options(reader: _Reader, host: str) -> dict[str, str]:
+def _network_options(reader: HostVariables, host: str) -> dict[str, str]:
     """Return the options of the network's driver; ValueError when they make no sense together."""
     return driver_options(
         reader.text(host, "network_driver"),
@@ -304,7 +256,7 @@ def _network_options(reader: _Reader, host: str) -> dict[str, str]:
     )
 
 
-def _node_plan(reader: _Reader, node: str, plan: ClusterPlan, images: Images) -> NodePlan:
+def _node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Images) -> NodePlan:
     """Return what the cluster wants of one node."""
     return NodePlan(
         node=node,
@@ -345,26 +297,3 @@ def _base(
         }
         for rank, (name, node) in enumerate(plan.inventory.nodes.items())
     }
-
-
-def _role_files(name: str) -> Iterator[Any]:
-    for path in sorted(ROLES.glob(f"*/{name}")):
-        yield yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML)  # noqa: S506 - both loaders are the safe one
-
-
-def _role_defaults() -> Iterator[tuple[str, Any]]:
-    """Yield the defaults of all roles, apart from those that have to be evaluated."""
-    for defaults in _role_files("defaults/main.yml"):
-        for name, value in (defaults or {}).items():
-            if not (isinstance(value, str) and "{{" in value):
-                yield name, value
-
-
-def _role_options() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every option of every role's argument_specs."""
-    for specs in _role_files("meta/argument_specs.yml"):
-        for entry_point in specs["argument_specs"].values():
-            yield from (entry_point.get("options") or {}).items()
-
-
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

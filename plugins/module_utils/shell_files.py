@@ -20,7 +20,9 @@ import ipaddress
 from typing import Any, NamedTuple
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
+    """A file, where in it a new block goes, and whether to make the file when it is missing."""
+
     path: str
     insert: str
     create: bool
@@ -51,30 +53,36 @@ def shell_blocks(
     return [
         {
             "path": place.path,
-            "name": "MY_IP ({0})".format(cluster),
+            "name": block_name(cluster),
             "content": plain if place.path == "/etc/environment" else export,
             "insert": place.insert,
             "create": place.create,
             "state": state,
         }
-        for place in _places(system, zsh, home)
+        for place in places(system, zsh, home)
     ]
 
 
-def _places(system: bool, zsh: bool, home: str) -> list[_Place]:
+def block_name(cluster: str) -> str:
+    """Return the name of a cluster's blocks."""
+    return "MY_IP ({0})".format(cluster)
+
+
+def places(system: bool, zsh: bool, home: str = "~") -> list[Place]:
+    """Return the files that can hold a block, for all users or for one; arguments as in shell_blocks()."""
     if system:
         return [
-            _Place("/etc/environment", "end", True),
-            _Place("/etc/profile.d/rdm.sh", "end", True),
-            _Place("/etc/bash.bashrc", "start", False),
-            _Place("/etc/bashrc", "start", False),
-            _Place("/etc/zsh/zshenv", "start", False),
-            _Place("/etc/zshenv", "start", False),
+            Place("/etc/environment", "end", True),
+            Place("/etc/profile.d/rdm.sh", "end", True),
+            Place("/etc/bash.bashrc", "start", False),
+            Place("/etc/bashrc", "start", False),
+            Place("/etc/zsh/zshenv", "start", False),
+            Place("/etc/zshenv", "start", False),
         ]
     return [
-        _Place(home + "/.bashrc", "start", True),
-        _Place(home + "/.bash_profile", "start", False),
-        _Place(home + "/.bash_login", "start", False),
-        _Place(home + "/.profile", "start", True),
-        _Place(home + "/.zshenv", "start", zsh),
+        Place(home + "/.bashrc", "start", True),
+        Place(home + "/.bash_profile", "start", False),
+        Place(home + "/.bash_login", "start", False),
+        Place(home + "/.profile", "start", True),
+        Place(home + "/.zshenv", "start", zsh),
     ]

@@ -61,6 +61,16 @@ def drop_block(data: bytes, name: str) -> bytes | None:
     return before + after[1:] or None
 
 
+def read_block(data: bytes, name: str) -> bytes | None:
+    """Return the block with its markers, None when there is none.
+
+    Raises:
+        BlockError: an unusable name, or a marker without its partner.
+    """
+    place = _find(data, name)
+    return None if place is None else data[place[0] : place[1]]
+
+
 def _markers(name: str) -> tuple[bytes, bytes]:
     if not _NAME.fullmatch(name):
         raise BlockError(

@@ -46,6 +46,17 @@ options:
     description: Name of the node in the inventory, by which running jobs are known; empty means not to look.
     type: str
     default: ""
+  inputs:
+    description:
+      - For each role, a digest of what its work on this node depends on, to compare with the receipt that
+        M(rdm.provision.receipt) has left; an empty text where that cannot be told.
+      - Empty means not to look at the receipt.
+    type: dict
+    default: {}
+  key_digests:
+    description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
+    type: dict
+    default: {}
 """
 
 EXAMPLES = r"""
@@ -159,6 +170,16 @@ node:
       description: Name of the cluster whose files O(config_dir) holds; empty for none.
       type: str
       sample: rdm
+    hardware:
+      description: Digest of all that decides what containers get of the node.
+      type: str
+      sample: sha256:0f343b0931126a20
+    work:
+      description:
+        - For each role of O(inputs) that has something to do here, the reasons, in sentences.
+        - Empty when the receipt of the last run holds.
+      type: dict
+      sample: {hostfile: [/etc/rdm/job/hostfile has changed]}
     findings:
       description: What is wrong or could not be read, as C(level) (error or warning), C(what) and C(text).
       type: list
@@ -176,8 +197,10 @@ from ansible_collections.rdm.provision.plugins.module_utils import (
     docker_state,
     host_state,
     network_state,
+    receipt,
     sysfs,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DEFAULT_SOCKET,
     DockerAPI,
@@ -195,6 +218,8 @@ ARGUMENT_SPEC = {
     "docker_socket": {"type": "str", "default": ""},
     "config_dir": {"type": "path", "default": DEFAULT_CONFIG_DIR},
     "node": {"type": "str", "default": ""},
+    "inputs": {"type": "dict", "default": {}},
+    "key_digests": {"type": "dict", "default": {}, "no_log": False},
 }
 
 
@@ -225,6 +250,8 @@ def node_facts(
     docker_socket: str,
     config_dir: str = DEFAULT_CONFIG_DIR,
     node: str = "",
+    inputs: dict[str, str] | None = None,
+    key_digests: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
     findings = Findings()
@@ -246,8 +273,27 @@ def node_facts(
     found.update(_network(findings, sysfs_root))
     found.update(_docker(findings, docker_socket, login_user["name"], node))
     found.update(_hardware(findings, sysfs_root, dev_root))
+    found["hardware"] = receipt.digest([container_spec(found, one) for one in ("rocm", "cuda", "cpu")])
+    found["work"] = _work(found, config_dir, inputs or {}, key_digests or {})
     found["findings"] = findings
     return found
+
+
+def _work(
+    found: dict[str, Any], config_dir: str, inputs: dict[str, str], keys: dict[str, str]
+) -> dict[str, list[str]]:
+    """Return which roles have something to do, and why."""
+    kept = receipt.read(config_dir) if inputs else {}
+    seen = None
+    if kept and found["docker"]:
+        try:
+            seen = receipt.observe(kept["watch"], found["hardware"], DockerAPI(found["docker"]["socket"]))
+        except DockerProblem:
+            pass  # it went away in this moment: then there is work
+    work = receipt.to_do(kept, inputs, keys, seen)
+    if inputs and not (found["docker"] and found["python_requests"]):
+        work.setdefault("docker_engine", ["the engine, or the library to ask it, is not ready"])
+    return work
 
 
 def _network(findings: Findings, sysfs_root: str) -> dict[str, Any]:

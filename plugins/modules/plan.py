@@ -53,6 +53,10 @@ options:
     description: Write the plan file when it differs.
     type: bool
     default: false
+  receipts:
+    description: Return RV(receipts), too.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -169,6 +173,20 @@ saved:
   description: Whether the plan file says the same as this plan, because it did before or was written now.
   returned: success
   type: bool
+receipts:
+  description: What M(rdm.provision.node_facts) and M(rdm.provision.receipt) compare, by node.
+  returned: with O(receipts)
+  type: dict
+  contains:
+    inputs:
+      description: For each role that is wanted on the node, a digest of what its work there depends on.
+      type: dict
+    key_digests:
+      description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
+      type: dict
+    watch:
+      description: What to look at besides what carries the cluster's label.
+      type: dict
 rdm_refused:
   description: The stage that refused, V(inventory) or V(nodes).
   returned: when the plan is refused
@@ -201,4 +219,5 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "inspection": {"type": "str", "default": "images_inspection"},
     "release": {"type": "list", "elements": "str", "default": []},
     "write": {"type": "bool", "default": False},
+    "receipts": {"type": "bool", "default": False},
 }

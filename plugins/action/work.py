@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decide which nodes have work, and for which roles; see plugins/modules/work.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.work import decide
+
+
+class ActionModule(ActionBase):
+    """The action: collects and decides; it talks to no node."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return who has what to do."""
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        looked = registered(options["facts"], variables)
+        found = {host: one["node"] for host, one in looked.items() if isinstance(one.get("node"), dict)}
+        engineless = [host for host, node in found.items() if not node["docker"]]
+        work = decide(
+            {host: node["work"] for host, node in found.items()},
+            {host: ["docker_engine", *options["receipts"][host]["inputs"]] for host in found},
+            recheck=options["recheck"],
+            engineless=engineless if self._task.check_mode else (),
+        )
+        parts = [*(variables.get("ansible_run_tags") or ["all"]), *(variables.get("ansible_skip_tags") or [])]
+        result.update(
+            changed=False,
+            why=work.why,
+            hosts=work.hosts,
+            inspect=work.inspect,
+            verify=[host for host in found if not (self._task.check_mode and host in engineless)],
+            keep_receipts=parts == ["all"] and not self._task.check_mode,
+        )
+        return result

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hosts of a play that depends on what an earlier play has found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible import context
+from ansible.errors import AnsibleFilterError
+
+DOCUMENTATION = r"""
+name: hosts_of_play
+short_description: The hosts of a play that depends on what an earlier play has found
+description:
+  - Turns the result of M(rdm.provision.work) into what a play's C(hosts) takes.
+author:
+  - The rdm-provision developers
+positional: _input
+options:
+  _input:
+    description: The result of M(rdm.provision.work); undefined where the look has not run.
+    type: dict
+    required: true
+  part:
+    description: Which hosts.
+    type: str
+    choices: [hosts, inspect, verify]
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Work
+  hosts: "{{ hostvars['localhost']['rdm_work'] | default({}) | rdm.provision.hosts_of_play('hosts') }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Names of hosts, or a pattern.
+  type: raw
+"""
+
+NOBODY = "!all"
+EVERYBODY = "master:workers"
+
+
+def hosts_of_play(work: Any, part: str) -> Any:
+    """Return the hosts, or a pattern that none matches.
+
+    Raises:
+        AnsibleFilterError: nobody has looked at the nodes.
+    """
+    if work:
+        return work[part] or NOBODY
+    arguments = context.CLIARGS
+    if any(arguments.get(name) for name in ("listhosts", "listtasks", "listtags", "syntax")):
+        return EVERYBODY
+    told = [option for option, name in _SKIPPERS.items() if arguments.get(name)]
+    how = f"leave out {' and '.join(told)}" if told else "run the play that looks at the nodes before"
+    raise AnsibleFilterError(
+        f"nobody has looked at the nodes, so it is not known which of them have work: {how}, and choose "
+        "parts of the run with --tags"
+    )
+
+
+_SKIPPERS = {"--start-at-task": "start_at_task", "--skip-tags": "skip_tags"}
+
+
+class FilterModule:
+    """What Ansible asks for the filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"hosts_of_play": hosts_of_play}

@@ -1,0 +1,124 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Keep on a node what its last good run left, so that the next one can compare."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: receipt
+short_description: Keep on the node what a good run has left, so that the next one can compare
+description:
+  - Looks at everything that the roles have left on the node, and writes it down together with the inputs from
+    which they worked. M(rdm.provision.node_facts) compares both the next time, in one look.
+  - Run it when all roles have ended well. What it writes holds digests and no secrets, and is readable by its
+    owner only.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode nothing is written.
+  diff_mode:
+    support: none
+    description: The receipt is no part of what the user asked for.
+  idempotent:
+    support: full
+    description: A receipt is never reported as a change.
+options:
+  config_dir:
+    description: Directory that the cluster keeps its files in; C(~) is the user that the module runs as.
+    type: str
+    required: true
+  inputs:
+    description: For each role, a digest of what its work on this node depends on.
+    type: dict
+    required: true
+  watch:
+    description:
+      - What to look at besides what carries the cluster's label.
+      - C(cluster), C(config_dirs), C(job_directory), C(system), C(images), C(archives), C(users), C(paths).
+    type: dict
+    required: true
+  hardware:
+    description: Digest of what the node has for containers, as M(rdm.provision.node_facts) returned it.
+    type: str
+    required: true
+  docker_socket:
+    description: Path or C(unix://) address of the Docker Engine's socket; empty means the usual one.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Keep a receipt
+  rdm.provision.receipt:
+    config_dir: /etc/rdm
+    inputs: "{{ preflight_plan.receipts[inventory_hostname].inputs }}"
+    watch: "{{ preflight_plan.receipts[inventory_hostname].watch }}"
+    hardware: "{{ preflight_facts.node.hardware }}"
+"""
+
+RETURN = r"""
+kept:
+  description: Whether there is a receipt now; not where the cluster has no files on the node.
+  returned: always
+  type: bool
+"""
+
+import os
+import tempfile
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils import receipt
+from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "config_dir": {"type": "str", "required": True},
+    "inputs": {"type": "dict", "required": True},
+    "watch": {"type": "dict", "required": True},
+    "hardware": {"type": "str", "required": True},
+    "docker_socket": {"type": "str", "default": ""},
+}
+
+
+def keep(params: Dict[str, Any]) -> bool:
+    """Write the receipt; return whether there is one now.
+
+    Raises:
+        DockerProblem: the engine does not answer.
+        OSError: it cannot be written.
+    """
+    found = receipt.observe(params["watch"], params["hardware"], DockerAPI(params["docker_socket"]))
+    directory = os.path.expanduser(params["config_dir"])
+    if not os.path.isdir(directory):
+        return False  # there is nothing of the cluster on this node
+    handle, temporary = tempfile.mkstemp(prefix=".rdm-provision-", dir=directory)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(receipt.text(params["inputs"], params["watch"], found))
+        os.replace(temporary, os.path.join(directory, receipt.FILE_NAME))
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return True
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    # The arguments, which the caller has, need not come back from every node.
+    result: Dict[str, Any] = {"changed": False, "invocation": {}}
+    if set(module.params["watch"]) != set(receipt.WATCH):
+        module.fail_json(msg="watch must have just these keys: {0}".format(", ".join(receipt.WATCH)))
+    try:
+        result["kept"] = False if module.check_mode else keep(module.params)
+    except DockerProblem as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as error:
+        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot write", error.strerror or error))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

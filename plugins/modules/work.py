@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.work`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: work
+short_description: Decide which nodes have work, and for which roles
+description:
+  - Collects what M(rdm.provision.node_facts) with O(rdm.provision.node_facts#module:inputs) has found on the
+    hosts of the play, and adds the roles that follow others. Run it once, after the look.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Nodes without an engine have nothing but the engine to be looked at in check mode.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  facts:
+    description: Name of the variable that M(rdm.provision.node_facts) was registered in.
+    type: str
+    default: preflight_facts
+  receipts:
+    description: What M(rdm.provision.plan) returned as C(receipts).
+    type: dict
+    required: true
+  recheck:
+    description: Let every role look for itself, whatever was found.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Decide who has what to do
+  rdm.provision.work:
+    receipts: "{{ preflight_plan.receipts }}"
+  register: preflight_work
+  run_once: true
+"""
+
+RETURN = r"""
+why:
+  description: For each node with work, its roles in their order, and why.
+  returned: always
+  type: dict
+  sample: {n2: {hostfile: [/etc/rdm/job/hostfile has changed]}}
+hosts:
+  description:
+    - The nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when
+      all hosts of a play have failed.
+  returned: always
+  type: list
+  elements: str
+inspect:
+  description: The same for the nodes that may need images.
+  returned: always
+  type: list
+  elements: str
+verify:
+  description: The nodes whose containers can be asked afterwards.
+  returned: always
+  type: list
+  elements: str
+keep_receipts:
+  description: Whether this run does all that there is to do; not with C(--tags) or C(--skip-tags).
+  returned: always
+  type: bool
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "facts": {"type": "str", "default": "preflight_facts"},
+    "receipts": {"type": "dict", "required": True},
+    "recheck": {"type": "bool", "default": False},
+}

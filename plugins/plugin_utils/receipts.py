@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the receipts of the nodes compare: the roles that are wanted, their inputs, and what to look at."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible_collections.rdm.provision.plugins.module_utils.cluster_plan import (
+    SYSTEM_CONFIG_DIR,
+    USER_CONFIG_DIR,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
+    ROLES,
+    HostVariables,
+    role_options,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import RoleInputs
+from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
+
+KEYS = ("id_ed25519", "ssh_host_ed25519_key")
+_OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
+
+
+def receipts(
+    reader: HostVariables, plan: Mapping[str, Any], become: Mapping[str, bool], images: Mapping[str, bool]
+) -> dict[str, dict[str, Any]]:
+    """Return for each node `inputs` (role -> digest, for the roles wanted there), `key_digests` and `watch`.
+
+    Args:
+        reader: the variables.
+        plan: what the action plan returns.
+        become: node -> whether root works there.
+        images: node -> whether there is an image to bring.
+    """
+    options: dict[str, list[str]] = {role: [] for role in WORKERS}
+    for role, name, _ in role_options():
+        if role in options:
+            options[role].append(name)
+    code = [path for path in sorted(ROLES.iterdir()) if path.name != "lab"] + [ROLES.parent / "plugins"]
+    inputs = RoleInputs(code, options, reader.written_defaults)
+    # One text for all nodes: to digest it once is enough.
+    everybody = {key: _short(plan[key]) for key in ("dictionary", "hostfile")}
+    found = {}
+    for node in reader.hosts:
+        one = _Node(reader, node, plan, become[node])
+        more: dict[str, Any] = {
+            "docker_engine": None,
+            "images": [plan["nodes"][node]["accelerator"], *one.local_archives()],
+            "sriov": None,
+            "network": [plan["subnet"], plan["gateway"]],
+            "my_ip": [plan["nodes"][node]["my_ip"], plan["master_addr"], everybody["dictionary"]],
+            "container": [
+                *(plan["nodes"][node][key] for key in ("my_ip", "accelerator", "image")),
+                plan["master_addr"],
+                everybody["dictionary"],
+            ],
+            "hostfile": everybody["hostfile"],
+        }
+        found[node] = {
+            "inputs": {
+                role: "" if one.looks_itself(role) else inputs.digest(role, reader.written(node), more[role])
+                for role in WORKERS
+                if one.wants(role, images[node])
+            },
+            "watch": one.watch(),
+            "key_digests": one.keys(),
+        }
+    return found
+
+
+class _Node:
+    """The variables of one node, as far as its receipt is about them."""
+
+    def __init__(self, reader: HostVariables, node: str, plan: Mapping[str, Any], become: bool) -> None:
+        self.reader = reader
+        self.node = node
+        self.cluster = plan["cluster"]
+        self.image = plan["nodes"][node]["image"]
+        self.become = become
+        self.inventory_dir = str(reader.written(node).get("inventory_dir") or "")
+        self.listed = self._listed()
+        self.sriov = self._sriov()
+
+    def wants(self, role: str, images: bool) -> bool:
+        """Whether a role has anything to see to on this node, as far as the variables tell."""
+        if self._absent(role):
+            return True
+        if role == "docker_engine":
+            return bool(self._list("docker_engine_users"))
+        if role == "images":
+            return images or self.sriov
+        return self.sriov if role == "sriov" else True
+
+    def looks_itself(self, role: str) -> bool:
+        """Whether a role must run each time: it is to take something away, or what it brings may be newer."""
+        newer = any(image.get("pull") == "always" for image in self.listed)
+        return self._absent(role) or (role == "images" and (newer or not self._known("images_list")))
+
+    def watch(self) -> dict[str, Any]:
+        """Return what to look at, as the module receipt takes it."""
+        own = [self.reader.text(self.node, name) for name in _OWN_CONFIG_DIRS]
+        directory = self._config_dir()
+        names = {str(image["name"]) for image in self.listed} | ({self.image} if self.image else set())
+        paths: dict[str, list[str]] = {}
+        if self.sriov:
+            names.add(self.reader.text(self.node, "sriov_image"))
+            paths["sriov"] = [self.reader.text(self.node, "sriov_socket")]
+            if self.reader.true(self.node, "sriov_install_wrapper"):
+                folder = self.reader.text(self.node, "sriov_wrapper_directory")
+                paths["sriov"].append(f"{folder}/docker_rdma_sriov")
+        return {
+            "cluster": self.cluster,
+            "config_dirs": sorted({directory, *filter(None, own)}),
+            "job_directory": self._job_directory(directory),
+            "system": self.reader.true(self.node, "my_ip_system", otherwise=self.become),
+            "images": sorted(names),
+            "archives": sorted(self._archives(on_the_node=True)),
+            "users": sorted(map(str, self._list("docker_engine_users"))),
+            "paths": paths,
+        }
+
+    def local_archives(self) -> Iterator[list[Any]]:
+        """Yield path, size and time of the image archives that are on the controller."""
+        for path in self._archives(on_the_node=False):
+            try:
+                now = os.stat(os.path.join(self.inventory_dir, os.path.expanduser(path)))
+            except OSError:
+                yield [path, None]
+            else:
+                yield [path, now.st_size, now.st_mtime_ns]
+
+    def keys(self) -> dict[str, str]:
+        """Return the digests of the cluster's ssh keys on the controller; empty for one yet to be made."""
+        given = self.reader.text(self.node, "container_ssh_key_dir")
+        return _keys(given or os.path.join(self.inventory_dir, ".rdm", "ssh"))
+
+    def _archives(self, on_the_node: bool) -> Iterator[str]:
+        for image in self.listed:
+            if image.get("source") == "archive" and bool(image.get("remote_src", True)) is on_the_node:
+                yield str(image["path"])
+
+    def _absent(self, role: str) -> bool:
+        return self.reader.text(self.node, f"{role}_state") == "absent"
+
+    def _listed(self) -> list[dict[str, Any]]:
+        images = self._list("images_list")
+        return [image for image in images if isinstance(image, dict) and image.get("name")]
+
+    def _sriov(self) -> bool:
+        driver = self.reader.text(self.node, "network_driver")
+        return self.reader.true(self.node, "sriov_enabled", otherwise=driver == "sriov")
+
+    def _list(self, name: str) -> list[Any]:
+        value = self.reader.role_value(self.node, name)
+        return list(value) if isinstance(value, (list, tuple)) else []
+
+    def _known(self, name: str) -> bool:
+        """Whether a variable that the host has can be evaluated now."""
+        if name not in self.reader.written(self.node):
+            return True
+        try:
+            self.reader.evaluate(self.node, name)
+        except AnsibleError:
+            return False
+        return True
+
+    def _config_dir(self) -> str:
+        given = self.reader.text(self.node, "rdm_config_dir")
+        return given or (SYSTEM_CONFIG_DIR if self.become else f"~/{USER_CONFIG_DIR}")
+
+    def _job_directory(self, config_dir: str) -> str:
+        given = self.reader.text(self.node, "container_job_directory") or self.reader.text(
+            self.node, "job_directory"
+        )
+        return given or (f"/var/lib/rdm/{self.cluster}" if self.become else f"{config_dir}/jobs")
+
+
+@functools.cache
+def _keys(directory: str) -> dict[str, str]:
+    found = {}
+    for name in KEYS:
+        path = os.path.join(directory, name)
+        try:
+            with open(path, "rb") as stream:
+                found[name] = (
+                    hashlib.sha256(stream.read()).hexdigest()[:16] if os.path.exists(f"{path}.pub") else ""
+                )
+        except OSError:
+            found[name] = ""
+    return found
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a role's work on a node depends on, as a digest that can be compared from run to run.
+
+Evaluating all variables of a role takes some 100 ms per host, so they are not evaluated: a value counts as it
+was written, together with every variable that its templates refer to, and those that these refer to. Where a
+template refers to something that nobody can know beforehand (a lookup, the time, another host's facts), there
+is no digest, and the role looks for itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.nodes
+
+CLUSTER_WIDE = ("rdm_cluster", "rdm_become", "rdm_config_dir")
+"""Cluster-wide variables that roles read themselves. The others reach them through the plan."""
+
+# What Jinja and Ansible give every template, and what is the same in every run.
+_HARMLESS = {"omit", "undef", "range", "dict", "namespace", "true", "false", "none", "inventory_hostname"}
+_UNKNOWABLE = {"hostvars", "vars", "ansible_facts", "lookup", "query", "q", "now"}
+_UNKNOWABLE_FILTERS = {
+    "random",
+    "shuffle",
+    "password_hash",
+    "ansible.builtin.random",
+    "ansible.builtin.shuffle",
+}
+_UNKNOWABLE_TESTS = {"file", "directory", "exists", "link", "mount", "same_file", "link_exists"}
+
+
+class RoleInputs:
+    """Makes the digests.
+
+    Args:
+        code: the directories with the collection's own files; a change there is another input for every role.
+        options: role -> the names of its variables.
+        defaults: the roles' defaults as they are written.
+    """
+
+    def __init__(
+        self, code: Iterable[Path], options: Mapping[str, Iterable[str]], defaults: Mapping[str, Any]
+    ) -> None:
+        self._code = code_digest(tuple(code))
+        self._options = options
+        self._defaults = defaults
+
+    def digest(self, role: str, variables: Mapping[str, Any], more: Any) -> str:
+        """Return the digest for a role on a node; empty when it cannot be told.
+
+        Args:
+            role: name of the role.
+            variables: the host's variables as they are written.
+            more: what else counts: anything that :mod:`json` can write.
+        """
+        known: dict[str, Any] = {}
+        for name in (*CLUSTER_WIDE, *self._options[role]):
+            if not self._collect(name, variables, known):
+                return ""
+        try:
+            return _digest([self._code, known, more])
+        except TypeError:  # keys of a dictionary that have no order
+            return ""
+
+    def _collect(self, name: str, variables: Mapping[str, Any], known: dict[str, Any]) -> bool:
+        """Add a variable, and all that it refers to, to the known; return whether that can be known."""
+        if name in known:
+            return True
+        given = name in variables
+        known[name] = value = variables[name] if given else None
+        for reference in _references(value if given else self._defaults.get(name)):
+            if reference in _HARMLESS:
+                continue
+            if (reference in variables and reference not in _UNKNOWABLE) or reference in self._defaults:
+                if not self._collect(reference, variables, known):
+                    return False
+            elif given:
+                return False
+            # Else it is a default of ours, which refers to the plan, or to what the node reports.
+        return True
+
+
+@functools.cache
+def code_digest(directories: tuple[Path, ...]) -> str:
+    """Return the digest of all files below these directories, by name and content."""
+    state = hashlib.sha256()
+    for directory in directories:
+        for path in sorted(directory.rglob("*")):
+            if path.is_file() and path.suffix != ".pyc":
+                state.update(f"{path.relative_to(directory)}\0".encode())
+                state.update(hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()[:16]
+
+
+def _references(value: Any) -> Iterator[str]:
+    """Yield the names that the templates in a value refer to; `lookup` for what cannot be known."""
+    if isinstance(value, str):
+        if "{{" in value or "{%" in value:
+            yield from _parsed(str(value))
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _references(key)
+            yield from _references(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _references(item)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(template: str) -> frozenset[str]:
+    try:
+        tree = _JINJA.parse(template)
+        names = jinja2.meta.find_undeclared_variables(tree)
+    except jinja2.TemplateError:
+        return frozenset({"lookup"})
+    used = {node.name for node in tree.find_all(jinja2.nodes.Filter)} & _UNKNOWABLE_FILTERS
+    used |= {node.name for node in tree.find_all(jinja2.nodes.Test)} & _UNKNOWABLE_TESTS
+    return frozenset(names | ({"lookup"} if used else set()))
+
+
+_JINJA = jinja2.Environment()  # noqa: S701 - nothing is rendered
+
+
+def _digest(value: Any) -> str:
+    # What JSON does not know is a secret or another object of Ansible's: as it is written.
+    text = json.dumps(value, sort_keys=True, default=_written)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _written(value: Any) -> str:
+    ciphertext = getattr(value, "_ciphertext", None)
+    return str(value if ciphertext is None else ciphertext)
