@@ -330,6 +330,7 @@ class Cluster(JobVerbs):
         *,
         limit: str = "",
         tags: str = "",
+        recheck: bool = False,
         forks: int = 0,
         verbosity: int = 0,
     ) -> Run:
@@ -340,6 +341,7 @@ class Cluster(JobVerbs):
         Args:
             limit: only these nodes (Ansible's ``--limit`` pattern).
             tags: only the parts with one of these tags.
+            recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
 
@@ -351,9 +353,20 @@ class Cluster(JobVerbs):
         0
         """
         keep = frozenset({CONTAINER_MODULE})
-        return self._run("up", "site", limit, tags, forks, verbosity, exclusive=True, diff=True, keep=keep)
+        extra = {"preflight_recheck": True} if recheck else {}
+        return self._run(
+            "up", "site", limit, tags, forks, verbosity, exclusive=True, diff=True, keep=keep, extra=extra
+        )
 
-    def check(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+    def check(
+        self,
+        *,
+        limit: str = "",
+        tags: str = "",
+        recheck: bool = False,
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
         """Find out what :meth:`up` would change on each node, down to the lines of files. Changes nothing.
 
         The result's ``changed`` names the nodes that drifted, and each node's ``changes`` say how.
@@ -362,7 +375,8 @@ class Cluster(JobVerbs):
         >>> Cluster.load("inventory/lab").check().result().changed  # doctest: +SKIP
         ()
         """
-        return self._run("check", "site", limit, tags, forks, verbosity, check=True, diff=True)
+        extra = {"preflight_recheck": True} if recheck else {}
+        return self._run("check", "site", limit, tags, forks, verbosity, check=True, diff=True, extra=extra)
 
     def verify(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Measure the fabric between all pairs of containers. The result's ``fabric`` is the table.
@@ -497,6 +511,10 @@ class Cluster(JobVerbs):
     def containers(self, result: RunResult) -> tuple[tuple[str, str, str, str], ...]:
         """Return what an :meth:`up` run left running: node, container with its state, image, address."""
         found = {}
+        for name, planned in (result.plan or {}).get("nodes", {}).items():
+            if (seen := planned.get("seen")) and name in result.nodes:
+                running = f"{seen['name']} ({seen['state']})"
+                found[name, str(seen["name"])] = (name, running, str(seen["image"]), str(planned["my_ip"]))
         for name, results in result.returned.get(CONTAINER_MODULE, {}).items():
             for res in results:
                 made = res.get("container") or {}

@@ -35,6 +35,7 @@ __all__ = [
     "RunStarted",
     "Status",
     "TaskStarted",
+    "WorkFound",
     "to_json",
 ]
 
@@ -190,6 +191,13 @@ class PhaseStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkFound(Event):
+    """The look at the nodes is over. ``work`` is node → phase → why it has something to do there."""
+
+    work: Mapping[str, Mapping[str, Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStarted(Event):
     """A task began, on all nodes of its play."""
 
@@ -264,6 +272,7 @@ class RunResult:
         message: one line when the run as a whole could not be done (not for single nodes).
         phases: time per phase, in order.
         warnings: each once, in order.
+        work: node → phase → why there was something to do, for the nodes where there was.
         plan: what the plan decided (``preflight_plan`` of the collection), or None.
         fabric: the fabric table (``nodes``, ``rtt_us``, ``verdicts``, ``slow``), or None.
         returned: what the modules that the verb asked for handed back: module → node → its results.
@@ -281,6 +290,7 @@ class RunResult:
     message: str = ""
     phases: Sequence[PhaseTime] = ()
     warnings: Sequence[str] = ()
+    work: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
     fabric: Mapping[str, Any] | None = None
     returned: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)

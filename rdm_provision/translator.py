@@ -26,6 +26,7 @@ from rdm_provision.events import (
     RunStarted,
     Status,
     TaskStarted,
+    WorkFound,
 )
 from rdm_provision.jobs import job_news
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Translator", "error_sentence", "plain"]
 
 PLAN_ACTION = "rdm.provision.plan"
+WORK_ACTION = "rdm.provision.work"
 FABRIC_ACTION = "rdm.provision.fabric_verdict"
 JOB_ACTION = "rdm.provision.job"
 SPARE_ACTION = "rdm.provision.spare_jobs"
@@ -84,6 +86,7 @@ class Translator:
         self.refused = ""
         self.problems: list[Problem] = []
         self.message = ""
+        self.work: dict[str, dict[str, list[str]]] = {}
         self.plan: dict[str, Any] | None = None
         self.fabric: dict[str, Any] | None = None
         self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
@@ -167,6 +170,9 @@ class Translator:
         self.hidden.update(environment_values(res))
         cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION, SPARE_ACTION)
         self._keep(action, node, res)
+        if action == WORK_ACTION and "why" in res:
+            self.work = dict(res["why"])
+            yield WorkFound(at=self._now(), work=self.work)
         for warning in _warnings(res):
             yield from self._warn(warning, node=None if cluster_wide else node)
         if bad and not ignored and action in ARGSPEC_ACTIONS and not self.any_change:
@@ -277,6 +283,7 @@ class Translator:
                 _with_nodes(text, self._in_order(nodes), len(self.counts))
                 for text, nodes in self.warnings.items()
             ),
+            work=self.work,
             plan=self.plan,
             fabric=self.fabric,
             returned={

@@ -26,19 +26,17 @@ class ActionModule(ActionBase):
         looked = registered(options["facts"], variables)
         found = {host: one["node"] for host, one in looked.items() if isinstance(one.get("node"), dict)}
         engineless = [host for host, node in found.items() if not node["docker"]]
+        receipts = options["receipts"]
         work = decide(
             {host: node["work"] for host, node in found.items()},
-            {host: ["docker_engine", *options["receipts"][host]["inputs"]] for host in found},
+            {host: ["docker_engine", *receipts[host]["inputs"]] for host in found},
+            {host: receipts[host]["absent"] for host in found},
             recheck=options["recheck"],
             engineless=engineless if self._task.check_mode else (),
         )
         parts = [*(variables.get("ansible_run_tags") or ["all"]), *(variables.get("ansible_skip_tags") or [])]
-        result.update(
-            changed=False,
-            why=work.why,
-            hosts=work.hosts,
-            inspect=work.inspect,
-            verify=[host for host in found if not (self._task.check_mode and host in engineless)],
-            keep_receipts=parts == ["all"] and not self._task.check_mode,
-        )
+        if parts != ["all"] or self._task.check_mode:
+            # Some parts of the run left the node as it is to be, and others may not have.
+            work.plays["receipt"] = []
+        result.update(changed=False, why=work.why, plays=work.plays)
         return result

@@ -22,15 +22,14 @@ options:
     type: dict
     required: true
   part:
-    description: Which hosts.
+    description: Which play; a role's name, C(inspect), C(absent), C(receipt) or C(verify).
     type: str
-    choices: [hosts, inspect, verify]
     required: true
 """
 
 EXAMPLES = r"""
 - name: Work
-  hosts: "{{ hostvars['localhost']['rdm_work'] | default({}) | rdm.provision.hosts_of_play('hosts') }}"
+  hosts: "{{ hostvars['localhost']['rdm_work'] | default({}) | rdm.provision.hosts_of_play('images') }}"
 """
 
 RETURN = r"""
@@ -50,7 +49,7 @@ def hosts_of_play(work: Any, part: str) -> Any:
         AnsibleFilterError: nobody has looked at the nodes.
     """
     if work:
-        return work[part] or NOBODY
+        return work["plays"][part] or NOBODY
     arguments = context.CLIARGS
     if any(arguments.get(name) for name in ("listhosts", "listtasks", "listtags", "syntax")):
         return EVERYBODY

@@ -21,6 +21,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node_checks import (
     NodePlan,
     check_node,
     config_dir_problems,
+    container_seen,
     ended_by_plan,
     network_differences,
     network_present,
@@ -142,6 +143,7 @@ def plan_nodes(
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),
             "shells": dict(found.get("shells") or {}),
+            "seen": container_seen(want, found),
         }
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}

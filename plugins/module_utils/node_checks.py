@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from ipaddress import IPv4Network, ip_network
-from typing import Any, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.module_utils.container_spec import memlock_shortage
@@ -118,6 +118,14 @@ def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
 def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
     """Return whether a network of the cluster's network name exists on the node."""
     return bool(_existing(want, facts))
+
+
+def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> Dict[str, str]:
+    """Return name, state and image of the cluster's container on the node; empty where there is none."""
+    for one in _containers(facts):
+        if is_ours(one.get("labels"), want.cluster, "container"):
+            return {key: str(one[key]) for key in ("name", "state", "image")}
+    return {}
 
 
 def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:

@@ -114,7 +114,9 @@ def to_do(
         if not digest:
             reasons.setdefault(role, []).append("what its variables come to is only known when it runs")
         elif receipt["inputs"].get(role) != digest:
-            reasons.setdefault(role, []).append("its variables, the plan or this program are others")
+            reasons.setdefault(role, []).append(
+                "it was made from other variables, another plan or another version"
+            )
     for name, mine in keys.items() if "container" in inputs else ():
         theirs = [state for path, state in found["container"].items() if path.endswith("/ssh/" + name)]
         if not mine or not all(state.endswith(mine) for state in theirs or [""]):

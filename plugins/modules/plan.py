@@ -151,6 +151,9 @@ nodes:
       description: How that network differs from the plan, one sentence each.
       type: list
       elements: str
+    seen:
+      description: C(name), C(state) and C(image) of the training container as it was; empty for none.
+      type: dict
     shells:
       description: Whether C(bash) and C(zsh) are there.
       type: dict
@@ -181,6 +184,10 @@ receipts:
     inputs:
       description: For each role that is wanted on the node, a digest of what its work there depends on.
       type: dict
+    absent:
+      description: The roles whose traces are to be taken away from the node.
+      type: list
+      elements: str
     key_digests:
       description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
       type: dict

@@ -50,27 +50,15 @@ why:
   returned: always
   type: dict
   sample: {n2: {hostfile: [/etc/rdm/job/hostfile has changed]}}
-hosts:
+plays:
   description:
-    - The nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when
-      all hosts of a play have failed.
+    - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt) and C(verify).
+    - Nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when all
+      hosts of a play have failed.
+    - There are no receipts in check mode, and with C(--tags) or C(--skip-tags).
   returned: always
-  type: list
-  elements: str
-inspect:
-  description: The same for the nodes that may need images.
-  returned: always
-  type: list
-  elements: str
-verify:
-  description: The nodes whose containers can be asked afterwards.
-  returned: always
-  type: list
-  elements: str
-keep_receipts:
-  description: Whether this run does all that there is to do; not with C(--tags) or C(--skip-tags).
-  returned: always
-  type: bool
+  type: dict
+  sample: {hostfile: [n2, n1], receipt: [n2, n1], verify: [n1, n2, n3]}
 """
 
 from typing import Any, Dict

@@ -22,8 +22,7 @@ REGISTERED = frozenset(
         "preflight_plan",
         "preflight_work",
         "images_inspection",
-        "rdm_work",
-        "rdm_out_of_fabric",
+        "verify_out_of_fabric",
     }
 )
 """What the roles themselves register: not variables for users, and no misspelt ones either."""

@@ -67,6 +67,7 @@ def receipts(
                 for role in WORKERS
                 if one.wants(role, images[node])
             },
+            "absent": one.absent,
             "watch": one.watch(),
             "key_digests": one.keys(),
         }
@@ -83,13 +84,14 @@ class _Node:
         self.image = plan["nodes"][node]["image"]
         self.become = become
         self.inventory_dir = str(reader.written(node).get("inventory_dir") or "")
+        self.absent = [role for role in WORKERS if self._absent(role)]
         self.listed = self._listed()
         self.sriov = self._sriov()
 
     def wants(self, role: str, images: bool) -> bool:
         """Whether a role has anything to see to on this node, as far as the variables tell."""
-        if self._absent(role):
-            return True
+        if role in self.absent:
+            return False
         if role == "docker_engine":
             return bool(self._list("docker_engine_users"))
         if role == "images":
@@ -97,9 +99,9 @@ class _Node:
         return self.sriov if role == "sriov" else True
 
     def looks_itself(self, role: str) -> bool:
-        """Whether a role must run each time: it is to take something away, or what it brings may be newer."""
+        """Whether a role must run each time, because what it brings may be newer, or is not known yet."""
         newer = any(image.get("pull") == "always" for image in self.listed)
-        return self._absent(role) or (role == "images" and (newer or not self._known("images_list")))
+        return role == "images" and (newer or not self._known("images_list"))
 
     def watch(self) -> dict[str, Any]:
         """Return what to look at, as the module receipt takes it."""
@@ -145,7 +147,8 @@ class _Node:
                 yield str(image["path"])
 
     def _absent(self, role: str) -> bool:
-        return self.reader.text(self.node, f"{role}_state") == "absent"
+        absent = self.reader.text(self.node, f"{role}_state") == "absent"
+        return absent and (role != "images" or self.reader.true(self.node, "images_remove"))
 
     def _listed(self) -> list[dict[str, Any]]:
         images = self._list("images_list")

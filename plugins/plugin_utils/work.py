@@ -25,19 +25,20 @@ class Work(NamedTuple):
 
     Attributes:
         why: node -> its roles with work, in their order, and the reasons; nodes without work are left out.
-        hosts: the nodes with work, and one more where there is one: when every host of a play has failed,
-            Ansible ends the whole run, and the others were not verified.
-        inspect: the same for the nodes that may need images.
+        plays: role -> the hosts of its play; also `inspect`, for image archives, `absent`, where something is
+            to be taken away, `receipt` and `verify`. After the nodes with work there is one more, where there
+            is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's work
+            were done.
     """
 
     why: dict[str, Why]
-    hosts: list[str]
-    inspect: list[str]
+    plays: dict[str, list[str]]
 
 
 def decide(
     found: Mapping[str, Mapping[str, Sequence[str]]],
     wanted: Mapping[str, Sequence[str]],
+    absent: Mapping[str, Sequence[str]],
     recheck: bool = False,
     engineless: Sequence[str] = (),
 ) -> Work:
@@ -46,6 +47,7 @@ def decide(
     Args:
         found: node -> what the look at it found, for the nodes that answered.
         wanted: node -> the roles that are wanted there at all.
+        absent: node -> the roles whose traces are to be taken away there.
         recheck: let every wanted role look again, whatever was found.
         engineless: nodes without an engine in a run that changes nothing: what follows the engine cannot even
             be looked at there.
@@ -59,11 +61,24 @@ def decide(
         for role in ROLES:
             for follower in FOLLOWERS.get(role, ()) if role in mine and role in wanted[node] else ():
                 mine.setdefault(follower, [f"it follows {role}"])
-        roles = [role for role in ROLES if role in mine and role in wanted[node]]
-        if node in engineless:
-            roles = ["docker_engine"]
-        if roles:
-            why[node] = {role: mine.get(role, []) for role in roles}
-    right = [node for node in found if node not in why and node not in engineless]
-    with_images = [node for node in why if "images" in why[node]]
-    return Work(why, [*why, *right[:1]] if why else [], [*with_images, *right[:1]] if with_images else [])
+        roles = ["docker_engine"] if node in engineless else wanted[node]
+        if mine := {role: mine[role] for role in ROLES if role in mine and role in roles}:
+            why[node] = mine
+    plays = {role: [node for node in why if role in why[node]] for role in ROLES}
+    plays["inspect"] = plays["images"]
+    plays["absent"] = [node for node in found if absent[node] and node not in engineless]
+    plays["receipt"] = list(why)
+    return Work(
+        why,
+        {
+            **{play: _accompanied(nodes, found) for play, nodes in plays.items()},
+            "verify": [node for node in found if node not in engineless],
+        },
+    )
+
+
+def _accompanied(nodes: Sequence[str], all_nodes: Mapping[str, object]) -> list[str]:
+    """Return the hosts of a play: the nodes, and last one that has nothing to do there."""
+    chosen = set(nodes)
+    others = (node for node in all_nodes if node not in chosen)
+    return [*nodes, *([one] if nodes and (one := next(others, None)) else [])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, recheck_option, run_options
 from rdm_provision.events import FAILED
 
 __all__ = ["check"]
@@ -21,11 +21,12 @@ Examples:
 """
 )
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when something would change, like git diff.")
+@recheck_option
 @run_options
-def check(options: Options, exit_code: bool) -> int:
+def check(options: Options, exit_code: bool, recheck: bool) -> int:
     """Show what `up` would change, per node, down to the lines of files. Changes nothing."""
     cluster = options.cluster()
-    result = options.carry_out(cluster, cluster.check(tags=options.tags, **options.run))
+    result = options.carry_out(cluster, cluster.check(tags=options.tags, recheck=recheck, **options.run))
     if result is None:
         return 0
     code = result.exit_code or (FAILED if exit_code and result.changed else 0)
@@ -40,6 +41,7 @@ def check(options: Options, exit_code: bool) -> int:
     console = view.out()
     view.drift(console, result, everything=options.verbose > 0)
     view.recap(console, result)
+    view.found(console, result)
     if result.ok and result.changed:
         view.next_steps(console, [("make it so", f"rdm-provision up{inventory_flag(options)}")])
     return code

@@ -27,6 +27,7 @@ __all__ = [
     "json_option",
     "lab_steps",
     "limited_run_options",
+    "recheck_option",
     "run_options",
     "unknown_job",
 ]
@@ -212,6 +213,13 @@ inventory_options = _with(_INVENTORY, _EXTRA, _JSON)
 
 json_option = _with(_JSON)
 """The one option of a verb that needs no inventory."""
+
+recheck_option = click.option(
+    "--recheck",
+    is_flag=True,
+    help="Look at everything anew, whatever the nodes' receipts of earlier runs say.",
+)
+"""The option of the verbs that work only where a look finds something to do."""
 
 limited_run_options = _with(_INVENTORY, _LIMIT, _EXTRA, _FORKS, _JSON, _SHOW, _VERBOSE)
 """The options of a verb that runs as a whole or not at all."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, lab_steps, run_options
+from rdm_provision.cli.common import (
+    Options,
+    emit_json,
+    inventory_flag,
+    lab_steps,
+    recheck_option,
+    run_options,
+)
 
 __all__ = ["up"]
 
@@ -15,20 +22,23 @@ Examples:
   rdm-provision up                              the lab, or the only inventory there is
   rdm-provision up -i inventory/mine            a cluster of your own
   rdm-provision up --limit node7                a new node alone; the others are not touched
+  rdm-provision up --recheck                    look at everything anew, whatever the nodes' receipts say
   rdm-provision up -e network_replace=true      with a variable set for this run
   rdm-provision up --show-command               the same in ansible-playbook's words
 """
 )
+@recheck_option
 @run_options
-def up(options: Options) -> int:
+def up(options: Options, recheck: bool) -> int:
     """Bring the cluster up.
 
-    Looks at every node first and refuses, with all problems at once, before anything is changed. Then:
-    images, SR-IOV plugin, network, MY_IP, containers, hostfile, and a check of the fabric. A second run
-    changes nothing. A container in which a training job runs is not recreated or restarted: that is refused.
+    Looks at every node first and refuses, with all problems at once, before anything is changed. Then, where
+    something is not as it should be: images, SR-IOV plugin, network, MY_IP, containers, hostfile; and a check
+    of the fabric. A second run changes nothing. A container in which a training job runs is not recreated or
+    restarted: that is refused.
     """
     cluster = options.cluster()
-    result = options.carry_out(cluster, cluster.up(tags=options.tags, **options.run))
+    result = options.carry_out(cluster, cluster.up(tags=options.tags, recheck=recheck, **options.run))
     if result is None:
         return 0
     if options.as_json:
@@ -41,6 +51,7 @@ def up(options: Options) -> int:
         return result.exit_code
     console = view.out()
     view.recap(console, result)
+    view.found(console, result)
     view.what_runs(console, cluster.containers(result))
     if result.fabric is not None:
         fabric.show_fabric(console, result.fabric)

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from rdm_provision.events import (
     RunStarted,
     Status,
     TaskStarted,
+    WorkFound,
 )
 from rdm_provision.run import Run
 
@@ -43,6 +44,8 @@ SHOWN = 20
 """How many nodes a recap lists before it sums up those that are well."""
 DIFFS_SHOWN = 2
 """How many different diffs of one task are shown."""
+_NO_NEWS = ("nothing is known of", "it follows ", "everything is to be looked at")
+"""How the reasons begin that tell a person nothing."""
 LINES_SHOWN = 40
 """How many lines of a diff are shown."""
 _PLAIN_WIDTH = 160
@@ -158,6 +161,7 @@ class View:
         self.phases: list[_Phase] = []
         self.task = ""
         self.busy: set[str] = set()
+        self.work: Mapping[str, Mapping[str, Sequence[str]]] | None = None
         self.lost: dict[str, Status] = {}
         self.stopping = False
         self.verb = ""
@@ -177,6 +181,8 @@ class View:
             case PhaseStarted():
                 self._end_phase(event.at)
                 self.phases.append(_Phase(event.phase, event.at))
+            case WorkFound():
+                self.work = event.work
             case TaskStarted():
                 self.task = event.task
                 self.busy.clear()
@@ -197,6 +203,8 @@ class View:
         if event.refused:
             return
         status = Status.OK if event.ignored else event.status
+        if status is Status.SKIPPED and not self._has_work(event.node, event.phase):
+            return
         if self.phases:
             self.phases[-1].note(event.node, status)
         bad = status in (Status.FAILED, Status.UNREACHABLE)
@@ -211,6 +219,11 @@ class View:
             self.console.print(line)
             if event.message:
                 self.console.print(Padding(Text(event.message), (0, 0, 0, 4), expand=False))
+
+    def _has_work(self, node: str, phase: str) -> bool:
+        """Whether NODE has something to do in PHASE; every node has, where nobody has looked."""
+        known = self.work is not None and any(phase in roles for roles in self.work.values())
+        return not known or phase in (self.work or {}).get(node, {})
 
     def _end_phase(self, at: float) -> None:
         if not self.phases or self.phases[-1].ended is not None:
@@ -242,7 +255,7 @@ class View:
             return text
         counts = phase.counts()
         parts = [(f"{counts[s]} {s}", _STYLE[s]) for s in reversed(_GRAVITY) if counts[s]]
-        waiting = len(self.nodes) - sum(counts.values())
+        waiting = sum(self._has_work(node, phase.name) for node in self.nodes) - sum(counts.values())
         if waiting and phase.ended is None:
             parts.append((f"{waiting} to go", "dim"))
         for index, (part, style) in enumerate(parts):
@@ -465,6 +478,28 @@ def recap(console: Console, result: RunResult) -> None:
         times = ", ".join(f"{phase.phase} {seconds(phase.seconds)}" for phase in result.phases)
         console.print(Padding(Text(times, "dim"), (0, 0, 0, 2), expand=False))
     warnings(console, result)
+
+
+def found(console: Console, result: RunResult) -> None:
+    """Print why there was something to do, the nodes with the same reason together.
+
+    Nodes of which nothing was known, and roles that only follow another, are passed over.
+    """
+    by_reason: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    for node, roles in result.work.items():
+        for phase, reasons in roles.items():
+            for reason in reasons:
+                if not reason.startswith(_NO_NEWS):
+                    nodes, phases = by_reason.setdefault(reason, ({}, {}))
+                    nodes[node] = phases[phase] = None
+    if not by_reason:
+        return
+    heading(console, "What was found")
+    for reason, (nodes, phases) in list(by_reason.items())[:SHOWN]:
+        line = Text.assemble("  ", (names(list(nodes)), "bold"), f"  {reason}")
+        console.print(line.append(f"  {', '.join(phases)}", "dim"), soft_wrap=True)
+    if len(by_reason) > SHOWN:
+        console.print(f"  … and {count(len(by_reason) - SHOWN, 'more reason')}")
 
 
 def warnings(console: Console, result: RunResult) -> None:
