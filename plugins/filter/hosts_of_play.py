@@ -29,7 +29,7 @@ options:
 
 EXAMPLES = r"""
 - name: Work
-  hosts: "{{ hostvars['localhost']['rdm_work'] | default({}) | rdm.provision.hosts_of_play('images') }}"
+  hosts: "{{ hostvars['localhost']['preflight_work'] | default({}) | rdm.provision.hosts_of_play('images') }}"
 """
 
 RETURN = r"""

@@ -74,8 +74,8 @@ class RoleInputs:
         if name in known:
             return True
         given = name in variables
-        known[name] = value = variables[name] if given else None
-        for reference in _references(value if given else self._defaults.get(name)):
+        known[name] = [variables[name]] if given else []
+        for reference in _references(variables[name] if given else self._defaults.get(name)):
             if reference in _HARMLESS:
                 continue
             if (reference in variables and reference not in _UNKNOWABLE) or reference in self._defaults:
