@@ -80,6 +80,9 @@ def drift(before: Found, now: Found) -> Dict[str, List[str]]:
         was, is_now = before.get(role, {}), now.get(role, {})
         for what in sorted({*was, *is_now}):
             old, new = was.get(what, MISSING), is_now.get(what, MISSING)
+            whole = what.partition(" (")[0] + _STATE
+            if whole != what + _STATE and (whole in was) != (whole in is_now):
+                continue  # the container has gone or come, and its settings with it
             if old != new:
                 reasons.setdefault(role, []).append(_sentence(what, old, new))
     for what, state in now.get("container", {}).items():

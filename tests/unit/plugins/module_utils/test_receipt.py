@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils import receipt
+from ansible_collections.rdm.provision.plugins.module_utils import receipt, shell_files
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.ownership import LABEL_ROLE
 
 INPUTS = dict.fromkeys(("images", "network", "my_ip", "container", "hostfile"), "0" * 16)
 
@@ -23,7 +24,7 @@ class Engine:
             "Id": "c1",
             "Name": "/rdm",
             "Image": "sha256:aa",
-            "Config": {"Env": ["MY_IP=192.169.16.100"], "Labels": {receipt.LABEL_ROLE: "container"}},
+            "Config": {"Env": ["MY_IP=192.169.16.100"], "Labels": {LABEL_ROLE: "container"}},
             "HostConfig": {"Ulimits": [], "RestartPolicy": {"Name": "unless-stopped"}},
             "Mounts": [{"Destination": "/job"}, {"Destination": "/etc/rdm"}],
             "NetworkSettings": {"Networks": {"ibnet": {"NetworkID": "n1", "IPAddress": "192.169.16.100"}}},
@@ -61,10 +62,8 @@ def home(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    places = [
-        receipt.shell_files.Place(str(tmp_path / name), "end", True) for name in ("environment", "profile")
-    ]
-    monkeypatch.setattr(receipt.shell_files, "places", lambda *_args, **_kw: places)
+    places = [shell_files.Place(str(tmp_path / name), "end", True) for name in ("environment", "profile")]
+    monkeypatch.setattr(shell_files, "places", lambda *_args, **_kw: places)
     block = "# BEGIN rdm-provision MY_IP (rdm)\nMY_IP=192.169.16.100\n# END rdm-provision MY_IP (rdm)\n"
     (tmp_path / "environment").write_text("LANG=C\n" + block, encoding="utf-8")
     archive = tmp_path / "training.tar"
@@ -81,15 +80,17 @@ def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     }
 
 
+def _link(path: Path, target: Path) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
 Plant = Callable[[Path, Engine], object]
 PLANTS: dict[str, tuple[Plant, set[str]]] = {
     "a file's content": (lambda home, _: (home / "nodes").write_text("x", encoding="utf-8"), {"my_ip"}),
     "a file's mode": (lambda home, _: (home / "env").chmod(0o666), {"my_ip"}),
     "a file that is gone": (lambda home, _: (home / "job" / "hostfile").unlink(), {"hostfile"}),
-    "a file that is a link now": (
-        lambda home, _: (home / "env").unlink() or (home / "env").symlink_to(home / "nodes"),
-        {"my_ip"},
-    ),
+    "a file that is a link now": (lambda home, _: _link(home / "env", home / "nodes"), {"my_ip"}),
     "a key": (lambda home, _: (home / "ssh" / "id_ed25519").write_text("x", encoding="utf-8"), {"container"}),
     "a key's mode": (lambda home, _: (home / "ssh" / "id_ed25519").chmod(0o644), {"container"}),
     "a directory's mode": (

@@ -51,13 +51,13 @@ def test_a_variable_of_the_role_or_one_that_its_defaults_read_counts(
 
 def test_other_roles_variables_and_those_of_the_connection_do_not_count(inputs: RoleInputs) -> None:
     others = {"container_env": {"A": "1"}, "ansible_user": "somebody", "their_own": 3}
-    assert digest(inputs, "network", **others) == digest(inputs, "network")
+    assert inputs.digest("network", others, None) == inputs.digest("network", {}, None)
 
 
 def test_what_a_template_refers_to_counts_however_far(inputs: RoleInputs) -> None:
-    chain = {"container_env": {"A": "{{ first }}"}, "first": ["{{ second }}"], "second": "x"}
-    assert digest(inputs, **chain) != digest(inputs, **{**chain, "second": "y"})
-    assert digest(inputs, **chain) == digest(inputs, **{**chain, "third": "y"})
+    chain: dict[str, Any] = {"container_env": {"A": "{{ first }}"}, "first": ["{{ second }}"], "second": "x"}
+    assert digest(inputs, **chain) != digest(inputs, **chain | {"second": "y"})
+    assert digest(inputs, **chain) == digest(inputs, **chain | {"third": "y"})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,202 @@
+"""What somebody changes by hand is found by one look, named with its reason, and mended; nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.product import NODES, Lab, changed
+
+# Each: on which node, what is done there, and what the look says, in which phase.
+Plant = tuple[str, str, str, str]
+ROUNDS: dict[str, list[Plant]] = {
+    "files": [
+        ("n1", "echo stray >> /etc/rdm/nodes", "/etc/rdm/nodes has changed", "my_ip"),
+        ("n1", "chmod 666 /etc/rdm/env", "/etc/rdm/env has changed", "my_ip"),
+        ("n1", "rm /etc/rdm/job/hostfile", "/etc/rdm/job/hostfile is missing", "hostfile"),
+        ("n1", "chmod 644 /etc/rdm/ssh/id_ed25519", "/etc/rdm/ssh/id_ed25519 has changed", "container"),
+        ("n2", "sed -i /MY_IP/d /etc/environment", "MY_IP in /etc/environment", "my_ip"),
+        ("n2", "echo no >> /etc/rdm/ssh/config", "/etc/rdm/ssh/config has changed", "container"),
+        ("n2", "chmod 700 /etc/rdm/job", "/etc/rdm/job has changed", "hostfile"),
+    ],
+    "containers": [
+        ("n1", "docker stop -t 1 rdm", "the container rdm is exited, not running", "container"),
+        ("n2", "docker pause rdm", "the container rdm is paused, not running", "container"),
+        ("n3", "docker rm -f rdm", "the container rdm is missing", "container"),
+    ],
+    "settings": [
+        (
+            "n1",
+            "docker update --restart=no rdm",
+            "the container rdm (limits and devices) has changed",
+            "container",
+        ),
+        (
+            "n2",
+            "docker network create --driver bridge other && docker network connect other rdm",
+            "the container rdm (networks) has changed",
+            "container",
+        ),
+        ("n3", "docker rm -f rdm; docker network rm ibnet", "the network ibnet is missing", "network"),
+    ],
+    "images": [
+        (
+            "n1",
+            "docker commit rdm stray:1; docker tag stray:1 rdm-lab/cpu:1",
+            "the image rdm-lab/cpu:1 has changed",
+            "images",
+        ),
+        (
+            "n2",
+            "docker rm -f rdm; docker rmi -f rdm-lab/cpu:1",
+            "the image rdm-lab/cpu:1 is missing",
+            "images",
+        ),
+    ],
+}
+CLEAN_UP = "docker network disconnect -f other rdm; docker network rm other; docker rmi -f stray:1"
+
+
+@pytest.fixture(scope="module")
+def right(lab: Lab) -> Iterator[Lab]:
+    """The lab's nodes as they should be, so that a look finds nothing."""
+    lab.json("up")
+    assert lab.json("up")["work"] == {}
+    yield lab
+    for node in NODES:
+        lab.on(node, "sh", "-c", CLEAN_UP, check=False)
+
+
+def reasons(result: Any, node: str, phase: str) -> list[str]:
+    found: list[str] = result["work"].get(node, {}).get(phase, [])
+    return found
+
+
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> None:
+    touched = {node for node, _, _, _ in ROUNDS[name]}
+    for node, script, _, _ in ROUNDS[name]:
+        right.on(node, "sh", "-c", script)
+    result = right.json("up")
+    for node, _, sentence, phase in ROUNDS[name]:
+        assert any(said.startswith(sentence) for said in reasons(result, node, phase)), (node, result["work"])
+    assert set(result["work"]) == touched
+    assert set(changed(result)) <= touched
+    assert [right.container(node) for node in NODES] == ["running"] * 3
+    again = right.json("check")
+    assert again["in_sync"], again["nodes"]
+    if name != "settings":  # a network that others have added stays, and is in the new receipt
+        assert again["work"] == {}
+
+
+def test_a_changed_variable_is_the_work_of_its_role_alone(right: Lab) -> None:
+    file = right.inventory_text("container_env: {NOTE: new}\n")
+    try:
+        result = right.json("up")
+        assert {node: list(roles) for node, roles in result["work"].items()} == {
+            node: ["container"] for node in NODES
+        }
+        assert changed(result) == list(NODES)
+        assert right.json("up")["work"] == {}
+    finally:
+        file.unlink()
+    assert changed(right.json("up")) == list(NODES)
+
+
+def test_another_version_of_the_collection_looks_at_everything_and_so_does_recheck(right: Lab) -> None:
+    # What another version leaves behind: other digests.
+    right.on("n2", "sed", "-i", r's/"hostfile": "[0-9a-f]*"/"hostfile": "0"/', "/etc/rdm/receipt")
+    result = right.json("up")
+    assert {node: list(roles) for node, roles in result["work"].items()} == {"n2": ["hostfile"]}
+    assert changed(result) == []
+    result = right.json("up", "--recheck")
+    assert {node: set(roles) for node, roles in result["work"].items()} == {
+        node: {"docker_engine", "images", "network", "my_ip", "container", "hostfile"} for node in NODES
+    }
+    assert changed(result) == []
+
+
+def test_a_receipt_is_only_for_its_owner_and_goes_with_the_cluster(right: Lab) -> None:
+    assert right.on("n1", "stat", "--format", "%a %U", "/etc/rdm/receipt").split() == ["600", "root"]
+    right.json("down", "--limit", "n3")
+    assert not right.there("n3", "/etc/rdm")
+    assert list(right.json("up")["work"]) == ["n3"]
+
+
+def test_one_node_that_fails_leaves_the_others_work_done(right: Lab) -> None:
+    right.on("n2", "sh", "-c", "rm -r /etc/rdm/nodes; mkdir /etc/rdm/nodes")
+    right.on("n3", "rm", "/etc/rdm/job/hostfile")
+    try:
+        result = right.json("up", expect=1)
+        assert result["failed"] == ["n2"]
+        assert changed(result) == ["n3"]
+        assert right.there("n3", "/etc/rdm/job/hostfile")
+        assert result["fabric"] is not None
+    finally:
+        right.on("n2", "rm", "-rf", "/etc/rdm/nodes")
+    assert changed(right.json("up")) == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--start-at-task", "Write the hostfile"], "leave out --start-at-task"),
+        (["--skip-tags", "preflight"], "leave out --skip-tags"),
+    ],
+)
+def test_a_run_without_its_look_is_refused_with_a_sentence(
+    right: Lab, arguments: list[str], sentence: str
+) -> None:
+    site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
+    done = right.product.run(*site, *arguments, expect=4)
+    assert sentence in " ".join((done.stdout + done.stderr).split())
+    assert "changed: [" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--forks", "1"],
+        ["--limit", "n2,n3"],
+        ["--limit", "n1"],
+        ["--skip-tags", "verify"],
+        ["--check", "--diff"],
+    ],
+)
+def test_ansibles_own_options_work(right: Lab, arguments: list[str]) -> None:
+    site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
+    shown = right.product.run(*site, *arguments, ANSIBLE_STRATEGY="free").stdout
+    recap = {line.split()[0]: line.split() for line in shown.splitlines() if "unreachable=" in line}
+    limit = arguments[1].split(",") if arguments[0] == "--limit" else list(NODES)
+    assert sorted(recap) == sorted(limit)
+    assert all(
+        {"changed=0", "unreachable=0", "failed=0", "skipped=0"} <= set(line) for line in recap.values()
+    )
+    # Whatever the strategy is set to, the plan is made once.
+    assert shown.count("TASK [rdm.provision.preflight : Check the nodes and keep the plan]") == 1
+
+
+def test_serial_is_refused_with_a_sentence(right: Lab) -> None:
+    play = right.product.directory / "serial.yml"
+    play.write_text(
+        "- hosts: master:workers\n  gather_facts: false\n  become: true\n  serial: 1\n"
+        "  roles: [rdm.provision.preflight]\n",
+        encoding="utf-8",
+    )
+    done = right.product.run("ansible-playbook", play, "--inventory", right.inventory, expect=2)
+    assert "serial makes this play take 1 of 3 hosts at a time" in " ".join(done.stdout.split())
+
+
+def test_variables_given_to_the_imported_playbook_are_planned_with(right: Lab) -> None:
+    play = right.product.directory / "mine.yml"
+    play.write_text(
+        "- import_playbook: rdm.provision.site\n  vars: {container_env: {NOTE: from the playbook}}\n",
+        encoding="utf-8",
+    )
+    right.product.run("ansible-playbook", play, "--inventory", right.inventory)
+    assert "NOTE=from the playbook" in right.container("n2", "{{.Config.Env}}")
+    shown = right.product.run("ansible-playbook", play, "--inventory", right.inventory).stdout
+    assert shown.count("changed=0") == 3
+    assert changed(right.json("up")) == list(NODES)
