@@ -378,15 +378,19 @@ class Cluster(JobVerbs):
         extra = {"preflight_recheck": True} if recheck else {}
         return self._run("check", "site", limit, tags, forks, verbosity, check=True, diff=True, extra=extra)
 
-    def verify(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
-        """Measure the fabric between all pairs of containers. The result's ``fabric`` is the table.
+    def verify(self, *, all_pairs: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+        """Measure the fabric between the containers. The result's ``fabric`` is the table.
 
-        Arguments and errors are those of :meth:`up`.
+        Args:
+            all_pairs: measure every pair also in a cluster so large that a sample would do.
+
+        The other arguments and the errors are those of :meth:`up`.
 
         >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
         {'node1': {'ok': True, 'reason': ''}}
         """
-        return self._run("verify", "verify", limit, "", forks, verbosity)
+        extra = {"verify_all_pairs": True} if all_pairs else {}
+        return self._run("verify", "verify", limit, "", forks, verbosity, extra=extra)
 
     def down(
         self, *, images: bool = False, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0

@@ -274,7 +274,7 @@ class RunResult:
         warnings: each once, in order.
         work: node → phase → why there was something to do, for the nodes where there was.
         plan: what the plan decided (``preflight_plan`` of the collection), or None.
-        fabric: the fabric table (``nodes``, ``rtt_us``, ``verdicts``, ``slow``), or None.
+        fabric: the fabric table (``nodes``, ``rtt_us``, ``verdicts``, ``slow``, ``sample``…), or None.
         returned: what the modules that the verb asked for handed back: module → node → its results.
         in_progress: what had started but not ended when the run was cancelled.
         cancelled: the user stopped it.

@@ -36,7 +36,7 @@ class ActionModule(ActionBase):
         for host, answer in registered(options["measurements"], variables).items():
             if answer.get("unreachable"):
                 continue
-            measurement = fabric.measurement(names, answer)
+            measurement = fabric.measurement(answer)
             if self._task.check_mode and measurement.container_state not in ("running", "unknown"):
                 waiting.append(host)  # a run would start it first
                 continue

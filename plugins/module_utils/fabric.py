@@ -6,19 +6,24 @@ silent, and it reports all of them silent: 198 failing pairs, one cause. So the 
 groups that reach each other. Who is alone is cut off, a small group is split off, and only what remains
 inside a group is told pair by pair, beginning with the node that explains most.
 
+A pair that nobody measured says nothing: it is not silent. In a large cluster most are like that.
+
 Pure: it reads nothing and prints nothing. Times are in microseconds.
 """
 
 from __future__ import annotations
 
 import statistics
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.refusal import names as listed
 
 MATRIX_NODES = 12
 FULL_MATRIX_NODES = 128
 WORST_PAIRS = 10
+LOSSY_NODES = 32  # so many are listed
+LOSSY_PEERS = 3  # so many lossy links, and …
+LOSSY_SHARE = 0.125  # … this share of all that were measured, are the node's own fault
 
 Pair = Tuple[str, str]
 
@@ -34,7 +39,7 @@ class Measurement(NamedTuple):
         note: why the method is not the usual one.
         link: name of the interface that has MY_IP.
         link_up: whether it is up and has a carrier; None when not known.
-        rtt_us: median round-trip time by peer; None where the peer was silent.
+        rtt_us: median round-trip time by peer; None where the peer was silent. Others were not asked.
         loss: share of requests without answer, for peers that answered some of them.
         errors: the kernel's words where a request could not be sent.
         ssh: for the peers whose sshd was asked, what is wrong; empty when it greets.
@@ -60,6 +65,29 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
+class Sample(NamedTuple):
+    """How much of the fabric was measured, where not all of it was.
+
+    Attributes:
+        peers: how many peers each node asked, …
+        of: … of how many others in this run.
+        measured: with how many peers each node was measured, by itself or by them; the least of all nodes.
+        pairs: the share of all pairs that were measured: the chance that a single bad pair is among them.
+    """
+
+    peers: int
+    of: int
+    measured: int
+    pairs: float
+
+    def __str__(self) -> str:
+        """What was measured and how sure that makes, in one sentence."""
+        return (
+            "Sampled: {0} of {1} peers each. Every node and its link are measured {2} times, so that a bad "
+            "one is found; a single bad pair is met with {3:.2g} %."
+        ).format(self.peers, self.of, self.measured, 100 * self.pairs)
+
+
 class Fabric(NamedTuple):
     """The judgement on the whole cluster.
 
@@ -75,6 +103,7 @@ class Fabric(NamedTuple):
         slow: nodes whose links take much longer than the usual.
         failed_pairs: pairs of this run where the second does not answer the first.
         method: `icmp`, `tcp`, `mixed`, or empty when nothing was measured.
+        sample: how much was measured; None where every pair was.
     """
 
     nodes: List[str]
@@ -82,16 +111,17 @@ class Fabric(NamedTuple):
     verdicts: Dict[str, Verdict]
     findings: List[str]
     warnings: List[str]
-    rtt_us: Dict[str, Dict[str, Optional[float]]]
+    rtt_us: Mapping[str, Mapping[str, Optional[float]]]
     median_us: Dict[str, Optional[float]]
     cluster_median_us: Optional[float]
     slow: List[str]
     failed_pairs: List[Pair]
     method: str
+    sample: Optional[Sample]
 
     @property
     def ok(self) -> bool:
-        """Whether every pair of this run talks."""
+        """Whether every pair that was measured talks."""
         return all(verdict.ok for verdict in self.verdicts.values())
 
 
@@ -114,13 +144,8 @@ def parse_nodes(text: str) -> Dict[str, str]:
     return nodes
 
 
-def measurement(nodes: Sequence[str], result: Mapping[str, Any]) -> Measurement:
-    """Return what a result of the module fabric_probe says.
-
-    Args:
-        nodes: all names of the cluster in the order of ranks, as the module was given them.
-        result: as registered.
-    """
+def measurement(result: Mapping[str, Any]) -> Measurement:
+    """Return what a result of the module fabric_probe, as registered, says."""
     if not result.get("measured"):
         reason = str(result.get("reason") or result.get("msg") or "the measurement did not run")
         return Measurement(False, reason, str(result.get("container_state", "unknown")))
@@ -130,11 +155,30 @@ def measurement(nodes: Sequence[str], result: Mapping[str, Any]) -> Measurement:
         note=str(result["note"]),
         link=str(result["link"]["name"]),
         link_up=result["link"]["up"],
-        rtt_us=dict(zip(nodes, result["rtt_us"])),
+        rtt_us=unpacked(result["rtt_us"]),
         loss=result["loss"],
         errors=result["errors"],
         ssh=result["ssh"],
     )
+
+
+def packed(answers: Iterable[Tuple[str, Optional[float], Optional[float]]]) -> str:
+    """Return one line `name median least` per peer, times in microseconds, `name -` where it was silent.
+
+    A thousand nodes that measure a thousand peers would otherwise be millions of Python objects.
+    """
+    return "".join(
+        "{0} -\n".format(name)
+        if median is None or least is None
+        else "{0} {1:.1f} {2:.1f}\n".format(name, median, least)
+        for name, median, least in answers
+    )
+
+
+def unpacked(text: str) -> Dict[str, Optional[float]]:
+    """Return the median by peer, None where it was silent."""
+    lines = (line.split() for line in text.splitlines())
+    return {line[0]: None if line[1] == "-" else float(line[1]) for line in lines}
 
 
 def judge(
@@ -174,33 +218,37 @@ class _Judge:
         self.warnings: List[str] = []
         self.measuring = [name for name in self.nodes if measurements[name].measured]
         members = set(self.nodes)
-        self.silent: Dict[str, Set[str]] = {
-            name: {
+        self.rank = {name: rank for rank, name in enumerate(nodes)}
+        self.remarks: Dict[str, str] = {}
+        self.silent: Dict[str, Set[str]] = {}
+        self.askers: Dict[str, List[str]] = {name: [] for name in nodes}
+        for name in self.measuring:
+            rtts = measurements[name].rtt_us
+            self.silent[name] = {
                 peer
-                for peer, rtt in measurements[name].rtt_us.items()
-                if rtt is None and peer != name and peer in members and not self._greets(name, peer)
+                for peer, rtt in rtts.items()
+                if rtt is None and peer in members and not self._greets(name, peer)
             }
-            for name in self.measuring
-        }
+            for peer in rtts:
+                self.askers.setdefault(peer, []).append(name)
 
     def judge(self) -> Fabric:
         """Take the steps in their order: from the causes that explain most to those that explain least."""
-        failed_pairs = [
-            (one, other) for one in self.measuring for other in self.nodes if other in self.silent[one]
-        ]
+        failed_pairs = [(one, other) for one in self.measuring for other in self._by_rank(self.silent[one])]
         explained = self._not_measured()
         explained |= self._cut_off(explained)
         self._pairs([pair for pair in failed_pairs if not explained & set(pair)])
         self._sshd(explained)
         medians, usual, slow = self._slow()
         self._outside()
-        self._remarks()
+        self._losses()
+        self._notes()
         verdicts = {
             name: Verdict(not self.reasons[name], "; ".join(self.reasons[name])) for name in self.nodes
         }
-        for name in slow:
+        for name, remark in self.remarks.items():
             if verdicts[name].ok:
-                verdicts[name] = Verdict(True, self._slowness(medians[name], usual))
+                verdicts[name] = Verdict(True, remark)
         methods = {self.measurements[name].method for name in self.measuring}
         return Fabric(
             nodes=self.nodes,
@@ -208,15 +256,13 @@ class _Judge:
             verdicts=verdicts,
             findings=self.findings,
             warnings=self.warnings,
-            rtt_us={
-                name: {peer: rtt for peer, rtt in self.measurements[name].rtt_us.items() if peer != name}
-                for name in self.measuring
-            },
+            rtt_us={name: self.measurements[name].rtt_us for name in self.measuring},
             median_us=medians,
             cluster_median_us=usual,
             slow=slow,
             failed_pairs=failed_pairs,
             method=methods.pop() if len(methods) == 1 else "mixed" if methods else "",
+            sample=self._sample(),
         )
 
     # ---- steps
@@ -229,14 +275,14 @@ class _Judge:
             own = self.measurements[name]
             if own.measured:
                 continue
-            asked = [peer for peer in self.measuring if name in self.measurements[peer].rtt_us]
+            asked = self.askers[name]
             if (
                 asked
                 and own.container_state == "running"
                 and not any(name in self.silent[peer] for peer in asked)
             ):
                 self.warnings.append(
-                    "{0} answers all others, but cannot measure: {1}".format(name, own.reason)
+                    "{0} answers all that ask it, but cannot measure: {1}".format(name, own.reason)
                 )
                 continue
             causes.setdefault(own.reason, []).append(name)
@@ -248,10 +294,22 @@ class _Judge:
     def _cut_off(self, dead: Set[str]) -> Set[str]:
         """Name the nodes, and the groups of them, that do not reach the main part of the cluster."""
         groups = self._groups([name for name in self.nodes if name not in dead])
-        if len(groups) == 1 and not self._hears_nobody(groups[0]):
-            return set()
-        main = groups[0] if len(groups) > 1 and len(groups[0]) > len(groups[1]) else []
-        split = [group for group in groups if len(group) > 1 and group is not main]
+        several = len(groups) > 1
+        main = groups[0] if several and len(groups[0]) > len(groups[1]) else []
+        others = [group for group in groups if group is not main]
+        groups = []
+        unknown: List[List[str]] = []
+        for group in others:
+            silent = self._asked_beyond(group, dead) or self._hears_nobody(group)
+            (groups if silent else unknown).append(group)
+        if several and unknown:
+            self.warnings.append(
+                "{0}: measured with no node of the others that could answer: nothing is known of the way "
+                "there until all pairs are measured".format(
+                    listed(name for group in unknown for name in group)
+                )
+            )
+        split = [group for group in groups if len(group) > 1]
         for group in split:
             share = "{0} of {1} nodes".format(len(group), len(self.nodes))
             self._blame(group, "reaches only {0}: the fabric is split".format(share))
@@ -275,23 +333,22 @@ class _Judge:
         left = set(pairs)
         while left:
             worst = max(self.nodes, key=lambda name: len(silent.get(name, ())))
-            peers = [name for name in self.nodes if name in silent.get(worst, ())]
+            peers = self._by_rank(silent.get(worst, ()))
             if len(peers) < 2:
                 break
             self._blame(
                 [worst],
                 "no answer between it and {0} ({1} of {2} peers)".format(
-                    listed(peers), len(peers), len(self.nodes) - 1
+                    listed(peers), len(peers), len(self._partners(worst))
                 ),
             )
             for peer in peers:
                 silent[peer].discard(worst)
                 left -= {(worst, peer), (peer, worst)}
             del silent[worst]
-        rank = {name: index for index, name in enumerate(self.nodes)}
-        for one, other in sorted(left, key=lambda pair: (rank[pair[0]], rank[pair[1]])):
+        for one, other in sorted(left, key=lambda pair: (self.rank[pair[0]], self.rank[pair[1]])):
             back = (other, one) in left
-            if back and rank[other] < rank[one]:
+            if back and self.rank[other] < self.rank[one]:
                 continue  # told already, the other way round
             error = self.measurements[one].errors.get(other, "")
             self._tell_pair(
@@ -302,7 +359,7 @@ class _Judge:
                     "<->" if back else "->",
                     other,
                     ""
-                    if back or not self.measurements[other].measured
+                    if back or one not in self.measurements[other].rtt_us
                     else ", though there is one the other way",
                     " ({0})".format(error) if error else "",
                 ),
@@ -315,7 +372,7 @@ class _Judge:
                 continue
             asked = {
                 peer: self.measurements[peer].ssh[name]
-                for peer in self.measuring
+                for peer in self.askers[name]
                 if name in self.measurements[peer].ssh
                 and name not in self.silent[peer]
                 and peer not in explained
@@ -341,7 +398,7 @@ class _Judge:
         links: Dict[str, List[float]] = {name: [] for name in self.nodes}
         for one in self.measuring:
             for other, rtt in self.measurements[one].rtt_us.items():
-                if rtt is not None and other != one and other in links:
+                if rtt is not None and other in links:
                     links[one].append(rtt)
                     links[other].append(rtt)
         medians = {name: statistics.median_low(times) if times else None for name, times in links.items()}
@@ -349,22 +406,23 @@ class _Judge:
         if not known:
             return medians, None, []
         usual = statistics.median_low(known)
-        slow = [
-            name
+        slow = {
+            name: median
             for name, median in medians.items()
             if median is not None
             and median > usual * self.slow_factor
             and median - usual > self.slow_floor_us
-        ]
-        for name in slow:
-            self.warnings.append("{0} is slow: {1}".format(name, self._slowness(medians[name], usual)))
-        return medians, usual, slow
+        }
+        for name, median in slow.items():
+            self.remarks[name] = "median {0:.0f} us, cluster median {1:.0f} us".format(median, usual)
+            self.warnings.append("{0} is slow: {1}".format(name, self.remarks[name]))
+        return medians, usual, list(slow)
 
     def _outside(self) -> None:
         """Warn of nodes outside this run that nobody in it reaches, and of those that some do not reach."""
         nobody, some = [], []
         for name in self.outside:
-            asked = [peer for peer in self.measuring if name in self.measurements[peer].rtt_us]
+            asked = self.askers[name]
             silent = [
                 peer
                 for peer in asked
@@ -379,23 +437,44 @@ class _Judge:
         if some:
             self.warnings.append("nodes that are not in this run: {0}".format(listed(some)))
 
-    def _remarks(self) -> None:
-        """Warn of losses and of measurements of another kind."""
-        losses = [
-            (share, one, other)
+    def _losses(self) -> None:
+        """Warn of the nodes that lose packets with many peers, then of what is lost between others."""
+        losses = {
+            (one, other): share
             for one in self.measuring
             for other, share in self.measurements[one].loss.items()
             if other in self.reasons
-        ]
+        }
+        lossy: Dict[str, Set[str]] = {}
+        for one, other in losses:
+            lossy.setdefault(one, set()).add(other)
+            lossy.setdefault(other, set()).add(one)
+        bad = []
+        while lossy:
+            worst = max(self.nodes, key=lambda name: len(lossy.get(name, ())))
+            peers, of = lossy.pop(worst), len(self._partners(worst))
+            if len(peers) < max(LOSSY_PEERS, LOSSY_SHARE * of):
+                break
+            shares = []
+            for peer in peers:
+                lossy[peer].discard(worst)
+                shares += [losses.pop(pair) for pair in ((worst, peer), (peer, worst)) if pair in losses]
+            self.remarks[worst] = "it loses {0:.0%} of the packets to and from {1} of {2} peers".format(
+                statistics.mean(shares), len(peers), of
+            )
+            bad.append("{0}: {1}".format(worst, self.remarks[worst]))
+        if bad:
+            self.warnings.append(listed(bad, LOSSY_NODES))
         if losses:
-            losses.sort(key=lambda loss: -loss[0])
+            told = sorted(losses, key=lambda pair: -losses[pair])
             self.warnings.append(
                 "lost on the way: {0}".format(
-                    listed(
-                        "{0:.0%} from {1} to {2}".format(share, one, other) for share, one, other in losses
-                    )
+                    listed("{0:.0%} from {1} to {2}".format(losses[pair], *pair) for pair in told)
                 )
             )
+
+    def _notes(self) -> None:
+        """Warn of measurements of another kind."""
         notes: Dict[str, List[str]] = {}
         for name in self.measuring:
             if self.measurements[name].note:
@@ -403,14 +482,35 @@ class _Judge:
         for note, names in notes.items():
             self.warnings.append("{0}: {1}".format(listed(names), note))
 
+    def _sample(self) -> Optional[Sample]:
+        """Return how much was measured, None where everyone who could measure asked all others."""
+        others = len(self.nodes) - 1
+        members = set(self.nodes)
+        asked = [sum(peer in members for peer in self.measurements[name].rtt_us) for name in self.measuring]
+        if not asked or min(asked) == others:
+            return None
+        partners = [len(self._partners(name)) for name in self.nodes]
+        return Sample(min(asked), others, min(partners), sum(partners) / (others * (others + 1)))
+
     # ---- what they share
 
+    def _by_rank(self, names: Iterable[str]) -> List[str]:
+        return sorted(names, key=self.rank.__getitem__)
+
+    def _partners(self, name: str) -> Set[str]:
+        """Return the nodes of the run with which a node was measured, by itself or by them."""
+        return {*self.askers[name], *self.measurements[name].rtt_us} & self.reasons.keys()
+
+    def _asked_beyond(self, group: List[str], dead: Set[str]) -> bool:
+        """Whether anything was asked between a group and the others: then it was silent, or they were one."""
+        known = dead.union(group)
+        return any(not self._partners(name) <= known for name in group)
+
     def _hears_nobody(self, group: List[str]) -> bool:
-        """Whether this is the only node of the run, its link is down, and nobody outside answers it."""
+        """Whether this is one node, its link is down, and nobody at all answers it."""
         own = self.measurements[group[0]]
-        others = [rtt for peer, rtt in own.rtt_us.items() if peer != group[0]]
-        lonely = len(group) == 1 and own.link_up is False and len(others) > 0
-        return lonely and all(rtt is None for rtt in others)
+        lonely = len(group) == 1 and own.link_up is False and len(own.rtt_us) > 0
+        return lonely and all(rtt is None for rtt in own.rtt_us.values())
 
     def _greets(self, one: str, other: str) -> bool:
         """Whether the sshd of `other` greeted `one`: then they talk, even where ICMP is not let through."""
@@ -423,7 +523,7 @@ class _Judge:
             if not self.measurements[one].measured:
                 continue
             for other in self.measurements[one].rtt_us:
-                if other in links and other != one and other not in self.silent[one]:
+                if other in links and other not in self.silent[one]:
                     links[one].add(other)
                     links[other].add(one)
         groups, seen = [], set()
@@ -436,7 +536,7 @@ class _Judge:
                 group |= fresh
                 front.extend(fresh)
             seen |= group
-            groups.append([member for member in names if member in group])
+            groups.append(self._by_rank(group))
         return sorted(groups, key=len, reverse=True)
 
     def _suspicion(self, name: str) -> str:
@@ -450,10 +550,6 @@ class _Judge:
         if errors:
             return statistics.mode(errors)
         return "its fabric interface or the port of the switch may be down"
-
-    @staticmethod
-    def _slowness(median: Optional[float], usual: Optional[float]) -> str:
-        return "median {0:.0f} us, cluster median {1:.0f} us".format(median or 0, usual or 0)
 
     def _blame(self, names: List[str], reason: str) -> None:
         """Note what is wrong with one node, or with several that share it."""
@@ -484,6 +580,8 @@ def table(fabric: Fabric, waiting: Sequence[str] = ()) -> str:
         lines += _matrix(fabric, outside if len(outside) + len(fabric.nodes) <= MATRIX_NODES else [])
     else:
         lines = ["Round-trip time between containers in microseconds:", *_lines(fabric)]
+    if fabric.sample:
+        lines.append(str(fabric.sample))
     if waiting:
         lines.append("The container does not run yet on: {0}".format(listed(waiting)))
     if outside:
@@ -491,7 +589,11 @@ def table(fabric: Fabric, waiting: Sequence[str] = ()) -> str:
     lines += ["FAILED " + finding for finding in fabric.findings]
     lines += ["warning: " + warning for warning in fabric.warnings]
     if len(fabric.nodes) > 1 and not fabric.findings:
-        lines.append("Every container of this run reaches every other.")
+        lines.append(
+            "Every container of this run reaches every other{0}.".format(
+                " that it was measured with" if fabric.sample else ""
+            )
+        )
     return "\n".join(lines)
 
 
@@ -504,8 +606,10 @@ def _matrix(fabric: Fabric, outside: List[str]) -> List[str]:
     rows = [["", *columns]]
     for one in fabric.nodes:
         times = fabric.rtt_us.get(one)
-        cells = ["?" if times is None else _time(times.get(other)) for other in columns]
-        cells[columns.index(one)] = "."
+        if times is None:
+            cells = ["." if other == one else "?" for other in columns]
+        else:
+            cells = [_time(times[other]) if other in times else "." for other in columns]
         rows.append([one, *cells])
     return _aligned(rows)
 
@@ -568,4 +672,5 @@ def as_dict(fabric: Fabric) -> Dict[str, Any]:
         "slow": fabric.slow,
         "failed_pairs": [list(pair) for pair in fabric.failed_pairs[:1000]],
         "method": fabric.method,
+        "sample": dict(fabric.sample._asdict(), text=str(fabric.sample)) if fabric.sample else None,
     }

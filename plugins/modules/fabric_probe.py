@@ -9,7 +9,7 @@ module: fabric_probe
 short_description: Measure how the other containers of a cluster answer over the fabric
 description:
   - Runs one small program in the training container of this node. It sends ICMP echo requests to MY_IP of
-    every other node, all at the same time, and asks the sshd of the next few nodes for its greeting.
+    every other node in O(nodes), all at the same time, and asks the sshd of the next few for its greeting.
   - Whatever the number of nodes, it ends within O(deadline), plus what the engine needs to start a process.
   - What cannot be measured is not a failure of this module but a RV(reason). The action
     M(rdm.provision.fabric_verdict) judges the measurements of all nodes together.
@@ -33,8 +33,9 @@ options:
     required: true
   nodes:
     description:
-      - The whole cluster in the order of ranks, one line C(name MY_IP) per node.
-      - It is the text of the dictionary file, which stays small with thousands of nodes.
+      - This node and those that it is to measure, in the order of ranks, one line C(name MY_IP) per node.
+      - The text of the dictionary file makes it measure the whole cluster; what
+        P(rdm.provision.fabric_peers#filter) makes of it, a sample of a large one.
     type: str
     required: true
   container:
@@ -63,7 +64,7 @@ options:
     default: 22
   ssh_peers:
     description:
-      - How many of the nodes that follow this one in rank are asked for their sshd.
+      - How many of those that follow this node in O(nodes) are asked for their sshd.
       - Each sshd is then asked by as many nodes, not by all of them, because one that is asked by a thousand
         at once drops connections at random.
     type: int
@@ -114,18 +115,14 @@ link:
   sample: {name: eth0, up: true}
 rtt_us:
   description:
-    - Median round-trip time to each node in microseconds, in the order of ranks.
-    - Null means that the node did not answer, or is this node itself.
+    - Median and least round-trip time to each peer in microseconds, one line C(name median least) per peer,
+      beginning with the one that follows this node.
+    - A line C(name -) means that the peer did not answer.
+    - It is one text, because the numbers of a thousand nodes with a thousand peers each would fill the
+      controller's memory.
   returned: when measured
-  type: list
-  elements: float
-  sample: [null, 95.1, 101.7]
-min_us:
-  description: Least round-trip time to each node, in the same form.
-  returned: when measured
-  type: list
-  elements: float
-  sample: [null, 80.0, 84.4]
+  type: str
+  sample: "n2 95.1 80.0\nn3 -\n"
 loss:
   description: Share of requests without answer, for the nodes that answered some and not others.
   returned: when measured
@@ -154,7 +151,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerError,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.fabric import parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.fabric import packed, parse_nodes
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "node": {"type": "str", "required": True},
@@ -236,10 +233,6 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
     if result["problem"]:
         raise NotMeasuredError("container {0}: {1}".format(container, result["problem"]), "running")
 
-    def by_rank(values: list[Any]) -> list[Any]:
-        place = dict(zip(peers, values))
-        return [place.get(name) for name in names]
-
     counts = list(zip(peers, result["sent"], result["answered"]))
     return {
         "measured": True,
@@ -248,8 +241,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "method": result["method"],
         "note": result["note"],
         "link": result["link"],
-        "rtt_us": by_rank(result["rtt_us"]),
-        "min_us": by_rank(result["min_us"]),
+        "rtt_us": packed(zip(peers, result["rtt_us"], result["min_us"])),
         "loss": {name: round(1 - got / sent, 2) for name, sent, got in counts if 0 < got < sent},
         "errors": {peers[int(index)]: text for index, text in result["errors"].items()},
         "ssh": {peers[int(index)]: text for index, text in result["ssh"].items()},

@@ -66,7 +66,7 @@ fabric:
   type: dict
   contains:
     ok:
-      description: Whether every pair of this run talks.
+      description: Whether every pair of this run that was measured talks.
       type: bool
     nodes:
       description: The nodes of this run, in the order of ranks.
@@ -91,6 +91,7 @@ fabric:
     rtt_us:
       description:
         - Median round-trip time in microseconds, from node to node. Null means no answer.
+        - Who is not there was not asked.
         - Empty beyond 128 nodes.
       type: dict
       sample: {n1: {n2: 95.1}, n2: {n1: 97.0}}
@@ -111,6 +112,14 @@ fabric:
     method:
       description: V(icmp), V(tcp), V(mixed), or empty when nothing was measured.
       type: str
+    sample:
+      description:
+        - How much was measured and how sure that makes; null where every pair was measured.
+        - Each node asked C(peers) of C(of) others and was measured with C(measured) of them.
+        - C(pairs) is the share of all pairs that were measured, the chance to meet a single bad one.
+        - C(text) says it in a sentence.
+      type: dict
+      sample: {peers: 16, of: 999, measured: 32, pairs: 0.032, text: "Sampled: 16 of 999 peers each. ..."}
 msg:
   description: The same for people, as a table.
   returned: always

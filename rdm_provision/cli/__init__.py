@@ -25,7 +25,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "plan": ("plan:plan", "Show which node has which address. Touches no node."),
     "check": ("check:check", "Show what `up` would change on each node. Changes nothing."),
     "up": ("up:up", "Bring the cluster up: images, network, containers, hostfile."),
-    "verify": ("verify:verify", "Measure the fabric between all pairs of containers."),
+    "verify": ("verify:verify", "Measure the fabric between the containers."),
     "status": ("status:status", "Show what runs where, and what is not as planned."),
     "exec": ("exec:exec_", "Run a command in the containers, all or some."),
     "data": ("data:data", "Copy a directory of data to every node."),

@@ -33,6 +33,9 @@ def show_fabric(console: Console, fabric: Mapping[str, Any]) -> None:
         _matrix(console, nodes, times, slow)
     else:
         _per_node(console, nodes, times, fabric, slow)
+    sample = fabric.get("sample") or {}
+    if sample:
+        console.print(f"  {sample.get('text', '')}", soft_wrap=True)
     if outside := [str(name) for name in fabric.get("outside", ())]:
         console.print(f"  Not in this run: {view.names(outside)}")
     for finding in fabric.get("findings") or _bad_verdicts(fabric):
@@ -40,7 +43,8 @@ def show_fabric(console: Console, fabric: Mapping[str, Any]) -> None:
     for warning in fabric.get("warnings", ()):
         console.print(Text.assemble(("  warning: ", "yellow"), str(warning)), soft_wrap=True)
     if len(nodes) > 1 and all(verdict.get("ok") for verdict in fabric.get("verdicts", {}).values()):
-        console.print(Text("  Every container of this run reaches every other.", "green"))
+        asked = " that it was measured with" if sample else ""
+        console.print(Text(f"  Every container of this run reaches every other{asked}.", "green"))
 
 
 def _bad_verdicts(fabric: Mapping[str, Any]) -> list[str]:
@@ -63,7 +67,7 @@ def _matrix(
             elif row is None:
                 cells.append(Text("?", "dim"))
             else:
-                cells.append(_time(row.get(other)))
+                cells.append(_time(row[other]) if other in row else Text("", "dim"))
         made.add_row(*cells)
     view.show(console, made)
 

@@ -244,6 +244,8 @@ def test_verbs_know_their_playbooks(cluster: Cluster) -> None:
     assert [spec.check for spec in specs] == [False, True, False, False, False]
     assert [spec.exclusive for spec in specs] == [True, False, False, True, False]
     assert specs[3].extra_vars["images_remove"] is True
+    assert "verify_all_pairs" not in specs[2].extra_vars
+    assert cluster.verify(all_pairs=True).spec.extra_vars["verify_all_pairs"] is True
     assert all(spec.extra_vars["rdm_cluster"] == "mine" for spec in specs)
 
 

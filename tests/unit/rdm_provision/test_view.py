@@ -265,6 +265,15 @@ def test_a_whole_fabric_says_so() -> None:
     assert any("reaches every other" in line for line in drawn(fabric(2)))
 
 
+def test_a_sample_says_how_sure_it_is_and_shows_only_what_was_measured() -> None:
+    data = fabric(3, sample={"text": "Sampled: 1 of 2 peers each."})
+    del data["rtt_us"]["n0"]["n2"]
+    lines = drawn(data)
+    assert lines[3].split() == ["n0", "-", "11"]
+    assert "  Sampled: 1 of 2 peers each." in lines
+    assert "  Every container of this run reaches every other that it was measured with." in lines
+
+
 def test_a_large_fabric_is_a_line_per_node_and_the_longest_pairs() -> None:
     data = fabric(20, slow=["n19"])
     lines = drawn(data)

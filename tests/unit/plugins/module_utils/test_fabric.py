@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils import fabric
 from ansible_collections.rdm.provision.plugins.module_utils.fabric import Fabric, Measurement, Verdict
+from ansible_collections.rdm.provision.plugins.module_utils.fabric_sample import peers_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +22,7 @@ def names(count: int) -> list[str]:
 
 
 def measured(nodes: list[str], node: str, rtt: Rtt, **more: object) -> Measurement:
-    times = {peer: None if peer == node else rtt(node, peer) for peer in nodes}
+    times = {peer: rtt(node, peer) for peer in nodes if peer != node}
     fields = {"link": "eth0", "link_up": True, "rtt_us": times, **more}
     return Measurement(True, **fields)  # type: ignore[arg-type]
 
@@ -150,7 +152,7 @@ def test_a_node_that_answers_but_cannot_measure_is_a_warning() -> None:
     measurements["n2"] = Measurement(False, "container rdm has no python3", "running")
     judged = fabric.judge(nodes, measurements)
     assert judged.ok
-    assert judged.warnings == ["n2 answers all others, but cannot measure: container rdm has no python3"]
+    assert judged.warnings == ["n2 answers all that ask it, but cannot measure: container rdm has no python3"]
 
 
 def test_where_nobody_can_measure_nothing_is_proven() -> None:
@@ -258,6 +260,166 @@ def test_losses_and_notes_are_warnings() -> None:
     assert judged.method == "mixed"
 
 
+def test_a_node_that_loses_packets_with_many_is_named_and_fails_nothing() -> None:
+    nodes = names(8)
+    measurements = cluster(nodes)
+    for peer in ("n1", "n2", "n4"):
+        measurements[peer] = measurements[peer]._replace(loss={"n3": 0.33})
+    measurements["n3"] = measurements["n3"]._replace(loss={"n5": 0.67})
+    measurements["n7"] = measurements["n7"]._replace(loss={"n8": 0.33})
+    judged = fabric.judge(nodes, measurements)
+    assert judged.ok
+    remark = "it loses 42% of the packets to and from 4 of 7 peers"
+    assert judged.warnings == [f"n3: {remark}", "lost on the way: 33% from n7 to n8"]
+    assert judged.verdicts["n3"] == Verdict(True, remark)
+
+
+# ---- a sample of a large cluster
+
+LARGE = names(1000)
+
+
+def sampled(
+    nodes: list[str], rtt: Rtt = lambda _one, _other: USUAL, run: list[str] | None = None, **more: int
+) -> dict[str, Measurement]:
+    limits = {"peers": 16, "above": 256, **more}
+    return {
+        node: measured([*peers_of(node, nodes, run or nodes, **limits), node], node, rtt)
+        for node in run or nodes
+    }
+
+
+@pytest.fixture(scope="module")
+def large() -> dict[str, Measurement]:
+    """A healthy cluster of a thousand nodes, of which each measured a sample."""
+    return sampled(LARGE)
+
+
+def with_faults(healthy: dict[str, Measurement], rtt: Rtt) -> dict[str, Measurement]:
+    return {
+        node: one._replace(rtt_us={peer: rtt(node, peer) for peer in one.rtt_us})
+        for node, one in healthy.items()
+    }
+
+
+def test_a_healthy_sample_has_no_findings_and_says_how_sure_that_is(large: dict[str, Measurement]) -> None:
+    judged = fabric.judge(LARGE, large)
+    assert (judged.ok, judged.findings, judged.warnings) == (True, [], [])
+    assert judged.sample is not None
+    assert judged.sample[:3] == (16, 999, 32)
+    assert judged.sample.pairs == pytest.approx(32 / 999)
+    text = (
+        "Sampled: 16 of 999 peers each. Every node and its link are measured 32 times, so that a bad one is "
+        "found; a single bad pair is met with 3.2 %."
+    )
+    assert fabric.as_dict(judged)["sample"]["text"] == text
+    lines = fabric.table(judged).splitlines()
+    assert lines[-2:] == [text, "Every container of this run reaches every other that it was measured with."]
+
+
+@pytest.mark.parametrize("count", [1, 5, 20, 200])
+def test_a_sample_names_every_node_that_is_cut_off_and_no_other(
+    large: dict[str, Measurement], count: int
+) -> None:
+    gone = Random(count).sample(LARGE, count)
+    judged = fabric.judge(LARGE, with_faults(large, cut(*gone)))
+    assert set(failing(judged)) == set(gone)
+    assert len(judged.findings) == 1
+
+
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_a_sample_names_every_node_whose_container_does_not_run_and_no_other(
+    large: dict[str, Measurement], count: int
+) -> None:
+    gone = Random(count).sample(LARGE, count)
+    measurements = with_faults(large, cut(*gone))
+    measurements.update(dict.fromkeys(gone, Measurement(False, "container rdm does not run", "exited")))
+    judged = fabric.judge(LARGE, measurements)
+    assert set(failing(judged)) == set(gone)
+    assert judged.findings[0].endswith(": container rdm does not run")
+
+
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_a_sample_names_every_node_that_most_do_not_reach_and_no_other(
+    large: dict[str, Measurement], count: int
+) -> None:
+    """What a flapping link does: of a node's measurements, a third come through."""
+    bad = set(Random(count).sample(LARGE, count))
+    flap = Random(7)
+    judged = fabric.judge(
+        LARGE, with_faults(large, lambda a, b: None if {a, b} & bad and flap.random() < 0.67 else USUAL)
+    )
+    assert set(failing(judged)) == bad
+    assert len(judged.findings) == count
+
+
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_a_sample_names_every_slow_node_and_no_other(large: dict[str, Measurement], count: int) -> None:
+    bad = set(Random(count).sample(LARGE, count))
+    judged = fabric.judge(LARGE, with_faults(large, lambda a, b: 812.0 if {a, b} & bad else USUAL))
+    assert judged.ok
+    assert set(judged.slow) == bad
+
+
+@pytest.mark.parametrize("count", [1, 5, 20])
+def test_a_sample_names_every_link_that_loses_packets_and_no_other(
+    large: dict[str, Measurement], count: int
+) -> None:
+    """A bad link loses 10 % each way, any other 0.01 %; an echo passes two links on its way, and two back."""
+    draw = Random(count)
+    bad = set(draw.sample(LARGE, count))
+    arrives = {node: 0.9 if node in bad else 0.9999 for node in LARGE}
+
+    def loss(one: str, other: str) -> float:
+        heard = (arrives[one] * arrives[other]) ** 2
+        return sum(draw.random() > heard for _ in range(3)) / 3
+
+    measurements = {}
+    for node, own in large.items():
+        shares = {peer: loss(node, peer) for peer in own.rtt_us}
+        measurements[node] = own._replace(loss={peer: share for peer, share in shares.items() if share})
+    judged = fabric.judge(LARGE, measurements)
+    assert judged.ok
+    assert {name for name, verdict in judged.verdicts.items() if "it loses" in verdict.reason} == bad
+
+
+def test_a_single_pair_in_the_sample_is_told_for_both_ends(large: dict[str, Measurement]) -> None:
+    other = next(iter(large["n7"].rtt_us))
+    judged = fabric.judge(LARGE, with_faults(large, lambda a, b: None if (a, b) == ("n7", other) else USUAL))
+    assert judged.findings == [f"n7 -> {other}: no answer"]
+    assert set(failing(judged)) == {"n7", other}
+
+
+def test_a_split_is_found_in_a_sample(large: dict[str, Measurement]) -> None:
+    rack = set(LARGE[300:340])
+    judged = fabric.judge(LARGE, with_faults(large, lambda a, b: None if len({a, b} & rack) == 1 else USUAL))
+    assert set(failing(judged)) == rack
+    assert judged.findings[0].endswith("reaches only 40 of 1000 nodes: the fabric is split")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 300])
+def test_a_run_of_a_part_proves_that_its_nodes_reach_each_other(size: int) -> None:
+    run = Random(size).sample(LARGE, size)
+    judged = fabric.judge(LARGE, sampled(LARGE, run=run))
+    assert (judged.ok, judged.warnings) == (True, [])
+    assert (judged.sample is None) == (size <= 256)
+    if size == 1:
+        return
+    gone = run[0]
+    judged = fabric.judge(LARGE, sampled(LARGE, cut(gone), run))
+    assert set(failing(judged)) == ({gone} if size > 2 else set(run))
+
+
+def test_a_node_that_only_measured_dead_ones_is_not_blamed_but_told() -> None:
+    nodes = names(6)
+    measurements = sampled(nodes, peers=1, above=2)  # a ring
+    for name in ("n1", "n3"):
+        measurements[name] = Measurement(False, "there is no container rdm", "missing")
+    judged = fabric.judge(nodes, with_faults(measurements, cut("n1", "n3")))
+    assert failing(judged) == ["n1", "n3"]
+    assert judged.warnings[0].startswith("n2: measured with no node of the others that could answer")
+
+
 # ---- properties
 
 
@@ -274,7 +436,28 @@ def clusters(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
     return nodes, measurements
 
 
-@given(clusters())
+@st.composite
+def samples(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
+    """The same, where any pairs were not measured."""
+    nodes, measurements = draw(clusters())
+    for name, one in measurements.items():
+        if one.rtt_us:
+            asked = draw(st.sets(st.sampled_from(sorted(one.rtt_us))))
+            times = {peer: rtt for peer, rtt in one.rtt_us.items() if peer in asked}
+            measurements[name] = one._replace(rtt_us=times)
+    return nodes, measurements
+
+
+@given(samples())
+def test_who_is_in_no_failing_pair_is_not_blamed(case: tuple[list[str], dict[str, Measurement]]) -> None:
+    nodes, measurements = case
+    judged = fabric.judge(nodes, measurements)
+    told = {name for pair in judged.failed_pairs for name in pair}
+    for name in failing(judged):
+        assert name in told or not measurements[name].measured or "split" in judged.verdicts[name].reason
+
+
+@given(st.one_of(clusters(), samples()))
 def test_every_failing_pair_has_an_end_that_is_told(case: tuple[list[str], dict[str, Measurement]]) -> None:
     judged = fabric.judge(*case)
     for one, other in judged.failed_pairs:
@@ -295,7 +478,7 @@ def test_a_node_that_everybody_reaches_both_ways_is_told_only_in_a_tie(
             assert judged.verdicts[name].ok
 
 
-@given(clusters(), st.randoms(use_true_random=False))
+@given(st.one_of(clusters(), samples()), st.randoms(use_true_random=False))
 def test_the_judgement_does_not_depend_on_the_order_of_arrival(
     case: tuple[list[str], dict[str, Measurement]], random: object
 ) -> None:
@@ -341,14 +524,22 @@ def test_a_result_of_the_module_becomes_a_measurement() -> None:
         "method": "icmp",
         "note": "",
         "link": {"name": "eth0", "up": True},
-        "rtt_us": [None, 95.0],
+        "rtt_us": "n2 95.0 80.1\nn3 -\n",
         "loss": {},
         "errors": {},
         "ssh": {"n2": ""},
     }
-    one = fabric.measurement(["n1", "n2"], result)
-    assert one.rtt_us == {"n1": None, "n2": 95.0}
+    one = fabric.measurement(result)
+    assert one.rtt_us == {"n2": 95.0, "n3": None}
     assert one.link_up is True
+
+
+times = st.one_of(st.none(), st.floats(0.1, 1e7).map(lambda value: round(value, 1)))
+
+
+@given(st.dictionaries(st.sampled_from(names(9)), times))
+def test_times_are_read_as_they_were_written(medians: dict[str, float | None]) -> None:
+    assert fabric.unpacked(fabric.packed((name, rtt, rtt) for name, rtt in medians.items())) == medians
 
 
 @pytest.mark.parametrize(
@@ -360,7 +551,7 @@ def test_a_result_of_the_module_becomes_a_measurement() -> None:
     ],
 )
 def test_a_result_without_measurement_keeps_its_reason(result: dict[str, object], reason: str) -> None:
-    one = fabric.measurement(["n1"], result)
+    one = fabric.measurement(result)
     assert not one.measured
     assert one.reason == reason
 

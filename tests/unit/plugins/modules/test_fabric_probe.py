@@ -74,7 +74,15 @@ def test_everyone_begins_with_the_node_after_itself(monkeypatch: pytest.MonkeyPa
     assert engine.settings["source"] == "10.0.0.2"
     assert engine.settings["peers"] == ["10.0.0.3", "10.0.0.4", "10.0.0.0", "10.0.0.1"]
     assert engine.settings["ssh"] == [0]
-    assert found["rtt_us"] == [30.0, 40.0, None, 10.0, 20.0]
+    assert found["rtt_us"] == "n3 10.0 1.0\nn4 20.0 1.0\nn0 30.0 1.0\nn1 40.0 1.0\n"
+
+
+def test_only_those_that_are_given_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {name: NODES[name] for name in ("n0", "n2", "n4")}
+    engine = Engine(answer(rtt_us=[10.0, None], min_us=[9.0, None]))
+    found = measure(monkeypatch, engine, nodes)
+    assert engine.settings["peers"] == ["10.0.0.4", "10.0.0.0"]
+    assert found["rtt_us"] == "n4 10.0 9.0\nn0 -\n"
 
 
 def test_results_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

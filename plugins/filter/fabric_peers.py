@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A dictionary of nodes to the part of it that one node measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.rdm.provision.plugins.module_utils import fabric, fabric_sample
+
+DOCUMENTATION = r"""
+name: fabric_peers
+short_description: The nodes that one node measures
+description:
+  - Returns the lines of a node and of those that it is to measure, for M(rdm.provision.fabric_probe).
+  - In a small cluster these are all. In a large one each node measures a sample, chosen so that each is also
+    measured by as many others, and always the same for the same cluster.
+  - In a run of a part of a large cluster a node measures the nodes of the run, too.
+author:
+  - The rdm-provision developers
+positional: _input, node, run
+options:
+  _input:
+    description: The dictionary, one line C(node MY_IP) for each node of the cluster.
+    type: str
+    required: true
+  node:
+    description: The node that measures.
+    type: str
+    required: true
+  run:
+    description: The nodes that take part in this run.
+    type: list
+    elements: str
+    required: true
+  peers:
+    description: How many nodes each measures where there are more than O(above).
+    type: int
+    default: 16
+  above:
+    description: Up to so many nodes, each measures all others.
+    type: int
+    default: 256
+  all_pairs:
+    description: Whether each measures all others whatever their number.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Measure how the other containers answer
+  rdm.provision.fabric_probe:
+    node: "{{ inventory_hostname }}"
+    nodes: >-
+      {{ preflight_plan.dictionary
+      | rdm.provision.fabric_peers(inventory_hostname, ansible_play_hosts_all) }}
+"""
+
+RETURN = r"""
+_value:
+  description: Those lines of the dictionary, in its order.
+  type: str
+"""
+
+
+def fabric_peers(
+    dictionary: str,
+    node: str,
+    run: Sequence[str],
+    peers: int = 16,
+    above: int = 256,
+    all_pairs: bool = False,
+) -> str:
+    """Return the lines; what is wrong becomes the task's message."""
+    if int(peers) < 1:
+        raise AnsibleFilterError(f"a node must measure at least 1 peer, not {peers}")
+    try:
+        nodes = fabric.parse_nodes(dictionary)
+    except ValueError as error:
+        raise AnsibleFilterError(str(error)) from error
+    if all_pairs or len(nodes) <= int(above) or node not in nodes:
+        return dictionary  # of a node that is not in it the module says so
+    asked = {node, *fabric_sample.peers_of(node, list(nodes), run, int(peers), int(above))}
+    return "".join(f"{name} {address}\n" for name, address in nodes.items() if name in asked)
+
+
+class FilterModule:
+    """What Ansible asks for the filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"fabric_peers": fabric_peers}
