@@ -84,6 +84,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerAPI,
     DockerProblem,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
@@ -147,7 +148,7 @@ def run(module: AnsibleModule) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=False)
-    result = run(module)
+    result = {**run(module), **echo(module)}
     if result.pop("failed", False):
         module.fail_json(**result)
     module.exit_json(**result)

@@ -151,6 +151,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
     DockerError,
     DockerProblem,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.fabric import packed, parse_nodes
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -187,20 +188,29 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     parameters = module.params
     try:
-        nodes = parse_nodes(parameters["nodes"])
+        result = measure(parameters, checked(parameters))
     except ValueError as error:
-        module.fail_json(msg=str(error))
+        module.fail_json(msg=str(error), **echo(module))
+    except NotMeasuredError as error:
+        result = {"measured": False, "reason": str(error), "container_state": error.state}
+    module.exit_json(changed=False, **result, **echo(module))
+
+
+def checked(parameters: dict[str, Any]) -> dict[str, str]:
+    """Return MY_IP by name of the nodes to measure, this one among them.
+
+    Raises:
+        ValueError: with what is wrong with an option.
+    """
+    nodes = parse_nodes(parameters["nodes"])
     if not nodes:
-        module.fail_json(msg="the list of the cluster's nodes is empty: run the role preflight first")
+        raise ValueError("the list of the cluster's nodes is empty: run the role preflight first")
     if parameters["node"] not in nodes:
-        module.fail_json(msg="{0} is not among the nodes of the cluster".format(parameters["node"]))
+        raise ValueError("{0} is not among the nodes of the cluster".format(parameters["node"]))
     for name in ("deadline", "tries"):
         if parameters[name] <= 0:
-            module.fail_json(msg="{0} must be more than 0, not {1}".format(name, parameters[name]))
-    try:
-        module.exit_json(changed=False, **measure(parameters, nodes))
-    except NotMeasuredError as error:
-        module.exit_json(changed=False, measured=False, reason=str(error), container_state=error.state)
+            raise ValueError("{0} must be more than 0, not {1}".format(name, parameters[name]))
+    return nodes
 
 
 def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:

@@ -165,6 +165,7 @@ from typing import Any, Callable, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.job_agent import (
     Agent,
     BadConfiguration,
@@ -316,7 +317,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    result = run(module)
+    result = {**run(module), **echo(module)}
     if result.pop("failed", False):
         module.fail_json(**result)
     module.exit_json(**result)

@@ -185,6 +185,7 @@ import tempfile
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.text_blocks import (
     BlockError,
     drop_block,
@@ -579,10 +580,11 @@ def main() -> None:
         if not module.check_mode:
             plan.apply(module)
     except Problem as problem:
-        module.fail_json(msg=str(problem))
+        module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot write", error.strerror or error))
-    module.exit_json(**result)
+        where = error.filename or "cannot write"
+        module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))
+    module.exit_json(**result, **echo(module))
 
 
 if __name__ == "__main__":

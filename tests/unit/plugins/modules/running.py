@@ -34,9 +34,11 @@ def run_module(
     """
 
     def exit_json(self: Any, **result: Any) -> None:
+        result.pop("invocation", None)
         raise _Done(json.loads(json.dumps(result)))
 
     def fail_json(self: Any, msg: str, **result: Any) -> None:
+        result.pop("invocation", None)
         raise Failed(msg, result)
 
     arguments = {**params, "_ansible_check_mode": check, "_ansible_diff": diff}
