@@ -1,8 +1,8 @@
 """The log of a run, beside the inventory: ``.rdm/runs/<time>-<verb>/``, the newest twenty kept.
 
-``events.jsonl`` has one line per event worth keeping, ``result.json`` the result, ``command`` what was run,
-and ``ansible.log`` what ansible-playbook printed when the run did not end well. Git and Ansible both ignore
-the folder.
+``events.jsonl`` has one line per event worth keeping, ``result.json`` the result (of many nodes in a compact
+form), ``command`` what was run, and ``ansible.log`` what ansible-playbook printed when the run did not end
+well. Git and Ansible both ignore the folder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
+from rdm_provision.compact import compact
 from rdm_provision.errors import ClusterBusyError
 from rdm_provision.events import (
     Event,
@@ -94,7 +95,7 @@ class Record:
         with contextlib.suppress(OSError):
             if self._events is not None:
                 self._events.close()
-            text = json.dumps(result.to_json(), indent=1) + "\n"
+            text = json.dumps(compact(result.to_json()), indent=1) + "\n"
             (self.folder / "result.json").write_text(text, encoding="utf-8")
             if log is not None and log.is_file() and not result.ok:
                 (self.folder / "ansible.log").write_text(_without(hidden, log), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ class Translator:
         ignored = bool(details.get("ignore_errors"))
         bad = status in (Status.FAILED, Status.UNREACHABLE)
         message = _why(res, unreachable=status is Status.UNREACHABLE) if bad else ""
-        diff = unified_diff(res)
+        diff = sys.intern(unified_diff(res))  # the same on many nodes
         self.hidden.update(environment_values(res))
         cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION, SPARE_ACTION)
         self._keep(action, node, res)
@@ -230,7 +231,9 @@ class Translator:
         elif action == FABRIC_ACTION and isinstance(res.get("fabric"), Mapping):
             self.fabric = dict(res["fabric"])
         if action in self.spec.keep:
-            kept = {k: v for k, v in res.items() if k != "invocation" and not k.startswith("_ansible")}
+            # A difference is among the changes already.
+            told = ("invocation", "diff")
+            kept = {k: v for k, v in res.items() if k not in told and not k.startswith("_ansible")}
             self.returned.setdefault(action, {}).setdefault(node, []).append(kept)
 
     def _bad_arguments(self, node: str, res: Mapping[str, Any]) -> None:

@@ -176,6 +176,7 @@ kept:
   sample: []
 """
 
+import difflib
 import grp
 import os
 import pwd
@@ -245,6 +246,8 @@ _TEMPORARY = ".rdm-provision-"
 _MARK = _TEMPORARY + "made"  # in a directory that the module has made
 _MARK_TEXT = b"Made by rdm-provision, which removes this directory when nothing else is left in it.\n"
 _DIRECTORY_MODE = 0o755
+_SHOWN_WHOLE = 8192  # characters of both sides of a file up to which a difference has all of them
+_LINES = 100  # of a longer one's difference
 _SECRET = "(secret)\n"  # noqa: S105  # what is shown instead of one
 
 
@@ -292,7 +295,9 @@ class Entry:
         if self.mode_changes and self.mode is not None and self.mode != self.old_mode:
             shown["before_header"] += " (mode {0:04o})".format(self.old_mode)
             shown["after_header"] += " (mode {0:04o})".format(self.mode)
-        return shown
+        # Ansible keeps it for every node, and some files have a line for every node.
+        whole = len(shown["before"]) + len(shown["after"]) <= _SHOWN_WHOLE
+        return shown if whole else {"prepared": _prepared(**shown)}
 
     def _shown(self, data: Optional[bytes]) -> str:
         if data is None:
@@ -483,6 +488,17 @@ def _only(directory: str, goes: "set[str]") -> bool:
         if entry.path not in goes or (below and not _only(entry.path, goes)):
             return False
     return True
+
+
+def _prepared(before: str, after: str, before_header: str, after_header: str) -> str:
+    """Return the first of the lines that differ, and how many more there are."""
+    sides = [text.splitlines(True) for text in (before, after)]
+    lines = list(difflib.unified_diff(sides[0], sides[1], before_header, after_header, n=2))
+    if not lines:  # other permissions
+        lines = ["--- {0}\n".format(before_header), "+++ {0}\n".format(after_header)]
+    ended = [line if line.endswith("\n") else line + "\n" for line in lines[:_LINES]]
+    more = len(lines) - len(ended)
+    return "".join(ended) + ("({0} more lines)\n".format(more) if more > 0 else "")
 
 
 def _difference(path: str, before: str, after: str) -> Dict[str, str]:

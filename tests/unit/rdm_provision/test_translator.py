@@ -149,6 +149,16 @@ def test_the_plan_and_the_fabric_are_kept() -> None:
     ]
 
 
+def test_a_diff_that_many_nodes_have_is_kept_once() -> None:
+    made = translator()
+    for node in NODES:
+        diff = {"before": "", "after": "".join(f"line {number}\n" for number in range(100))}
+        feed(made, outcome("ok", node, {"changed": True, "diff": diff}))
+    diffs = [recap.changes[0].diff for recap in end(made).nodes.values()]
+    assert len(diffs[0].splitlines()) == 103
+    assert all(diff is diffs[0] for diff in diffs)
+
+
 def test_a_warning_is_told_once_and_names_its_nodes() -> None:
     made = translator()
     events = feed(

@@ -71,6 +71,33 @@ def test_the_difference_shows_lines_but_no_secret(tmp_path: Path) -> None:
     assert "hush" not in str(diff + again + gone)
 
 
+def test_of_a_long_file_the_difference_has_what_changes_and_no_more_than_a_hundred_lines(
+    tmp_path: Path,
+) -> None:
+    path = str(tmp_path / "nodes")
+    lines = [f"node{number} 10.0.{number // 250}.{number % 250}\n" for number in range(5000)]
+
+    def shown(content: str, mode: str = "0644") -> str:
+        (part,) = run(diff=True, files=[{"path": path, "content": content, "mode": mode}])["diff"]
+        return str(part["prepared"])
+
+    first = shown("".join(lines)).splitlines()
+    assert first[:5] == [
+        f"--- {path}",
+        f"+++ {path}",
+        "@@ -0,0 +1,5000 @@",
+        "+node0 10.0.0.0",
+        "+node1 10.0.0.1",
+    ]
+    assert len(first) == 101
+    assert first[-1] == "(4903 more lines)"
+    changed = [*lines[:-1], "node4999 10.9.9.9"]
+    assert shown("".join(changed)).splitlines()[-2:] == ["-node4999 10.0.19.249", "+node4999 10.9.9.9"]
+    assert shown("".join(changed), "0640") == f"--- {path} (mode 0644)\n+++ {path} (mode 0640)\n"
+    secret = run(diff=True, files=[{"path": path, "secret_content": "x" * 9000, "mode": "0600"}])["diff"]
+    assert "xxx" not in str(secret)
+
+
 def test_a_wrong_mode_is_mended_and_shown(tmp_path: Path) -> None:
     run(**everything(tmp_path))
     (tmp_path / "etc/ssh/key").chmod(0o644)

@@ -1,0 +1,72 @@
+"""A result that stays small with a thousand nodes: what they share is told once, and the rest is cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["compact"]
+
+FEW_NODES = 64
+"""Up to so many nodes, each has everything that it shares with others."""
+ROOM = 2_000_000
+"""Characters that all diffs together may take."""
+_WORTH = 200
+"""Characters from which something is worth being told only once."""
+_FILES = re.compile(r"^(?=--- )", re.MULTILINE)
+
+
+def compact(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the result DATA, as :meth:`RunResult.to_json` makes it, in a bounded size; DATA is changed.
+
+    Among more than 64 nodes, what an earlier node has as well becomes ``(as on NODE)``: the difference of a
+    file, or a part of the plan. All diffs together take 2 MB at most, for which the longest are cut.
+    """
+    many = len(data["nodes"]) > FEW_NODES
+    seen: dict[str, str] = {}
+    changes = [(name, change) for name, node in data["nodes"].items() for change in node["changes"]]
+    if many:
+        for name, change in changes:
+            change["diff"] = "".join(_told_once(change["diff"], name, seen))
+        for name, node in ((data.get("plan") or {}).get("nodes") or {}).items():
+            for key, value in node.items():
+                if isinstance(value, (dict, list)):
+                    text = json.dumps([key, value])
+                    first = seen.setdefault(text, name)
+                    if first != name and len(text) > _WORTH:
+                        node[key] = f"(as on {first})"
+    longest = _longest([len(change["diff"]) for _name, change in changes])
+    for _name, change in changes:
+        change["diff"] = _cut(change["diff"], longest)
+    return data
+
+
+def _longest(lengths: list[int]) -> int:
+    """Return how long a diff may be so that all of them have room."""
+    room = ROOM
+    for before, length in enumerate(sorted(lengths)):
+        share = room // (len(lengths) - before)
+        if length > share:
+            return share
+        room -= length
+    return ROOM
+
+
+def _told_once(diff: str, name: str, seen: dict[str, str]) -> Iterator[str]:
+    """Yield the files of a diff, those that an earlier node has as well without their lines."""
+    for file in _FILES.split(diff):
+        first = seen.setdefault(file, name)
+        if first == name or len(file) <= _WORTH:
+            yield file
+            continue
+        yield from (line for line in file.splitlines(keepends=True)[:2] if line.startswith(("--- ", "+++ ")))
+        yield f"(as on {first})\n"
+
+
+def _cut(diff: str, length: int) -> str:
+    """Return a diff of at most that length, and a word on what is missing."""
+    if len(diff) <= length:
+        return diff
+    return diff[: diff.rfind("\n", 0, length) + 1] + "(cut)\n"
