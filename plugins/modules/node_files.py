@@ -66,6 +66,29 @@ options:
       secret_content:
         description: What the file holds, where nobody may see it in a log or a difference.
         type: str
+      ssh_client_config:
+        description:
+          - Makes the file an ssh_config, with which root reaches every container of a cluster by name or by
+            MY_IP, with its own key and with the host key checked.
+          - It is worked out on the node, because it is three times as long as what it is made of.
+        type: dict
+        suboptions:
+          dictionary:
+            description: One line C(node MY_IP) for each node.
+            type: str
+            required: true
+          alias:
+            description: The name under which known_hosts has the one host key of all containers.
+            type: str
+            required: true
+          port:
+            description: Where the containers' sshd listens.
+            type: int
+            default: 22
+          directory:
+            description: Where the keys are, in the container.
+            type: str
+            default: /etc/rdm/ssh
       mode:
         description: Permissions in octal.
         type: str
@@ -187,12 +210,14 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.ssh_files import ssh_client_config
 from ansible_collections.rdm.provision.plugins.module_utils.text_blocks import (
     BlockError,
     drop_block,
     put_block,
 )
 
+_CONTENTS = ["content", "secret_content", "ssh_client_config"]
 _STATE = {"type": "str", "choices": ["present", "absent"], "default": "present"}
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -214,11 +239,20 @@ ARGUMENT_SPEC: Dict[str, Any] = {
             "path": {"type": "str", "required": True},
             "content": {"type": "str"},
             "secret_content": {"type": "str", "no_log": True},
+            "ssh_client_config": {
+                "type": "dict",
+                "options": {
+                    "dictionary": {"type": "str", "required": True},
+                    "alias": {"type": "str", "required": True},
+                    "port": {"type": "int", "default": 22},
+                    "directory": {"type": "str", "default": "/etc/rdm/ssh"},
+                },
+            },
             "mode": {"type": "str", "default": "0644"},
             "state": _STATE,
         },
-        "mutually_exclusive": [["content", "secret_content"]],
-        "required_if": [["state", "present", ["content", "secret_content"], True]],
+        "mutually_exclusive": [_CONTENTS],
+        "required_if": [["state", "present", _CONTENTS, True]],
     },
     "blocks": {
         "type": "list",
@@ -412,7 +446,7 @@ class Plan:
         if item["state"] == "absent":
             entry.after = None
             return
-        entry.after = (item["secret_content"] if secret else item["content"]).encode()
+        entry.after = _content(path, item).encode()
         entry.mode = _mode(item["mode"])
         entry.owner = self.owner
         self._need_parent(path)
@@ -475,7 +509,7 @@ def _claimed(params: Dict[str, Any]) -> Dict[str, Any]:
     goes = {_absolute(item["path"]) for item in entries} | {path}
     if not writes and (before is None or home not in goes or not _only(home, goes)):
         return params
-    mine = {"path": path, "content": claim["name"] + "\n", "secret_content": None, "mode": "0644"}
+    mine = {**dict.fromkeys(_CONTENTS), "path": path, "content": claim["name"] + "\n", "mode": "0644"}
     return dict(params, files=params["files"] + [dict(mine, state="present" if writes else "absent")])
 
 
@@ -520,6 +554,16 @@ def _mark(path: str, owner: Owner) -> None:
         stream.write(_MARK_TEXT)
         os.fchmod(stream.fileno(), 0o644)
         os.fchown(stream.fileno(), *owner)
+
+
+def _content(path: str, item: Dict[str, Any]) -> str:
+    """Return what a file shall hold."""
+    if item["ssh_client_config"] is None:
+        return str(item["content"] if item["secret_content"] is None else item["secret_content"])
+    try:
+        return ssh_client_config(**item["ssh_client_config"])
+    except ValueError as error:
+        raise Problem("{0}: {1}".format(path, error)) from error
 
 
 def _absolute(given: str) -> str:

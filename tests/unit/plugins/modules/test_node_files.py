@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.ssh_files import ssh_client_config
 from ansible_collections.rdm.provision.plugins.modules import node_files
 
 from tests.unit.plugins.modules.running import Failed, documented_options, run_module
@@ -69,6 +70,30 @@ def test_the_difference_shows_lines_but_no_secret(tmp_path: Path) -> None:
     gone = run(diff=True, files=[{"path": str(tmp_path / "etc/ssh/key"), "state": "absent"}])["diff"]
     assert [(part["before"], part["after"]) for part in gone] == [("(secret)\n", "")]
     assert "hush" not in str(diff + again + gone)
+
+
+def ssh_config(tmp_path: Path, dictionary: str) -> dict[str, Any]:
+    cluster = {"dictionary": dictionary, "alias": "rdm-c", "port": 2222}
+    return {"files": [{"path": str(tmp_path / "config"), "ssh_client_config": cluster}]}
+
+
+def test_an_ssh_config_is_worked_out_on_the_node(tmp_path: Path) -> None:
+    nodes = "n1 10.0.0.1\nn2 10.0.0.2\n"
+    run(**ssh_config(tmp_path, nodes))
+    written = (tmp_path / "config").read_text()
+    assert written == ssh_client_config(nodes, "rdm-c", 2222, "/etc/rdm/ssh")
+    assert not run(**ssh_config(tmp_path, nodes))["changed"]
+    (part,) = run(diff=True, **ssh_config(tmp_path, nodes + "n3 10.0.0.3\n"))["diff"]
+    assert part["before"] == written
+    assert "  HostName 10.0.0.3\n" in part["after"]
+
+
+def test_an_ssh_config_that_cannot_be_made_leaves_everything_untouched(tmp_path: Path) -> None:
+    wanted = ssh_config(tmp_path, "n1 10.0.0.1\n-x 10.0.0.2\n")
+    wanted["files"].insert(0, {"path": str(tmp_path / "other"), "content": "x"})
+    with pytest.raises(Failed, match=r"config: '-x 10.0.0.2' is not a node name and an address"):
+        run(**wanted)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_of_a_long_file_the_difference_has_what_changes_and_no_more_than_a_hundred_lines(
