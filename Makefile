@@ -89,6 +89,7 @@ e2e: setup-dev ## the product as its users run it, and its faults, on lab nodes
 bench: setup-dev ## print the tables of docs/performance.md, measured here and now
 	python benchmarks/planner.py
 	python benchmarks/provision.py
+	python benchmarks/scale.py
 
 docs: setup-dev ## write docs/variables.md and docs/training-configuration.md from what they describe
 	python docs/generate_variables.py

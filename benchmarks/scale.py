@@ -1,0 +1,371 @@
+"""What a run costs on the controller with many nodes, of which none exists.
+
+Run `python benchmarks/scale.py`. The nodes are simulated by a connection plugin: it takes the module and its
+parameters out of what Ansible sends, and answers from a small file that each node has, in the form and size
+of a lab node's answers, within half a millisecond. Everything else is as always: the playbook, the forks, the
+actions on the controller. Neither ssh nor the work on the nodes is in these figures: a cold ssh connection
+costs 0.09 CPU s more, a warm one 0.005.
+
+Measured, in this order, from fresh nodes:
+
+* `floor`: a play whose only task is `ping`, the least that one module call can cost;
+* `first`: the first run, which does everything on every node;
+* `second`: the second, which has nothing to do;
+* `one`: a run after the container of one node was removed by hand;
+* `unreachable`: a run while 1 % of the nodes (at least one) refuse the connection;
+* `up`, `up-again`: the first and the second run through `rdm-provision up`, on fresh nodes again.
+
+Printed are wall time, CPU time of all processes, module calls, skipped tasks and bytes sent per node, the
+peak memory of the main processes (Ansible's, before it that of `rdm-provision`), and the size of
+`result.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.simulated.node import CALLS, Node  # noqa: E402
+from benchmarks.tables import markdown  # noqa: E402
+
+BIN = Path(sys.executable).parent
+CLUSTER = "simulated"
+FLOOR = [{"name": "Ping", "hosts": "all", "gather_facts": False, "tasks": [{"ansible.builtin.ping": {}}]}]
+RECAP = re.compile(
+    r"^(\S+) +: ok=\d+ +changed=(\d+) +unreachable=(\d+) +failed=(\d+) +skipped=(\d+)", re.MULTILINE
+)
+POLL_S = 0.05
+SOME_UNREACHABLE = 4
+"""What ansible-playbook ends with when nodes were unreachable, and nothing else was wrong."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one run cost.
+
+    Attributes:
+        status: what the program ended with.
+        output: what it printed.
+        wall: seconds.
+        cpu: seconds, user and system, of all its processes.
+        memory: peak resident bytes of each main process: the program's own, and of what it started itself.
+        calls: commands that reached a node, by module.
+        sent: bytes to the nodes.
+        changed: nodes on which something was changed.
+        skipped: skipped tasks of all nodes together.
+        unreachable: nodes that were.
+    """
+
+    status: int
+    output: str
+    wall: float
+    cpu: float
+    memory: list[int]
+    calls: Counter[str]
+    sent: int
+    changed: list[str]
+    skipped: int
+    unreachable: list[str]
+
+
+class Cluster:
+    """COUNT simulated nodes in a directory, with their inventory."""
+
+    def __init__(self, directory: Path, count: int, latency: float = 0.0) -> None:
+        """Make it; LATENCY is in seconds per command."""
+        self.directory = directory
+        self.nodes = [f"n{number}" for number in range(1, count + 1)]
+        self.state = directory / "state"
+        self.inventory = directory / "inventory"
+        self.inventory.mkdir(parents=True)
+        self.reset()
+        addresses = {
+            name: {"ansible_host": f"10.{rank // 62500 + 1}.{rank // 250 % 250}.{rank % 250 + 1}"}
+            for rank, name in enumerate(self.nodes)
+        }
+        master = {self.nodes[0]: addresses.pop(self.nodes[0])}
+        variables = {
+            "ansible_connection": "simulated",
+            # ansible.cfg says so of ssh only.
+            "ansible_pipelining": True,
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "simulated_directory": str(self.state),
+            "simulated_latency": latency,
+            "rdm_cluster": CLUSTER,
+            "rdm_accelerator": "cpu",
+            "network_driver": "macvlan",
+            "container_memlock_required": False,
+            "images_list": [{"name": "training:1", "source": "archive", "path": "/shared/training.tar"}],
+        }
+        groups = {"master": {"hosts": master}, "workers": {"hosts": addresses}}
+        text = json.dumps({"all": {"vars": variables, "children": groups}}, indent=1)
+        (self.inventory / "hosts.yml").write_text(text, encoding="utf-8")
+        (directory / "ping.yml").write_text(json.dumps(FLOOR), encoding="utf-8")
+
+    def reset(self) -> None:
+        """Make all nodes fresh again, and forget the plan."""
+        shutil.rmtree(self.state, ignore_errors=True)
+        self.state.mkdir()
+        shutil.rmtree(self.inventory / ".rdm", ignore_errors=True)
+        (self.inventory / "address_plan.cfg").unlink(missing_ok=True)
+
+    def remove_container(self, name: str) -> None:
+        """Remove the container of node NAME, as somebody does by hand."""
+        node = Node(self.state, name)
+        node.kind("containers").clear()
+        node.save()
+
+    def unreachable(self, names: Sequence[str], unreachable: bool) -> None:
+        """Let nodes not answer any more, or again."""
+        for name in names:
+            node = Node(self.state, name)
+            node.state["unreachable"] = unreachable
+            node.save()
+
+    def playbook(self, name: str | Path = "site", *options: str) -> Figures:
+        """Run a playbook of the collection, or the one at a path."""
+        path = name if isinstance(name, Path) else ROOT / "playbooks" / f"{name}.yml"
+        return self.run([BIN / "ansible-playbook", path, "-i", self.inventory, *options])
+
+    def up(self) -> Figures:
+        """Run `rdm-provision up`."""
+        return self.run([BIN / "rdm-provision", "up", "--inventory", self.inventory])
+
+    @property
+    def result_bytes(self) -> int:
+        """The size of the newest `result.json` of `rdm-provision`."""
+        return max((self.inventory / ".rdm" / "runs").glob("*/result.json")).stat().st_size
+
+    def run(self, argv: Sequence[object]) -> Figures:
+        """Run a program of ours on the simulated nodes and measure it."""
+        calls = self.state / CALLS
+        calls.unlink(missing_ok=True)
+        env = os.environ | {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
+            "ANSIBLE_CONNECTION_PLUGINS": str(ROOT / "benchmarks" / "simulated" / "connection"),
+            "PYTHONPATH": str(ROOT),
+        }
+        memory: dict[int, int] = {}
+        with (self.directory / "output").open("w+b") as output:
+            before, begin = _cpu(), time.perf_counter()
+            process = subprocess.Popen(
+                [str(word) for word in argv],
+                cwd=ROOT,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            while process.poll() is None:
+                for pid in _main_processes(process.pid):
+                    memory[pid] = _peak(pid) or memory.get(pid, 0)
+                time.sleep(POLL_S)
+            wall, cpu = time.perf_counter() - begin, _cpu() - before
+            output.seek(0)
+            text = output.read().decode("utf-8", "replace")
+        commands = [line.split() for line in calls.read_text().splitlines()] if calls.exists() else []
+        recap = [(name, *map(int, numbers)) for name, *numbers in RECAP.findall(text)]
+        return Figures(
+            status=process.returncode,
+            output=text,
+            wall=wall,
+            cpu=cpu,
+            memory=list(memory.values()),
+            calls=Counter(module for _, module, _, _ in commands),
+            sent=sum(int(sent) for _, _, sent, _ in commands),
+            changed=[name for name, changed, *_ in recap if changed],
+            skipped=sum(skipped for *_, skipped in recap),
+            unreachable=[name for name, _, unreachable, *_ in recap if unreachable],
+        )
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _main_processes(pid: int) -> Iterator[int]:
+    """Yield a process, and the ansible-playbook that it started when it is not one itself."""
+    yield pid
+    if not _is_ansible(pid):
+        yield from (child for child in _children(pid) if _is_ansible(child))
+
+
+def _is_ansible(pid: int) -> bool:
+    try:
+        return b"ansible-playbook" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        files = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        return [int(child) for file in files for child in file.read_text().split()]
+    except OSError:
+        return []
+
+
+def _peak(pid: int) -> int:
+    """Return the most memory that a process has had resident so far, in bytes; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _nothing(_cluster: Cluster) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Way:
+    """One measurement: how it is called in the table, what precedes it and is not measured, and what is."""
+
+    title: str
+    run: Callable[[Cluster], Figures]
+    before: Callable[[Cluster], None] = _nothing
+    after: Callable[[Cluster], None] = _nothing
+    status: int = 0
+    needs: str = ""
+
+
+def _percent(cluster: Cluster) -> list[str]:
+    return cluster.nodes[-max(1, len(cluster.nodes) // 100) :]
+
+
+WAYS = {
+    "floor": Way("only ping", lambda cluster: cluster.playbook(cluster.directory / "ping.yml")),
+    "first": Way("first run", Cluster.playbook, before=Cluster.reset),
+    "second": Way("second run", Cluster.playbook, needs="first"),
+    "one": Way(
+        "one node changed",
+        Cluster.playbook,
+        before=lambda cluster: cluster.remove_container(cluster.nodes[-1]),
+        needs="first",
+    ),
+    "unreachable": Way(
+        "1 % unreachable",
+        Cluster.playbook,
+        before=lambda cluster: cluster.unreachable(_percent(cluster), True),
+        after=lambda cluster: cluster.unreachable(_percent(cluster), False),
+        status=SOME_UNREACHABLE,
+        needs="first",
+    ),
+    "up": Way("`up`, first", Cluster.up, before=Cluster.reset),
+    "up-again": Way("`up`, second", Cluster.up, needs="up"),
+}
+
+
+def measure(cluster: Cluster, ways: Sequence[str]) -> Iterator[list[str]]:
+    """Yield a row of the table for each way, or stop the benchmark when a run does not end as it should."""
+    count = len(cluster.nodes)
+    for name in ways:
+        way = WAYS[name]
+        print(f"  {count} nodes, {way.title} ...", end="", file=sys.stderr, flush=True)
+        way.before(cluster)
+        found = way.run(cluster)
+        way.after(cluster)
+        print(f" {found.wall:.1f} s", file=sys.stderr)
+        if found.status != way.status:
+            sys.exit(f"it ended with {found.status} instead of {way.status}:\n{found.output[-4000:]}")
+        ours = name.startswith("up")
+        yield [
+            f"{count:,}",
+            way.title,
+            f"{found.wall:.1f}",
+            f"{found.cpu:.1f}",
+            f"{found.cpu / count:.3f}",
+            f"{found.calls.total() / count:.2f}",
+            "" if ours else f"{found.skipped / count:.2f}",
+            f"{found.sent / count / 1000:.0f}",
+            " + ".join(f"{size / 1e6:.0f}" for size in found.memory),
+            f"{cluster.result_bytes / 1e6:.2f}" if ours else "",
+        ]
+
+
+HEADING = [
+    "nodes",
+    "run",
+    "wall s",
+    "CPU s",
+    "CPU s per node",
+    "module calls per node",
+    "skipped tasks per node",
+    "kB sent per node",
+    "main processes MB",
+    "result.json MB",
+]
+
+
+def chosen(text: str) -> list[str]:
+    """Return the ways of a list with commas, in their order, each with what must have run before it.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such way.
+    """
+    wanted = set(text.split(","))
+    if unknown := wanted - set(WAYS):
+        raise argparse.ArgumentTypeError(f"no way is called {min(unknown)!r}; there are {', '.join(WAYS)}")
+    wanted |= {WAYS[name].needs for name in wanted}
+    return [name for name in WAYS if name in wanted]
+
+
+def sizes(text: str) -> list[int]:
+    """Return the numbers of a list with commas.
+
+    Raises:
+        argparse.ArgumentTypeError: one is no number above 1.
+    """
+    numbers = text.split(",")
+    if wrong := [one for one in numbers if not one.isdecimal() or int(one) < 2]:
+        raise argparse.ArgumentTypeError(
+            f"{wrong[0]!r} is no number of nodes; give 2 or more, for example 8,100"
+        )
+    return [int(one) for one in numbers]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--sizes", type=sizes, default="8,100", help="numbers of nodes, with commas (8,100)")
+    parser.add_argument(
+        "--ways", type=chosen, default=",".join(WAYS), help=f"what to measure ({','.join(WAYS)})"
+    )
+    parser.add_argument(
+        "--latency", type=float, default=0.0, help="seconds that each command takes longer (0)"
+    )
+    options = parser.parse_args()
+    rows = [HEADING]
+    for count in options.sizes:
+        with tempfile.TemporaryDirectory(prefix="rdm-scale-") as directory:
+            rows += measure(Cluster(Path(directory), count, options.latency), options.ways)
+    print(
+        f"`{shlex.join(['python', 'benchmarks/scale.py', *sys.argv[1:]])}`: {os.cpu_count()} cores, "
+        f"{platform.machine()}, CPython {platform.python_version()}, simulated nodes.\n"
+    )
+    print(markdown(rows, words=2))
+
+
+if __name__ == "__main__":
+    main()

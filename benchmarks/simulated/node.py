@@ -1,0 +1,355 @@
+"""What a simulated node answers: a table of modules, each a function of the node's state and its parameters.
+
+The answers have the form and the size of those that a lab node gave (`recorded.json`). A node's state is one
+small file, so that what one module changes the next one finds, in this run and in later ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+RECORDED = Path(__file__).with_name("recorded.json").read_text(encoding="utf-8")
+IMAGE = "sha256:a62d3a95a3563d03dfdfa938be2d7d2068b642a53e8278208bec7e774729ecd9"
+CALLS = "calls"
+"""The file in the nodes' directory that has one line for each command: node, module, bytes there and back."""
+
+_CALL = b"\n    _ansiballz_main(\n"
+_NO_LOG = "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
+
+Result = dict[str, Any]
+Parameters = Mapping[str, Any]
+
+
+def module_call(payload: bytes) -> tuple[str, dict[str, Any]]:
+    """Return the module's full name and its parameters out of what Ansible pipes into Python on a node.
+
+    Raises:
+        ValueError: it is nothing that Ansible sends.
+    """
+    # The arguments of its last line, one a line.
+    fields = dict(
+        line.split(b"=", 1) for line in payload[payload.rindex(_CALL) :].split(b"\n") if b"=" in line
+    )
+    name = str(ast.literal_eval(fields[b"module_fqn"].decode().rstrip(",")))
+    text = ast.literal_eval(fields[b"params"].decode().rstrip(","))
+    name = name.removeprefix("ansible_collections.").replace(".plugins.modules.", ".")
+    return name, json.loads(text)["ANSIBLE_MODULE_ARGS"]
+
+
+def digest(value: Any) -> str:
+    """Return what tells two values apart."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+class Node:
+    """A node as its file describes it.
+
+    Attributes:
+        name: its name in the inventory.
+        address: where ssh would reach it.
+        state: what modules have left on it.
+    """
+
+    def __init__(self, directory: str | Path, name: str, address: str = "") -> None:
+        """Read the file of node NAME in DIRECTORY; a node without one is as a fresh lab node."""
+        self.name = name
+        self.address = address
+        self._calls = Path(directory, CALLS)
+        self._path = Path(directory, f"{name}.json")
+        try:
+            self._text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            self._text = "{}"
+        self.state: dict[str, Any] = json.loads(self._text)
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether ssh would not reach it."""
+        return bool(self.state.get("unreachable"))
+
+    def save(self) -> None:
+        """Write the file, if anything has changed."""
+        text = json.dumps(self.state)
+        if text != self._text:
+            self._path.write_text(text, encoding="utf-8")
+            self._text = text
+
+    def count(self, module: str, sent: int, answered: int) -> None:
+        """Note one command: its module, and the bytes to the node and back."""
+        with self._calls.open("ab", buffering=0) as file:
+            file.write(f"{self.name} {module} {sent} {answered}\n".encode())
+
+    def answer(self, module: str, parameters: Parameters) -> Result:
+        """Return what MODULE would return here, and keep what it would change."""
+        if module not in MODULES:
+            return {"failed": True, "msg": f"a simulated node has no answer for the module {module}"}
+        result = MODULES[module](self, parameters)
+        if not parameters["_ansible_check_mode"]:
+            self.save()
+        return {"changed": False, "invocation": echo(parameters), **result}
+
+    def kind(self, name: str) -> dict[str, Any]:
+        """Return the part NAME of the state, to be changed."""
+        part: dict[str, Any] = self.state.setdefault(name, {})
+        return part
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the recorded answers with this node's name and addresses."""
+        text = RECORDED.replace("@NODE@", self.name).replace("@ADDRESS@", self.address)
+        answers: dict[str, Any] = json.loads(text.replace("@MY_IP@", self.state.get("my_ip", "")))
+        return answers
+
+
+def given(parameters: Parameters) -> dict[str, Any]:
+    """Return the parameters without Ansible's own."""
+    return {name: value for name, value in parameters.items() if not name.startswith("_ansible_")}
+
+
+def echo(parameters: Parameters, others: Parameters | None = None) -> dict[str, Any]:
+    """Return the `invocation` of a result: the parameters, and OTHERS that the module has."""
+    return {"module_args": {**(others or {}), **_without_secrets(given(parameters))}}
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _NO_LOG if name.startswith("secret") else _without_secrets(item)
+            for name, item in value.items()
+        }
+    return [_without_secrets(item) for item in value] if isinstance(value, list) else value
+
+
+# ---- the modules
+
+
+def ping(_node: Node, _parameters: Parameters) -> Result:
+    """`ansible.builtin.ping`: the least that a module can do."""
+    return {"ping": "pong"}
+
+
+def node_facts(node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.node_facts`."""
+    recorded = node.recorded()
+    facts = recorded["facts"]
+    containers, networks = node.kind("containers"), node.kind("networks")
+    facts["docker"]["containers"] = [
+        {**recorded["facts_container"], "name": name, "labels": one["labels"], "state": one["state"]}
+        for name, one in containers.items()
+    ]
+    facts["docker"]["networks"] += [
+        {**recorded["facts_network"], "name": name, **one["facts"], "containers": list(containers)}
+        for name, one in networks.items()
+    ]
+    facts["docker"]["images"] = [{"id": IMAGE, "tags": list(node.kind("images"))}]
+    facts["config_owner"] = node.state.get("owner", "")
+    facts["hardware"] = "sha256:0f343b0931126a20"
+    facts["work"] = _work(node, parameters.get("inputs") or {})
+    return {"node": facts}
+
+
+def receipt(node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.receipt`."""
+    node.state["receipt"] = {"inputs": parameters["inputs"], "found": _observed(node)}
+    return {"kept": not parameters["_ansible_check_mode"], "invocation": {}}
+
+
+def _observed(node: Node) -> dict[str, str]:
+    """Return a digest of what each role has left; of the files, all that is told is that they are there."""
+    left = {"images": "images", "network": "networks", "container": "containers"}
+    return {role: digest(node.kind(kind)) for role, kind in left.items()}
+
+
+def _work(node: Node, inputs: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return which roles have something to do, and why."""
+    kept = node.state.get("receipt")
+    if kept is None:
+        return {role: ["nothing is known of an earlier run"] for role in inputs}
+    found = _observed(node)
+    work = {role: [f"{role} has changed"] for role in found if found[role] != kept["found"][role]}
+    for role, wanted in inputs.items():
+        if kept["inputs"].get(role) != wanted:
+            work.setdefault(role, []).append("its variables, the plan or this program are others")
+    return {role: why for role, why in work.items() if role in inputs}
+
+
+def image_archive(node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.image_archive`, of an archive that lies on the node."""
+    name, path, images = parameters["name"], parameters["path"], node.kind("images")
+    missing = name not in images
+    found = [{"digest": IMAGE, "tags": [name]}]
+    if parameters.get("state") == "inspected":
+        return {
+            "actions": [],
+            "copy_needed": False,
+            "images": found,
+            "load": missing,
+            "needed": missing,
+            "new_layers": {
+                "sha256:c5fd8ab833c9628637d7073de6d6a9e682ce45d2363467db1875913efa068e80": 125849600
+            }
+            if missing
+            else {},
+            "path": path,
+            "problem": "",
+            "remedy": "",
+            "unpacked": 125852160 if missing else 0,
+            **{
+                "gid": 0,
+                "group": "root",
+                "mode": "0644",
+                "owner": "root",
+                "size": 125859840,
+                "state": "file",
+                "uid": 0,
+            },
+        }
+    before = images.get(name, "absent")
+    images[name] = IMAGE
+    return {
+        "changed": missing,
+        "actions": [f"load {path}"] if missing else [],
+        "copy_needed": False,
+        "diff": {"after": {name: IMAGE}, "before": {name: before}},
+        "images": found,
+    }
+
+
+def docker_network(node: Node, parameters: Parameters) -> Result:
+    """`community.docker.docker_network`, which knows no difference but that between all and nothing."""
+    recorded, networks, name = node.recorded(), node.kind("networks"), parameters["name"]
+    missing = name not in networks
+    pools = parameters["ipam_config"]
+    network = {
+        **recorded["network"],
+        "Name": name,
+        "Driver": parameters["driver"],
+        "Options": parameters["driver_options"],
+        "Labels": parameters["labels"],
+        "IPAM": {"Config": [{"Subnet": pool["subnet"], "Gateway": pool["gateway"]} for pool in pools]},
+    }
+    check = parameters["_ansible_check_mode"]
+    if not check:
+        networks[name] = {
+            "facts": {
+                "driver": parameters["driver"],
+                "options": parameters["driver_options"],
+                "labels": parameters["labels"],
+                "subnets": [{"subnet": pool["subnet"], "gateway": pool["gateway"]} for pool in pools],
+            }
+        }
+    result: Result = {
+        "changed": missing,
+        "network": None if check and missing else network,
+        "invocation": echo(parameters, recorded["network_arguments"]),
+    }
+    if check:
+        result["actions"] = [f"Created network {name} with driver {parameters['driver']}"] if missing else []
+    if parameters["_ansible_diff"]:
+        result["diff"] = {"after": {"exists": True}, "before": {"exists": not missing}, "differences": []}
+    return result
+
+
+def docker_container(node: Node, parameters: Parameters) -> Result:
+    """`community.docker.docker_container`."""
+    containers, name = node.kind("containers"), parameters["name"]
+    made_anew = {"recreate", "restart"}
+    wanted = digest({key: value for key, value in given(parameters).items() if key not in made_anew})
+    was = containers.get(name, {"state": "absent", "digest": ""})
+    changed = was != {**was, "state": "running", "digest": wanted} or any(map(parameters.get, made_anew))
+    containers[name] = {"digest": wanted, "state": "running", "labels": parameters["labels"]}
+    node.state["my_ip"] = (parameters.get("env") or {}).get("MY_IP", "")
+    recorded = node.recorded()
+    container = recorded["container"]
+    container["Config"]["Labels"] = parameters["labels"]
+    result: Result = {
+        "changed": changed,
+        "container": container,
+        "invocation": echo(parameters, recorded["container_arguments"]),
+    }
+    if parameters["_ansible_diff"]:
+        result["diff"] = {"after": {}, "before": {}}
+        if changed:
+            result["diff"] = {
+                "after": {"exists": True, "running": True},
+                "before": {"exists": was["state"] != "absent", "running": False},
+            }
+    return result
+
+
+def node_files(node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.node_files`."""
+    files, directories = node.kind("files"), node.kind("directories")
+    made = [one["path"] for one in parameters.get("directories") or [] if one["path"] not in directories]
+    directories.update(dict.fromkeys(made, True))
+    written, diff = [], [_difference(path, "", "directory, mode 0755\n") for path in made]
+    for one in [*(parameters.get("files") or []), *(parameters.get("blocks") or [])]:
+        holds = digest(one)
+        # A block and a file, or two blocks, may share a path.
+        key = "\0".join([one["path"], str(one.get("name", ""))]) if "name" in one else one["path"]
+        if files.get(key) == holds:
+            continue
+        before = "" if key not in files else "(what was there before)\n"
+        files[key] = holds
+        written.append(one["path"])
+        after = one.get("content")
+        diff.append(_difference(one["path"], before, after or f"secret {holds}\n"))
+    claim = parameters.get("claim")
+    if claim:
+        if node.state.get("owner") != claim["name"]:
+            written.append(claim["path"])
+        node.state["owner"] = claim["name"]
+    result: Result = {"changed": bool(made or written), "kept": [], "made": made, "paths": made + written}
+    if parameters["_ansible_diff"]:
+        result["diff"] = diff
+    return result
+
+
+def _difference(path: str, before: str, after: str) -> dict[str, str]:
+    return {"before": before, "after": after, "before_header": path, "after_header": path}
+
+
+def container_ready(_node: Node, _parameters: Parameters) -> Result:
+    """`rdm.provision.container_ready`."""
+    return {"waited": 0.01}
+
+
+def fabric_probe(node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.fabric_probe`: every other container answers after 80 to 120 µs."""
+    names = [line.split()[0] for line in parameters["nodes"].splitlines()]
+    rank = names.index(node.name)
+    times = [
+        None if other == rank else 80.0 + (7 * rank + 13 * other) % 400 / 10 for other in range(len(names))
+    ]
+    following = (names[rank + 1 :] + names[:rank])[: parameters.get("ssh_peers", 8)]
+    return {
+        "container_state": "running",
+        "errors": {},
+        "link": {"name": "eth0", "up": True},
+        "loss": {},
+        "measured": True,
+        "method": "icmp",
+        "min_us": [None if time is None else time - 4.5 for time in times],
+        "note": "",
+        "reason": "",
+        "rtt_us": times,
+        "ssh": dict.fromkeys(following, ""),
+    }
+
+
+MODULES: dict[str, Callable[[Node, Parameters], Result]] = {
+    "ansible.modules.ping": ping,
+    "community.docker.docker_container": docker_container,
+    "community.docker.docker_network": docker_network,
+    "rdm.provision.container_ready": container_ready,
+    "rdm.provision.fabric_probe": fabric_probe,
+    "rdm.provision.image_archive": image_archive,
+    "rdm.provision.node_facts": node_facts,
+    "rdm.provision.node_files": node_files,
+    "rdm.provision.receipt": receipt,
+}
+"""What each module answers, by its full name."""

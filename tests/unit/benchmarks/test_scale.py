@@ -1,0 +1,107 @@
+"""The simulated nodes answer so that the playbook takes them for real ones, and scale.py measures that."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.modules import (
+    container_ready,
+    fabric_probe,
+    image_archive,
+    node_facts,
+    node_files,
+)
+
+from benchmarks.scale import SOME_UNREACHABLE, Cluster, chosen, sizes
+from benchmarks.simulated.node import Node
+
+RUN = {"_ansible_check_mode": False, "_ansible_diff": False}
+ARCHIVE = {"name": "training:1", "path": "/shared/training.tar"}
+FILE = {"path": "/etc/rdm/id", "secret_content": "hush"}
+
+
+def answer(directory: Path, module: str, **parameters: Any) -> dict[str, Any]:
+    """Return what a simulated node answers, each time over a new connection."""
+    return Node(directory, "n1", "10.1.0.1").answer(f"rdm.provision.{module}", {**RUN, **parameters})
+
+
+def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    first = cluster.playbook()
+    assert (first.status, first.changed) == (0, ["n1", "n2", "n3"]), first.output
+    assert first.calls["community.docker.docker_container"] == 3
+    second = cluster.playbook()
+    assert (second.status, second.changed) == (0, []), second.output
+    assert second.sent < first.sent
+    assert len(second.memory) == 1
+    assert second.memory[0] > 20e6
+    assert second.cpu > 0.1
+    cluster.remove_container("n3")
+    cluster.unreachable(["n2"], True)
+    third = cluster.playbook()
+    assert (third.status, third.changed) == (SOME_UNREACHABLE, ["n3"]), third.output
+    assert third.unreachable == ["n2"]
+
+
+def test_answers_have_all_that_the_modules_document(tmp_path: Path) -> None:
+    nodes = "n1 192.169.16.100\nn2 192.169.16.101\n"
+    answers = (
+        (container_ready, answer(tmp_path, "container_ready")),
+        (fabric_probe, answer(tmp_path, "fabric_probe", nodes=nodes)),
+        (image_archive, answer(tmp_path, "image_archive", **ARCHIVE)),
+        (image_archive, answer(tmp_path, "image_archive", **ARCHIVE, state="inspected")),
+        (node_facts, answer(tmp_path, "node_facts")),
+        (node_files, answer(tmp_path, "node_files", files=[FILE])),
+    )
+    for module, given in answers:
+        for name, value in yaml.safe_load(module.RETURN).items():
+            if value["returned"] in ("always", "success", "when measured"):
+                assert name in given, module.__name__
+        inspected = {
+            name for name, one in yaml.safe_load(module.RETURN).items() if "inspected" in one["returned"]
+        }
+        assert inspected <= set(given) or "problem" not in given
+    facts = yaml.safe_load(node_facts.RETURN)["node"]["contains"]
+    assert set(facts) - set(answer(tmp_path, "node_facts")["node"]) == set()
+
+
+def test_what_one_module_leaves_the_next_one_finds(tmp_path: Path) -> None:
+    assert answer(tmp_path, "image_archive", **ARCHIVE, _ansible_check_mode=True)["changed"]
+    assert answer(tmp_path, "image_archive", **ARCHIVE)["changed"]
+    assert not answer(tmp_path, "image_archive", **ARCHIVE)["changed"]
+    assert answer(tmp_path, "node_facts")["node"]["docker"]["images"][0]["tags"] == ["training:1"]
+    written = answer(tmp_path, "node_files", files=[FILE], _ansible_diff=True)
+    assert written["paths"] == ["/etc/rdm/id"]
+    assert "hush" not in str(written)
+    assert answer(tmp_path, "node_files", files=[FILE])["paths"] == []
+    assert answer(tmp_path, "node_files", files=[{**FILE, "secret_content": "other"}])["changed"]
+
+
+def test_receipt_holds_until_something_is_other(tmp_path: Path) -> None:
+    def work(**inputs: str) -> list[str]:
+        return sorted(answer(tmp_path, "node_facts", inputs=inputs)["node"]["work"])
+
+    assert work(images="1", my_ip="1") == ["images", "my_ip"]
+    answer(tmp_path, "receipt", inputs={"images": "1", "my_ip": "1"}, watch={}, hardware="")
+    assert work(images="1", my_ip="1") == []
+    assert work(images="1", my_ip="2") == ["my_ip"]
+    answer(tmp_path, "image_archive", **ARCHIVE)
+    assert work(images="1", my_ip="1") == ["images"]
+
+
+def test_module_without_an_answer_fails(tmp_path: Path) -> None:
+    assert answer(tmp_path, "lab")["msg"] == "a simulated node has no answer for the module rdm.provision.lab"
+
+
+def test_ways_bring_what_must_have_run_before_them() -> None:
+    assert chosen("up-again,one") == ["first", "one", "up", "up-again"]
+
+
+@pytest.mark.parametrize(("parse", "text"), [(chosen, "second,last"), (sizes, "8,many"), (sizes, "1")])
+def test_bad_options_are_named(parse: Any, text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'(last|many|1)'"):
+        parse(text)
