@@ -15,6 +15,9 @@ Measured, in this order, from fresh nodes:
 * `unreachable`: a run while 1 % of the nodes (at least one) refuse the connection;
 * `up`, `up-again`: the first and the second run through `rdm-provision up`, on fresh nodes again.
 
+What comes after a first run can be measured without it, as with `--sizes 1000 --ways second,one,up-again`:
+then the nodes are given what a first run left on two others.
+
 Printed are wall time, CPU time of all processes, module calls, skipped tasks and bytes sent per node, the
 peak memory of the main processes (Ansible's, before it that of `rdm-provision`), and the size of
 `result.json`.
@@ -23,6 +26,7 @@ peak memory of the main processes (Ansible's, before it that of `rdm-provision`)
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -40,7 +44,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
+
+from ansible_collections.rdm.provision.plugins.module_utils import address_plan  # noqa: E402
 
 from benchmarks.simulated.node import CALLS, Node  # noqa: E402
 from benchmarks.tables import markdown  # noqa: E402
@@ -124,7 +130,23 @@ class Cluster:
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir()
         shutil.rmtree(self.inventory / ".rdm", ignore_errors=True)
-        (self.inventory / "address_plan.cfg").unlink(missing_ok=True)
+        (self.inventory / address_plan.FILE_NAME).unlink(missing_ok=True)
+
+    def settle(self, model: Cluster) -> None:
+        """Bring all nodes where a first run brought those of MODEL, without one, and plan their addresses."""
+        self.reset()
+        planned = self.playbook("plan", "-e", "plan_write=true")
+        if planned.status != 0:
+            sys.exit(f"the plan was refused:\n{planned.output[-4000:]}")
+        plan = address_plan.read_plan(str(self.inventory / address_plan.FILE_NAME))
+        addresses = plan.nodes if plan else {}
+        state = Node(model.state, model.nodes[-1]).state
+        for name in self.nodes:
+            node = Node(self.state, name)
+            node.state = {**state, "my_ip": addresses[name], "receipt": {**state["receipt"], "inputs": None}}
+            node.save()
+        keys = Path(".rdm", "ssh")
+        shutil.copytree(model.inventory / keys, self.inventory / keys)
 
     def remove_container(self, name: str) -> None:
         """Remove the container of node NAME, as somebody does by hand."""
@@ -247,7 +269,7 @@ class Way:
     before: Callable[[Cluster], None] = _nothing
     after: Callable[[Cluster], None] = _nothing
     status: int = 0
-    needs: str = ""
+    follows: str = ""
 
 
 def _percent(cluster: Cluster) -> list[str]:
@@ -257,12 +279,12 @@ def _percent(cluster: Cluster) -> list[str]:
 WAYS = {
     "floor": Way("only ping", lambda cluster: cluster.playbook(cluster.directory / "ping.yml")),
     "first": Way("first run", Cluster.playbook, before=Cluster.reset),
-    "second": Way("second run", Cluster.playbook, needs="first"),
+    "second": Way("second run", Cluster.playbook, follows="first"),
     "one": Way(
         "one node changed",
         Cluster.playbook,
         before=lambda cluster: cluster.remove_container(cluster.nodes[-1]),
-        needs="first",
+        follows="first",
     ),
     "unreachable": Way(
         "1 % unreachable",
@@ -270,18 +292,27 @@ WAYS = {
         before=lambda cluster: cluster.unreachable(_percent(cluster), True),
         after=lambda cluster: cluster.unreachable(_percent(cluster), False),
         status=SOME_UNREACHABLE,
-        needs="first",
+        follows="first",
     ),
     "up": Way("`up`, first", Cluster.up, before=Cluster.reset),
-    "up-again": Way("`up`, second", Cluster.up, needs="up"),
+    "up-again": Way("`up`, second", Cluster.up, follows="up"),
 }
 
 
-def measure(cluster: Cluster, ways: Sequence[str]) -> Iterator[list[str]]:
-    """Yield a row of the table for each way, or stop the benchmark when a run does not end as it should."""
+def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster]) -> Iterator[list[str]]:
+    """Yield a row of the table for each way, or stop the benchmark when a run does not end as it should.
+
+    MODEL gives a cluster after its first run; it is asked for one when a way follows what is not measured.
+    """
     count = len(cluster.nodes)
+    settled = ""
     for name in ways:
         way = WAYS[name]
+        if way.follows and settled not in (way.follows, "all"):
+            cluster.settle(model())
+            settled = "all"
+        elif not way.follows:
+            settled = name
         print(f"  {count} nodes, {way.title} ...", end="", file=sys.stderr, flush=True)
         way.before(cluster)
         found = way.run(cluster)
@@ -319,7 +350,7 @@ HEADING = [
 
 
 def chosen(text: str) -> list[str]:
-    """Return the ways of a list with commas, in their order, each with what must have run before it.
+    """Return the ways of a list with commas, in the order in which they are measured.
 
     Raises:
         argparse.ArgumentTypeError: there is no such way.
@@ -327,7 +358,6 @@ def chosen(text: str) -> list[str]:
     wanted = set(text.split(","))
     if unknown := wanted - set(WAYS):
         raise argparse.ArgumentTypeError(f"no way is called {min(unknown)!r}; there are {', '.join(WAYS)}")
-    wanted |= {WAYS[name].needs for name in wanted}
     return [name for name in WAYS if name in wanted]
 
 
@@ -357,9 +387,19 @@ def main() -> None:
     )
     options = parser.parse_args()
     rows = [HEADING]
-    for count in options.sizes:
-        with tempfile.TemporaryDirectory(prefix="rdm-scale-") as directory:
-            rows += measure(Cluster(Path(directory), count, options.latency), options.ways)
+    with tempfile.TemporaryDirectory(prefix="rdm-scale-") as directory:
+
+        @functools.cache
+        def model() -> Cluster:
+            cluster = Cluster(Path(directory, "model"), 2)
+            first = cluster.playbook()
+            if first.status != 0:
+                sys.exit(f"the first run on 2 nodes ended with {first.status}:\n{first.output[-4000:]}")
+            return cluster
+
+        for count in options.sizes:
+            cluster = Cluster(Path(directory, str(count)), count, options.latency)
+            rows += measure(cluster, options.ways, model)
     print(
         f"`{shlex.join(['python', 'benchmarks/scale.py', *sys.argv[1:]])}`: {os.cpu_count()} cores, "
         f"{platform.machine()}, CPython {platform.python_version()}, simulated nodes.\n"

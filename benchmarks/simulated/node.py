@@ -172,7 +172,8 @@ def _work(node: Node, inputs: Mapping[str, str]) -> dict[str, list[str]]:
     found = _observed(node)
     work = {role: [f"{role} has changed"] for role in found if found[role] != kept["found"][role]}
     for role, wanted in inputs.items():
-        if kept["inputs"].get(role) != wanted:
+        # A receipt without inputs is one that holds whatever they are.
+        if kept["inputs"] is not None and kept["inputs"].get(role) != wanted:
             work.setdefault(role, []).append("its variables, the plan or this program are others")
     return {role: why for role, why in work.items() if role in inputs}
 
