@@ -90,6 +90,13 @@ class Figures:
     skipped: int
     unreachable: list[str]
 
+    def expect(self, status: int) -> Figures:
+        """Return these figures, or stop the benchmark when the program did not end with STATUS."""
+        if self.status != status:
+            said = self.output.partition("PLAY RECAP")[0]
+            sys.exit(f"it ended with {self.status} instead of {status}:\n{said[-4000:]}")
+        return self
+
 
 class Cluster:
     """COUNT simulated nodes in a directory, with their inventory."""
@@ -135,15 +142,14 @@ class Cluster:
     def settle(self, model: Cluster) -> None:
         """Bring all nodes where a first run brought those of MODEL, without one, and plan their addresses."""
         self.reset()
-        planned = self.playbook("plan", "-e", "plan_write=true")
-        if planned.status != 0:
-            sys.exit(f"the plan was refused:\n{planned.output[-4000:]}")
+        self.playbook("plan", "-e", "plan_write=true").expect(0)
         plan = address_plan.read_plan(str(self.inventory / address_plan.FILE_NAME))
-        addresses = plan.nodes if plan else {}
-        state = Node(model.state, model.nodes[-1]).state
-        for name in self.nodes:
+        if plan is None:
+            raise RuntimeError("the playbook plan has kept no plan")
+        for name, my_ip in plan.nodes.items():
             node = Node(self.state, name)
-            node.state = {**state, "my_ip": addresses[name], "receipt": {**state["receipt"], "inputs": None}}
+            node.state = Node(model.state, model.nodes[-1]).state
+            node.move(my_ip, str(plan.subnet), plan.gateway)
             node.save()
         keys = Path(".rdm", "ssh")
         shutil.copytree(model.inventory / keys, self.inventory / keys)
@@ -318,8 +324,7 @@ def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster])
         found = way.run(cluster)
         way.after(cluster)
         print(f" {found.wall:.1f} s", file=sys.stderr)
-        if found.status != way.status:
-            sys.exit(f"it ended with {found.status} instead of {way.status}:\n{found.output[-4000:]}")
+        found.expect(way.status)
         ours = name.startswith("up")
         yield [
             f"{count:,}",
@@ -392,9 +397,7 @@ def main() -> None:
         @functools.cache
         def model() -> Cluster:
             cluster = Cluster(Path(directory, "model"), 2)
-            first = cluster.playbook()
-            if first.status != 0:
-                sys.exit(f"the first run on 2 nodes ended with {first.status}:\n{first.output[-4000:]}")
+            cluster.playbook().expect(0)
             return cluster
 
         for count in options.sizes:
