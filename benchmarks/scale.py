@@ -323,7 +323,8 @@ def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster])
         way.before(cluster)
         found = way.run(cluster)
         way.after(cluster)
-        print(f" {found.wall:.1f} s", file=sys.stderr)
+        memory = " + ".join(f"{size / 1e6:.0f}" for size in found.memory)
+        print(f" {found.wall:.1f} s, {found.cpu:.1f} CPU s, {memory} MB", file=sys.stderr)
         found.expect(way.status)
         ours = name.startswith("up")
         yield [
@@ -335,7 +336,7 @@ def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster])
             f"{found.calls.total() / count:.2f}",
             "" if ours else f"{found.skipped / count:.2f}",
             f"{found.sent / count / 1000:.0f}",
-            " + ".join(f"{size / 1e6:.0f}" for size in found.memory),
+            memory,
             f"{cluster.result_bytes / 1e6:.2f}" if ours else "",
         ]
 
