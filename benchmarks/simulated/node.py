@@ -13,6 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.echo import shortened
+from ansible_collections.rdm.provision.plugins.module_utils.ssh_files import ssh_client_config
+
 RECORDED = Path(__file__).with_name("recorded.json").read_text(encoding="utf-8")
 IMAGE = "sha256:a62d3a95a3563d03dfdfa938be2d7d2068b642a53e8278208bec7e774729ecd9"
 CALLS = "calls"
@@ -304,17 +307,30 @@ def node_files(node: Node, parameters: Parameters) -> Result:
         before = "" if key not in files else "(what was there before)\n"
         files[key] = holds
         written.append(one["path"])
-        after = one.get("content")
-        diff.append(_difference(one["path"], before, after or f"secret {holds}\n"))
+        if parameters["_ansible_diff"]:
+            diff.append(_difference(one["path"], before, _shown(one)))
     claim = parameters.get("claim")
     if claim:
         if node.state.get("owner") != claim["name"]:
             written.append(claim["path"])
         node.state["owner"] = claim["name"]
-    result: Result = {"changed": bool(made or written), "kept": [], "made": made, "paths": made + written}
+    result: Result = {
+        "changed": bool(made or written),
+        "kept": [],
+        "made": made,
+        "paths": made + written,
+        "invocation": shortened(echo(parameters)),
+    }
     if parameters["_ansible_diff"]:
         result["diff"] = diff
     return result
+
+
+def _shown(one: Mapping[str, Any]) -> str:
+    """Return what a difference shows of a file or a block."""
+    if one.get("ssh_client_config"):
+        return ssh_client_config(**{"port": 22, "directory": "/etc/rdm/ssh", **one["ssh_client_config"]})
+    return str(one.get("content") or "(a secret)\n")
 
 
 def _difference(path: str, before: str, after: str) -> dict[str, str]:
@@ -327,13 +343,11 @@ def container_ready(_node: Node, _parameters: Parameters) -> Result:
 
 
 def fabric_probe(node: Node, parameters: Parameters) -> Result:
-    """`rdm.provision.fabric_probe`: every other container answers after 80 to 120 µs."""
+    """`rdm.provision.fabric_probe`: every container that is asked answers after 80 to 120 µs."""
     names = [line.split()[0] for line in parameters["nodes"].splitlines()]
     rank = names.index(node.name)
-    times = [
-        None if other == rank else 80.0 + (7 * rank + 13 * other) % 400 / 10 for other in range(len(names))
-    ]
-    following = (names[rank + 1 :] + names[:rank])[: parameters.get("ssh_peers", 8)]
+    peers = names[rank + 1 :] + names[:rank]
+    times = [80.0 + (7 * rank + 13 * number) % 400 / 10 for number in range(len(peers))]
     return {
         "container_state": "running",
         "errors": {},
@@ -341,11 +355,13 @@ def fabric_probe(node: Node, parameters: Parameters) -> Result:
         "loss": {},
         "measured": True,
         "method": "icmp",
-        "min_us": [None if time is None else time - 4.5 for time in times],
         "note": "",
         "reason": "",
-        "rtt_us": times,
-        "ssh": dict.fromkeys(following, ""),
+        "rtt_us": "".join(
+            f"{name} {time:.1f} {time - 4.5:.1f}\n" for name, time in zip(peers, times, strict=True)
+        ),
+        "ssh": dict.fromkeys(peers[: parameters["ssh_peers"]], ""),
+        "invocation": shortened(echo(parameters)),
     }
 
 

@@ -57,7 +57,7 @@ def test_answers_have_all_that_the_modules_document(tmp_path: Path) -> None:
     nodes = "n1 192.169.16.100\nn2 192.169.16.101\n"
     answers = (
         (container_ready, answer(tmp_path, "container_ready")),
-        (fabric_probe, answer(tmp_path, "fabric_probe", nodes=nodes)),
+        (fabric_probe, answer(tmp_path, "fabric_probe", nodes=nodes, ssh_peers=8)),
         (image_archive, answer(tmp_path, "image_archive", **ARCHIVE)),
         (image_archive, answer(tmp_path, "image_archive", **ARCHIVE, state="inspected")),
         (node_facts, answer(tmp_path, "node_facts")),
