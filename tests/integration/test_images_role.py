@@ -261,7 +261,7 @@ def test_what_preflight_has_inspected_is_not_inspected_again(engine: Engine, tmp
     path = put(tmp_path, "image.tar", MadeImage([layer("planned")], ["rdm-test/planned:1"]))
     variables = {"images_list": [{"name": "rdm-test/planned:1", "source": "archive", "path": path}]}
     plan = "rdm.provision.preflight : Check the nodes and keep the plan"
-    inspections = "rdm.provision.images : Inspect the archives, which preflight has not done"
+    inspections = "rdm.provision.images : Do what preflight has not done"
 
     played = provision(engine, tmp_path, "--check", **variables)
     assert (played.status, played.changes) == (0, [2]), played.output  # the plan file and the image
