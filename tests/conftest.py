@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
 ROOT = Path(__file__).resolve().parent.parent
 COLLECTIONS = ROOT / ".collections"
 
 sys.path[:0] = [str(COLLECTIONS), str(ROOT)]
+
+# A busy machine is no finding.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
