@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
 
-START_TIMEOUT = 60.0
-STOP_TIMEOUT = 30.0
+START_TIMEOUT = 180.0
+STOP_TIMEOUT = 60.0
 
 
 @dataclass

@@ -62,7 +62,7 @@ def test_a_training_container_that_never_came_up_is_a_failure_each_time(
         )
         assert played.status != 0
         assert "container rdm ended with status 3" in played.output, played.output
-        assert wait_until(lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"], 20)
+        assert wait_until(lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"], 120)
 
 
 def test_a_plugin_that_never_came_up_is_a_failure_each_time(
@@ -88,7 +88,7 @@ def test_a_plugin_that_never_came_up_is_a_failure_each_time(
         )
         assert played.status != 0
         assert "container rdm-sriov-plugin ended with status 3" in played.output, played.output
-        assert wait_until(restarting, 20)
+        assert wait_until(restarting, 120)
 
 
 def make_keys(directory: Path) -> None:

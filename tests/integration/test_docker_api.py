@@ -94,17 +94,17 @@ def test_exec_of_a_command_that_does_not_read_its_input(engine: Engine, containe
     began = time.monotonic()
     for _ in range(8):
         ended = engine.api.exec(
-            container, ["sh", "-c", "echo no; exit 3"], timeout=60, stdin=bytes(3_000_000)
+            container, ["sh", "-c", "echo no; exit 3"], timeout=300, stdin=bytes(3_000_000)
         )
         assert ended == (3, b"no\n", b"")
-    assert time.monotonic() - began < 60, "the input kept an exec from ending before its deadline"
+    assert time.monotonic() - began < 300, "the input kept an exec from ending before its deadline"
 
 
 def test_exec_ends_at_its_deadline(engine: Engine, container: str) -> None:
     began = time.monotonic()
     with pytest.raises(DockerTimeout, match=r"sleep in container rdm-test-exec did not finish within 0\.5 s"):
-        engine.api.exec(container, ["sleep", "2"], timeout=0.5)
-    assert time.monotonic() - began < 2
+        engine.api.exec(container, ["sleep", "1000"], timeout=0.5)
+    assert time.monotonic() - began < 100
 
 
 def test_exec_in_a_container_that_does_not_exist(engine: Engine) -> None:

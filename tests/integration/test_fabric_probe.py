@@ -187,7 +187,7 @@ def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
             engine.api.post(f"/containers/rdm-{name}/start")
         cluster = Cluster(engine)
         for name in NAMES:
-            assert wait_until(lambda name=name: ":22" in cluster.inside(name, "ss", "-ltn"), 30)  # type: ignore[misc]
+            assert wait_until(lambda name=name: ":22" in cluster.inside(name, "ss", "-ltn"), 120)  # type: ignore[misc]
         yield cluster
     finally:
         for name in NAMES:

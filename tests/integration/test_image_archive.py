@@ -423,7 +423,7 @@ def test_a_module_killed_while_loading(engine: Engine, tmp_path: Path, image: Ma
         assert process.stdin is not None
         process.stdin.write(arguments(tmp_path, False, path=path))
         process.stdin.close()
-        assert reached.wait(30)
+        assert reached.wait(120)
         process.kill()
         process.wait()
         assert process.stdout is not None

@@ -35,7 +35,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
             ["docker-registry", "serve", str(tmp_path / "registry.yml")], stdout=log, stderr=log
         )
     try:
-        assert wait_until(lambda: answers(address), 20), (tmp_path / "registry.log").read_text()
+        assert wait_until(lambda: answers(address), 120), (tmp_path / "registry.log").read_text()
         yield address
     finally:
         process.terminate()

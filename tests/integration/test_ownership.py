@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.ownership import labels
+from ansible_collections.rdm.provision.plugins.module_utils.ownership import labels, last_words
 from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned
 
 from tests.integration.engine import Engine
@@ -159,7 +159,13 @@ def test_a_node_without_an_engine_has_nothing_to_remove(
 
 
 def ready(name: str, **params: Any) -> dict[str, Any]:
-    return run_module(container_ready, {"name": name, "cluster": "c", "timeout": 5, **params})
+    return run_module(container_ready, {"name": name, "cluster": "c", "timeout": 60, **params})
+
+
+@pytest.fixture
+def just_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this machine takes between a container's start and a look at it."""
+    monkeypatch.setattr(container_ready, "up_for", lambda _container: 0.0)
 
 
 @pytest.fixture
@@ -192,17 +198,36 @@ def plugin_socket(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
         server.server_close()
 
 
-def test_waits_for_the_line_and_for_the_plugin(node: Node, plugin_socket: Callable[[bytes], str]) -> None:
+def test_waits_for_the_line_and_for_the_plugin(
+    node: Node, plugin_socket: Callable[[bytes], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def look(*arguments: Any, **options: Any) -> str:
+        """Look, and let the container be ready after the third time."""
+        looks.append(last_words(*arguments, **options))
+        if len(looks) == 3:
+            (tmp_path / "go").touch()
+        return looks[-1]
+
+    monkeypatch.setattr(container_ready, "last_words", look)
+    script = "echo starting; until test -e /there/go; do sleep 0.1; done; echo 'Ready to accept.' >&2"
     node.run(
         "our",
-        ["sh", "-c", "echo starting; sleep 1; echo 'Ready to accept.' >&2; sleep 1000"],
+        ["sh", "-c", f"{script}; sleep 1000"],
         labels("c", "plugin"),
+        HostConfig={"Binds": [f"{tmp_path}:/there:ro"]},
     )
     socket = plugin_socket(b'{"Implements": ["NetworkDriver"]}')
-    assert ready("our", ready_line="Ready to accept.", socket=socket)["waited"] > 0.5
-    assert ready("our", ready_line="Ready to accept.", socket=socket)["waited"] < 0.5
+    ready("our", ready_line="Ready to accept.", socket=socket)
+    assert ["Ready to accept." in seen for seen in looks] == [False] * (len(looks) - 1) + [True]
+    assert len(looks) > 3
+    looks.clear()
+    ready("our", ready_line="Ready to accept.", socket=socket)
+    assert len(looks) == 1
 
 
+@pytest.mark.usefixtures("just_started")
 def test_what_a_container_said_before_its_last_start_does_not_count(node: Node) -> None:
     container = node.run(
         "our", ["sh", "-c", "test -e /said && sleep 1000; touch /said; echo Ready; sleep 1000"]
@@ -213,11 +238,14 @@ def test_what_a_container_said_before_its_last_start_does_not_count(node: Node) 
         ready("our", ready_line="Ready", timeout=1)
 
 
-def test_one_that_is_up_for_long_needs_no_line(node: Node) -> None:
+def test_one_that_is_up_for_long_needs_no_line(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run("our", SLEEP)
-    with pytest.raises(Failed, match="has not written"):
-        ready("our", ready_line="Ready", timeout=1)
-    assert ready("our", ready_line="Ready", timeout=1)["waited"] < 0.5
+    with monkeypatch.context() as patch:
+        patch.setattr(container_ready, "up_for", lambda _container: 0.0)
+        with pytest.raises(Failed, match="has not written"):
+            ready("our", ready_line="Ready", timeout=1)
+    # By now it has been up for longer than that.
+    ready("our", ready_line="Ready", timeout=1)
 
 
 @pytest.mark.parametrize("policy", ["no", "unless-stopped"])
