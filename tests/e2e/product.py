@@ -26,11 +26,20 @@ def environment(**env: str) -> dict[str, str]:
     return keep | {"NO_COLOR": "1"} | env
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 60) -> None:
-    """Poll a condition; fail with its name when it does not come true in time."""
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    timeout: float = 240,
+    seen: Callable[[], object] = lambda: "nothing to show",
+) -> None:
+    """Poll a condition; fail with its name, and with what is SEEN then, when it does not come true in time.
+
+    Only what hangs is waited for so long: a busy machine needs less.
+    """
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout:.0f} s in vain until {what}"
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {timeout:.0f} s in vain until {what}; last seen: {seen()}")
         time.sleep(0.05)
 
 
@@ -64,7 +73,7 @@ class Product:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1200,
         )
         assert done.returncode == expect, (
             f"{' '.join(map(str, argv))} exited with {done.returncode}, not {expect}\n"
@@ -106,7 +115,7 @@ class Background:
 
     def end(self, expect: int) -> str:
         """Wait for the end and return all output; fail on another exit code."""
-        self.text += self.process.communicate(timeout=600)[0]
+        self.text += self.process.communicate(timeout=1200)[0]
         assert self.process.returncode == expect, self.text
         return self.text
 
@@ -190,11 +199,24 @@ class Lab:
         answers = self.on(node, "docker", "version", "--format", "{{.Server.Version}}", check=False).strip()
         return self.on(node, "pidof", "dockerd", check=False).strip() if answers else ""
 
-    def kill_engine(self, node: str, signal_name: str = "TERM") -> None:
-        """End a node's engine, and wait until it has been started again."""
+    def pull_the_plug(self, node: str) -> None:
+        """Do what ``lab stop`` does, but at once: the run that it is to disturb goes on meanwhile."""
+        subprocess.run(
+            ["docker", "kill", f"rdm-lab-{self.name}-{node}"], check=True, capture_output=True, timeout=60
+        )
+
+    def kill_engine(
+        self, node: str, signal_name: str = "TERM", when: Callable[[], bool] = lambda: True
+    ) -> None:
+        """End a node's engine as soon as a condition is true, and wait until it has been started again."""
         before = self.engine(node)
-        self.on(node, "kill", f"-{signal_name}", before)
-        wait_until(lambda: self.engine(node) not in ("", before), f"the engine of {node} is back")
+        wait_until(when, f"the engine of {node} is to be killed")
+        self.on(node, "kill", f"-{signal_name}", *before.split())
+        wait_until(
+            lambda: self.engine(node) not in ("", before),
+            f"the engine of {node} is back",
+            seen=lambda: self.engine(node),
+        )
 
     def bare(self) -> None:
         """See to it that nothing of ours is on the nodes, images included."""

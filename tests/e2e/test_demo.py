@@ -22,7 +22,7 @@ def run(clone: Path, *argv: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
+        timeout=2400,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

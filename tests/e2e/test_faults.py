@@ -34,7 +34,7 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     lab.provisioned()
     run = lab.start("up", *note, ANSIBLE_TIMEOUT="5")
     run.after("network")
-    lab.lab("stop", "n3")
+    lab.pull_the_plug("n3")
     said = run.end(expect=1)
     assert "1 node unreachable" in said
     assert "rdm-provision up -i inventory/lab-e2e --limit n3" in said
@@ -68,7 +68,11 @@ def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
 def test_the_engine_of_a_node_is_restarted(lab: Lab) -> None:
     lab.provisioned()
     lab.kill_engine("n1")
-    wait_until(lambda: lab.container("n1") == "running", "the container of n1 runs again")
+    wait_until(
+        lambda: lab.container("n1") == "running",
+        "the container of n1 runs again",
+        seen=lambda: lab.container("n1"),
+    )
     assert_mended(lab)
 
 
@@ -91,8 +95,7 @@ def test_the_engine_dies_while_it_loads_an_image(lab: Lab) -> None:
     assert [lab.images(node) for node in NODES] == ["", "", ""]
     run = lab.start("up")
     unpacked = ["find", "/var/lib/docker/tmp", "-name", "docker-import-*"]
-    wait_until(lambda: lab.on("n1", *unpacked, check=False) != "", "n1 loads the image")
-    lab.kill_engine("n1", "KILL")
+    lab.kill_engine("n1", "KILL", when=lambda: lab.on("n1", *unpacked, check=False) != "")
     said = run.end(expect=1)
     assert "1 node failed" in said
     assert [lab.container(node) for node in NODES] == ["", "running", "running"]
@@ -116,6 +119,8 @@ def sriov(product: Product) -> Iterator[Lab]:
 def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:
     assert_mended(sriov)
     sriov.on("n1", "docker", "kill", "rdm-sriov-plugin")
+    look = ["docker", "inspect", "--format", "{{.State.Status}}", "rdm-sriov-plugin"]
+    wait_until(lambda: sriov.on("n1", *look).strip() == "exited", "the plugin has ended")
     status = sriov.json("status")
     assert status["nodes"]["n1"]["remarks"] == ["the SR-IOV plugin is exited"]
     assert not status["healthy"]

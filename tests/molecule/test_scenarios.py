@@ -28,7 +28,7 @@ def molecule(*argv: str) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
     assert done.returncode == 0, (
         f"molecule {' '.join(argv)} exited with {done.returncode}\n{done.stdout[-8000:]}"
