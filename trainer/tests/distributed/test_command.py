@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import DEADLINE_S
+
 CONFIGURATION = """
 name: small
 model: {layers: 2, hidden_size: 32, attention_heads: 4, seq_length: 16, vocab_size: 90}
@@ -76,7 +78,7 @@ def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
 
     rest = last + 3
     with start(directory, f"optimisation.train_iterations={rest}", "logging.interval=1") as process:
-        out, errors = process.communicate(timeout=100)
+        out, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     steps = [described(line) for line in out.splitlines() if line.startswith(" iteration ")]
     assert [int(step["iteration"]) for step in steps] == [last + 1, last + 2, rest]
@@ -89,7 +91,7 @@ def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Pat
     with start(tmp_path, *changes) as process:
         # A disk that takes small files alone.
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
-        out, errors = process.communicate(timeout=100)
+        out, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert "exiting at iteration 3: the training is done, and its last step could not be saved" in out
     (error,) = [line for line in errors.splitlines() if line.startswith("Error: ")]
@@ -97,14 +99,14 @@ def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Pat
     assert error.endswith("goes on from the start.")
     assert "Traceback" not in errors
     with start(tmp_path, *changes) as process:
-        out, errors = process.communicate(timeout=100)
+        out, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
     assert (tmp_path / "job" / "checkpoints" / "latest").read_text() == "global_step3"
 
 
 def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with start(tmp_path, "launcher.backend=nccl") as process:
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 3
     assert errors.splitlines()[-1] == (
         "Error: launcher.backend is nccl, but this node has no GPU; use auto or gloo."
@@ -114,9 +116,9 @@ def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None
 def test_a_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
     with start(tmp_path) as first:
         assert first.stdout is not None
-        next(line for line in first.stdout if line.startswith(" iteration "))
+        assert any(line.startswith(" iteration ") for line in first.stdout), "the first one ended"
         with start(tmp_path) as second:
-            _, errors = second.communicate(timeout=100)
+            _, errors = second.communicate(timeout=DEADLINE_S)
         first.kill()
     assert second.returncode == 3
     assert errors.splitlines()[-1].startswith(f"Error: Another training is at work in {tmp_path / 'job'}; ")

@@ -14,9 +14,6 @@ from tests.distributed.training import GPT, T5, configure
 
 Said = dict[str, list[dict[str, Any]]]
 
-# The first test of the file waits for the launches.
-pytestmark = pytest.mark.timeout(900)
-
 TENSOR = {"parallel.tensor": 2}
 PIPELINE = {"parallel.pipeline": 2}
 FOUR = {"parallel.pipeline": 4}
@@ -86,7 +83,7 @@ CASES = [
 
 
 def launch(world: int, jobs: Mapping[str, Config]) -> Said:
-    answers = processes.run(world, training.losses, jobs, timeout=400.0)
+    answers = processes.run(world, training.losses, jobs)
     for answer in answers[1:]:
         assert answer == answers[0], "the ranks of one launch disagree"
     said: Said = answers[0]

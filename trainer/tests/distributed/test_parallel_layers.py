@@ -22,8 +22,6 @@ from tests.distributed.training import GPT, T5, configure
 
 BASES = {"gpt": GPT, "t5": T5, "gpt untied": configure(GPT, {"model.tied_embeddings": False})}
 
-pytestmark = pytest.mark.timeout(600)
-
 
 def divided_cross_entropy(valid: int, padded: int, chunk: int) -> dict[str, Any]:
     """Compare with torch's on the whole vocabulary; the last ranks may have nothing but padding."""

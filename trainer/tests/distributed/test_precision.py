@@ -16,9 +16,6 @@ from tests.distributed.training import GPT, T5, configure
 
 Said = dict[str, list[dict[str, Any]]]
 
-# The first test of the file waits for the launches.
-pytestmark = pytest.mark.timeout(900)
-
 BF16 = {"optimisation.precision": "bf16"}
 FP16 = {"optimisation.precision": "fp16"}
 LAYOUTS = {"dp 2": {}, "tp 2": {"parallel.tensor": 2}, "pp 2": {"parallel.pipeline": 2}}

@@ -53,8 +53,8 @@ def unbroken(root: str) -> dict[str, dict[int, float]]:
 def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[int, float]]]:
     """The losses of every case, and those of one rank that never stopped."""
     root = str(tmp_path_factory.mktemp("jobs"))
-    resumed = processes.run(4, resuming.follow, CASES, root, timeout=200)[0]
-    reference = processes.run(1, unbroken, root, timeout=90)[0]
+    resumed = processes.run(4, resuming.follow, CASES, root)[0]
+    reference = processes.run(1, unbroken, root)[0]
     return {"resumed": resumed, "reference": reference}
 
 
@@ -97,7 +97,7 @@ def same_again(root: str) -> dict[str, Any]:
 
 
 def test_the_same_layout_gives_the_same_numbers(tmp_path: Path) -> None:
-    found = processes.run(2, same_again, str(tmp_path), timeout=90)[0]
+    found = processes.run(2, same_again, str(tmp_path))[0]
     assert found["parts"] == found["unbroken"]
     assert found["done"] == {}
     assert "model.hidden_size is 64 here and 32 there" in found["refused"]

@@ -26,7 +26,7 @@ CASES = [
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of some layouts."""
     root = tmp_path_factory.mktemp("jobs")
-    processes.run(4, resuming.follow, CASES, str(root), timeout=120)
+    processes.run(4, resuming.follow, CASES, str(root))
     return root
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import json
 import lzma
@@ -11,7 +12,6 @@ import multiprocessing
 import os
 import random
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.preprocess import Progress, Settings, preprocess
 from rdm_trainer.data.sentences import sentences
 from rdm_trainer.errors import TrainerError
+from tests.waiting import DEADLINE_S, wait_until
 
 WORDS = ["It's", "the", "East", "and", "Juliet", "is", "sun", "moon.", "Who?", "naïve", "東京", "1597", "\n"]
 
@@ -187,12 +188,10 @@ def test_killed_it_goes_on(settings: Settings, tmp_path: Path) -> None:
     for block in (3, 2, 5):
         process = multiprocessing.get_context("fork").Process(target=_die_at, args=(other, block))
         process.start()
-        process.join(60)
+        process.join(DEADLINE_S)
         assert process.exitcode == -signal.SIGKILL
-        deadline = time.monotonic() + 30
-        while _alive(process.pid or 0):
-            assert time.monotonic() < deadline, "processes outlive the one that was killed"
-            time.sleep(0.01)
+        look = functools.partial(_alive, process.pid or 0)
+        wait_until("its processes have ended, too", look, lambda left: not left)
         assert [path.name for path in other.output_prefix.parent.iterdir()] == ["p.partial"]
     done = preprocess(other, quiet)
     assert done.resumed

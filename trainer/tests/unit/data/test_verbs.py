@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rdm_trainer.config import TokenizerConfig
+from tests.waiting import DEADLINE_S
 
 TRAINER = Path(__file__).resolve().parents[3]
 
@@ -24,7 +25,7 @@ def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedP
         env={**os.environ, "PYTHONPATH": str(TRAINER), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -116,7 +117,7 @@ def test_neither_verb_imports_torch(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(TRAINER)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
