@@ -1,47 +1,52 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run a function in several real processes with a process group, and get back what each returned.
 
-The processes come from one server that has imported torch and DeepSpeed, so a launch costs well under a
-second. A launch can take many cases one after the other: building a new engine in the same processes works.
+The processes come from one server that has imported torch and DeepSpeed and what these import later, so a
+launch costs well under a second. A launch can take many cases one after the other: building a new engine in
+the same processes works.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 __all__ = ["RankError", "run"]
 
+TIMEOUT_S = 600.0
+"""After which the ranks of a launch that have not answered are ended, in seconds."""
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["rdm_trainer.engine"])
+_PRELOADED = "preloaded"
 
 
 class RankError(AssertionError):
     """A rank raised, or did not answer in time; the message has its traceback."""
 
 
-def run(world: int, target: Callable[..., Any], *arguments: Any, timeout: float = 180.0) -> list[Any]:
+def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call ``target(*arguments)`` in WORLD processes of one gloo group.
 
     Args:
         world: Number of processes.
         target: A function at the top level of a module, in which ``torch.distributed`` is initialised.
         arguments: Of the function; they and what it returns must be picklable.
-        timeout: Seconds after which the ranks that have not answered are ended.
 
     Returns:
         What each rank returned.
 
     Raises:
-        RankError: A rank raised or was too slow.
+        RankError: A rank raised, or did not answer within ``TIMEOUT_S``.
     """
+    _start_server()
     with tempfile.TemporaryDirectory() as directory:
         pipes, processes = [], []
         for rank in range(world):
@@ -54,22 +59,35 @@ def run(world: int, target: Callable[..., Any], *arguments: Any, timeout: float 
             pipes.append(receiver)
             processes.append(process)
         try:
-            return _answers(pipes, timeout)
+            return _answers(pipes)
         finally:
             for process in processes:
                 process.kill()
                 process.join()
 
 
-def _answers(pipes: list[Connection], timeout: float) -> list[Any]:
+def _start_server() -> None:
+    """Start the server unless it runs. Of all paths Python hands it only the environment's."""
+    _CONTEXT.set_forkserver_preload([_PRELOADED])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
+def _answers(pipes: list[Connection]) -> list[Any]:
     answers: dict[int, Any] = {}
-    until = time.monotonic() + timeout
+    until = time.monotonic() + TIMEOUT_S
     while len(answers) < len(pipes):
         waiting = [pipe for rank, pipe in enumerate(pipes) if rank not in answers]
         ready = wait(waiting, max(0.0, until - time.monotonic()))
         if not ready:
             missing = sorted(set(range(len(pipes))) - set(answers))
-            raise RankError(f"ranks {missing} did not answer within {timeout:.0f} s")
+            raise RankError(f"ranks {missing} did not answer within {TIMEOUT_S:.0f} s")
         for pipe in ready:
             rank = pipes.index(pipe)  # type: ignore[arg-type]
             try:
@@ -93,6 +111,7 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    assert _PRELOADED in sys.modules, "each rank would import the compiler again"
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
     try:

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the server of the processes has done when it forks one: it takes longer than most launches do.
+
+When an engine is first built, torch imports its compiler, and DeepSpeed tries a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+import deepspeed
+
+from rdm_trainer.parallel import initialise
+
+for module in (
+    "rdm_trainer.train",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.utils.pin_memory",
+    "torch._inductor.compile_fx",
+):
+    importlib.import_module(module)
+compatible_operations = deepspeed.ops.__compatible_ops__
+
+# Weights are drawn in blocks of a million, of which these small models use the first few thousand.
+initialise._BLOCK_ELEMENTS = 1 << 14
+
+# Collections would write to every object, and so copy the memory that the processes share.
+gc.collect()
+gc.freeze()
