@@ -209,9 +209,10 @@ def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("little_grace")
 def test_cancel_stops_ansible_and_says_what_was_in_progress(play: Play) -> None:
     run = play(sleeping())
-    began = time.monotonic()
+    began = 0.0
     for event in run:
         if isinstance(event, NodeStarted) and (event.node, event.task) == ("node2", "Sleep"):
+            began = time.monotonic()
             run.cancel()
     result = run.result()
     assert time.monotonic() - began < 50
@@ -257,7 +258,7 @@ def test_a_killed_run_leaves_no_ansible_behind_and_the_next_one_waits(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 240
     while not marker.exists():
         assert time.monotonic() < deadline, "the run did not get under way"
         time.sleep(0.05)
