@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -103,6 +105,7 @@ class Engine:
         self.optimiser = _optimiser(config, model, self.device)
         if clips_itself:
             self.optimiser.register_step_pre_hook(self._clip)
+        _import_muon()
         with quiet():
             self.deepspeed, *_ = deepspeed.initialize(
                 model=model,
@@ -312,6 +315,21 @@ def _to(value: Any, device: torch.device) -> Any:
             value = value.pin_memory()
         return value.to(device, non_blocking=True)
     return tuple(_to(part, device) for part in value)
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's optimiser Muon without torch's compiler, which takes seconds of every process.
+
+    DeepSpeed imports it with any optimiser, and a function in it, which nobody calls, is compiled at that.
+    """
+    before = os.environ.get("TORCHDYNAMO_DISABLE")
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+        if before is not None:
+            os.environ["TORCHDYNAMO_DISABLE"] = before
 
 
 def _optimiser(config: Config, model: nn.Module, device: torch.device) -> torch.optim.AdamW:

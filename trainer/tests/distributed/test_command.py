@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
@@ -27,13 +28,14 @@ checkpoint: {interval: 0}
 DATETIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
 
 
-def start(directory: Path, *overrides: str) -> subprocess.Popen[str]:
+def start(directory: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
     (directory / "small.yaml").write_text(CONFIGURATION)
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "rdm_trainer", "train", str(directory / "small.yaml")),
             *("--job-dir", str(directory / "job"), *overrides),
         ],
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -77,9 +79,13 @@ def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
     assert progress["checkpoint"] == last
 
     rest = last + 3
-    with start(directory, f"optimisation.train_iterations={rest}", "logging.interval=1") as process:
+    changes = (f"optimisation.train_iterations={rest}", "logging.interval=1")
+    with start(directory, *changes, PYTHONPROFILEIMPORTTIME="1") as process:
         out, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, errors
+    imported = {line.rpartition("|")[2].strip() for line in errors.splitlines()}
+    assert "torch._dynamo" in imported
+    assert "torch._inductor.compile_fx" not in imported, "the compiler that nobody asked for takes seconds"
     steps = [described(line) for line in out.splitlines() if line.startswith(" iteration ")]
     assert [int(step["iteration"]) for step in steps] == [last + 1, last + 2, rest]
     assert int(steps[0]["consumed samples"]) == 4 * (last + 1)
