@@ -477,6 +477,7 @@ class Cluster(JobVerbs):
         check: bool = False,
         diff: bool = False,
         exclusive: bool = False,
+        onlooking: str = "",
         keep: frozenset[str] = frozenset(),
         extra: Mapping[str, Any] | None = None,
         literal: Mapping[str, Sequence[str]] | None = None,
@@ -497,6 +498,7 @@ class Cluster(JobVerbs):
                 verbosity=verbosity,
                 home=self.home,
                 exclusive=exclusive,
+                onlooking=onlooking,
                 keep=keep,
             )
         )

@@ -18,6 +18,7 @@ __all__ = [
     "checkout",
     "collection",
     "collections_path",
+    "collections_root",
     "make_importable",
     "playbook",
     "program",
@@ -71,6 +72,11 @@ def collection() -> Path:
         "the collection rdm.provision is not installed beside the package rdm_provision",
         hint="reinstall it: pip install --force-reinstall rdm-provision",
     )
+
+
+def collections_root() -> Path:
+    """Return the folder of ``ansible_collections`` that Python finds the collection in."""
+    return collections_path() or collection().parents[2]
 
 
 def collections_path() -> Path | None:

@@ -239,6 +239,7 @@ class JobVerbs:
 
         Raises:
             InputError: there is neither a configuration nor a job to resume, or LIMIT matches no node.
+            ClusterBusyError: (when started) another run is changing this cluster, or starting a job on it.
 
         >>> run = Cluster.load("inventory/lab").train("gpt.yaml", ["parallel.pipeline=2"])  # doctest: +SKIP
         >>> run.result().exit_code  # doctest: +SKIP
@@ -259,6 +260,8 @@ class JobVerbs:
             forks,
             verbosity,
             check=check,
+            exclusive=not check,
+            onlooking="Watch the job",
             keep=frozenset({JOB_MODULE}),
             extra=extra,
             literal=literal,

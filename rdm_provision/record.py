@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import shutil
-import time
+import weakref
 from collections.abc import Collection
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
+from rdm_provision import environment
 from rdm_provision.compact import compact
 from rdm_provision.errors import ClusterBusyError
 from rdm_provision.events import (
@@ -31,29 +32,12 @@ from rdm_provision.events import (
     to_json,
 )
 
-__all__ = ["KEEP", "Lock", "Record", "run_lock", "state_folder"]
+__all__ = ["KEEP", "Lock", "Record"]
 
 KEEP = 20
 """How many records stay."""
 
-STOP_S = 30.0
-"""How long to wait for the ansible-playbook of a killed run to stop, in seconds."""
-
 _DIFF_LIMIT = 64 * 1024
-
-
-def state_folder(home: Path) -> Path:
-    """Make and return ``.rdm`` in the folder HOME, with the ``.gitignore`` that keeps secrets out of commits.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    folder = home / ".rdm"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
-    return folder
 
 
 class Record:
@@ -66,7 +50,7 @@ class Record:
         if home is None:
             return
         with contextlib.suppress(OSError):
-            runs = state_folder(home) / "runs"
+            runs = _cluster_lock().state_folder(home) / "runs"
             runs.mkdir(exist_ok=True)
             self.folder = _fresh(runs, verb)
             (self.folder / "command").write_text(command + "\n", encoding="utf-8")
@@ -130,74 +114,59 @@ def _prune(runs: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def run_lock(home: Path) -> Path:
-    """Return the file that is locked for as long as an ansible-playbook changes the cluster in HOME."""
-    return home / ".rdm" / "lock.ansible"
-
-
 class Lock:
-    """Only one run may change a cluster at a time. The kernel lets go of the lock when its holder dies.
+    """Only one run may change a cluster at a time; the kernel lets go of the lock when its holders die.
 
-    When that was a kill, its ansible-playbook may need a moment to stop: the next run waits for that.
+    Plain ansible-playbook takes the same lock. See ``plugins/plugin_utils/cluster_lock.py``.
     """
 
     def __init__(self, home: Path, verb: str) -> None:
-        """Take the lock of the cluster in the folder HOME.
+        """Take the lock of the cluster in the folder HOME, after ending what a killed run has left of itself.
 
         Raises:
             ClusterBusyError: another run holds it.
         """
-        self._file: IO[str] | None = None
+        cluster_lock = _cluster_lock()
         try:
-            file = (state_folder(home) / "lock").open("a+", encoding="utf-8")
-        except OSError:
-            return
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "another run"
-            file.close()
-            raise ClusterBusyError(
-                f"{holder} is working on this cluster", hint="wait for it to end, or stop it with Ctrl-C"
-            ) from None
-        except OSError:
-            # A file system without locks.
-            file.close()
-            return
-        if not _free_within(run_lock(home), STOP_S):
-            file.close()
-            raise ClusterBusyError(
-                "the ansible-playbook of an earlier run, which was killed, is still working on this cluster",
-                hint=f"see who holds it: fuser -v {run_lock(home)}",
-            )
-        file.truncate(0)
-        file.write(f"rdm-provision {verb} (process {os.getpid()})\n")
-        file.flush()
-        self._file = file
+            self._file: int | None = cluster_lock.take(home, f"rdm-provision {verb}")
+        except cluster_lock.Busy as busy:
+            raise ClusterBusyError(str(busy), hint=busy.hint) from None
+        self._home = home
+        _held.add(self)
+
+    @property
+    def held(self) -> bool:
+        """Whether there is a lock: not where nothing can be written."""
+        return self._file is not None
 
     def release(self) -> None:
         """Let go of the lock. Does nothing the second time."""
         if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.truncate(0)
-            self._file.close()
+            self._file = None
+            _held.discard(self)
+            _cluster_lock().give_back(self._home)
+
+    def forget(self) -> None:
+        """Close the descriptor in a process that was forked: what a caller forks is no part of the run."""
+        if self._file is not None:
+            os.close(self._file)
             self._file = None
 
 
-def _free_within(path: Path, patience: float) -> bool:
-    """Whether nobody holds the lock at PATH, now or within so many seconds."""
-    deadline = time.monotonic() + patience
-    try:
-        with path.open("a") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        return False
-                    time.sleep(0.1)
-                else:
-                    return True
-    except OSError:
-        return True
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _cluster_lock() -> ModuleType:
+    """Return the collection's module."""
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+
+    return cluster_lock

@@ -22,7 +22,7 @@ from typing import Any
 
 from rdm_provision import environment
 from rdm_provision.events import Event, RunFinished, RunResult
-from rdm_provision.record import Lock, Record, run_lock
+from rdm_provision.record import Lock, Record
 from rdm_provision.translator import Translator
 
 __all__ = ["Run", "RunSpec"]
@@ -56,6 +56,7 @@ class RunSpec:
         verbosity: ansible-playbook's number of ``-v``.
         home: folder of the inventory, for the record and the lock; None for neither.
         exclusive: take the cluster's lock; others that want it are refused meanwhile.
+        onlooking: the play from which on the run only looks on; it lets go of the lock there.
         keep: modules whose results the caller wants in ``RunResult.returned``.
         env: more environment variables.
     """
@@ -74,6 +75,7 @@ class RunSpec:
     verbosity: int = 0
     home: Path | None = None
     exclusive: bool = False
+    onlooking: str = ""
     keep: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -274,6 +276,8 @@ class Run:
                 self._pid = data.get("pid")
                 if self._cancelled_at is not None:
                     self._kill = True
+            if self._lock is not None and _begins(data, spec.onlooking):
+                self._lock.release()
             emit(translator.translate(data))
             # False: ansible-runner writes no file for the event.
             return False
@@ -286,9 +290,12 @@ class Run:
         env = {**environment.ansible_environment(), **spec.env}
         # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
         env |= {"MAX_EVENT_RES": "1000000000", "ANSIBLE_STDOUT_CALLBACK": "default"}
-        env |= {"RDM_PARENT": str(os.getpid())}
-        if spec.exclusive and spec.home is not None:
-            env["RDM_RUN_LOCK"] = str(run_lock(spec.home.resolve()))
+        # What ansible-playbook leaves behind when it is killed goes with the folder.
+        env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
+        env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}
+        env |= {"RDM_COLLECTIONS": str(environment.collections_root())}
+        if self._lock is not None and self._lock.held and spec.home is not None:
+            env["RDM_LOCKED"] = str(spec.home.resolve())
         argv = ["-I", str(_SUPERVISED), environment.program("ansible-playbook")]
         argv.append(environment.playbook(spec.playbook))
         argv += [flag for flag, wanted in (("--check", spec.check), ("--diff", spec.diff)) if wanted]
@@ -311,6 +318,12 @@ class Run:
         result = translator.end(runner.rc, cancelled=self._cancelled_at is not None, record=record.folder)
         record.finish(result, Path(runner.config.artifact_dir) / "stdout", translator.hidden)
         self._queue.put(RunFinished(at=result.seconds, result=result))
+
+
+def _begins(data: Mapping[str, Any], play: str) -> bool:
+    """Whether ansible-runner's event DATA is the beginning of the play of this name, if there is a name."""
+    details = data.get("event_data") or {}
+    return bool(play) and data.get("event") == "playbook_on_play_start" and details.get("name") == play
 
 
 _PREFIX = "rdm-provision-"

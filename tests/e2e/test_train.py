@@ -358,6 +358,8 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
     for job in ("e2e-one", "e2e-two"):
         watchers[job] = cluster.start("train", config, ENDLESS, "--name", job, "parallel.pipeline=2")
         trains(cluster, job)
+        # Who watches leaves the cluster to others.
+        wait_until(lambda: not (cluster.inventory / ".rdm" / "lock").read_text(), "the lock is given back")
     watchers["e2e-one"].interrupt()
     said = watchers["e2e-one"].end(expect=130)
     assert "e2e-one goes on" in said

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from rdm_provision import Cluster
@@ -17,6 +18,7 @@ from rdm_provision.events import RunResult
 from rdm_provision.jobs import JobLines, JobNode, JobState, JobUpdate, job_news
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator
+from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import MakeInventory
 
 NOW = 2_000_000.0
@@ -148,6 +150,19 @@ def test_train_hands_over_words_that_are_never_templated(
     assert run.spec.literal_vars == {"job_overrides": ["data.blend=[{{ x }}]"]}
     assert run.spec.extra_vars == {"job_config": str(config), "job_watch": False}
     assert "!unsafe" in run.command
+
+
+def test_train_keeps_others_from_the_cluster_only_until_it_watches(
+    make_inventory: MakeInventory, tmp_path: Path
+) -> None:
+    config = tmp_path / "gpt.yaml"
+    config.write_text("name: gpt\n")
+    cluster = Cluster.load(make_inventory())
+    assert cluster.train(config).spec.exclusive
+    assert not cluster.train(config, check=True).spec.exclusive
+    plays = yaml.safe_load((ROOT / "playbooks/train.yml").read_text())
+    # The play before it starts the job; a name that no play has would keep the lock for days.
+    assert [play["name"] for play in plays].index(cluster.train(config).spec.onlooking) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rdm_provision.errors import ClusterBusyError
 from rdm_provision.events import (
@@ -26,7 +27,6 @@ from rdm_provision.events import (
 )
 from rdm_provision.record import KEEP, Lock
 from rdm_provision.run import Run, RunSpec
-from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory, Play
 
 SECRET = "hunter2-never-to-be-seen"
@@ -241,37 +241,43 @@ def test_two_runs_do_not_change_one_cluster_at_a_time(play: Play, make_inventory
     Lock(home, "up").release()
 
 
-def test_a_killed_run_leaves_no_ansible_behind_and_the_next_one_waits(
+def test_a_run_that_only_looks_on_lets_go_of_the_lock(
     play: Play, make_inventory: MakeInventory, tmp_path: Path
 ) -> None:
     home = make_inventory()
-    marker = tmp_path / "under-way"
-    tasks = [task("Mark", "file", {"path": str(marker), "state": "touch"}, run_once=True), *sleeping()]
-    spec = play(tasks, inventory=home, exclusive=True).spec
-    program = (
-        "import sys; from pathlib import Path; from rdm_provision.run import Run, RunSpec\n"
-        "Run(RunSpec(verb='up', playbook=sys.argv[1], inventory=sys.argv[2], nodes=('node1',),"
-        " home=Path(sys.argv[2]), exclusive=True)).result()"
-    )
-    victim = subprocess.Popen(
-        [sys.executable, "-c", program, spec.playbook, spec.inventory],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 240
-    while not marker.exists():
-        assert time.monotonic() < deadline, "the run did not get under way"
-        time.sleep(0.05)
-    os.killpg(victim.pid, signal.SIGKILL)
-    victim.wait()
-    result = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True).result()
-    assert result.exit_code == 0
-    for process in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = process.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        assert str(home).encode() not in words, "ansible-playbook outlived the run"
+    run = play([task("Say", "debug", {"msg": "x"})], inventory=home, exclusive=True, onlooking="Look on")
+    book = Path(run.spec.playbook)
+    lock = "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=%s) }}"
+    (change,) = yaml.safe_load(book.read_text())
+    plays = [
+        {**change, "name": name, "hosts": lock % hold}
+        for name, hold in (("Change", True), ("Look on", False))
+    ]
+    book.write_text(yaml.safe_dump(plays))
+    was_free = {}
+    for event in run:
+        if isinstance(event, PhaseStarted):
+            try:
+                Lock(home, "down").release()
+                was_free[event.phase] = True
+            except ClusterBusyError:
+                was_free[event.phase] = False
+    assert was_free == {"Change": False, "Look on": True}
+    assert run.result().exit_code == 0
+
+
+def test_what_a_program_forks_is_no_part_of_its_run(make_inventory: MakeInventory) -> None:
+    home = make_inventory()
+    lock = Lock(home, "up")
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    lock.release()
+    Lock(home, "down").release()
+    assert os.waitpid(child, os.WNOHANG) == (0, 0), "it was ended as if the run had left it"
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
 
 
 # --- the record ----------------------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hold the lock of a cluster from a play on; see DOCUMENTATION."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible import context
+from ansible.errors import AnsibleError
+from ansible.plugins.lookup import LookupBase
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+
+DOCUMENTATION = r"""
+name: cluster_lock
+short_description: Hold the lock of a cluster for as long as ansible-playbook runs
+version_added: 0.1.0
+author: The rdm-provision developers
+description:
+  - For the keyword C(hosts) of a play that changes a cluster. It hands back what it is given, and sees to it
+    that no other run changes the cluster meanwhile. C(rdm-provision) takes the same lock.
+  - C(hosts) is evaluated in the process of ansible-playbook itself, before the play. What tasks do happens in
+    workers, which end with their task.
+  - The lock lies in C(.rdm/) beside each inventory. What a dead run has left is ended first.
+  - Nothing is locked with C(--check), C(--syntax-check) and the listings, nor for hosts that no file names.
+options:
+  _terms:
+    description: The pattern of hosts.
+    type: list
+    elements: str
+    required: true
+  hold:
+    description: Whether to hold the lock from here on. If false it is given back when this run holds it.
+    type: bool
+    default: true
+"""
+
+EXAMPLES = r"""
+- name: Change the cluster
+  hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers') }}"
+  tasks: []
+
+- name: Look on, while others may change it
+  hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=false) }}"
+  tasks: []
+"""
+
+RETURN = r"""
+_raw:
+  description: The pattern of hosts, as it was given.
+  type: list
+  elements: str
+"""
+
+_CHANGES_NOTHING = ("check", "syntax", "listhosts", "listtasks", "listtags")
+
+
+class LookupModule(LookupBase):
+    """The lookup."""
+
+    def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:
+        """Take the lock, or give it back, and return TERMS."""
+        self.set_options(var_options=variables, direct=options)
+        if any(context.CLIARGS.get(option) for option in _CHANGES_NOTHING):
+            return terms
+        for home in _homes(variables or {}):
+            if not self.get_option("hold"):
+                cluster_lock.give_back(home)
+                continue
+            if files := cluster_lock.held(home):
+                # From rdm-provision, or for an earlier play.
+                for file in files:
+                    os.set_inheritable(file, False)
+                continue
+            try:
+                cluster_lock.take(home, _what())
+            except cluster_lock.Busy as busy:
+                raise AnsibleError(f"{busy}: {busy.hint}") from None
+        return terms
+
+
+def _homes(variables: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the folders of the inventories, in an order that is the same for everybody."""
+    sources = [Path(str(source)) for source in variables.get("ansible_inventory_sources") or []]
+    folders = {source if source.is_dir() else source.parent for source in sources if source.exists()}
+    yield from sorted(folders)
+
+
+def _what() -> str:
+    """Return what the user started, in short."""
+    playbooks = [str(name) for name in context.CLIARGS.get("args") or ()]
+    return " ".join(["ansible-playbook", *(Path(name).name for name in playbooks)])

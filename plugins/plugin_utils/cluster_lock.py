@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One run at a time changes a cluster; and what a dead run has left is ended by who comes next.
+
+The lock is the file ``.rdm/lock`` beside the inventory, with a shared flock by whatever belongs to the run:
+``rdm-provision``, its ansible-playbook, and the workers that this forks, which inherit it. To hold it is the
+mark of a run's processes, and the kernel shows it (the line ``lock:`` in ``/proc/PID/fdinfo``). Programs that
+they start, such as ssh and its masters, do not inherit it.
+
+The file says which process leads the run. Who finds it locked while that one is dead ends exactly the
+processes that hold it, and takes it: a worker whose run was killed can wait for ever for a semaphore that
+died with its holder. Taking, and giving back by the leader, are done under a second lock, so that the file
+always speaks of those who hold it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PATIENCE_S = 30.0
+"""How long to wait for another process that takes or gives back the lock, in seconds."""
+PASSING_S = 0.5
+"""How long a lock without a run may be held by what passes, in seconds."""
+ORDERLY_S = 3.0
+"""How long a process of a dead run has to end by itself when it is told to, in seconds."""
+KILLED_S = 10.0
+"""How long to wait until the kernel has removed a killed process, in seconds."""
+_POLL_S = 0.05
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+class Busy(Exception):  # noqa: N818
+    """The lock cannot be had.
+
+    :ivar hint: what to do about it, in the imperative.
+    """
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Process(NamedTuple):
+    """A process of this machine.
+
+    :ivar pid: its process id.
+    :ivar started: when it began, in the kernel's ticks since boot: a process id can be another's later.
+    """
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """Return the process with this id, which may be dead."""
+        return cls(pid, _started(pid) or 0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return _started(self.pid) == self.started
+
+
+class Leader(NamedTuple):
+    """The process that a run lives and dies with, as the lock file names it.
+
+    :ivar what: what it is, as its user would say: ``rdm-provision up``.
+    :ivar pid: its process id, which means something on ``host`` in the process namespace ``space`` only.
+    :ivar started: as in :class:`Process`.
+    :ivar user: whose it is.
+    """
+
+    what: str
+    pid: int
+    started: int
+    user: str
+    host: str
+    space: str
+
+    @classmethod
+    def here(cls, what: str) -> Leader:
+        """Return this process as the leader of a run."""
+        return cls(what, *Process.of(os.getpid()), _user(), socket.gethostname(), _space())
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it cannot be seen from here."""
+        return (self.host, self.space) != (socket.gethostname(), _space())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs; asked only where it can be seen."""
+        return Process(self.pid, self.started).alive
+
+    def __str__(self) -> str:
+        where = f" on {self.host}" if self.host != socket.gethostname() else ""
+        return f"{self.what} (process {self.pid} of {self.user}{where})"
+
+
+def state_folder(home: Path) -> Path:
+    """Make and return ``.rdm`` in the folder HOME, with the ``.gitignore`` that keeps secrets out of commits.
+
+    :raises OSError: it cannot be made.
+    """
+    folder = home / ".rdm"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    ignore = folder / ".gitignore"
+    if not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
+    return folder
+
+
+def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
+    """Take the lock of the cluster whose inventory lies in HOME, for WHAT; return the file that holds it.
+
+    What a dead run has left is ended first. None where there can be no lock: the folder cannot be written to,
+    or its file system has no locks.
+
+    :raises Busy: another run holds it.
+    """
+    try:
+        path = state_folder(home) / "lock"
+        file = _open(path)
+    except OSError:
+        return None
+    try:
+        with brief_lock(_gate(path), patience):
+            if not _alone(file):
+                _clear(file, path)
+            _write(file, json.dumps(Leader.here(what)._asdict()).encode() + b"\n")
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BaseException as error:
+        os.close(file)
+        if isinstance(error, TimeoutError):
+            hint = "wait for it to end, and try again"
+            raise Busy(f"another run is taking the lock of this cluster, {path}", hint) from None
+        if isinstance(error, OSError):
+            if error.errno in _NO_LOCKS:
+                return None
+            hint = "make it writable, with some bytes of room"
+            raise Busy(f"the lock of this cluster, {path}, cannot be taken: {error.strerror}", hint) from None
+        raise
+    return file
+
+
+def join(home: Path) -> None:
+    """Hold the lock beside this process's parent, which has it; programs that this one becomes go on so.
+
+    Whether the parent was still alive then is for the caller to ask afterwards.
+
+    :raises OSError: somebody else is taking it.
+    """
+    file = _open(home / ".rdm" / "lock")
+    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.set_inheritable(file, True)
+
+
+def held(home: Path) -> list[int]:
+    """Return the descriptors of this process that hold the lock of the cluster in HOME; it may have none."""
+    with contextlib.suppress(OSError):
+        return list(_descriptors(os.getpid(), (home / ".rdm" / "lock").stat(), locked=True))
+    return []
+
+
+def give_back(home: Path) -> None:
+    """Let go of the lock of the cluster in HOME. Does nothing when this process does not hold it."""
+    files = held(home)
+    if not files:
+        return
+    with contextlib.suppress(OSError, TimeoutError), brief_lock(_gate(home / ".rdm" / "lock"), PATIENCE_S):
+        leader = _leader(files[0])
+        if leader is not None and leader.pid == os.getpid():
+            _write(files[0], b"")
+    for file in files:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def brief_lock(path: Path, patience: float) -> Iterator[None]:
+    """Hold the file at PATH locked, against others that do the same, for the length of a block.
+
+    :raises TimeoutError: another process holds it for longer than PATIENCE seconds.
+    :raises OSError: the file cannot be opened, or its file system has no locks.
+    """
+    file = _open(path)
+    try:
+        if not _alone(file, patience):
+            raise TimeoutError(f"{path} is held by another process")
+        yield
+    finally:
+        os.close(file)
+
+
+# --- what is left of a run ---------------------------------------------------------------------------------
+
+
+def having(file: int, *, locked: bool) -> set[int]:
+    """Return the processes, other than this one, that have the open file or pipe FILE as well.
+
+    With LOCKED only those that hold a lock on it. A process of another user is seen by root alone.
+    """
+    wanted = os.fstat(file)
+    processes = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    return {
+        pid
+        for pid in processes - {os.getpid()}
+        if next(_descriptors(pid, wanted, locked=locked), None) is not None
+    }
+
+
+def end(left: Callable[[], set[int]]) -> set[int]:
+    """End the processes that LEFT returns: SIGTERM, then SIGKILL. Return those that do not end.
+
+    A worker leads a process group, with the ssh that it started: that is killed with it.
+    """
+    for number, patience in ((signal.SIGTERM, ORDERLY_S), (signal.SIGKILL, KILLED_S)):
+        deadline = time.monotonic() + patience
+        told: set[int] = set()
+        while there := left():
+            for pid in there - told:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    if number == signal.SIGKILL and os.getpgid(pid) == pid:
+                        os.killpg(pid, number)
+                    else:
+                        os.kill(pid, number)
+            told |= there
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_S)
+        else:
+            return set()
+    return there
+
+
+def _clear(file: int, path: Path) -> None:
+    """Take the locked FILE over from a dead run; Busy when that is alive, or cannot be ended."""
+    leader = _leader(file)
+    if leader is None or leader.elsewhere:
+        name = "another run" if leader is None else str(leader)
+        raise Busy(f"{name} is working on this cluster", "it cannot be seen from here: wait for it to end")
+    if leader.alive:
+        raise Busy(f"{leader} is working on this cluster", "wait for it to end, or stop it with Ctrl-C")
+    # A child of the leader that has yet to become another program holds it for a moment, too.
+    if _alone(file, PASSING_S):
+        return
+    remaining = end(lambda: having(file, locked=True))
+    if not _alone(file, PASSING_S):
+        pids = ", ".join(map(str, sorted(remaining)))
+        who = f"process {pids}" if pids else "a process that this user cannot see"
+        run = leader if leader.pid else "an earlier run"
+        raise Busy(
+            f"{run} has ended, but {who} of it still works on this cluster and cannot be ended",
+            f"end it as root, who sees it with: fuser -v {path}",
+        )
+
+
+def _leader(file: int) -> Leader | None:
+    """Return whom the lock FILE names: of nobody (pid 0) when it is empty, None when that is not clear."""
+    text = os.pread(file, 4096, 0)
+    if not text:
+        return Leader("", 0, 0, "", socket.gethostname(), _space())
+    try:
+        found: dict[str, Any] = json.loads(text)
+        return Leader(**found)
+    except (ValueError, TypeError):
+        return None
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _gate(path: Path) -> Path:
+    return path.with_name("lock.taking")
+
+
+def _alone(file: int, patience: float = 0.0) -> bool:
+    """Whether nobody else has FILE locked, now or within so many seconds; if so it is, for this process."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+
+
+def _write(file: int, text: bytes) -> None:
+    os.ftruncate(file, 0)
+    os.pwrite(file, text, 0)
+
+
+def _descriptors(pid: int, wanted: os.stat_result, *, locked: bool) -> Iterator[int]:
+    """Yield the descriptors of a process that are open on the file WANTED, and hold a lock if need be."""
+    process = Path("/proc", str(pid))
+    with contextlib.suppress(OSError):
+        for name in os.listdir(process / "fd"):
+            with contextlib.suppress(OSError):
+                found = os.stat(process / "fd" / name)
+                if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino):
+                    continue
+                if not locked or "\nlock:" in (process / "fdinfo" / name).read_text():
+                    yield int(name)
+
+
+def _started(pid: int) -> int | None:
+    """Return when a process began, in ticks since boot; None when there is none, or it is dead."""
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _space() -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def _user() -> str:
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(os.getuid()).pw_name
+    return str(os.getuid())

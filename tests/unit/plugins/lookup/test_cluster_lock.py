@@ -1,0 +1,148 @@
+"""Plain ansible-playbook takes the lock of the cluster that it changes, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
+
+from tests.conftest import COLLECTIONS, ROOT
+
+INVENTORY = {
+    "all": {
+        "vars": {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "rdm_accelerator": "cpu",
+            "images_list": [{"name": "training:1", "source": "registry"}],
+        },
+        "children": {"master": {"hosts": {"a": {}}}, "workers": {"hosts": {"b": {}}}},
+    }
+}
+
+PLAY = """
+- name: Change
+  hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers') }}"
+  gather_facts: false
+  tasks:
+    - name: Say so
+      ansible.builtin.copy: {content: "", dest: "{{ home }}/changing"}
+      run_once: true
+    - name: Wait
+      ansible.builtin.wait_for: {path: "{{ home }}/go-on", sleep: 1}
+      run_once: true
+
+- name: Look on
+  hosts: "{{ lookup('rdm.provision.cluster_lock', 'master:workers', hold=false) }}"
+  gather_facts: false
+  tasks:
+    - name: Say so
+      ansible.builtin.copy: {content: "", dest: "{{ home }}/looking-on"}
+      run_once: true
+    - name: Wait
+      ansible.builtin.wait_for: {path: "{{ home }}/end", sleep: 1}
+      run_once: true
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    folder = tmp_path / "inventory"
+    folder.mkdir()
+    (folder / "hosts.yml").write_text(yaml.safe_dump(INVENTORY))
+    return folder
+
+
+def argv(home: Path, playbook: Path, *options: str) -> list[str]:
+    program = Path(sys.executable).with_name("ansible-playbook")
+    return [str(program), "-i", str(home), str(playbook), *options]
+
+
+def environment(**more: str) -> dict[str, str]:
+    own = {"ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    return os.environ | own | more
+
+
+def run(home: Path, playbook: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv(home, ROOT / "playbooks" / f"{playbook}.yml", *options),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("playbook", ["site", "clean", "train", "plan"])
+def test_a_cluster_that_another_run_changes_is_refused(home: Path, playbook: str) -> None:
+    cluster_lock.take(home, "rdm-provision up")
+    done = run(home, playbook, "-e", "plan_write=true")
+    cluster_lock.give_back(home)
+    assert done.returncode != 0
+    assert f"rdm-provision up (process {os.getpid()} of" in done.stderr
+    assert "is working on this cluster: wait for it to end" in " ".join(done.stderr.split())
+    assert "TASK" not in done.stdout
+    assert not (home / "address_plan.cfg").exists()
+
+
+def test_what_only_looks_goes_on_beside_it(home: Path) -> None:
+    cluster_lock.take(home, "rdm-provision up")
+    done = run(home, "plan")
+    checked = run(home, "plan", "--check", "-e", "plan_write=true")
+    cluster_lock.give_back(home)
+    assert (done.returncode, checked.returncode) == (0, 0)
+
+
+@pytest.mark.parametrize("playbook", ["site", "clean", "train"])
+@pytest.mark.parametrize("option", ["--syntax-check", "--list-tasks"])
+def test_what_does_not_run_takes_no_lock(home: Path, playbook: str, option: str) -> None:
+    assert run(home, playbook, option).returncode == 0
+    assert not (home / ".rdm").exists()
+
+
+def test_the_lock_is_held_until_the_play_that_looks_on(home: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.yml"
+    book.write_text(PLAY)
+    playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())
+    wait_until((home / "changing").exists, "the first play runs")
+    with pytest.raises(cluster_lock.Busy, match=r"ansible-playbook book\.yml \(process"):
+        cluster_lock.take(home, "rdm-provision up")
+    (home / "go-on").touch()
+    wait_until((home / "looking-on").exists, "the second play runs")
+    assert cluster_lock.take(home, "rdm-provision up") is not None
+    assert playing.poll() is None
+    (home / "end").touch()
+    assert playing.wait(timeout=60) == 0
+    with pytest.raises(cluster_lock.Busy):
+        cluster_lock.take(home, "rdm-provision down")
+    cluster_lock.give_back(home)
+
+
+def test_what_a_killed_ansible_playbook_has_left_is_ended(home: Path, tmp_path: Path) -> None:
+    book = tmp_path / "book.yml"
+    book.write_text(PLAY)
+    playing = subprocess.Popen(argv(home, book, "-e", f"home={home}"), env=environment())
+    wait_until((home / "changing").exists, "the first play runs")
+    lock = os.open(home / ".rdm" / "lock", os.O_RDONLY)
+    # Besides the program there is the worker that waits.
+    wait_until(lambda: len(cluster_lock.having(lock, locked=True)) == 2, "the worker waits")
+    playing.kill()
+    playing.wait()
+    assert cluster_lock.take(home, "rdm-provision up") is not None
+    assert cluster_lock.having(lock, locked=True) == set()
+    os.close(lock)
+    cluster_lock.give_back(home)
