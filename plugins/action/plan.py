@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleError
@@ -30,6 +33,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.role_variables impor
     unknown_variables,
 )
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import brief_lock, state_folder
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     PLAN_FILE,
     REGISTERED,
@@ -40,6 +44,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
+PLANNING_S = 60.0
+"""How long to wait for another process that plans, in seconds."""
 
 
 class ActionModule(ActionBase):
@@ -54,11 +60,21 @@ class ActionModule(ActionBase):
         variables: dict[str, Any] = task_vars or {}
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
-        stage = options["stage"]
         if self._task.get_play().serial:
             _refuse_batches(variables)
+        reader = HostVariables(variables, self._play_vars(), self._loader)
         try:
-            reader = HostVariables(variables, self._play_vars(), self._loader)
+            with _alone(reader, options["write"] and not self._task.check_mode):
+                return self._decide(result, reader, options)
+        except Refused as refused:
+            return {**result, **refused.result("inventory")}
+
+    def _decide(
+        self, result: dict[str, Any], reader: HostVariables, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Read the plan file, plan, and keep the plan."""
+        stage = options["stage"]
+        try:
             plan, previous, images = _plan_inventory(reader, options["release"])
         except Refused as refused:
             return {**result, **refused.result("inventory")}
@@ -143,6 +159,32 @@ def _refuse_batches(task_vars: Mapping[str, Any]) -> None:
             f"serial makes this play take {batch} of {hosts} hosts at a time, and the plan is for all at "
             "once: take serial out of the play, and use --forks to say how many nodes are worked on at once"
         )
+
+    def real_plan_file(self) -> Path | None:
+        """Return what the plan file is a link to, or itself; None when there is no place for it."""
+        try:
+            return Path(os.path.realpath(self.plan_file()))
+        except (Refused, IndexError):
+            return None
+
+
+@contextlib.contextmanager
+def _alone(reader: HostVariables, writes: bool) -> Iterator[None]:
+    """Let one process at a time read the plan file, decide, and write it: two would give one address twice.
+
+    Refused when another one takes too long.
+    """
+    with contextlib.ExitStack() as stack:
+        path = reader.real_plan_file() if writes else None
+        if path is not None:
+            try:
+                stack.enter_context(brief_lock(state_folder(path.parent) / "lock.plan", PLANNING_S))
+            except TimeoutError:
+                reason = f"has been in work by another process for {PLANNING_S:.0f} s"
+                raise Refused([Problem(None, str(path), reason, "try again when that has ended")]) from None
+            except OSError:
+                pass  # then it cannot be written either, which is told later
+        yield
 
 
 def _plan_inventory(

@@ -463,10 +463,11 @@ def read_plan(path: str) -> Optional[AddressPlan]:
 
 
 def write_plan(path: str, plan: AddressPlan) -> None:
-    """Write the plan file, whole or not at all.
+    """Write the plan file, whole or not at all; where it is a link, what that points to.
 
     :raises OSError: the directory cannot be written to.
     """
+    path = os.path.realpath(path)
     handle, scratch = tempfile.mkstemp(prefix=f".{FILE_NAME}.", dir=os.path.dirname(path) or ".")
     try:
         with open(handle, "w", encoding="utf-8") as stream:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,13 @@ class HostVariables:
                 ]
             )
         return Path(str(directory)) / PLAN_FILE
+
+    def real_plan_file(self) -> Path | None:
+        """Return what the plan file is a link to, or itself; None when there is no place for it."""
+        try:
+            return Path(os.path.realpath(self.plan_file()))
+        except (Refused, IndexError):
+            return None
 
 
 def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:

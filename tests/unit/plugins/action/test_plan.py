@@ -6,12 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.modules import plan as module
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import (
+    brief_lock,
+    having,
+    state_folder,
+)
 
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.modules.running import documented_options
@@ -405,3 +412,37 @@ def test_what_is_wrong_with_an_archive_is_in_the_same_report(cluster: Cluster) -
     assert "- a, b: /srv/a.tar is truncated (it ends in the middle): copy it there again\n" in result["msg"]
     assert "has 100.0 GiB free, and loading the image archives needs 201.0 GiB" in result["msg"]
     assert not cluster.plan_file.exists()
+
+
+def test_two_that_plan_at_a_time_give_no_address_twice(cluster: Cluster) -> None:
+    cluster.write({"a": CPU}, {"b": CPU})
+    hosts = (cluster.home / "hosts.yml").read_text()
+    (cluster.home / "hosts.yml").unlink()
+    names = ("c", "d")
+    inventories = {name: cluster.home / f"with-{name}.yml" for name in names}
+    for name, inventory in inventories.items():
+        inventory.write_text(hosts.replace("b:", f"{name}:"))
+    lock = state_folder(cluster.home) / "lock.plan"
+    with ThreadPoolExecutor() as pool:
+        with brief_lock(lock, 1), lock.open() as file:
+            runs = [
+                pool.submit(cluster.run, inventory=str(cluster.home / f"with-{name}.yml")) for name in names
+            ]
+            deadline = time.monotonic() + 60
+            while len(having(file.fileno(), locked=False)) < 2:
+                assert time.monotonic() < deadline, "they do not wait for each other"
+                time.sleep(0.05)
+            assert not cluster.plan_file.exists()
+        results = [run.result()[1] for run in runs]
+    given = [result["nodes"][name]["my_ip"] for result, name in zip(results, names, strict=True)]
+    assert given[0] != given[1]
+
+
+def test_a_plan_file_that_is_a_link_stays_one(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write({"a": CPU}, {"b": CPU})
+    real = tmp_path / "kept" / "plan.cfg"
+    real.parent.mkdir()
+    cluster.plan_file.symlink_to(real)
+    assert cluster.run()[0] == 0
+    assert cluster.plan_file.is_symlink()
+    assert "a = " in real.read_text()
