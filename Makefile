@@ -29,8 +29,8 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help demo demo-down test test-stress lint lint-trainer unit trainer integration molecule e2e bench docs lock \
-	wheel setup setup-dev setup-trainer clean
+.PHONY: help demo demo-down test test-long test-stress lint lint-trainer unit trainer integration molecule e2e bench docs \
+	lock wheel setup setup-dev setup-trainer clean
 
 help: ## list these verbs
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -52,6 +52,9 @@ test: setup-dev setup-trainer ## everything that CI runs
 	@# The one waits more than it computes, the other never waits.
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-collection suite-trainer
 	@$(MAKE) --no-print-directory suite-e2e
+
+test-long: setup-dev ## what is too long for `make test`, on a machine that is for nothing else
+	pytest -m long tests
 
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection trainer e2e")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)
