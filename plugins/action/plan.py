@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleError
@@ -159,13 +157,6 @@ def _refuse_batches(task_vars: Mapping[str, Any]) -> None:
             f"serial makes this play take {batch} of {hosts} hosts at a time, and the plan is for all at "
             "once: take serial out of the play, and use --forks to say how many nodes are worked on at once"
         )
-
-    def real_plan_file(self) -> Path | None:
-        """Return what the plan file is a link to, or itself; None when there is no place for it."""
-        try:
-            return Path(os.path.realpath(self.plan_file()))
-        except (Refused, IndexError):
-            return None
 
 
 @contextlib.contextmanager
