@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible import context
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
@@ -35,7 +36,7 @@ class ActionModule(ActionBase):
             engineless=engineless if self._task.check_mode else (),
         )
         parts = [*(variables.get("ansible_run_tags") or ["all"]), *(variables.get("ansible_skip_tags") or [])]
-        if parts != ["all"] or self._task.check_mode:
+        if parts != ["all"] or self._task.check_mode or context.CLIARGS.get("step"):
             # Some parts of the run left the node as it is to be, and others may not have.
             work.plays["receipt"] = []
         result.update(changed=False, why=work.why, plays=work.plays)

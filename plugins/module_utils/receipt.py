@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import stat
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils import shell_files
@@ -56,11 +56,11 @@ def observe(watch: Mapping[str, Any], hardware: str, api: DockerAPI) -> Found:
         DockerProblem: the engine does not answer.
     """
     found: Found = {"container": {"what the node has for containers": hardware}}
+    jobs = os.path.expanduser(watch["job_directory"])
     for directory in watch["config_dirs"]:
-        _see_files(os.path.expanduser(directory), found)
-    if watch["job_directory"]:
-        path = os.path.expanduser(watch["job_directory"])
-        _note(found, "container", path, _mode_and_owner(path))
+        _see_files(os.path.expanduser(directory), jobs, found)
+    if jobs:
+        _note(found, "container", jobs, _mode_and_owner(jobs))
     _see_shells(watch, found)
     for path in watch["archives"]:
         _note(found, "images", path, _size_and_time(os.path.expanduser(path)))
@@ -78,12 +78,11 @@ def drift(before: Found, now: Found) -> Dict[str, List[str]]:
     reasons: Dict[str, List[str]] = {}
     for role in sorted({*before, *now}):
         was, is_now = before.get(role, {}), now.get(role, {})
+        gone: List[str] = []
         for what in sorted({*was, *is_now}):
             old, new = was.get(what, MISSING), is_now.get(what, MISSING)
-            whole = what.partition(" (")[0] + _STATE
-            if whole != what + _STATE and (whole in was) != (whole in is_now):
-                continue  # the container has gone or come, and its settings with it
-            if old != new:
+            if old != new and not _implied(what, was, is_now, gone):
+                gone += [what + os.sep] if new == MISSING else []
                 reasons.setdefault(role, []).append(_sentence(what, old, new))
     for what, state in now.get("container", {}).items():
         # However it was found before: this can never be right.
@@ -131,13 +130,21 @@ def read(config_dir: str) -> Dict[str, Any]:
     """Return the receipt in a directory; empty when there is none, or none that can be read."""
     try:
         with open(os.path.join(os.path.expanduser(config_dir), FILE_NAME), encoding="utf-8") as stream:
-            receipt = json.load(stream)
+            receipt: Any = json.load(stream)
     except (OSError, ValueError):
         return {}
-    fits = isinstance(receipt, dict) and all(
-        isinstance(receipt.get(key), dict) for key in ("inputs", "found", "watch")
-    )
-    return receipt if fits and set(receipt["watch"]) == set(WATCH) else {}
+    parts = [receipt.get(key) if isinstance(receipt, dict) else None for key in ("inputs", "found", "watch")]
+    fits = all(isinstance(part, dict) for part in parts) and set(receipt["watch"]) == set(WATCH)
+    return receipt if fits and all(isinstance(states, dict) for states in receipt["found"].values()) else {}
+
+
+def renewed(receipt: Mapping[str, Any], found: Found, worked: Iterable[str]) -> Found:
+    """Return what a new receipt says of the node: of roles that have not worked, what the last one said.
+
+    What somebody changed meanwhile would count as right otherwise.
+    """
+    before: Found = receipt.get("found", {})
+    return {role: found[role] if role in worked else before.get(role, found[role]) for role in found}
 
 
 def text(inputs: Mapping[str, str], watch: Mapping[str, Any], found: Found) -> str:
@@ -151,10 +158,12 @@ _CONTAINER = "the container "
 _STATE = " itself"
 
 
-def _see_files(directory: str, found: Found) -> None:
+def _see_files(directory: str, jobs: str, found: Found) -> None:
+    """Look at all files and directories, but for those of jobs, which change while they run."""
     for role in _FILE_ROLES:
         _note(found, role, directory, _mode_and_owner(directory))
     for parent, directories, files in os.walk(directory):
+        directories[:] = [name for name in directories if os.path.join(parent, name) != jobs]
         for name in directories:
             path = os.path.join(parent, name)
             for role in _FILE_ROLES:
@@ -276,6 +285,18 @@ def _in_group(user: str, group: str = "docker") -> str:
         return "in the group" if user in grp.getgrnam(group).gr_mem else "not in the group {0}".format(group)
     except KeyError:
         return "without a group {0}".format(group)
+
+
+def _implied(what: str, was: Mapping[str, str], now: Mapping[str, str], gone: List[str]) -> bool:
+    """Return whether another sentence says it: a container that does not run, or a directory that is gone."""
+    if what.startswith(tuple(gone)):
+        return True
+    name, part, _ = what.partition(" (")
+    return (
+        bool(part)
+        and what.startswith(_CONTAINER)
+        and (now.get(name + _STATE) != RUNNING or name + _STATE not in was)
+    )
 
 
 def _sentence(what: str, old: str, new: str) -> str:

@@ -53,6 +53,10 @@ options:
       - Empty means not to look at the receipt.
     type: dict
     default: {}
+  receipt_directory:
+    description: Where the receipt is; C(~) is the user that the module runs as.
+    type: path
+    default: /etc/rdm
   key_digests:
     description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
     type: dict
@@ -219,6 +223,7 @@ ARGUMENT_SPEC = {
     "config_dir": {"type": "path", "default": DEFAULT_CONFIG_DIR},
     "node": {"type": "str", "default": ""},
     "inputs": {"type": "dict", "default": {}},
+    "receipt_directory": {"type": "path", "default": DEFAULT_CONFIG_DIR},
     "key_digests": {"type": "dict", "default": {}, "no_log": False},
 }
 
@@ -251,6 +256,7 @@ def node_facts(
     config_dir: str = DEFAULT_CONFIG_DIR,
     node: str = "",
     inputs: dict[str, str] | None = None,
+    receipt_directory: str = DEFAULT_CONFIG_DIR,
     key_digests: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
@@ -274,16 +280,16 @@ def node_facts(
     found.update(_docker(findings, docker_socket, login_user["name"], node))
     found.update(_hardware(findings, sysfs_root, dev_root))
     found["hardware"] = receipt.digest([container_spec(found, one) for one in ("rocm", "cuda", "cpu")])
-    found["work"] = _work(found, config_dir, inputs or {}, key_digests or {})
+    found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {})
     found["findings"] = findings
     return found
 
 
 def _work(
-    found: dict[str, Any], config_dir: str, inputs: dict[str, str], keys: dict[str, str]
+    found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str]
 ) -> dict[str, list[str]]:
     """Return which roles have something to do, and why."""
-    kept = receipt.read(config_dir) if inputs else {}
+    kept = receipt.read(directory) if inputs else {}
     seen = None
     if kept and found["docker"]:
         try:

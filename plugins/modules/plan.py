@@ -184,6 +184,9 @@ receipts:
     inputs:
       description: For each role that is wanted on the node, a digest of what its work there depends on.
       type: dict
+    directory:
+      description: Where the receipt is on the node.
+      type: str
     absent:
       description: The roles whose traces are to be taken away from the node.
       type: list

@@ -25,9 +25,15 @@ attributes:
     support: full
     description: A receipt is never reported as a change.
 options:
-  config_dir:
-    description: Directory that the cluster keeps its files in; C(~) is the user that the module runs as.
+  directory:
+    description:
+      - Where to write it, a directory that the cluster has claimed; C(~) is the user that the module runs as.
     type: str
+    required: true
+  worked:
+    description: The roles that have worked in this run. Of others the new receipt says what the last one did.
+    type: list
+    elements: str
     required: true
   inputs:
     description: For each role, a digest of what its work on this node depends on.
@@ -52,7 +58,8 @@ options:
 EXAMPLES = r"""
 - name: Keep a receipt
   rdm.provision.receipt:
-    config_dir: /etc/rdm
+    directory: /etc/rdm
+    worked: "{{ preflight_work.why[inventory_hostname].keys() }}"
     inputs: "{{ preflight_plan.receipts[inventory_hostname].inputs }}"
     watch: "{{ preflight_plan.receipts[inventory_hostname].watch }}"
     hardware: "{{ preflight_facts.node.hardware }}"
@@ -72,9 +79,11 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils import receipt
 from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.host_state import read_text
 
 ARGUMENT_SPEC: Dict[str, Any] = {
-    "config_dir": {"type": "str", "required": True},
+    "directory": {"type": "str", "required": True},
+    "worked": {"type": "list", "elements": "str", "required": True},
     "inputs": {"type": "dict", "required": True},
     "watch": {"type": "dict", "required": True},
     "hardware": {"type": "str", "required": True},
@@ -89,10 +98,11 @@ def keep(params: Dict[str, Any]) -> bool:
         DockerProblem: the engine does not answer.
         OSError: it cannot be written.
     """
-    found = receipt.observe(params["watch"], params["hardware"], DockerAPI(params["docker_socket"]))
-    directory = os.path.expanduser(params["config_dir"])
-    if not os.path.isdir(directory):
+    directory = os.path.expanduser(params["directory"])
+    if read_text(os.path.join(directory, "cluster")).strip() != params["watch"]["cluster"]:
         return False  # there is nothing of the cluster on this node
+    found = receipt.observe(params["watch"], params["hardware"], DockerAPI(params["docker_socket"]))
+    found = receipt.renewed(receipt.read(directory), found, params["worked"])
     handle, temporary = tempfile.mkstemp(prefix=".rdm-provision-", dir=directory)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

@@ -55,7 +55,7 @@ plays:
     - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt) and C(verify).
     - Nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when all
       hosts of a play have failed.
-    - There are no receipts in check mode, and with C(--tags) or C(--skip-tags).
+    - There are no receipts in check mode, and with C(--tags), C(--skip-tags) or C(--step).
   returned: always
   type: dict
   sample: {hostfile: [n2, n1], receipt: [n2, n1], verify: [n1, n2, n3]}

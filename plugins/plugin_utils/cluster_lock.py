@@ -122,7 +122,7 @@ def state_folder(home: Path) -> Path:
 def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
     """Take the lock of the cluster whose inventory lies in HOME, for WHAT; return the file that holds it.
 
-    What a dead run has left is ended first. None where there can be no lock: the folder cannot be written to,
+    What a dead run has left is ended first. What a run itself starts shares its lock. None where there can be no lock: the folder cannot be written to,
     or its file system has no locks.
 
     :raises Busy: another run holds it.
@@ -130,13 +130,20 @@ def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
     try:
         path = state_folder(home) / "lock"
         file = _open(path)
+    except PermissionError:
+        folder = home / ".rdm"
+        if not os.path.exists(folder):
+            return None
+        hint = "work as that user, or with an inventory of your own"
+        raise Busy(f"{folder} belongs to another user, so a run of theirs cannot be seen", hint) from None
     except OSError:
         return None
     try:
         with brief_lock(_gate(path), patience):
-            if not _alone(file):
-                _clear(file, path)
-            _write(file, json.dumps(Leader.here(what)._asdict()).encode() + b"\n")
+            if not _leads_us(_leader(file)):
+                if not _alone(file):
+                    _clear(file, path)
+                _write(file, json.dumps(Leader.here(what)._asdict()).encode() + b"\n")
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BaseException as error:
         os.close(file)
@@ -261,6 +268,22 @@ def _clear(file: int, path: Path) -> None:
             f"{run} has ended, but {who} of it still works on this cluster and cannot be ended",
             f"end it as root, who sees it with: fuser -v {path}",
         )
+
+
+def _leads_us(leader: Leader | None) -> bool:
+    """Whether this process descends from the leader, and so is a part of its run."""
+    if leader is None or leader.elsewhere or not leader.pid or not leader.alive:
+        return False
+    pid = os.getppid()
+    while pid > 1 and pid != leader.pid:
+        pid = _parent(pid)
+    return pid == leader.pid
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[1])
+    return 0
 
 
 def _leader(file: int) -> Leader | None:

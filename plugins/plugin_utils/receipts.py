@@ -67,6 +67,7 @@ def receipts(
                 for role in WORKERS
                 if one.wants(role, images[node])
             },
+            "directory": one.directory(),
             "absent": one.absent,
             "watch": one.watch(),
             "key_digests": one.keys(),
@@ -82,6 +83,7 @@ class _Node:
         self.node = node
         self.cluster = plan["cluster"]
         self.image = plan["nodes"][node]["image"]
+        self.accelerator = plan["nodes"][node]["accelerator"]
         self.become = become
         self.inventory_dir = str(reader.written(node).get("inventory_dir") or "")
         self.absent = [role for role in WORKERS if self._absent(role)]
@@ -90,7 +92,7 @@ class _Node:
 
     def wants(self, role: str, images: bool) -> bool:
         """Whether a role has anything to see to on this node, as far as the variables tell."""
-        if role in self.absent:
+        if self._state(role) == "absent":
             return False
         if role == "docker_engine":
             return bool(self._list("docker_engine_users"))
@@ -101,7 +103,12 @@ class _Node:
     def looks_itself(self, role: str) -> bool:
         """Whether a role must run each time, because what it brings may be newer, or is not known yet."""
         newer = any(image.get("pull") == "always" for image in self.listed)
-        return role == "images" and (newer or not self._known("images_list"))
+        known = all(map(self._known, ("images_list", "images_profiles")))
+        return role == "images" and (newer or not known)
+
+    def directory(self) -> str:
+        """Return where the receipt is: beside the files that the container reads."""
+        return self.reader.text(self.node, "container_config_dir") or self._config_dir()
 
     def watch(self) -> dict[str, Any]:
         """Return what to look at, as the module receipt takes it."""
@@ -139,7 +146,7 @@ class _Node:
     def keys(self) -> dict[str, str]:
         """Return the digests of the cluster's ssh keys on the controller; empty for one yet to be made."""
         given = self.reader.text(self.node, "container_ssh_key_dir")
-        return _keys(given or os.path.join(self.inventory_dir, ".rdm", "ssh"))
+        return _keys(os.path.expanduser(given) or os.path.join(self.inventory_dir, ".rdm", "ssh"))
 
     def _archives(self, on_the_node: bool) -> Iterator[str]:
         for image in self.listed:
@@ -147,11 +154,15 @@ class _Node:
                 yield str(image["path"])
 
     def _absent(self, role: str) -> bool:
-        absent = self.reader.text(self.node, f"{role}_state") == "absent"
-        return absent and (role != "images" or self.reader.true(self.node, "images_remove"))
+        removes = role != "images" or self.reader.true(self.node, "images_remove")
+        return removes and self._state(role) == "absent"
+
+    def _state(self, role: str) -> str:
+        return self.reader.text(self.node, f"{role}_state")
 
     def _listed(self) -> list[dict[str, Any]]:
-        images = self._list("images_list")
+        profiles = self.reader.role_value(self.node, "images_profiles")
+        images = self._list("images_list") or (profiles or {}).get(self.accelerator) or []
         return [image for image in images if isinstance(image, dict) and image.get("name")]
 
     def _sriov(self) -> bool:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import jinja2.meta
+import jinja2.filters
 import jinja2.nodes
+import jinja2.tests
 
 CLUSTER_WIDE = ("rdm_cluster", "rdm_become", "rdm_config_dir")
 """Cluster-wide variables that roles read themselves. The others reach them through the plan."""
@@ -26,14 +27,22 @@ CLUSTER_WIDE = ("rdm_cluster", "rdm_become", "rdm_config_dir")
 # What Jinja and Ansible give every template, and what is the same in every run.
 _HARMLESS = {"omit", "undef", "range", "dict", "namespace", "true", "false", "none", "inventory_hostname"}
 _UNKNOWABLE = {"hostvars", "vars", "ansible_facts", "lookup", "query", "q", "now"}
-_UNKNOWABLE_FILTERS = {
-    "random",
-    "shuffle",
-    "password_hash",
-    "ansible.builtin.random",
-    "ansible.builtin.shuffle",
-}
-_UNKNOWABLE_TESTS = {"file", "directory", "exists", "link", "mount", "same_file", "link_exists"}
+_LOCAL_TO_TEMPLATE = {"loop", "self", "super", "varargs", "kwargs", "caller"}
+# Of Ansible's filters and tests these are known to give the same for the same. Others may read files, or the
+# clock, or chance.
+_ANSIBLE_FILTERS = """
+    b64decode b64encode basename bool checksum combinations combine comment dict2items difference dirname
+    extract flatten from_json from_yaml hash human_readable human_to_bytes intersect items2dict mandatory md5
+    path_join permutations product quote regex_escape regex_findall regex_replace regex_search sha1 split
+    splitext subelements symmetric_difference ternary to_json to_nice_json to_nice_yaml to_yaml type_debug
+    union unique zip zip_longest
+"""
+_ANSIBLE_TESTS = """
+    all any contains falsy issubset issuperset match nan regex search subset superset truthy version
+    version_compare
+"""
+_PURE_FILTERS = set(jinja2.filters.FILTERS) - {"random"} | set(_ANSIBLE_FILTERS.split())
+_PURE_TESTS = set(jinja2.tests.TESTS) | set(_ANSIBLE_TESTS.split())
 
 
 class RoleInputs:
@@ -117,12 +126,20 @@ def _references(value: Any) -> Iterator[str]:
 def _parsed(template: str) -> frozenset[str]:
     try:
         tree = _JINJA.parse(template)
-        names = jinja2.meta.find_undeclared_variables(tree)
     except jinja2.TemplateError:
         return frozenset({"lookup"})
-    used = {node.name for node in tree.find_all(jinja2.nodes.Filter)} & _UNKNOWABLE_FILTERS
-    used |= {node.name for node in tree.find_all(jinja2.nodes.Test)} & _UNKNOWABLE_TESTS
-    return frozenset(names | ({"lookup"} if used else set()))
+    filters = {_short(node.name) for node in tree.find_all(jinja2.nodes.Filter)}
+    tests = {_short(node.name) for node in tree.find_all(jinja2.nodes.Test)}
+    others = (jinja2.nodes.Include, jinja2.nodes.Import, jinja2.nodes.FromImport, jinja2.nodes.Extends)
+    pure = filters <= _PURE_FILTERS and tests <= _PURE_TESTS and not any(tree.find_all(others))
+    names = list(tree.find_all(jinja2.nodes.Name))
+    made = {node.name for node in names if node.ctx != "load"} | _LOCAL_TO_TEMPLATE
+    read = {node.name for node in names if node.ctx == "load"} - made
+    return frozenset(read if pure else read | {"lookup"})
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("ansible.builtin.")
 
 
 _JINJA = jinja2.Environment()  # noqa: S701 - nothing is rendered

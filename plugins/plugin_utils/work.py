@@ -28,7 +28,7 @@ class Work(NamedTuple):
         plays: role -> the hosts of its play; also `inspect`, for image archives, `absent`, where something is
             to be taken away, `receipt` and `verify`. After the nodes with work there is one more, where there
             is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's work
-            were done.
+            would be done.
     """
 
     why: dict[str, Why]

@@ -208,6 +208,46 @@ def test_without_a_receipt_every_role_looks(home: Path) -> None:
     assert set(receipt.to_do(receipt.read(str(home)), INPUTS, {}, None)) == set(INPUTS)
 
 
+def test_what_is_changed_while_other_roles_work_is_not_taken_for_right(
+    home: Path, watch: dict[str, Any]
+) -> None:
+    last = kept(watch, home)
+    (home / "nodes").write_text("stray", encoding="utf-8")
+    now = see(watch, Engine())
+    found = receipt.renewed(last, now, ["container"])
+    assert set(receipt.drift(found, now)) == {"my_ip"}
+    assert receipt.renewed({}, now, ["container"]) == now
+
+
+def test_what_one_sentence_implies_is_not_said_again(home: Path, watch: dict[str, Any]) -> None:
+    engine = Engine()
+    before = see(watch, engine)
+    engine.container["State"].update(Status="exited")
+    engine.container["NetworkSettings"]["Networks"]["ibnet"]["IPAddress"] = ""
+    (home / "ssh" / "id_ed25519").unlink()
+    (home / "ssh").rmdir()
+    assert receipt.drift(before, see(watch, engine))["container"] == [
+        f"{home}/ssh is missing",
+        "the container rdm is exited, not running",
+    ]
+
+
+def test_jobs_in_the_clusters_directory_are_not_looked_at(home: Path, watch: dict[str, Any]) -> None:
+    watch = {**watch, "job_directory": str(home / "jobs")}
+    (home / "jobs" / "gpt").mkdir(parents=True)
+    before = see(watch, Engine())
+    (home / "jobs" / "gpt" / "log").write_text("iteration 1", encoding="utf-8")
+    assert receipt.drift(before, see(watch, Engine())) == {}
+
+
+def test_a_receipt_of_other_types_is_none(home: Path, watch: dict[str, Any]) -> None:
+    odd: list[Any] = [[], {"container": []}]
+    for found in odd:
+        text = receipt.text(INPUTS, watch, found)
+        (home / receipt.FILE_NAME).write_text(text, encoding="utf-8")
+        assert receipt.read(str(home)) == {}
+
+
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", "{}", '{"inputs": {}, "found": {}, "watch": {"cluster": "rdm"}}']
 )

@@ -196,6 +196,43 @@ def test_a_folder_that_cannot_be_written_to_has_no_lock(tmp_path: Path) -> None:
     assert take(tmp_path, "x") is None
 
 
+def test_what_a_run_starts_shares_its_lock(tmp_path: Path) -> None:
+    file = take(tmp_path, "outer")
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import give_back, take\n"
+        "take(Path(sys.argv[2]), 'inner'); give_back(Path(sys.argv[2]))"
+    )
+    child = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:], check=True)"]
+    subprocess.run([*child, sys.executable, "-c", program, str(COLLECTIONS), str(tmp_path)], check=True)
+    assert file is not None
+    assert json.loads((tmp_path / ".rdm" / "lock").read_text())["what"] == "outer"
+    give_back(tmp_path)
+    assert_free(tmp_path)
+
+
+def test_another_users_folder_keeps_everybody_else_out(tmp_path: Path) -> None:
+    folder = cluster_lock.state_folder(tmp_path)
+    tmp_path.chmod(0o755)
+    if os.getuid():
+        folder.chmod(0)  # as if it were another's
+    child = os.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        if not os.getuid():
+            os.setuid(65534)
+        try:
+            take(Path(), "x")
+        except Busy as busy:
+            os._exit(0 if "belongs to another user" in str(busy) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    folder.chmod(0o700)
+    assert_free(tmp_path)
+
+
 def test_who_takes_the_lock_is_waited_for(tmp_path: Path) -> None:
     cluster_lock.state_folder(tmp_path)
     with cluster_lock.brief_lock(tmp_path / ".rdm" / "lock.taking", 1):

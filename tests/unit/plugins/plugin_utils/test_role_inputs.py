@@ -71,13 +71,38 @@ def test_what_a_template_refers_to_counts_however_far(inputs: RoleInputs) -> Non
         "{{ not_set_anywhere }}",
         "{{ 10 | random }}",
         "{{ 'x' is file }}",
+        "{{ 'x' is ansible.builtin.exists }}",
+        "{{ ('/x/*' | fileglob) if flag else [] }}",
+        "{% if flag %}{{ '%Y' | strftime }}{% endif %}",
+        "{% include 'x' %}",
+        "{{ 'x' | password_hash }}",
+        "{{ 1 | somebody.elses.filter }}",
         "{{ broken",
     ],
 )
 def test_what_cannot_be_known_beforehand_has_no_digest(inputs: RoleInputs, template: str) -> None:
-    assert digest(inputs, container_env={"A": template}) == ""
-    assert digest(inputs, container_env={"A": "{{ mine }}"}, mine=template) == ""
+    assert digest(inputs, container_env={"A": template}, flag=True) == ""
+    assert digest(inputs, container_env={"A": "{{ mine }}"}, mine=template, flag=True) == ""
     assert digest(inputs, "network", container_env={"A": template}) != ""
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ base | combine({'B': '1'}) }}",
+        "{{ (flag | bool) | ternary('a', 'b') }}",
+        "{{ base | ansible.builtin.to_json }}",
+        "{% for one in base %}{{ one }}{{ loop.index }}{% endfor %}",
+        "{% set mine = base %}{{ mine | default({}, true) }}",
+        "{{ 'x' if flag is defined and 'abc' is match('a') else 'y' }}",
+    ],
+)
+def test_what_gives_the_same_for_the_same_has_a_digest(inputs: RoleInputs, template: str) -> None:
+    def made(**variables: Any) -> str:
+        return digest(inputs, container_env=template, **variables)
+
+    assert made(base={"A": "1"}, flag="yes") == made(base={"A": "1"}, flag="yes") != ""
+    assert made(base={"A": "1"}, flag="yes") != made(base={"A": "2"}, flag="no")
 
 
 def test_variables_that_refer_to_each_other_end(inputs: RoleInputs) -> None:
