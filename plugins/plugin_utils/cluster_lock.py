@@ -122,8 +122,8 @@ def state_folder(home: Path) -> Path:
 def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
     """Take the lock of the cluster whose inventory lies in HOME, for WHAT; return the file that holds it.
 
-    What a dead run has left is ended first. What a run itself starts shares its lock. None where there can be no lock: the folder cannot be written to,
-    or its file system has no locks.
+    What a dead run has left is ended first. What a run itself starts shares its lock. None where there can be
+    no lock: the folder cannot be written to, or its file system has no locks.
 
     :raises Busy: another run holds it.
     """

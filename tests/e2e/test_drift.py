@@ -125,6 +125,18 @@ def test_a_receipt_is_only_for_its_owner_and_goes_with_the_cluster(right: Lab) -
     assert list(right.json("up")["work"]) == ["n3"]
 
 
+@pytest.mark.parametrize("part", ["hostfile", "my_ip"])
+def test_a_part_that_is_to_be_absent_is_taken_away_once_and_disturbs_no_other(right: Lab, part: str) -> None:
+    started = [right.container(node, "{{.State.StartedAt}}") for node in NODES]
+    absent = ("-e", f"{part}_state=absent")
+    assert changed(right.json("up", *absent)) == list(NODES)
+    assert not right.there("n2", "/etc/rdm/job/hostfile" if part == "hostfile" else "/etc/rdm/nodes")
+    again = right.json("up", *absent)
+    assert (changed(again), again["work"]) == ([], {})
+    assert [right.container(node, "{{.State.StartedAt}}") for node in NODES] == started
+    assert changed(right.json("up")) == list(NODES)
+
+
 def test_one_node_that_fails_leaves_the_others_work_done(right: Lab) -> None:
     right.on("n2", "sh", "-c", "rm -r /etc/rdm/nodes; mkdir /etc/rdm/nodes")
     right.on("n3", "rm", "/etc/rdm/job/hostfile")
