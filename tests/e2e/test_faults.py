@@ -33,7 +33,7 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     note = ["--extra-vars", "container_env={NOTE: of this run}"]
     lab.provisioned()
     run = lab.start("up", *note, ANSIBLE_TIMEOUT="5")
-    run.after("network")
+    run.after("preflight")
     lab.pull_the_plug("n3")
     said = run.end(expect=1)
     assert "1 node unreachable" in said
@@ -56,7 +56,7 @@ def test_the_control_process_is_killed_between_any_two_phases(lab: Lab) -> None:
 
 
 def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
-    run = lab.start("up")
+    run = lab.start("up", "--recheck")
     run.after("images")
     run.interrupt()
     said = run.end(expect=130)
@@ -141,7 +141,7 @@ def test_an_engine_restart_with_the_sriov_plugin(sriov: Lab) -> None:
 def test_down_takes_the_plugin_last_and_leaves_no_link(sriov: Lab) -> None:
     sriov.provisioned()
     result = sriov.json("down")
-    assert [phase["phase"] for phase in result["phases"]][:3] == ["container", "network", "sriov"]
+    assert [phase["phase"] for phase in result["phases"]][:4] == ["container", "receipt", "network", "sriov"]
     for node in TWO:
         assert sriov.on(node, "docker", "ps", "--all", "--quiet") == ""
         links = {line.split()[0].split("@")[0] for line in sriov.on(node, "ip", "-br", "link").splitlines()}
