@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,23 +87,41 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture
+def other_run(home: Path) -> Iterator[int]:
+    """Another run, which has the lock and did not start what takes it here; the process that leads it."""
+    hold = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from pathlib import Path\n"
+        "from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import take\n"
+        "take(Path(sys.argv[2]), 'rdm-provision up'); print('taken', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, str(COLLECTIONS), str(home)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "taken\n"
+    yield other.pid
+    other.communicate()
+
+
 @pytest.mark.parametrize("playbook", ["site", "clean", "train", "plan"])
-def test_a_cluster_that_another_run_changes_is_refused(home: Path, playbook: str) -> None:
-    cluster_lock.take(home, "rdm-provision up")
+def test_a_cluster_that_another_run_changes_is_refused(home: Path, playbook: str, other_run: int) -> None:
     done = run(home, playbook, "-e", "plan_write=true")
-    cluster_lock.give_back(home)
     assert done.returncode != 0
-    assert f"rdm-provision up (process {os.getpid()} of" in done.stderr
+    assert f"rdm-provision up (process {other_run} of" in done.stderr
     assert "is working on this cluster: wait for it to end" in " ".join(done.stderr.split())
     assert "TASK" not in done.stdout
     assert not (home / "address_plan.cfg").exists()
 
 
+@pytest.mark.usefixtures("other_run")
 def test_what_only_looks_goes_on_beside_it(home: Path) -> None:
-    cluster_lock.take(home, "rdm-provision up")
     done = run(home, "plan")
     checked = run(home, "plan", "--check", "-e", "plan_write=true")
-    cluster_lock.give_back(home)
     assert (done.returncode, checked.returncode) == (0, 0)
 
 
