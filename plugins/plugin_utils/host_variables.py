@@ -54,6 +54,7 @@ class HostVariables:
         self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
         self._raw = {host: {**self._hostvars.raw_get(host), **(play_vars or {})} for host in self.hosts}
         self._by_host = {host: HostVarsVars(raw, loader, host) for host, raw in self._raw.items()}
+        self._written: dict[str, Mapping[str, Any]] = {}
         self.written_defaults = dict(role_defaults())
         self._defaults = {
             name: value for name, value in self.written_defaults.items() if not _is_template(value)
@@ -65,7 +66,10 @@ class HostVariables:
 
     def written(self, host: str) -> Mapping[str, Any]:
         """Return a host's variables as they are written, templates and all, without what roles registered."""
-        return {name: value for name, value in self._raw[host].items() if name not in REGISTERED}
+        if host not in self._written:
+            raw = self._raw[host]
+            self._written[host] = {name: value for name, value in raw.items() if name not in REGISTERED}
+        return self._written[host]
 
     def evaluate(self, host: str, name: str) -> Any:
         """Return a variable's value; AnsibleError when it refers to something undefined."""

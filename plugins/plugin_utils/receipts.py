@@ -29,7 +29,7 @@ _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config
 def receipts(
     reader: HostVariables, plan: Mapping[str, Any], become: Mapping[str, bool], images: Mapping[str, bool]
 ) -> dict[str, dict[str, Any]]:
-    """Return for each node `inputs` (role -> digest, for the roles wanted there), `key_digests` and `watch`.
+    """Return for each node what its receipt compares, as documented in plugins/modules/plan.py.
 
     Args:
         reader: the variables.
