@@ -19,7 +19,7 @@ from rdm_provision.node_state import NodeState, node_state
 from rdm_provision.run import Run, RunSpec
 
 if TYPE_CHECKING:
-    from ansible_collections.rdm.provision.plugins.module_utils.address_plan import AddressPlan
+    from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 
 __all__ = ["Cluster", "CommandOutput", "Node", "NodeState", "PlanTable", "PlannedNode"]
 
@@ -200,7 +200,7 @@ class Cluster(JobVerbs):
     def _plan_file(self) -> AddressPlan | None:
         """Return the plan in the plan file, None also when that is broken: a run refuses it, and says why."""
         environment.make_importable()
-        from ansible_collections.rdm.provision.plugins.module_utils import address_plan
+        from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 
         file = self.home / PLAN_FILE
         try:

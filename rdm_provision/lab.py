@@ -15,7 +15,7 @@ from rdm_provision.errors import InputError, RdmError
 from rdm_provision.run import Run, RunSpec
 
 if TYPE_CHECKING:
-    from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import LabEngine
+    from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import LabEngine
 
 __all__ = ["DRIVERS", "Lab", "LabNode"]
 
@@ -71,7 +71,7 @@ class Lab:
 
     def __init__(self, name: str = DEFAULT_NAME, directory: str | Path | None = None) -> None:
         environment.make_importable()
-        from ansible_collections.rdm.provision.plugins.module_utils import lab_spec
+        from ansible_collections.rdm.provision.plugins.module_utils.lab import spec as lab_spec
 
         self._spec = lab_spec
         with self._input():
@@ -193,8 +193,8 @@ class Lab:
 
     @cached_property
     def _engine(self) -> LabEngine:
-        from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
-        from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import LabEngine
+        from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+        from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import LabEngine
 
         return LabEngine(DockerAPI(), self.name)
 
@@ -242,7 +242,7 @@ class Lab:
 
     @staticmethod
     def _ask_raw(question: Callable[[], _T]) -> _T:
-        from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerProblem
+        from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerProblem
 
         try:
             return question()

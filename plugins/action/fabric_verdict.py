@@ -7,9 +7,10 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.module_utils import fabric
-from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
+from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
+from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
 class ActionModule(ActionBase):
@@ -29,7 +30,7 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         try:
-            names = list(fabric.parse_nodes(options["nodes"]))
+            names = list(parse_nodes(options["nodes"]))
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
         measurements, waiting = {}, []

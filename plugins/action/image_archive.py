@@ -10,7 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.module_utils.image_archive import (
+from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import (
     ArchiveMissing,
     ArchiveProblem,
     cached_index,

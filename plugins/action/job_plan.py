@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.module_utils.job_plan import (
+from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     Node,
     Wanted,
     plan_job,
     verdict,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
-from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
-from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
 class ActionModule(ActionBase):

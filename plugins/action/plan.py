@@ -10,28 +10,15 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
-from ansible_collections.rdm.provision.plugins.module_utils import address_plan
-from ansible_collections.rdm.provision.plugins.module_utils.address_plan import AddressPlan
-from ansible_collections.rdm.provision.plugins.module_utils.cluster_plan import (
+from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import brief_lock, state_folder
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
     plan_cluster,
     plan_nodes,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.image_list import Images, check_images
-from ansible_collections.rdm.provision.plugins.module_utils.inventory import (
-    ACCELERATORS,
-    CLUSTER_OPTIONS,
-    CONNECTION_VARIABLES,
-)
-from ansible_collections.rdm.provision.plugins.module_utils.network_options import driver_options
-from ansible_collections.rdm.provision.plugins.module_utils.node_checks import NodePlan
-from ansible_collections.rdm.provision.plugins.module_utils.refusal import Problem, Refused
-from ansible_collections.rdm.provision.plugins.module_utils.role_variables import (
-    RoleVariables,
-    unknown_variables,
-)
-from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import brief_lock, state_folder
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     PLAN_FILE,
     REGISTERED,
@@ -39,7 +26,20 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
     HostVariables,
     role_options,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images, check_images
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
+    ACCELERATORS,
+    CLUSTER_OPTIONS,
+    CONNECTION_VARIABLES,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
+    RoleVariables,
+    unknown_variables,
+)
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 PLANNING_S = 60.0

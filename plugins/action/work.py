@@ -7,8 +7,8 @@ from typing import Any
 
 from ansible import context
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.module_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import decide
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.rdm.provision.plugins.module_utils import fabric, fabric_sample
+from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.plugin_utils import fabric_sample
 
 DOCUMENTATION = r"""
 name: fabric_peers
@@ -76,7 +77,7 @@ def fabric_peers(
     if int(peers) < 1:
         raise AnsibleFilterError(f"a node must measure at least 1 peer, not {peers}")
     try:
-        nodes = fabric.parse_nodes(dictionary)
+        nodes = parse_nodes(dictionary)
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
     if all_pairs or len(nodes) <= int(above) or node not in nodes:

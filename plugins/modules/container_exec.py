@@ -80,11 +80,11 @@ import re
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "cluster": {"type": "str", "required": True},

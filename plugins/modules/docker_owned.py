@@ -88,13 +88,13 @@ import time
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
     DockerError,
     DockerProblem,
     DockerUnavailable,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.ownership import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
     container_names,
     is_ours,
     label_filter,

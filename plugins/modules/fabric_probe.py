@@ -145,14 +145,14 @@ from typing import Any
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils import fabric_script
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
     DockerError,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.fabric import packed, parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.node import fabric_script
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import packed, parse_nodes
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "node": {"type": "str", "required": True},

@@ -171,13 +171,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
-    DockerAPI,
-    DockerError,
-    DockerProblem,
-)
-from ansible_collections.rdm.provision.plugins.module_utils.docker_state import image_dir, image_store
-from ansible_collections.rdm.provision.plugins.module_utils.image_archive import (
+from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import (
     ArchiveIndex,
     ArchiveMissing,
     ArchiveProblem,
@@ -195,6 +189,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.image_archive import
     spare_members,
     wanted_images,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import image_dir, image_store
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "path": {"type": "path", "required": True},

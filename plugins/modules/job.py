@@ -164,15 +164,15 @@ import re
 from typing import Any, Callable, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.job_agent import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import (
     Agent,
     BadConfiguration,
     NoAgent,
     find,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},

@@ -113,18 +113,18 @@ from typing import Any, Dict, Iterator, List, Mapping, Set
 
 import yaml
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils import lab_spec as spec
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab_engine import (
+from ansible_collections.rdm.provision.plugins.module_utils.lab import spec
+from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import (
     LabEngine,
     bounding_capabilities,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem
-from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer_build import sweep_builders
-from ansible_collections.rdm.provision.plugins.module_utils.lab_work import sweep
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import sweep_builders
+from ansible_collections.rdm.provision.plugins.module_utils.lab.work import sweep
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "required": True},

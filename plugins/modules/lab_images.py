@@ -109,19 +109,19 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe as recipe
-from ansible_collections.rdm.provision.plugins.module_utils import lab_trainer
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
     DockerError,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab_spec import LabProblem
-from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer_build import (
+from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
+from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import (
     install_layer,
     sweep_builders,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.lab_work import run, sweep, work_directory
+from ansible_collections.rdm.provision.plugins.module_utils.lab.work import run, sweep, work_directory
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},

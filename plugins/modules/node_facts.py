@@ -197,22 +197,22 @@ import platform
 from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils import (
-    docker_state,
-    host_state,
-    network_state,
-    receipt,
-    sysfs,
-)
-from ansible_collections.rdm.provision.plugins.module_utils.container_spec import container_spec
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import (
+from ansible_collections.rdm.provision.plugins.module_utils.engine import docker_state
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DEFAULT_SOCKET,
     DockerAPI,
     DockerForbidden,
     DockerProblem,
     DockerUnavailable,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.node import (
+    host_state,
+    network_state,
+    receipt,
+    sysfs,
+)
 
 DEFAULT_CONFIG_DIR = "/etc/rdm"
 

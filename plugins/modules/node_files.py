@@ -209,9 +209,9 @@ import tempfile
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.ssh_files import ssh_client_config
-from ansible_collections.rdm.provision.plugins.module_utils.text_blocks import (
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
+from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import (
     BlockError,
     drop_block,
     put_block,

@@ -77,9 +77,9 @@ import tempfile
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils import receipt
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.host_state import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "directory": {"type": "str", "required": True},

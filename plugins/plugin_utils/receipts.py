@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.module_utils.cluster_plan import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     SYSTEM_CONFIG_DIR,
     USER_CONFIG_DIR,
 )

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils import lab_trainer
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.image_archive import Image, index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.lab_trainer_build import BUILDER_LABEL
+from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import Image, index_archive
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
+from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import BUILDER_LABEL
 
 from tests.e2e.product import ROOT, Background, Lab, Product, changed, running_lab, wait_until
 

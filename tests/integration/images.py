@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 
 
 def busybox_rootfs(extra: dict[str, bytes] | None = None) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.fabric import unpacked
+from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import unpacked
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
 from tests.conftest import ROOT

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerError
 
 from tests.image_archives import MadeImage, digest, layer, oci_layout, saved
 from tests.integration.engine import Engine, private_engine

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils import lab_recipe
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe as lab_recipe
 from ansible_collections.rdm.provision.plugins.modules import lab as lab_module
 from ansible_collections.rdm.provision.plugins.modules import lab_images
 

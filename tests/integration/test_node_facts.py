@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils import host_state
+from ansible_collections.rdm.provision.plugins.module_utils.node import host_state
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 
 from tests.conftest import COLLECTIONS, ROOT

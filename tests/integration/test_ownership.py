@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.ownership import labels, last_words
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels, last_words
 from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned
 
 from tests.integration.engine import Engine

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils import fabric
+from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
 from hypothesis import given
 from hypothesis import strategies as st
 

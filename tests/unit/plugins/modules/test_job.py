@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.docker_api import DockerUnavailable, ExecResult
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+    DockerUnavailable,
+    ExecResult,
+)
 from ansible_collections.rdm.provision.plugins.modules import job
 
 from tests.unit.plugins.job_locks import running_job

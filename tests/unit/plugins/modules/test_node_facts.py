@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils import (
-    docker_state,
-    host_state,
-    network_state,
-    sysfs,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.engine import docker_state
+from ansible_collections.rdm.provision.plugins.module_utils.node import host_state, network_state, sysfs
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 
 from tests.fixtures.sysfs.build import build

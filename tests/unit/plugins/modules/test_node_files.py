@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.ssh_files import ssh_client_config
+from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
 from ansible_collections.rdm.provision.plugins.modules import node_files
 
 from tests.unit.plugins.modules.running import Failed, documented_options, run_module

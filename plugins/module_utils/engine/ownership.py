@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whose a container or a network is, and whether what runs in a container has come up.
+
+What a cluster makes on a node carries two labels. Whatever lacks them belongs to somebody else and is
+neither changed nor removed.
+"""
+
+from __future__ import annotations
+
+import calendar
+import http.client
+import json
+import re
+import socket
+import time
+from typing import Any, Iterable
+from urllib.parse import quote
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+
+LABEL_CLUSTER = "rdm.provision.cluster"
+LABEL_ROLE = "rdm.provision.role"
+
+# The frames in which the engine hands out what a container wrote: stream, three zeros, four bytes of length.
+_FRAME = re.compile("[\x00-\x02]\x00\x00\x00.{4}", re.DOTALL)
+_PLUGIN_TIMEOUT = 5.0  # seconds a plugin may take to answer
+
+
+def labels(cluster: str, role: str) -> dict[str, str]:
+    """Return the labels of what a cluster makes; role is container, network or plugin."""
+    return {LABEL_CLUSTER: cluster, LABEL_ROLE: role}
+
+
+def is_ours(found: dict[str, str] | None, cluster: str, role: str = "") -> bool:
+    """Return whether these labels are those of the cluster (and, where given, of the role)."""
+    found = found or {}
+    return found.get(LABEL_CLUSTER) == cluster and (not role or found.get(LABEL_ROLE) == role)
+
+
+def label_filter(cluster: str, role: str) -> list[str]:
+    """Return the engine's filter for what carries the labels."""
+    return ["{0}={1}".format(key, value) for key, value in labels(cluster, role).items()]
+
+
+def inspect(api: DockerAPI, kind: str, name: str) -> dict[str, Any] | None:
+    """Return what the engine knows of a container or network; None when there is none.
+
+    Args:
+        api: the engine.
+        kind: containers or networks.
+        name: name or id.
+    """
+    path = "/{0}/{1}".format(kind, quote(name, safe=""))
+    try:
+        found = api.get(path + "/json" if kind == "containers" else path)
+    except DockerError as error:
+        if error.status == 404:
+            return None
+        raise
+    # The engine also takes a part of an id for a name.
+    return found if name in (found["Name"].lstrip("/"), found["Id"]) else None
+
+
+def last_words(api: DockerAPI, container: dict[str, Any], lines: int = 200, ever: bool = False) -> str:
+    """Return the last lines that a container wrote, standard output and error as they came.
+
+    Returns nothing where the engine cannot read its logs (drivers such as none and syslog). What this start
+    wrote begins where the one before ended: on a busy machine a container has written before the engine
+    notes that it has started.
+
+    Args:
+        api: the engine.
+        container: as inspect() returns it.
+        lines: at most so many.
+        ever: also those from before its last start.
+    """
+    try:
+        raw = api.get(
+            "/containers/{0}/logs".format(container["Id"]),
+            stdout=True,
+            stderr=True,
+            tail=lines,
+            since=None if ever else _seconds(container["State"]["FinishedAt"]),
+        )
+    except DockerError:
+        return ""
+    return _FRAME.sub("", str(raw or ""))
+
+
+def up_for(container: dict[str, Any]) -> float:
+    """Return for how many seconds a running container has been up; 0 when it does not run."""
+    if not container["State"]["Running"]:
+        return 0.0
+    return max(0.0, time.time() - float(_seconds(container["State"]["StartedAt"])))
+
+
+def plugin_answers(path: str) -> str:
+    """Ask a network plugin whether it is one; return why not, or nothing when it answers well.
+
+    The question is the one that Docker asks: https://docs.docker.com/engine/extend/plugin_api/.
+
+    Args:
+        path: the plugin's unix socket.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_PLUGIN_TIMEOUT)
+    try:
+        connection.connect(path)
+        connection.sendall(
+            b"POST /Plugin.Activate HTTP/1.1\r\nHost: plugin\r\nConnection: close\r\n"
+            b"Accept: application/vnd.docker.plugins.v1.1+json\r\nContent-Length: 0\r\n\r\n"
+        )
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        implements = json.loads(response.read().decode("utf-8", "replace")).get("Implements") or []
+    except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
+        return "{0} does not answer: {1}".format(path, getattr(error, "strerror", None) or error)
+    finally:
+        connection.close()
+    if "NetworkDriver" not in implements:
+        return "{0} answers, but it is not a network driver's".format(path)
+    return ""
+
+
+def someone_listens(path: str) -> bool:
+    """Return whether anything takes connections at a unix socket."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_PLUGIN_TIMEOUT)
+    try:
+        connection.connect(path)
+    except OSError:
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def container_names(found: Iterable[dict[str, Any]]) -> list[str]:
+    """Return the names in the engine's list of containers, in order."""
+    return sorted(container["Names"][0].lstrip("/") for container in found)
+
+
+def _seconds(moment: str) -> str:
+    """Turn the engine's time (2026-01-02T03:04:05.678901234Z) into seconds since 1970, no digit lost."""
+    match = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?", moment)
+    if match is None or moment.startswith("0001"):
+        return "0"
+    whole = calendar.timegm(time.strptime(match.group(1), "%Y-%m-%dT%H:%M:%S"))
+    return "{0}{1}".format(whole, match.group(2) or "")

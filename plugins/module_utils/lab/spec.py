@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a lab consists of: names, container specifications, addresses and inventory. Pure decisions.
+
+Everything of a lab is an object of this machine's Docker Engine with one label, so that whoever may use the
+engine may make a lab, and a lab can be taken away completely at any moment by looking for the label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import re
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
+    CPU_ARCHIVE,
+    CPU_IMAGE,
+    SRIOV_ARCHIVE,
+    SRIOV_IMAGE,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer import TRAIN_IMAGE
+from ansible_collections.rdm.provision.plugins.module_utils.node.free_subnet import free_subnet
+
+LABEL = "rdm.provision.lab"
+DIRECTORY_LABEL = "rdm.provision.lab.directory"
+NODE_LABEL = "rdm.provision.lab.node"
+SPEC_LABEL = "rdm.provision.lab.spec"
+
+MAX_NODES = 100
+DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
+SUBNET_PREFIX = 24
+FIRST_HOST = 10  # node n1 has the 11th address of the management network
+
+IMAGES_AT = "/srv/rdm/images"
+KEYS_AT = "/srv/rdm/lab"
+FILES_AT = ".rdm/lab"  # below the inventory
+HOST_KEY = "ssh_host_ed25519_key"
+USER = "rdm"
+
+# In the order of their bits; linux/capability.h.
+# fmt: off
+CAPABILITIES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
+    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
+    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL",
+    "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ",
+    "PERFMON", "BPF", "CHECKPOINT_RESTORE",
+)
+# fmt: on
+
+
+class LabProblem(Exception):  # noqa: N818  # one sentence for the user
+    """Why a lab cannot be as asked; its text is one sentence."""
+
+
+class Capabilities(NamedTuple):
+    """What a lab node may be given.
+
+    :ivar names: as Docker calls them.
+    :ivar complete: nothing that this kernel knows is missing, so that --privileged works.
+    """
+
+    names: Tuple[str, ...]
+    complete: bool
+
+
+class NodeSpec(NamedTuple):
+    """One node of a lab: what is the same whenever it is asked for."""
+
+    lab: str
+    name: str
+    image: str
+    address: str
+    network: str
+    directory: str
+    archives: str
+    capabilities: Capabilities
+    cgroup_version: str
+
+
+# --- names ----------------------------------------------------------------------------------------------
+
+
+def checked_name(name: str) -> str:
+    """Return the lab's name.
+
+    Raises:
+        LabProblem: it cannot be part of host names and Docker's names.
+    """
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", name):
+        raise LabProblem(
+            f"{name!r} is no name for a lab: use up to 30 lower-case letters, digits and inner hyphens"
+        )
+    return name
+
+
+def checked_nodes(nodes: int) -> int:
+    """Return the number of nodes.
+
+    Raises:
+        LabProblem: there are none, or too many for one machine.
+    """
+    if not 1 <= nodes <= MAX_NODES:
+        raise LabProblem(f"a lab of {nodes} nodes cannot be made: give a number from 1 to {MAX_NODES}")
+    return nodes
+
+
+def node_names(count: int) -> List[str]:
+    """Return the names of the first `count` nodes."""
+    return [f"n{number}" for number in range(1, count + 1)]
+
+
+def port(node: str) -> str:
+    """Return the switch's port of a node."""
+    return f"port{node[1:]}"
+
+
+def object_name(lab: str, part: str = "") -> str:
+    """Return the name of a lab's container, volume or (without part) network."""
+    return f"rdm-lab-{lab}-{part}" if part else f"rdm-lab-{lab}"
+
+
+# --- addresses ------------------------------------------------------------------------------------------
+
+
+def management_subnet(routes: str, networks: Iterable[Mapping[str, Any]], refused: Iterable[str] = ()) -> str:
+    """Return a free subnet for the management network.
+
+    Args:
+        routes: the text of /proc/net/route.
+        networks: the engine's networks, as its API gives them.
+        refused: subnets that the engine has refused.
+
+    Raises:
+        LabProblem: there is none.
+    """
+    used: Set[str] = set(refused)
+    for line in routes.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) < 8 or int(fields[7], 16) == 0:  # the default route
+            continue
+        address = ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(fields[1]), "little"))
+        mask = ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(fields[7]), "little"))
+        used.add(str(ipaddress.IPv4Network(f"{address}/{mask}", strict=False)))
+    for network in networks:
+        for config in (network.get("IPAM") or {}).get("Config") or []:
+            if "." in config.get("Subnet", ""):
+                used.add(config["Subnet"])
+    found = free_subnet(used, SUBNET_PREFIX)
+    if found is None:
+        raise LabProblem("no private /24 network is free on this machine for the lab's management network")
+    return str(found)
+
+
+def node_address(subnet: str, node: str) -> str:
+    """Return the management address of a node."""
+    return str(ipaddress.IPv4Network(subnet)[FIRST_HOST + int(node[1:])])
+
+
+# --- containers -----------------------------------------------------------------------------------------
+
+
+def capabilities(status: str, last: int) -> Capabilities:
+    """Return what a node may be given.
+
+    Args:
+        status: the text of /proc/PID/status of a process that bounds the engine.
+        last: the number in /proc/sys/kernel/cap_last_cap.
+    """
+    match = re.search(r"^CapBnd:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    mask = int(match[1], 16) if match else 0
+    known = [name for bit, name in enumerate(CAPABILITIES) if bit <= last and mask >> bit & 1]
+    return Capabilities(tuple(known), complete=mask & (1 << last + 1) - 1 == (1 << last + 1) - 1)
+
+
+def labels(lab: str, **more: str) -> Dict[str, str]:
+    """Return the labels of a lab's object; `more` are further ones below the lab's label."""
+    return {LABEL: lab, **{f"{LABEL}.{key}": value for key, value in more.items()}}
+
+
+def network_body(lab: str, subnet: str, directory: str) -> Dict[str, Any]:
+    """Return what makes the management network."""
+    gateway = str(ipaddress.IPv4Network(subnet)[1])
+    return {
+        "Name": object_name(lab),
+        "Driver": "bridge",
+        "CheckDuplicate": True,
+        "IPAM": {"Config": [{"Subnet": subnet, "Gateway": gateway}]},
+        "Labels": labels(lab, directory=directory),
+    }
+
+
+def volume_body(lab: str, node: str) -> Dict[str, Any]:
+    """Return what makes the volume of a node's own engine."""
+    return {"Name": object_name(lab, node), "Labels": labels(lab, node=node)}
+
+
+def switch_body(lab: str, image: str) -> Dict[str, Any]:
+    """Return what makes the switch: it sees the processes of the nodes to reach their network namespaces."""
+    return _stamped(
+        {
+            "Image": image,
+            "Cmd": ["rdm-lab", "switch"],
+            "Hostname": "switch",
+            "Labels": labels(lab),
+            "HostConfig": {
+                "NetworkMode": "none",
+                "PidMode": "host",
+                "CapDrop": ["ALL"],
+                "CapAdd": ["NET_ADMIN"],
+                "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+            },
+        }
+    )
+
+
+def node_body(node: NodeSpec) -> Dict[str, Any]:
+    """Return what makes a node: a container that is as much of a host as this machine allows."""
+    binds = [
+        f"{object_name(node.lab, node.name)}:/var/lib/docker",
+        f"{node.archives}:{IMAGES_AT}:ro",
+        f"{node.directory}/{FILES_AT}/{node.name}:{KEYS_AT}:ro",
+    ]
+    host: Dict[str, Any] = {
+        "NetworkMode": node.network,
+        "Init": True,
+        "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},  # noqa: S108  # the node's own
+        "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+    }
+    if node.capabilities.complete:
+        host["Privileged"] = True
+    else:
+        host["CapAdd"] = list(node.capabilities.names)
+        host["SecurityOpt"] = ["seccomp=unconfined", "apparmor=unconfined", "label=disable"]
+        # What the docker command calls systempaths=unconfined.
+        host["MaskedPaths"] = []
+        host["ReadonlyPaths"] = []
+        host["DeviceCgroupRules"] = ["a *:* rwm"]
+    if node.cgroup_version == "1":
+        host["CgroupnsMode"] = "host"
+        binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
+    else:
+        host["CgroupnsMode"] = "private"
+    host["Binds"] = binds
+    return _stamped(
+        {
+            "Image": node.image,
+            "Cmd": ["rdm-lab", "init"],
+            "Hostname": node.name,
+            "StopSignal": "SIGTERM",
+            "Labels": labels(node.lab, node=node.name),
+            "HostConfig": host,
+            "NetworkingConfig": {
+                "EndpointsConfig": {
+                    # The nodes find each other by name, as hosts of a site do.
+                    node.network: {"IPAMConfig": {"IPv4Address": node.address}, "Aliases": [node.name]}
+                }
+            },
+        }
+    )
+
+
+def _stamped(body: Dict[str, Any]) -> Dict[str, Any]:
+    """Label a container with a digest of its specification, to see later whether it has changed."""
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+    return {**body, "Labels": {**body["Labels"], SPEC_LABEL: digest}}
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def inventory(
+    lab: str, addresses: Mapping[str, str], driver: str, control_path: str, train_archive: str = ""
+) -> Dict[str, Any]:
+    """Return the inventory of a lab.
+
+    Args:
+        lab: its name.
+        addresses: node -> management address; the first one is the master.
+        driver: of the container network.
+        control_path: the directory of ssh's shared connections.
+        train_archive: of the training image, which the containers run then; empty for the CPU image.
+    """
+    image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
+    master, *workers = addresses
+    hosts = {node: {"ansible_host": address} for node, address in addresses.items()}
+    images: List[Dict[str, Any]] = [_archive(image, archive)]
+    variables: Dict[str, Any] = {
+        "ansible_user": USER,
+        "ansible_ssh_private_key_file": "{{ inventory_dir }}/" + f"{FILES_AT}/id_ed25519",
+        "ansible_ssh_common_args": (
+            "-o 'UserKnownHostsFile=\"{{ inventory_dir }}/" + FILES_AT + "/known_hosts\"' "
+            "-o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
+        ),
+        "ansible_control_path_dir": control_path,
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "rdm_cluster": lab,
+        "rdm_accelerator": "cpu",
+        "rdm_slots": 2,
+        "network_driver": driver,
+        "network_parent": "ib0",
+        "container_image": image,
+        "container_memlock_required": False,
+    }
+    if driver == "sriov":
+        images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
+        variables.update(
+            {"sriov_image": SRIOV_IMAGE, "sriov_privileged": False, "sriov_capabilities": ["NET_ADMIN"]}
+        )
+    variables["images_list"] = images
+    # Not under `all`: that would give the control machine, too, the nodes' user and key.
+    return {
+        "cluster": {
+            "children": {
+                "master": {"hosts": {master: hosts[master]}},
+                "workers": {"hosts": {node: hosts[node] for node in workers}},
+            },
+            "vars": variables,
+        }
+    }
+
+
+def _archive(name: str, file: str) -> Dict[str, Any]:
+    return {"name": name, "source": "archive", "path": f"{IMAGES_AT}/{file}", "remote_src": True}
+
+
+def known_hosts(addresses: Mapping[str, str], keys: Mapping[str, str]) -> str:
+    """Return the known_hosts file: node -> address and node -> public host key."""
+    return "".join(f"{addresses[node]},{node} {' '.join(keys[node].split()[:2])}\n" for node in addresses)
+
+
+def ssh_config(addresses: Mapping[str, str], directory: str) -> str:
+    """Return a configuration with which `ssh -F FILE n1` works, also for people."""
+    files = f"{directory}/{FILES_AT}"
+    lines = [f"Host {node}\n  HostName {address}\n" for node, address in addresses.items()]
+    return "".join(lines) + (
+        f"Host *\n  User {USER}\n"
+        f'  IdentityFile "{files}/id_ed25519"\n'
+        "  IdentitiesOnly yes\n"
+        f'  UserKnownHostsFile "{files}/known_hosts"\n'
+        "  GlobalKnownHostsFile /dev/null\n"
+        "  StrictHostKeyChecking yes\n"
+        "  BatchMode yes\n"
+    )
+
+
+# --- what is to be done ---------------------------------------------------------------------------------
+
+
+def stale(found: Optional[Mapping[str, Any]], body: Mapping[str, Any]) -> bool:
+    """Whether a container that exists was made from another specification.
+
+    Args:
+        found: the container as /containers/json lists it, or None.
+        body: what would make it now.
+    """
+    return found is not None and (found.get("Labels") or {}).get(SPEC_LABEL) != body["Labels"][SPEC_LABEL]

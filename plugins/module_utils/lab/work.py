@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Programs and working directories of a build that leave nothing behind when they are interrupted."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import glob
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator, List
+
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+
+WORK_PREFIX = "rdm-provision-lab."
+PR_SET_PDEATHSIG = 1
+
+
+@contextmanager
+def work_directory() -> Iterator[Path]:
+    """A directory for the time of a build; those that interrupted builds left behind are removed first."""
+    sweep()
+    work = Path(tempfile.mkdtemp(prefix=WORK_PREFIX))
+    # Without root, mmdebstrap works as another user id and must be able to pass through.
+    work.chmod(0o711)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield work
+        finally:
+            remove_tree(work)
+
+
+def sweep() -> None:
+    """Remove the working directories of builds that were killed."""
+    for name in glob.glob(os.path.join(tempfile.gettempdir(), WORK_PREFIX + "*")):
+        work = Path(name)
+        if work.is_symlink() or work.stat().st_uid != os.geteuid():
+            continue
+        try:
+            with (work / "lock").open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(work)
+        except BlockingIOError:
+            continue
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory, also where mmdebstrap left files of a mapped user."""
+    try:
+        shutil.rmtree(str(path))
+    except PermissionError:
+        run(["mmdebstrap", "--unshare-helper", "rm", "-rf", str(path)])
+        shutil.rmtree(str(path), ignore_errors=True)
+
+
+def run(argv: List[str], **env: str) -> None:
+    """Run a program that ends when this process does; its last words are the problem when it fails."""
+
+    def die_with_parent() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(os.environ, LC_ALL="C.UTF-8", DEBIAN_FRONTEND="noninteractive", **env),
+        preexec_fn=die_with_parent,
+        check=False,
+        universal_newlines=True,
+    )
+    if done.returncode:
+        raise LabProblem("{0} failed: {1}".format(argv[0], done.stdout.strip()[-800:]))

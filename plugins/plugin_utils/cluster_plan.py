@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The plan for a whole cluster: from the inventory alone, then from what the nodes report.
+
+Both steps refuse with all problems of all nodes at once, and neither changes anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
+from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
+    collisions,
+    public_space_warning,
+    ssh_address_problems,
+    subnet_problems,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
+    NodePlan,
+    check_node,
+    config_dir_problems,
+    container_seen,
+    ended_by_plan,
+    network_differences,
+    network_present,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
+    Problem,
+    Refused,
+    rehearsal,
+    sentences,
+)
+
+SYSTEM_CONFIG_DIR = "/etc/rdm"
+USER_CONFIG_DIR = ".rdm"
+
+
+class ClusterPlan(NamedTuple):
+    """What the inventory alone decides.
+
+    :ivar inventory: the cluster as the user described it.
+    :ivar addresses: the address plan.
+    :ivar warnings: sentences about what is not as it should be but refuses nothing.
+    """
+
+    inventory: Inventory
+    addresses: AddressPlan
+    warnings: List[str]
+
+
+def plan_cluster(
+    masters: Sequence[str],
+    workers: Sequence[str],
+    variables: Mapping[str, Mapping[str, Any]],
+    previous: Optional[AddressPlan] = None,
+    replace_network: bool = False,
+    problems: Sequence[Problem] = (),
+) -> ClusterPlan:
+    """Plan from the inventory, without asking a node.
+
+    :param masters: the hosts of group `master`.
+    :param workers: the hosts of group `workers`.
+    :param variables: for each host its cluster-wide and connection variables, evaluated.
+    :param previous: the address plan before, or None.
+    :param replace_network: the user agrees to make the network anew on every node.
+    :param problems: what the caller already found wrong with the inventory.
+    :raises Refused: with every problem of every node.
+    """
+    inventory = check_inventory(masters, workers, variables)
+    found = [*problems, *inventory.problems]
+    addresses: Optional[AddressPlan] = None
+    if inventory.nodes:
+        try:
+            addresses = make_plan(
+                list(inventory.nodes),
+                subnet=inventory.subnet,
+                gateway=inventory.gateway,
+                previous=previous,
+                pins=inventory.pins,
+                replace_network=replace_network,
+            )
+        except Refused as refused:
+            found += refused.problems
+        else:
+            found += subnet_problems(addresses.subnet)
+            found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
+    if found or addresses is None:
+        raise Refused(found)
+    warning = public_space_warning(addresses.subnet)
+    return ClusterPlan(inventory, addresses, [warning] if warning else [])
+
+
+class NodesPlan(NamedTuple):
+    """What the nodes' own state adds to the plan.
+
+    :ivar nodes: node name -> what the roles need to know about it; only nodes with facts.
+    :ivar warnings: sentences about what is not as it should be but refuses nothing.
+    """
+
+    nodes: Dict[str, Dict[str, Any]]
+    warnings: List[str]
+
+
+def plan_nodes(
+    plan: ClusterPlan,
+    wants: Mapping[str, NodePlan],
+    facts: Mapping[str, Mapping[str, Any]],
+    changes: bool = True,
+) -> NodesPlan:
+    """Check the plan against what the nodes report, and decide what their containers get.
+
+    :param plan: what the inventory decided.
+    :param wants: what the cluster wants of each node that has facts.
+    :param facts: node name -> what `node_facts` found there.
+    :param changes: whether the nodes are changed afterwards; if not, no job has to be spared.
+    :raises Refused: with every problem of every node.
+    """
+    problems = collisions(
+        plan.addresses.subnet,
+        facts,
+        {node: want.network_name for node, want in wants.items()},
+        plan.inventory.cluster,
+        plan.inventory.ssh_addresses.values(),
+    )
+    ended = ended_jobs({node: ended_by_plan(wants[node], found) for node, found in facts.items()})
+    if changes:
+        problems += ended
+    warnings: List[Problem] = []
+    nodes: Dict[str, Dict[str, Any]] = {}
+    for node, found in facts.items():
+        want = wants[node]
+        findings = check_node(want, found)
+        problems += findings.problems
+        config_dir = _config_dir(plan.inventory, node, found)
+        problems += config_dir_problems(want, config_dir, found)
+        warnings += findings.warnings
+        nodes[node] = {
+            "config_dir": config_dir,
+            "container": container_spec(found, want.accelerator)._asdict(),
+            "network_present": network_present(want, found),
+            "network_differences": network_differences(want, found),
+            "shells": dict(found.get("shells") or {}),
+            "seen": container_seen(want, found),
+        }
+    if problems:
+        order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
+        raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
+    return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+
+
+def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> str:
+    """Return the directory on the node that the cluster's files go to."""
+    mine = inventory.nodes[node]
+    if mine.config_dir:
+        return mine.config_dir
+    return SYSTEM_CONFIG_DIR if mine.become else f"{facts['user']['home'].rstrip('/')}/{USER_CONFIG_DIR}"

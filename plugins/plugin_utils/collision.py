@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Does the container network's subnet collide with anything that a node already uses?
+
+The engine itself refuses only an overlap with its own networks; an interface or a route with the
+same range silently sends traffic the wrong way. So the subnet is compared with every address,
+route, Docker network and address pool that the nodes report, and with the addresses ssh uses.
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.node.free_subnet import free_subnet, ipv4_network
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
+
+PRIVATE = tuple(map(IPv4Network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")))
+SPECIAL = {
+    IPv4Network("0.0.0.0/8"): "the range of 'this network'",
+    IPv4Network("127.0.0.0/8"): "the loopback range",
+    IPv4Network("169.254.0.0/16"): "the link-local range",
+    IPv4Network("224.0.0.0/4"): "the multicast range",
+    IPv4Network("240.0.0.0/4"): "a reserved range",
+}
+# Routes for the whole internet, alone or as the two halves that VPN clients install.
+EVERYWHERE = {"default", "0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"}
+
+
+class Use(NamedTuple):
+    """A range that a node uses.
+
+    :ivar network: the range.
+    :ivar what: how to name it to a person, such as `interface ib0 (10.0.0.1/24)`.
+    """
+
+    network: IPv4Network
+    what: str
+
+
+def subnet_problems(subnet: IPv4Network) -> List[Problem]:
+    """Return what is wrong with the subnet on any node: loopback, multicast and the like."""
+    return [
+        Problem(None, str(subnet), f"overlaps {what} {special}", _remedy([special], subnet.prefixlen))
+        for special, what in SPECIAL.items()
+        if subnet.overlaps(special)
+    ]
+
+
+def public_space_warning(subnet: IPv4Network) -> Optional[str]:
+    """Return a warning when the subnet is not private space, else None."""
+    if any(subnet.subnet_of(private) for private in PRIVATE):
+        return None
+    return (
+        f"The subnet {subnet} is not private address space (RFC 1918): nodes and containers cannot reach "
+        f"the hosts on the internet that own it. A private one would be {free_subnet([], subnet.prefixlen)} "
+        "(rdm_subnet)."
+    )
+
+
+def ssh_address_problems(subnet: IPv4Network, addresses: Mapping[str, str]) -> List[Problem]:
+    """Return a problem for each node that is reached by ssh at an address inside the subnet.
+
+    :param addresses: node name -> its `ansible_host`; names of hosts are not looked up.
+    """
+    literals = {node: at for node, at in addresses.items() if ipv4_network(at) is not None}
+    remedy = _remedy([*literals.values(), subnet], subnet.prefixlen)
+    return [
+        Problem(node, f"ansible_host {at}", f"lies in the container network's subnet {subnet}", remedy)
+        for node, at in literals.items()
+        if subnet.overlaps(ipv4_network(at) or subnet)
+    ]
+
+
+def collisions(
+    subnet: IPv4Network,
+    facts: Mapping[str, Mapping[str, Any]],
+    network_names: Mapping[str, str],
+    cluster: str,
+    ssh_addresses: Iterable[str] = (),
+) -> List[Problem]:
+    """Return one problem for each node on which the subnet is already in use.
+
+    :param facts: node name -> what `node_facts` found there.
+    :param network_names: node name -> the name of the cluster's own network there.
+    :param cluster: the cluster's name, the value of our label.
+    :param ssh_addresses: `ansible_host` of every node, kept out of the subnet that is proposed.
+    """
+    used: Set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
+    hits: Dict[str, List[str]] = {}
+    for node, found in facts.items():
+        uses = list(_uses(found, _own_networks(found, network_names[node], cluster, subnet)))
+        used.update(use.network for use in uses)
+        what = [use.what for use in uses if use.network.overlaps(subnet)]
+        if what:
+            hits[node] = what
+    if not hits:
+        return []
+    remedy = _remedy([*used, subnet], subnet.prefixlen)
+    return [Problem(node, str(subnet), "overlaps " + ", ".join(what), remedy) for node, what in hits.items()]
+
+
+def subnets_of(network: Mapping[str, Any]) -> List[IPv4Network]:
+    """Return the IPv4 subnets of a Docker network."""
+    found = (ipv4_network(one.get("subnet", "")) for one in network.get("subnets") or [])
+    return [subnet for subnet in found if subnet is not None]
+
+
+# --- what a node uses --------------------------------------------------------------------------------
+
+
+def _own_networks(
+    facts: Mapping[str, Any], name: str, cluster: str, subnet: IPv4Network
+) -> List[Mapping[str, Any]]:
+    networks: List[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
+    return [
+        network
+        for network in networks
+        if is_ours(network.get("labels"), cluster)
+        or (network["name"] == name and subnet in subnets_of(network))
+    ]
+
+
+def _uses(facts: Mapping[str, Any], own: List[Mapping[str, Any]]) -> Iterator[Use]:
+    """Yield every range that a node uses, apart from its `own` networks.
+
+    A range that shows more than once (a Docker network, its bridge, the bridge's route) is named once.
+    """
+    docker = facts.get("docker") or {}
+    # interface -> the ranges on it that are named already, or need not be
+    explained: Dict[str, List[IPv4Network]] = {
+        interface: subnets_of(network) for network in own for interface in _interfaces_of(network)
+    }
+    for network in docker.get("networks") or []:
+        if network in own:
+            continue
+        subnets = subnets_of(network)
+        if subnets:
+            explained.update((interface, subnets) for interface in _interfaces_of(network))
+        for subnet in subnets:
+            yield Use(subnet, f"Docker network {network['name']} ({subnet})")
+    for pool in docker.get("default_address_pools") or []:
+        base = ipv4_network(pool.get("base", ""))
+        if base is not None:
+            yield Use(base, f"the Docker daemon's address pool {base}")
+    for interface in facts.get("interfaces") or []:
+        if interface["name"] in explained:
+            continue
+        named: List[IPv4Network] = []
+        for address in interface.get("addresses") or []:
+            found = ipv4_network(address)
+            if found is not None:
+                yield Use(found, f"interface {interface['name']} ({address})")
+                named.append(found)
+        explained[interface["name"]] = named
+    for route in facts.get("routes") or []:
+        found = None if route["destination"] in EVERYWHERE else ipv4_network(route["destination"])
+        if found is None:
+            continue
+        ranges = [] if route.get("gateway") else explained.get(route.get("interface", ""), [])
+        of_own = any(route.get("interface") in _interfaces_of(network) for network in own)
+        if of_own or any(found.subnet_of(one) for one in ranges):
+            continue
+        way = f" via {route['gateway']}" if route.get("gateway") else ""
+        device = f" on {route['interface']}" if route.get("interface") else ""
+        yield Use(found, f"route {found}{way}{device} (table {route.get('table') or 'main'})")
+    for end, address in (facts.get("ssh") or {}).items():
+        found = ipv4_network(address)
+        if found is not None:
+            yield Use(found, f"the address {address} of the ssh {end}")
+
+
+def _interfaces_of(network: Mapping[str, Any]) -> Tuple[str, ...]:
+    """Return the names that the engine gives the interfaces of a network on the node."""
+    short = str(network.get("id", ""))[:12]
+    named = (network.get("options") or {}).get("com.docker.network.bridge.name")
+    return (*([named] if named else []), *(f"{kind}-{short}" for kind in ("br", "dm", "di")))
+
+
+def _remedy(used: Iterable[Union[IPv4Network, str]], prefixlen: int) -> str:
+    free = free_subnet(used, prefixlen)
+    example = f", for example {free}" if free is not None else ""
+    return f"choose another subnet with rdm_subnet{example}"

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the user wrote: the cluster's variables, checked for all nodes at once.
+
+The values come from the inventory as Ansible resolved them; nothing here asks a node.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+
+ACCELERATORS = ("rocm", "cuda", "cpu")
+
+CLUSTER_OPTIONS: Dict[str, Dict[str, Any]] = {
+    "rdm_cluster": {"type": "str", "default": "rdm"},
+    "rdm_accelerator": {"type": "str", "required": True, "choices": list(ACCELERATORS)},
+    "rdm_subnet": {"type": "str", "default": ""},
+    "rdm_gateway": {"type": "str", "default": ""},
+    "rdm_slots": {"type": "int", "default": 8},
+    "rdm_become": {"type": "bool", "default": True},
+    "rdm_config_dir": {"type": "str", "default": ""},
+    "my_ip": {"type": "str", "required": False},
+}
+# Ansible's own variables that say how a host is reached.
+CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection")
+# Variables that make no sense when nodes disagree about them.
+SHARED = ("rdm_cluster", "rdm_subnet", "rdm_gateway")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_CONFIG_DIR = re.compile(r"/[^\0-\x1f:]*[^\0-\x1f:/]")
+_OVER_SSH = {"ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh"}
+
+
+class Host(NamedTuple):
+    """One host of the inventory.
+
+    :ivar name: its inventory name.
+    :ivar variables: those of CLUSTER_OPTIONS and of Ansible's own connection variables that are set.
+    """
+
+    name: str
+    variables: Mapping[str, Any]
+
+    @property
+    def address(self) -> str:
+        """Where ssh goes."""
+        return str(self.variables.get("ansible_host") or self.name)
+
+    @property
+    def over_ssh(self) -> bool:
+        """Whether the host is reached by ssh at all."""
+        return str(self.variables.get("ansible_connection") or "ssh") in _OVER_SSH
+
+
+class Node(NamedTuple):
+    """The cluster-wide variables of one node, checked."""
+
+    accelerator: str
+    slots: int
+    become: bool
+    config_dir: str
+
+
+class Inventory(NamedTuple):
+    """The cluster as the user described it.
+
+    :ivar cluster: its name.
+    :ivar subnet: the user's subnet, or empty.
+    :ivar gateway: the user's gateway, or empty.
+    :ivar nodes: node name -> its variables, the master first.
+    :ivar pins: node name -> `my_ip`.
+    :ivar ssh_addresses: node name -> `ansible_host` (or its name) of the nodes reached by ssh.
+    :ivar problems: what is wrong; values at fault are replaced by the defaults.
+    """
+
+    cluster: str
+    subnet: str
+    gateway: str
+    nodes: Dict[str, Node]
+    pins: Dict[str, str]
+    ssh_addresses: Dict[str, str]
+    problems: List[Problem]
+
+
+def check_inventory(
+    masters: Sequence[str], workers: Sequence[str], variables: Mapping[str, Mapping[str, Any]]
+) -> Inventory:
+    """Return the cluster and everything that is wrong with its inventory.
+
+    :param masters: the hosts of group `master`.
+    :param workers: the hosts of group `workers`.
+    :param variables: for each of these hosts the variables that are set, evaluated: those of
+        CLUSTER_OPTIONS and CONNECTION_VARIABLES count.
+    """
+    hosts = {name: Host(name, variables[name]) for name in (*masters, *workers)}
+    order = list(dict.fromkeys([*masters, *workers]))
+    problems = _check_groups(masters, workers)
+    problems += _check_names(order)
+    problems += _check_duplicates([hosts[name] for name in order])
+    shared = {option: _shared(option, [hosts[name] for name in order], problems) for option in SHARED}
+    if not _CLUSTER.fullmatch(shared["rdm_cluster"]):
+        remedy = "use small letters, digits, '_', '.' and '-', beginning with a letter or digit"
+        problems.append(
+            Problem(None, f"rdm_cluster {shared['rdm_cluster']!r}", "is not a cluster name", remedy)
+        )
+    return Inventory(
+        cluster=shared["rdm_cluster"],
+        subnet=shared["rdm_subnet"],
+        gateway=shared["rdm_gateway"],
+        nodes={name: _check_node(hosts[name], problems) for name in order},
+        pins={
+            name: str(hosts[name].variables["my_ip"])
+            for name in order
+            if hosts[name].variables.get("my_ip") not in (None, "")
+        },
+        ssh_addresses={name: hosts[name].address for name in order if hosts[name].over_ssh},
+        problems=problems,
+    )
+
+
+# --- the checks --------------------------------------------------------------------------------------
+
+
+def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> List[Problem]:
+    both = [name for name in masters if name in set(workers)]
+    problems = [
+        Problem(name, "", "is in both groups, master and workers", "leave it in one of them") for name in both
+    ]
+    if not masters and not workers:
+        what = "is empty: there is no host in the groups master and workers"
+        problems.append(
+            Problem(None, "the cluster", what, "put one host into master and the others into workers")
+        )
+    elif not masters:
+        remedy = f"move one host there from workers, for example {workers[0]}"
+        problems.append(Problem(None, "the group master", "has no host", remedy))
+    elif len(masters) > 1:
+        what = f"has {len(masters)} hosts ({names(masters)})"
+        problems.append(
+            Problem(None, "the group master", what, "leave one there and move the others to workers")
+        )
+    return problems
+
+
+def _check_names(order: Sequence[str]) -> List[Problem]:
+    remedy = "use letters, digits, '.', '_' and '-', beginning with a letter or digit, and set ansible_host"
+    return [
+        Problem(
+            None, f"the host name {name!r}", "has characters that are not safe in files and commands", remedy
+        )
+        for name in order
+        if not _NAME.fullmatch(name)
+    ]
+
+
+def _check_duplicates(hosts: Sequence[Host]) -> List[Problem]:
+    users: Dict[str, str] = {}
+    problems = []
+    for host in hosts:
+        if not host.over_ssh:
+            continue
+        where = f"{host.address.lower()}:{host.variables.get('ansible_port') or 22}"
+        if where in users:
+            remedy = "list each node once"
+            problems.append(Problem(host.name, where, f"is the same host as {users[where]}", remedy))
+        users.setdefault(where, host.name)
+    return problems
+
+
+def _shared(option: str, hosts: Sequence[Host], problems: List[Problem]) -> str:
+    """Return the value that all hosts agree on, or the most frequent one and a problem."""
+    default = CLUSTER_OPTIONS[option]["default"]
+    values: Dict[str, List[str]] = {}
+    for host in hosts:
+        value = host.variables.get(option)
+        values.setdefault(str(default if value is None else value), []).append(host.name)
+    if len(values) > 1:
+        said = "; ".join(f"{value!r} on {names(who, 3)}" for value, who in values.items())
+        remedy = "set it once, under all: vars:"
+        problems.append(Problem(None, option, f"differs between nodes: {said}", remedy))
+    return max(values, key=lambda value: len(values[value])) if values else str(default)
+
+
+def _check_node(host: Host, problems: List[Problem]) -> Node:
+    """Return the node's variables, and add what is wrong with them to `problems`."""
+
+    def reject(option: str, value: Any, reason: str, remedy: str) -> None:
+        problems.append(Problem(host.name, f"{option} {value!r}", reason, remedy))
+
+    accelerator = host.variables.get("rdm_accelerator")
+    if accelerator is None:
+        problems.append(Problem(host.name, "rdm_accelerator", "is not set", "set it to rocm, cuda or cpu"))
+    elif accelerator not in ACCELERATORS:
+        reject("rdm_accelerator", accelerator, "is not an accelerator", "choose rocm, cuda or cpu")
+
+    slots = _positive(host.variables.get("rdm_slots", CLUSTER_OPTIONS["rdm_slots"]["default"]))
+    if slots is None:
+        remedy = "set the number of processes (GPUs) per node, 1 or more"
+        reject("rdm_slots", host.variables.get("rdm_slots"), "is not a number of processes", remedy)
+
+    become = host.variables.get("rdm_become", True)
+    try:
+        become = boolean(become)
+    except TypeError:
+        reject("rdm_become", become, "is neither true nor false", "set it to true or false")
+
+    config_dir = str(host.variables.get("rdm_config_dir") or "")
+    if config_dir and not _CONFIG_DIR.fullmatch(config_dir):
+        remedy = "give an absolute path such as /etc/rdm, without ':' and line breaks"
+        reject("rdm_config_dir", config_dir, "is not a usable directory", remedy)
+
+    return Node(
+        accelerator=str(accelerator) if accelerator in ACCELERATORS else "cpu",
+        slots=slots or 1,
+        become=bool(become),
+        config_dir=config_dir,
+    )
+
+
+def _positive(value: Any) -> Optional[int]:
+    if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
+        return None
+    return int(value) or None

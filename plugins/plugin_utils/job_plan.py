@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a training job is to be, decided on the controller from the inventory and the job's configuration.
+
+The configuration itself is checked in the container, where its program is. Here only those keys are read that
+say which nodes take part and what the job is called.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+
+import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+
+LAUNCHERS = ("no_ssh", "deepspeed", "torchrun", "mpirun")
+JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
+_CORRECT = "correct the configuration"
+
+
+class Node(NamedTuple):
+    """One node of a job.
+
+    :ivar name: its name in the inventory.
+    :ivar address: its MY_IP.
+    :ivar slots: how many processes it may run.
+    """
+
+    name: str
+    address: str
+    slots: int
+
+
+class Wanted(NamedTuple):
+    """What the user asked for.
+
+    :ivar text: the configuration, YAML; empty when a job goes on.
+    :ivar source: where it came from, for messages.
+    :ivar overrides: `key.sub=value`, the last one counts.
+    :ivar name: the job's name; empty means one made of the configuration's and the time.
+    :ivar resume: name of the job that is to go on; empty for a new one.
+    """
+
+    text: str
+    source: str
+    overrides: Sequence[str] = ()
+    name: str = ""
+    resume: str = ""
+
+
+class JobPlan(NamedTuple):
+    """A job that can be asked for on the nodes.
+
+    :ivar name: the job's name, the same on every node.
+    :ivar resume: whether it goes on from what is there under that name.
+    :ivar config: the configuration, YAML; empty when it is what the job has.
+    :ivar overrides: `key.sub=value`.
+    :ivar nodes: those that take part; rank 0 is on the first.
+    """
+
+    name: str
+    resume: bool
+    config: str
+    overrides: List[str]
+    nodes: List[Node]
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Return the plan as plain data."""
+        return dict(self._asdict(), nodes=[node._asdict() for node in self.nodes], master=self.nodes[0].name)
+
+
+def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: float) -> JobPlan:
+    """Return what the job is to be.
+
+    Args:
+        wanted: what the user asked for.
+        nodes: the cluster's, by rank.
+        in_run: names of the nodes that the run is limited to.
+        now: seconds since 1970, for the job's name.
+
+    Raises:
+        Refused: something cannot be; with every problem.
+    """
+    problems: List[Problem] = []
+    config = _config(wanted, problems)
+    for override in wanted.overrides:
+        if not re.match(r"[A-Za-z_][\w.]*=", override):
+            problems.append(Problem(None, repr(override), "is no override", "write key.sub=value"))
+    launcher = config.get("launcher") or {}
+    kind = _chosen("launcher.kind", launcher, wanted.overrides)
+    if kind is not None and kind not in LAUNCHERS:
+        close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
+        remedy = "did you mean {0}?".format(close[0]) if close else "use one of " + ", ".join(LAUNCHERS)
+        problems.append(Problem(None, "launcher.kind {0}".format(kind), "is not known", remedy))
+    chosen = set(in_run)
+    taking_part = [node for node in nodes if node.name in chosen]
+    count = _chosen("launcher.nodes", launcher, wanted.overrides)
+    if count is not None:
+        what = "launcher.nodes {0}".format(count)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            problems.append(Problem(None, what, "is no number of nodes", "give 1 or more"))
+        elif count > len(taking_part):
+            reason = "is more than the {0} nodes of this run".format(len(taking_part))
+            problems.append(Problem(None, what, reason, "give fewer, or add nodes to the inventory"))
+        else:
+            taking_part = taking_part[:count]
+    name = wanted.resume or wanted.name or _new_name(config, wanted.source, now)
+    if not JOB_NAME.fullmatch(name):
+        reason = "is no name for a job"
+        remedy = "use lower-case letters, digits, '-', '_' and '.', and begin with a letter or digit"
+        problems.append(Problem(None, repr(name), reason, remedy))
+    if problems:
+        raise Refused(problems)
+    return JobPlan(name, bool(wanted.resume), wanted.text, list(wanted.overrides), taking_part)
+
+
+def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> List[Problem]:
+    """Return every problem that stands in the way of a job; none when it may start.
+
+    Args:
+        plan: what plan_job() decided, as plain data.
+        answers: for each node that was asked, what its check returned; `unreachable` when it was not reached.
+    """
+    problems = []
+    for node in plan["nodes"]:
+        name = node["name"]
+        answer = answers.get(name)
+        if answer is None or answer.get("unreachable"):
+            said = _first_line(str((answer or {}).get("msg") or ""))
+            reason = "cannot be reached" + (": " + said if said else "")
+            remedy = "mend it, or leave it out with --limit or launcher.nodes"
+            problems.append(Problem(name, "", reason, remedy))
+        elif answer.get("failed"):
+            problems.append(Problem(name, "", _first_line(str(answer.get("msg") or "it failed")), ""))
+        else:
+            problems += [Problem(name, "", str(said), "") for said in answer.get("problems") or []]
+    # What is wrong with the configuration every node says; it is told once.
+    everywhere = [set(_said(problems, node["name"])) for node in plan["nodes"]]
+    common = set.intersection(*everywhere) if len(everywhere) > 1 else set()
+    told: Dict[str, Problem] = {}
+    for problem in problems:
+        if problem.reason in common:
+            told.setdefault(problem.reason, problem._replace(node=None))
+    return list(told.values()) + [problem for problem in problems if problem.reason not in common]
+
+
+def _said(problems: Iterable[Problem], node: str) -> List[str]:
+    return [problem.reason for problem in problems if problem.node == node]
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[0].rstrip(". ")
+
+
+def _config(wanted: Wanted, problems: List[Problem]) -> Mapping[str, Any]:
+    """Return the configuration as data, empty when a job goes on with what it has."""
+    if wanted.resume and not wanted.text:
+        return {}
+    try:
+        config = yaml.safe_load(wanted.text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = ":{0}:{1}".format(mark.line + 1, mark.column + 1) if mark else ""
+        what = wanted.source + where
+        problems.append(Problem(None, what, "is not YAML: {0}".format(error.problem), _CORRECT))
+        return {}
+    except yaml.YAMLError as error:
+        problems.append(Problem(None, wanted.source, "is not YAML: {0}".format(error), _CORRECT))
+        return {}
+    if not isinstance(config, dict) or not config:
+        problems.append(Problem(None, wanted.source, "holds no configuration of a job", _CORRECT))
+        return {}
+    if not isinstance(config.get("launcher") or {}, dict):
+        problems.append(Problem(None, "launcher", "holds no keys", _CORRECT))
+        return {}
+    return config
+
+
+def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> Any:
+    """Return the value of a key of a section, as the last override has it."""
+    value: Optional[Any] = section.get(key.rpartition(".")[2])
+    for override in overrides:
+        name, _, text = override.partition("=")
+        if name == key:
+            try:
+                value = yaml.safe_load(text)
+            except yaml.YAMLError:
+                value = text
+    return value
+
+
+def _new_name(config: Mapping[str, Any], source: str, now: float) -> str:
+    base = str(config.get("name") or re.sub(r"\.ya?ml$", "", source.rpartition("/")[2]) or "job")
+    base = re.sub(r"[^a-z0-9_.-]+", "-", base.lower()).strip("-._") or "job"
+    return "{0}-{1}".format(base[:40], time.strftime("%m%d-%H%M%S", time.localtime(now)))

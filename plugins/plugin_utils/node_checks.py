@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true on a node before anything is changed there: engine, devices, space, names."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import IPv4Network, ip_network
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import room_to_load
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import memlock_shortage
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import LABEL_CLUSTER, is_ours
+from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+
+OLDEST_ENGINE = (20, 10)
+OLDEST_API = (1, 41)
+# The sriov plugin's own Docker client speaks this version of the API first.
+SRIOV_PLUGIN_API = (1, 12)
+# The network drivers whose network lies on an interface of the node.
+DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
+
+
+class NodePlan(NamedTuple):
+    """What the cluster wants of one node.
+
+    :ivar node: inventory name.
+    :ivar cluster: the cluster's name.
+    :ivar accelerator: `rocm`, `cuda` or `cpu`.
+    :ivar my_ip: the node's address on the container network.
+    :ivar subnet: that network's subnet.
+    :ivar gateway: and its gateway.
+    :ivar network_name: its name on the node.
+    :ivar network_driver: its driver.
+    :ivar network_parent: the node's interface below it, or empty.
+    :ivar network_options: the driver's options.
+    :ivar network_replace: whether the user agrees to make an existing network anew.
+    :ivar container_name: the name of the training container.
+    :ivar memlock_required: refuse when containers cannot lock all memory.
+    :ivar engine_install: whether a missing engine is installed later in the run.
+    :ivar min_free_bytes: space that images need, 0 for no check.
+    :ivar image: what the training container runs; empty when that is not known.
+    :ivar image_listed: whether images_list brings it; otherwise the node must have it.
+    :ivar spare_jobs: refuse what would end a training job.
+    """
+
+    node: str
+    cluster: str
+    accelerator: str
+    my_ip: str
+    subnet: IPv4Network
+    gateway: str
+    network_name: str
+    network_driver: str
+    network_parent: str = ""
+    network_options: Mapping[str, str] = {}
+    network_replace: bool = False
+    container_name: str = "rdm"
+    memlock_required: bool = True
+    engine_install: bool = False
+    min_free_bytes: int = 0
+    image: str = ""
+    image_listed: bool = True
+    spare_jobs: bool = True
+
+
+class Findings(NamedTuple):
+    """What was found wrong: problems refuse the run, warnings do not."""
+
+    problems: List[Problem]
+    warnings: List[Problem]
+
+    def warn(self, node: str, text: str) -> None:
+        """Add a warning, a whole sentence."""
+        self.warnings.append(Problem(node, "", text, ""))
+
+
+def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
+    """Return everything that stands against the plan on one node."""
+    findings = Findings([], [])
+    for check in (
+        _engine,
+        _reported,
+        _accelerator,
+        _parent,
+        _memlock,
+        _image,
+        _archives,
+        _disk,
+        _network,
+        _parent_in_use,
+        _container_name,
+        _old_names,
+        _address,
+    ):
+        check(want, facts, findings)
+    return findings
+
+
+def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
+    """Return how the existing network of our name differs from the plan; empty when it does not."""
+    network = _existing(want, facts)
+    if not network:
+        return []
+    options = network.get("options") or {}
+    has = [("driver", network["driver"], want.network_driver)]
+    has.append(("subnet", names(map(str, subnets_of(network))) or "none", str(want.subnet)))
+    has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", want.gateway))
+    if network["driver"] == want.network_driver:
+        has += [(name, options.get(name) or "none", value) for name, value in want.network_options.items()]
+    differences = [f"{what} is {is_now}, not {wanted}" for what, is_now, wanted in has if is_now != wanted]
+    if not is_ours(network.get("labels"), want.cluster):
+        differences.append("it does not carry this cluster's label")
+    return differences
+
+
+def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
+    """Return whether a network of the cluster's network name exists on the node."""
+    return bool(_existing(want, facts))
+
+
+def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> Dict[str, str]:
+    """Return name, state and image of the cluster's container on the node; empty where there is none."""
+    for one in _containers(facts):
+        if is_ours(one.get("labels"), want.cluster, "container"):
+            return {key: str(one[key]) for key in ("name", "state", "image")}
+    return {}
+
+
+def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
+    """Return the jobs that would end because their container gets a network made anew, or another address."""
+    replaced = want.network_replace and bool(network_differences(want, facts))
+    return sorted(
+        job
+        for container in _containers(facts)
+        if want.spare_jobs and is_ours(container.get("labels"), want.cluster)
+        if replaced or (container.get("networks") or {}).get(want.network_name, want.my_ip) != want.my_ip
+        for job in container.get("jobs") or []
+    )
+
+
+def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> List[Problem]:
+    """Return a problem when another cluster keeps its files where this one's shall go."""
+    owner = facts.get("config_owner") or want.cluster
+    if owner == want.cluster:
+        return []
+    remedy = f"set rdm_config_dir to another directory, for example {config_dir}-{want.cluster}"
+    return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", remedy)]
+
+
+# --- the checks --------------------------------------------------------------------------------------
+
+
+def _engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    docker = facts.get("docker")
+    if not docker:
+        if want.engine_install and facts.get("docker_state") in ("absent", "stopped"):
+            return
+        remedies = {
+            "absent": "install Docker Engine 20.10 or newer, or set docker_engine_install: true",
+            "stopped": "start the Docker daemon, or set docker_engine_install: true",
+            "forbidden": "add the user to group docker, or set rdm_become: true",
+        }
+        reason = str(facts.get("docker_error") or "Docker cannot be used").rstrip(". ")
+        remedy = remedies.get(str(facts.get("docker_state")), "make sure that the Docker daemon runs")
+        findings.problems.append(Problem(want.node, "", reason, remedy))
+        return
+    too_old = "install Docker Engine 20.10 or newer"
+    if _version(docker.get("version")) < OLDEST_ENGINE:
+        findings.problems.append(
+            Problem(want.node, f"Docker Engine {docker['version']}", "is too old", too_old)
+        )
+    elif _version(docker.get("api_version")) < OLDEST_API:
+        findings.problems.append(
+            Problem(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
+        )
+    if want.network_driver == "sriov" and _version(docker.get("min_api_version")) > SRIOV_PLUGIN_API:
+        findings.warn(
+            want.node,
+            f"Docker Engine {docker['version']} refuses API versions below "
+            f"{docker['min_api_version']}, and rdma/sriov-plugin uses 1.12: a restarted plugin forgets its "
+            "networks, so they are made anew then.",
+        )
+    if not facts.get("python_requests", True) and not want.engine_install:
+        findings.problems.append(
+            Problem(
+                want.node,
+                "the Python package requests",
+                "is missing; the modules that talk to Docker need it",
+                "install python3-requests",
+            )
+        )
+
+
+def _reported(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Pass on what `node_facts` itself found wrong."""
+    for finding in facts.get("findings") or []:
+        text = str(finding["text"]).rstrip(". ")
+        if finding.get("level") == "error":
+            findings.problems.append(Problem(want.node, "", text, ""))
+        else:
+            findings.warn(want.node, f"{text}.")
+
+
+def _accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    has = facts.get("accelerator", "cpu")
+    count = len(facts.get("gpus") or [])
+    if want.accelerator == has:
+        return
+    if want.accelerator == "cpu":
+        findings.warn(want.node, f"rdm_accelerator is cpu, so its {count} GPUs ({has}) stay unused.")
+        return
+    found = f"{count} GPUs ({has})" if has != "cpu" else "no GPU that its driver serves"
+    findings.problems.append(
+        Problem(
+            want.node,
+            f"rdm_accelerator {want.accelerator}",
+            f"does not fit the node, which has {found}",
+            f"set rdm_accelerator: {has} for this node, or install the GPU driver",
+        )
+    )
+
+
+def _parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
+        return
+    existing = [one["name"] for one in facts.get("interfaces") or []]
+    # Docker makes a VLAN interface of the parent itself: ib0.100 needs ib0 only.
+    if want.network_parent in existing or want.network_parent.rpartition(".")[0] in existing:
+        return
+    findings.problems.append(
+        Problem(
+            want.node,
+            f"network_parent {want.network_parent}",
+            "is not an interface of the node",
+            f"choose one of {names(name for name in existing if name != 'lo')}",
+        )
+    )
+
+
+def _memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    shortage = memlock_shortage(facts)
+    if shortage is None:
+        return
+    if want.memlock_required:
+        remedy = (
+            "set LimitMEMLOCK=infinity for the docker service, "
+            "or go on with less with container_memlock_required: false"
+        )
+        findings.problems.append(Problem(want.node, "", shortage, remedy))
+    else:
+        findings.warn(want.node, f"{shortage}; the container gets that.")
+
+
+def _image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Nobody brings an image that is not listed; of one that is named by a digest the node does not tell."""
+    docker = facts.get("docker")
+    if not docker or not want.image or want.image_listed or "@" in want.image:
+        return
+    found = docker.get("images") or []
+    if canonical(want.image) not in {tag for one in found for tag in one.get("tags") or []}:
+        findings.problems.append(
+            Problem(
+                want.node,
+                f"container_image {want.image}",
+                "is not on the node, and images_list is empty",
+                "list it in images_list, or load it there",
+            )
+        )
+
+
+def _archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    for archive in facts.get("archives") or []:
+        path, problem = str(archive["path"]), str(archive["problem"])
+        if problem:
+            value = path if problem.startswith(f"{path} ") else ""
+            reason = problem[len(value) :].lstrip()
+            findings.problems.append(Problem(want.node, value, reason, str(archive["remedy"])))
+
+
+def _disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    disk = facts.get("disk") or {}
+    if not disk.get("total"):
+        return
+    classic = (facts.get("docker") or {}).get("image_store") == "classic"
+    to_load = room_to_load(facts.get("archives") or [], classic)
+    if int(disk["free"]) < to_load:
+        what = f"has {_size(disk['free'])} free, and loading the image archives needs {_size(to_load)}"
+        remedy = "free some space there (docker image prune)"
+    elif int(disk["free"]) < want.min_free_bytes:
+        what = f"has {_size(disk['free'])} free, and images need {_size(want.min_free_bytes)}"
+        remedy = "free some space there (docker image prune), or lower images_min_free_bytes"
+    else:
+        return
+    findings.problems.append(Problem(want.node, str(disk["path"]), what, remedy))
+
+
+def _network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    differences = network_differences(want, facts)
+    if not differences:
+        return
+    network = _existing(want, facts)
+    value = f"the Docker network {want.network_name}"
+    foreign = _foreign_containers(want, facts, network)
+    other = (network.get("labels") or {}).get(LABEL_CLUSTER)
+    if other and other != want.cluster:
+        reason, remedy = f"belongs to the cluster {other}", "choose another network_name"
+    elif foreign:
+        reason = f"has other settings ({'; '.join(differences)}) and carries containers that are not ours"
+        remedy = f"remove {names(foreign)} from it, or choose another network_name"
+    elif not want.network_replace:
+        reason = f"has other settings: {'; '.join(differences)}"
+        remedy = "set network_replace: true to have it made anew, or choose another network_name"
+    else:
+        return
+    findings.problems.append(Problem(want.node, value, reason, remedy))
+
+
+def _old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse names that differ from what this cluster has on the node: the old things would stay beside."""
+    networks = (facts.get("docker") or {}).get("networks") or []
+    named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
+    for kind, name, existing in named:
+        for one in existing:
+            if one["name"] != name and is_ours(one.get("labels"), want.cluster, kind):
+                reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
+                remedy = f"go back to {one['name']}, or take the cluster down first (rdm-provision down)"
+                findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))
+
+
+def _parent_in_use(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a second macvlan or ipvlan network on one interface, as the engine would later."""
+    if want.network_driver not in ("macvlan", "ipvlan"):
+        return
+    for network in (facts.get("docker") or {}).get("networks") or []:
+        same = (network.get("options") or {}).get("parent") == want.network_options.get("parent")
+        if network["driver"] not in ("macvlan", "ipvlan") or not same:
+            continue
+        if network["name"] != want.network_name and not is_ours(network.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    f"network_parent {want.network_parent}",
+                    f"carries the Docker network {network['name']} already, and the engine allows one",
+                    "choose another interface (or a VLAN of it), or remove that network",
+                )
+            )
+
+
+def _container_name(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    for container in _containers(facts):
+        if container["name"] == want.container_name and not is_ours(container.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    f"a container named {want.container_name}",
+                    "exists already and is not this cluster's",
+                    "remove or rename it, or choose another container_name",
+                )
+            )
+
+
+def _address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    for container in _containers(facts):
+        at = (container.get("networks") or {}).get(want.network_name)
+        if at == want.my_ip and not is_ours(container.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    want.my_ip,
+                    f"is used by the container {container['name']}, which is not this cluster's",
+                    "remove that container from the network, or give the node another my_ip",
+                )
+            )
+
+
+# --- helpers -----------------------------------------------------------------------------------------
+
+
+def _existing(want: NodePlan, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    networks: Iterable[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
+    return next((one for one in networks if one["name"] == want.network_name), {})
+
+
+def _containers(facts: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    return (facts.get("docker") or {}).get("containers") or []
+
+
+def _foreign_containers(want: NodePlan, facts: Mapping[str, Any], network: Mapping[str, Any]) -> List[str]:
+    """Return the containers on the network, stopped ones included, that are not the cluster's."""
+    labels = {one["name"]: one.get("labels") for one in _containers(facts)}
+    attached = {one["name"] for one in _containers(facts) if network["name"] in (one.get("networks") or {})}
+    attached.update(network.get("containers") or [])
+    return sorted(name for name in attached if not is_ours(labels.get(name), want.cluster))
+
+
+def _gateway(subnet: Mapping[str, Any]) -> str:
+    """Return a subnet's gateway; the engine does not name it when it took the first usable address itself."""
+    if subnet.get("gateway"):
+        return str(subnet["gateway"]).partition("/")[0]
+    return str(next(ip_network(subnet["subnet"]).hosts()))
+
+
+def _version(text: Any) -> Tuple[int, ...]:
+    """Return `20.10.24+dfsg1` as (20, 10, 24); an unknown version counts as (0,)."""
+    match = re.match(r"\d+(\.\d+)*", str(text or ""))
+    return tuple(int(part) for part in match.group().split(".")) if match else (0,)
+
+
+def _size(count: Any) -> str:
+    mebibytes = int(count) / 2**20
+    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 2**10 else f"{mebibytes:.1f} MiB"

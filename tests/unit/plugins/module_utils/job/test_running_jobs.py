@@ -1,0 +1,55 @@
+"""Which jobs run, by locks that a process holds, and how the refusal to end them reads."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+
+from tests.unit.plugins.job_locks import running_job
+
+
+def test_a_job_runs_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
+    with running_job(tmp_path, "two"), running_job(tmp_path, "one"), running_job(tmp_path, "left"):
+        assert running_jobs(str(tmp_path), "n1") == ["left", "one", "two"]
+    assert running_jobs(str(tmp_path), "n1") == []
+    assert (tmp_path / "one" / ".agent.n1.lock").exists()
+
+
+def test_nodes_may_share_the_directory(tmp_path: Path) -> None:
+    with running_job(tmp_path, "one", "n1"), running_job(tmp_path, "both", "n1"):
+        with running_job(tmp_path, "both", "n2"):
+            assert running_jobs(str(tmp_path), "n1") == ["both", "one"]
+            assert running_jobs(str(tmp_path), "n2") == ["both"]
+        assert running_jobs(str(tmp_path), "n3") == []
+
+
+def test_who_only_looks_as_well_is_no_agent(tmp_path: Path) -> None:
+    lock = tmp_path / "one" / ".agent.n1.lock"
+    lock.parent.mkdir()
+    with lock.open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        assert running_jobs(str(tmp_path), "n1") == []
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_nothing_is_followed_or_waited_for(tmp_path: Path) -> None:
+    """What is no directory of a job, and what is no regular file, is no lock."""
+    jobs = tmp_path / "jobs"
+    for name in ("link", "pipe", "directory", "empty"):
+        (jobs / name).mkdir(parents=True)
+    (jobs / "file").touch()
+    with running_job(tmp_path, "elsewhere"):
+        (jobs / "linked").symlink_to(tmp_path / "elsewhere")
+        (jobs / "link" / ".agent.n1.lock").symlink_to(tmp_path / "elsewhere" / ".agent.n1.lock")
+        os.mkfifo(jobs / "pipe" / ".agent.n1.lock")
+        (jobs / "directory" / ".agent.n1.lock").mkdir()
+        assert running_jobs(str(jobs), "n1") == []
+
+
+def test_a_directory_that_cannot_be_read_has_no_jobs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "missing", tmp_path / "file", ""):
+        assert running_jobs(str(path), "n1") == []

@@ -1,0 +1,141 @@
+"""What the lab's images are made of."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.archive import image_archive
+from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
+from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
+
+FILES = Path(__file__).parents[5] / "roles/lab/files"
+
+DEB822 = """\
+# The distribution
+Types: deb
+URIs: http://deb.example.org/debian
+Suites: bookworm bookworm-updates bookworm-backports
+Components: main
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb deb-src
+URIs: http://security.example.org/debian-security
+Suites: bookworm-security
+Components: main
+ contrib
+Signed-By:
+ -----BEGIN PGP PUBLIC KEY BLOCK-----
+ .
+ mQINBF
+
+Types: deb
+Enabled: no
+URIs: http://off.example.org/debian
+Suites: bookworm
+Components: main
+
+Types: deb-src
+URIs: http://sources.example.org/debian
+Suites: bookworm
+Components: main
+"""
+ONE_LINE = """\
+# deb http://commented.example.org/ubuntu jammy main
+deb [arch=amd64 signed-by=/k.gpg] http://archive.example.org/ubuntu jammy main universe # the archive
+deb http://archive.example.org/ubuntu jammy-updates main
+deb-src http://archive.example.org/ubuntu jammy main
+deb https://third.example.org/apt cloud-sdk-jammy main
+"""
+
+
+def test_only_the_machines_own_release_is_taken_from_deb822() -> None:
+    assert recipe.apt_sources({"debian.sources": DEB822}, "bookworm") == [
+        "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+        "http://deb.example.org/debian bookworm main",
+        "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+        "http://deb.example.org/debian bookworm-updates main",
+        "deb http://security.example.org/debian-security bookworm-security main contrib",
+    ]
+
+
+def test_only_the_machines_own_release_is_taken_from_one_line_sources() -> None:
+    assert recipe.apt_sources({"sources.list": ONE_LINE}, "jammy") == [
+        "deb [signed-by=/k.gpg] http://archive.example.org/ubuntu jammy main universe",
+        "deb http://archive.example.org/ubuntu jammy-updates main",
+    ]
+
+
+def test_a_source_named_twice_is_taken_once() -> None:
+    assert len(recipe.apt_sources({"a.list": ONE_LINE, "b.list": ONE_LINE}, "jammy")) == 2
+
+
+def test_the_version_changes_with_every_file_and_with_the_base(tmp_path: Path) -> None:
+    copy = tmp_path / "files"
+    shutil.copytree(FILES, copy)
+    versions = {recipe.recipe_version(copy, "bookworm")}
+    assert recipe.recipe_version(FILES, "bookworm") in versions
+    versions.add(recipe.recipe_version(copy, "noble"))
+    for name in recipe.FILES:
+        with (copy / name).open("a") as file:
+            file.write("# changed\n")
+        versions.add(recipe.recipe_version(copy, "bookworm"))
+    assert len(versions) == 2 + len(recipe.FILES)
+
+
+def test_every_file_of_the_role_is_part_of_the_recipe() -> None:
+    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, lab_trainer.SCRIPT}
+
+
+def test_paths_with_quotes_are_quoted_in_hooks() -> None:
+    directory = Path("/a'dir $(id)")
+    argv = recipe.mmdebstrap_command("bookworm", [], directory, directory / "c.tar", directory / "n.tar", [])
+    hooks = [part for part in argv if part.startswith("--customize-hook")]
+    assert hooks
+    for hook in hooks:
+        assert "/a'dir" not in hook
+    assert any("'/a'\"'\"'dir $(id)/rdm-lab'" in hook for hook in hooks)
+
+
+def test_the_build_context_has_the_dockerfile_and_all_files() -> None:
+    with tarfile.open(fileobj=io.BytesIO(recipe.build_context(FILES, "debian:x"))) as tar:
+        assert set(tar.getnames()) == {"Dockerfile", *recipe.FILES}
+        member = tar.extractfile("Dockerfile")
+        assert member is not None
+        text = member.read().decode()
+    assert text.startswith("FROM debian:x AS cpu\n")
+    for package in (*recipe.CPU_PACKAGES, *recipe.NODE_PACKAGES):
+        assert package in text
+
+
+@pytest.fixture
+def rootfs(tmp_path: Path) -> Path:
+    path = tmp_path / "rootfs.tar"
+    with tarfile.open(path, "w") as tar:
+        entry = tarfile.TarInfo("etc/hostname")
+        entry.size = 2
+        tar.addfile(entry, io.BytesIO(b"x\n"))
+    return path
+
+
+def test_the_archive_is_one_that_the_product_reads(rootfs: Path, tmp_path: Path) -> None:
+    layers = [recipe.measured(rootfs), recipe.plugin_layer(FILES, tmp_path / "plugin.tar")]
+    target = tmp_path / "image.tar"
+    with target.open("wb") as file:
+        recipe.write_archive(
+            file, recipe.SRIOV_IMAGE, layers, ["/usr/local/bin/sriov-plugin"], "2026-01-01T00:00:00Z"
+        )
+    with tarfile.open(target) as tar:
+        names = tar.getnames()
+        manifest = json.load(tar.extractfile("manifest.json") or io.BytesIO())
+        config = json.load(tar.extractfile(manifest[0]["Config"]) or io.BytesIO())
+    assert set(manifest[0]["Layers"]) < set(names)
+    assert manifest[0]["RepoTags"] == [recipe.SRIOV_IMAGE]
+    assert config["rootfs"]["diff_ids"] == [f"sha256:{layer.digest}" for layer in layers]
+    assert config["config"]["Cmd"] == ["/usr/local/bin/sriov-plugin"]
+    (image,) = image_archive.index_archive(str(target)).images
+    assert list(image.tags) == [recipe.SRIOV_IMAGE]

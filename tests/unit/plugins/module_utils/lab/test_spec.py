@@ -1,0 +1,188 @@
+"""What a lab consists of."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.lab import spec
+from hypothesis import given
+from hypothesis import strategies as st
+
+ALL = spec.Capabilities(tuple(spec.CAPABILITIES), True)
+SOME = spec.Capabilities(("CHOWN", "NET_ADMIN"), False)
+ROUTES = (
+    "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+    "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+    "eth0\t0000140A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n"  # 10.20.0.0/24
+)
+
+
+def node(**changes: Any) -> spec.NodeSpec:
+    values: dict[str, Any] = {
+        "lab": "lab",
+        "name": "n1",
+        "image": "rdm-lab/node:1",
+        "address": "10.20.0.11",
+        "network": "rdm-lab-lab",
+        "directory": "/home/me/inventory/lab",
+        "archives": "/home/me/.cache/x",
+        "capabilities": SOME,
+        "cgroup_version": "1",
+    }
+    return spec.NodeSpec(**{**values, **changes})
+
+
+@pytest.mark.parametrize("name", ["lab", "a", "lab-2", "x" * 30, "9"])
+def test_good_names(name: str) -> None:
+    assert spec.checked_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Lab", "-a", "a-", "a_b", "a b", "x" * 31, "a/b", "../a", "a\n", "$(id)", "ä"]
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(spec.LabProblem, match="is no name for a lab"):
+        spec.checked_name(name)
+
+
+@pytest.mark.parametrize("count", [0, -1, 101])
+def test_bad_numbers_of_nodes(count: int) -> None:
+    with pytest.raises(spec.LabProblem, match=f"a lab of {count} nodes"):
+        spec.checked_nodes(count)
+
+
+def test_the_management_subnet_avoids_routes_networks_and_refusals() -> None:
+    networks: list[dict[str, Any]] = [
+        {"IPAM": {"Config": [{"Subnet": "10.20.1.0/24"}, {"Subnet": "fd00::/64"}]}},
+        {"IPAM": {"Config": None}},
+    ]
+    assert spec.management_subnet(ROUTES, networks, ["10.20.2.0/24"]) == "10.20.3.0/24"
+
+
+def test_the_default_route_does_not_use_up_everything() -> None:
+    assert spec.management_subnet(ROUTES, []) == "10.20.1.0/24"
+
+
+def test_no_subnet_is_free() -> None:
+    taken = [
+        {
+            "IPAM": {
+                "Config": [{"Subnet": str(net)} for net in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
+            }
+        }
+    ]
+    with pytest.raises(spec.LabProblem, match="no private /24 network is free"):
+        spec.management_subnet("", taken)
+
+
+@given(st.integers(1, spec.MAX_NODES))
+def test_every_node_has_an_address_of_its_own(count: int) -> None:
+    names = spec.node_names(count)
+    addresses = [ipaddress.IPv4Address(spec.node_address("10.20.0.0/24", name)) for name in names]
+    assert len(set(addresses)) == count
+    assert all(address in ipaddress.IPv4Network("10.20.0.0/24") for address in addresses)
+    assert {ipaddress.IPv4Address("10.20.0.1"), ipaddress.IPv4Address("10.20.0.255")}.isdisjoint(addresses)
+
+
+def test_capabilities_come_from_the_bounding_set() -> None:
+    found = spec.capabilities("Name:\tdockerd\nCapBnd:\t000001fffeffffff\n", 40)
+    assert set(spec.CAPABILITIES) - set(found.names) == {"SYS_RESOURCE"}
+    assert not found.complete
+
+
+def test_a_complete_bounding_set_is_complete_also_with_capabilities_that_we_do_not_know() -> None:
+    assert spec.capabilities("CapBnd:\t000001ffffffffff\n", 40) == ALL
+    assert spec.capabilities("CapBnd:\t000003ffffffffff\n", 41).complete
+    assert spec.capabilities("CapBnd:\t0000003fffffffff\n", 37).complete
+    assert not spec.capabilities("CapBnd:\t000001ffffffffff\n", 41).complete
+
+
+def test_a_process_without_a_readable_bounding_set_gives_nothing() -> None:
+    assert spec.capabilities("", 40) == spec.Capabilities((), False)
+
+
+def test_a_node_is_privileged_only_where_that_works() -> None:
+    assert spec.node_body(node(capabilities=ALL))["HostConfig"]["Privileged"] is True
+    host = spec.node_body(node())["HostConfig"]
+    assert "Privileged" not in host
+    assert host["CapAdd"] == ["CHOWN", "NET_ADMIN"]
+    assert host["DeviceCgroupRules"] == ["a *:* rwm"]
+
+
+def test_cgroups_by_version() -> None:
+    one = spec.node_body(node())["HostConfig"]
+    two = spec.node_body(node(cgroup_version="2"))["HostConfig"]
+    assert (one["CgroupnsMode"], two["CgroupnsMode"]) == ("host", "private")
+    assert "/sys/fs/cgroup:/sys/fs/cgroup" in one["Binds"]
+    assert not any("cgroup" in bind for bind in two["Binds"])
+
+
+def test_the_switch_has_the_one_right_that_it_needs() -> None:
+    host = spec.switch_body("lab", "rdm-lab/node:1")["HostConfig"]
+    assert host["CapDrop"] == ["ALL"]
+    assert host["CapAdd"] == ["NET_ADMIN"]
+    assert host["NetworkMode"] == "none"
+
+
+def test_everything_carries_the_label() -> None:
+    bodies = [
+        spec.network_body("lab", "10.20.0.0/24", "/x"),
+        spec.volume_body("lab", "n1"),
+        spec.switch_body("lab", "image"),
+        spec.node_body(node()),
+    ]
+    assert [body["Labels"][spec.LABEL] for body in bodies] == ["lab"] * 4
+
+
+def test_a_container_is_stale_when_its_specification_has_changed() -> None:
+    body = spec.node_body(node())
+    found = {"Labels": body["Labels"]}
+    assert not spec.stale(found, body)
+    assert not spec.stale(None, body)
+    assert spec.stale(found, spec.node_body(node(image="rdm-lab/node:2")))
+    assert spec.stale({"Labels": None}, body)
+
+
+def test_no_two_labs_share_the_name_of_a_container() -> None:
+    labs, parts = ("a", "a-n1", "a-n1-n1", "a-switch"), ("switch", "n1", "n2")
+    names = {spec.object_name(lab, part) for lab in labs for part in parts}
+    assert len(names) == len(labs) * len(parts)
+
+
+def test_the_inventory_keeps_the_nodes_variables_off_the_control_machine() -> None:
+    made = spec.inventory("lab", {"n1": "10.0.0.1", "n2": "10.0.0.2"}, "macvlan", "/tmp/x")
+    assert "all" not in made
+    (group,) = made.values()
+    assert group["children"]["master"]["hosts"] == {"n1": {"ansible_host": "10.0.0.1"}}
+    assert list(group["children"]["workers"]["hosts"]) == ["n2"]
+    assert group["vars"]["rdm_accelerator"] == "cpu"
+    assert [image["name"] for image in group["vars"]["images_list"]] == ["rdm-lab/cpu:1"]
+
+
+def test_the_inventory_for_sriov_names_the_stand_in() -> None:
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x").values()
+    assert group["vars"]["sriov_image"] == "rdm-lab/sriov-plugin:1"
+    assert len(group["vars"]["images_list"]) == 2
+    assert group["children"]["workers"]["hosts"] == {}
+
+
+@pytest.mark.parametrize("driver", ["macvlan", "sriov"])
+def test_a_lab_that_trains_runs_the_training_image(driver: str) -> None:
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, driver, "/tmp/x", "train-1-2.tar").values()
+    assert group["vars"]["container_image"] == "rdm-lab/train:1"
+    first = group["vars"]["images_list"][0]
+    assert (first["name"], first["path"]) == ("rdm-lab/train:1", "/srv/rdm/images/train-1-2.tar")
+    assert "rdm-lab/cpu:1" not in {image["name"] for image in group["vars"]["images_list"]}
+
+
+def test_host_keys_are_known_by_address_and_by_name() -> None:
+    text = spec.known_hosts({"n1": "10.0.0.1"}, {"n1": "ssh-ed25519 AAAA comment\n"})
+    assert text == "10.0.0.1,n1 ssh-ed25519 AAAA\n"
+
+
+def test_the_ssh_configuration_checks_host_keys_and_quotes_paths() -> None:
+    text = spec.ssh_config({"n1": "10.0.0.1"}, "/a dir")
+    assert "StrictHostKeyChecking yes" in text
+    assert 'UserKnownHostsFile "/a dir/.rdm/lab/known_hosts"' in text

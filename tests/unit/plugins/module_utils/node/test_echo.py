@@ -1,0 +1,86 @@
+"""What modules repeat of their arguments: little, and no secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import shortened
+from ansible_collections.rdm.provision.plugins.modules import (
+    container_exec,
+    fabric_probe,
+    job,
+    node_files,
+)
+
+NODES = "".join(f"node{number} 10.0.{number // 250}.{number % 250}\n" for number in range(1000))
+SECRETS = ("hush-hush", "a long secret " * 50)
+
+
+def printed(module: Any, capsys: pytest.CaptureFixture[str], **arguments: Any) -> dict[str, Any]:
+    """Return what a module prints for Ansible."""
+    with patch_module_args(arguments), pytest.raises(SystemExit):
+        module.main()
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def files(tmp_path: Path) -> dict[str, Any]:
+    return {
+        "files": [
+            {"path": str(tmp_path / "nodes"), "content": NODES},
+            *(
+                {"path": str(tmp_path / f"key{number}"), "secret_content": secret}
+                for number, secret in enumerate(SECRETS)
+            ),
+        ],
+    }
+
+
+def test_a_long_argument_is_told_by_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = printed(node_files, capsys, **files(tmp_path))
+    told = result["invocation"]["module_args"]["files"]
+    assert told[0]["path"] == str(tmp_path / "nodes")
+    assert told[0]["content"] == f"({len(NODES)} characters)"
+    assert len(json.dumps(result)) < 2000
+
+
+@pytest.mark.parametrize("verbosity", [0, 3])
+def test_secrets_stay_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str], verbosity: int) -> None:
+    result = printed(node_files, capsys, **files(tmp_path), _ansible_verbosity=verbosity)
+    told = result["invocation"]["module_args"]["files"]
+    assert (told[0]["content"] == NODES) == (verbosity == 3)
+    for secret in SECRETS:
+        assert secret[:9] not in json.dumps(result)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        (fabric_probe, {"node": "node1", "nodes": NODES, "docker_socket": "/nonexistent"}),
+        (fabric_probe, {"node": "other", "nodes": NODES}),
+        (job, {"cluster": "rdm", "verb": "check", "plan": {"config": NODES, "nodes": NODES.split()}}),
+        (container_exec, {"cluster": "rdm", "argv": ["sh", "-c", NODES]}),
+        (node_files, {"files": [{"path": "not absolute", "content": NODES}]}),
+    ],
+)
+def test_also_where_it_fails(
+    module: Any,
+    arguments: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/docker.sock")
+    assert len(json.dumps(printed(module, capsys, **arguments))) < 2000
+
+
+def test_what_is_short_stays_as_it_is() -> None:
+    options = {"a": 1, "b": None, "c": ["x", {"d": "y" * 200}], "e": True}
+    assert shortened(options) == options
+    assert shortened({"f": list(range(21)), "g": {str(n): n for n in range(1000)}}) == {
+        "f": "(21 entries)",
+        "g": "(1000 entries)",
+    }

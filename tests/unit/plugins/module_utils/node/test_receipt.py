@@ -1,0 +1,300 @@
+"""A receipt holds exactly as long as nothing has changed that a role is in charge of."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import LABEL_ROLE
+from ansible_collections.rdm.provision.plugins.module_utils.node import receipt, shell_files
+
+INPUTS = dict.fromkeys(("images", "network", "my_ip", "container", "hostfile"), "0" * 16)
+
+
+class Engine:
+    """What of an engine's API a receipt asks for."""
+
+    def __init__(self) -> None:
+        self.container: dict[str, Any] = {
+            "Id": "c1",
+            "Name": "/rdm",
+            "Image": "sha256:aa",
+            "Config": {"Env": ["MY_IP=192.169.16.100"], "Labels": {LABEL_ROLE: "container"}},
+            "HostConfig": {"Ulimits": [], "RestartPolicy": {"Name": "unless-stopped"}},
+            "Mounts": [{"Destination": "/job"}, {"Destination": "/etc/rdm"}],
+            "NetworkSettings": {"Networks": {"ibnet": {"NetworkID": "n1", "IPAddress": "192.169.16.100"}}},
+            "State": {"Status": "running", "Paused": False},
+        }
+        self.containers = [self.container]
+        self.networks: list[dict[str, Any]] = [
+            {"Name": "ibnet", "Id": "n1", "Driver": "macvlan", "Options": {}, "IPAM": {}, "Containers": {}}
+        ]
+        self.images = {"training:1": "sha256:aa"}
+
+    def get(self, path: str, **query: Any) -> Any:
+        if path == "/containers/json":
+            assert query["filters"] == {"label": ["rdm.provision.cluster=rdm"]}
+            return self.containers
+        if path == "/networks":
+            return self.networks
+        if path.startswith("/images/"):
+            name = path[len("/images/") : -len("/json")]
+            if name not in self.images:
+                raise DockerError(404, "no such image")
+            return {"Id": self.images[name]}
+        return copy.deepcopy(self.container)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    for name, mode in (("nodes", 0o644), ("env", 0o644), ("ssh/id_ed25519", 0o600), ("job/hostfile", 0o644)):
+        file = tmp_path / "rdm" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name, encoding="utf-8")
+        file.chmod(mode)
+    return tmp_path / "rdm"
+
+
+@pytest.fixture
+def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    places = [shell_files.Place(str(tmp_path / name), "end", True) for name in ("environment", "profile")]
+    monkeypatch.setattr(shell_files, "places", lambda *_args, **_kw: places)
+    block = "# BEGIN rdm-provision MY_IP (rdm)\nMY_IP=192.169.16.100\n# END rdm-provision MY_IP (rdm)\n"
+    (tmp_path / "environment").write_text("LANG=C\n" + block, encoding="utf-8")
+    archive = tmp_path / "training.tar"
+    archive.write_bytes(b"layers")
+    return {
+        "cluster": "rdm",
+        "config_dirs": [str(home)],
+        "job_directory": str(tmp_path),
+        "system": True,
+        "images": ["training:1"],
+        "archives": [str(archive)],
+        "users": [],
+        "paths": {"sriov": [str(tmp_path / "environment")]},
+    }
+
+
+def _link(path: Path, target: Path) -> None:
+    path.unlink()
+    path.symlink_to(target)
+
+
+Plant = Callable[[Path, Engine], object]
+PLANTS: dict[str, tuple[Plant, set[str]]] = {
+    "a file's content": (lambda home, _: (home / "nodes").write_text("x", encoding="utf-8"), {"my_ip"}),
+    "a file's mode": (lambda home, _: (home / "env").chmod(0o666), {"my_ip"}),
+    "a file that is gone": (lambda home, _: (home / "job" / "hostfile").unlink(), {"hostfile"}),
+    "a file that is a link now": (lambda home, _: _link(home / "env", home / "nodes"), {"my_ip"}),
+    "a key": (lambda home, _: (home / "ssh" / "id_ed25519").write_text("x", encoding="utf-8"), {"container"}),
+    "a key's mode": (lambda home, _: (home / "ssh" / "id_ed25519").chmod(0o644), {"container"}),
+    "a directory's mode": (
+        lambda home, _: (home / "ssh").chmod(0o777),
+        {"my_ip", "container", "hostfile"},
+    ),
+    "the directory of jobs": (lambda home, _: home.parent.chmod(0o777), {"container"}),
+    "MY_IP in a shell's file": (
+        lambda home, _: (home.parent / "environment").write_text("LANG=C\n", encoding="utf-8"),
+        {"my_ip"},
+    ),
+    "a broken block": (
+        lambda home, _: (home.parent / "environment").write_text(
+            "# BEGIN rdm-provision MY_IP (rdm)\n", encoding="utf-8"
+        ),
+        {"my_ip"},
+    ),
+    "a shell's file that was not there": (
+        lambda home, _: (home.parent / "profile").write_text("", encoding="utf-8"),
+        {"my_ip"},
+    ),
+    "an archive": (lambda home, _: (home.parent / "training.tar").write_bytes(b"other"), {"images"}),
+    "a plugin's socket": (lambda home, _: (home.parent / "environment").unlink(), {"my_ip", "sriov"}),
+    "a stopped container": (
+        lambda _, engine: engine.container["State"].update(Status="exited"),
+        {"container"},
+    ),
+    "a paused container": (lambda _, engine: engine.container["State"].update(Paused=True), {"container"}),
+    "a deleted container": (lambda _, engine: engine.containers.clear(), {"container"}),
+    "docker update": (
+        lambda _, engine: engine.container["HostConfig"]["RestartPolicy"].update(Name="no"),
+        {"container"},
+    ),
+    "an added network": (
+        lambda _, engine: engine.container["NetworkSettings"]["Networks"].update(bridge={}),
+        {"container"},
+    ),
+    "another image of the container": (
+        lambda _, engine: engine.container.update(Image="sha256:bb"),
+        {"container"},
+    ),
+    "a mount": (lambda _, engine: engine.container["Mounts"].pop(), {"container"}),
+    "an environment": (lambda _, engine: engine.container["Config"]["Env"].append("A=B"), {"container"}),
+    "a retagged image": (lambda _, engine: engine.images.update({"training:1": "sha256:bb"}), {"images"}),
+    "a removed image": (lambda _, engine: engine.images.clear(), {"images"}),
+    "a removed network": (lambda _, engine: engine.networks.clear(), {"network"}),
+    "another network": (lambda _, engine: engine.networks[0].update(Options={"parent": "eth9"}), {"network"}),
+}
+
+
+def see(watch: dict[str, Any], engine: Engine) -> receipt.Found:
+    return receipt.observe(watch, "sha256:hardware", engine)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_somebody_changes_is_the_work_of_the_role_in_charge(
+    name: str, home: Path, watch: dict[str, Any]
+) -> None:
+    plant, roles = PLANTS[name]
+    engine = Engine()
+    before = see(watch, engine)
+    assert receipt.drift(before, see(watch, engine)) == {}
+    plant(home, engine)
+    try:
+        found = receipt.drift(before, see(watch, engine))
+    finally:
+        home.parent.chmod(0o755)
+    assert set(found) == roles
+    assert all(sentence for sentences in found.values() for sentence in sentences)
+
+
+def test_what_runs_otherwise_in_each_start_is_no_change(watch: dict[str, Any]) -> None:
+    engine = Engine()
+    before = see(watch, engine)
+    engine.container.update(Id="c2", Created="later")
+    engine.container["State"].update(Pid=7, StartedAt="later", ExitCode=1)
+    engine.container["Mounts"].reverse()
+    engine.networks[0].update(Containers={"c2": {}}, Created="later")
+    assert receipt.drift(before, see(watch, engine)) == {}
+
+
+def test_a_container_that_does_not_run_is_never_right_whatever_the_receipt_says(
+    watch: dict[str, Any],
+) -> None:
+    engine = Engine()
+    engine.container["State"].update(Status="exited")
+    before = see(watch, engine)
+    assert receipt.drift(before, see(watch, engine)) == {
+        "container": ["the container rdm is exited, not running"]
+    }
+
+
+def test_the_receipt_itself_and_files_on_their_way_are_not_looked_at(
+    home: Path, watch: dict[str, Any]
+) -> None:
+    before = see(watch, Engine())
+    (home / receipt.FILE_NAME).write_text("{}", encoding="utf-8")
+    (home / ".rdm-provision-x1").write_text("", encoding="utf-8")
+    assert receipt.drift(before, see(watch, Engine())) == {}
+
+
+def test_other_hardware_is_the_containers_matter(watch: dict[str, Any]) -> None:
+    before = see(watch, Engine())
+    now = receipt.observe(watch, "sha256:other", Engine())  # type: ignore[arg-type]
+    assert set(receipt.drift(before, now)) == {"container"}
+
+
+def kept(watch: dict[str, Any], home: Path) -> dict[str, Any]:
+    text = receipt.text(INPUTS, watch, see(watch, Engine()))
+    (home / receipt.FILE_NAME).write_text(text, encoding="utf-8")
+    return receipt.read(str(home))
+
+
+def test_without_a_receipt_every_role_looks(home: Path) -> None:
+    assert set(receipt.to_do(receipt.read(str(home)), INPUTS, {}, None)) == set(INPUTS)
+
+
+def test_what_is_changed_while_other_roles_work_is_not_taken_for_right(
+    home: Path, watch: dict[str, Any]
+) -> None:
+    last = kept(watch, home)
+    (home / "nodes").write_text("stray", encoding="utf-8")
+    now = see(watch, Engine())
+    found = receipt.renewed(last, now, ["container"])
+    assert set(receipt.drift(found, now)) == {"my_ip"}
+    assert receipt.renewed({}, now, ["container"]) == now
+
+
+def test_what_one_sentence_implies_is_not_said_again(home: Path, watch: dict[str, Any]) -> None:
+    engine = Engine()
+    before = see(watch, engine)
+    engine.container["State"].update(Status="exited")
+    engine.container["NetworkSettings"]["Networks"]["ibnet"]["IPAddress"] = ""
+    (home / "ssh" / "id_ed25519").unlink()
+    (home / "ssh").rmdir()
+    assert receipt.drift(before, see(watch, engine))["container"] == [
+        f"{home}/ssh is missing",
+        "the container rdm is exited, not running",
+    ]
+
+
+def test_jobs_in_the_clusters_directory_are_not_looked_at(home: Path, watch: dict[str, Any]) -> None:
+    watch = {**watch, "job_directory": str(home / "jobs")}
+    (home / "jobs" / "gpt").mkdir(parents=True)
+    before = see(watch, Engine())
+    (home / "jobs" / "gpt" / "log").write_text("iteration 1", encoding="utf-8")
+    assert receipt.drift(before, see(watch, Engine())) == {}
+
+
+def test_a_receipt_of_other_types_is_none(home: Path, watch: dict[str, Any]) -> None:
+    odd: list[Any] = [[], {"container": []}]
+    for found in odd:
+        text = receipt.text(INPUTS, watch, found)
+        (home / receipt.FILE_NAME).write_text(text, encoding="utf-8")
+        assert receipt.read(str(home)) == {}
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", "{}", '{"inputs": {}, "found": {}, "watch": {"cluster": "rdm"}}']
+)
+def test_a_damaged_receipt_is_none(home: Path, damage: str) -> None:
+    (home / receipt.FILE_NAME).write_text(damage, encoding="utf-8")
+    assert receipt.read(str(home)) == {}
+
+
+def test_a_receipt_that_holds_leaves_nothing_to_do(home: Path, watch: dict[str, Any]) -> None:
+    assert receipt.to_do(kept(watch, home), INPUTS, {}, see(watch, Engine())) == {}
+
+
+def test_other_inputs_are_work_for_their_role(home: Path, watch: dict[str, Any]) -> None:
+    found = receipt.to_do(kept(watch, home), {**INPUTS, "my_ip": "1" * 16}, {}, see(watch, Engine()))
+    assert set(found) == {"my_ip"}
+
+
+def test_inputs_that_cannot_be_told_are_work_each_time(home: Path, watch: dict[str, Any]) -> None:
+    assert set(receipt.to_do(kept(watch, home), {**INPUTS, "images": ""}, {}, see(watch, Engine()))) == {
+        "images"
+    }
+
+
+def test_a_role_that_is_not_wanted_has_no_work(home: Path, watch: dict[str, Any]) -> None:
+    engine = Engine()
+    engine.networks.clear()
+    inputs = {role: digest for role, digest in INPUTS.items() if role != "network"}
+    assert receipt.to_do(kept(watch, home), inputs, {}, see(watch, engine)) == {}
+
+
+def test_an_engine_that_cannot_be_asked_leaves_everything_to_do(home: Path, watch: dict[str, Any]) -> None:
+    assert set(receipt.to_do(kept(watch, home), INPUTS, {}, None)) == set(INPUTS)
+
+
+def test_keys_are_those_of_the_controller(home: Path, watch: dict[str, Any]) -> None:
+    now = see(watch, Engine())
+    state = now["container"][str(home / "ssh" / "id_ed25519")]
+    mine = state[-16:]
+    assert receipt.to_do(kept(watch, home), INPUTS, {"id_ed25519": mine}, now) == {}
+    assert set(receipt.to_do(kept(watch, home), INPUTS, {"id_ed25519": "f" * 16}, now)) == {"container"}
+    assert set(receipt.to_do(kept(watch, home), INPUTS, {"id_ed25519": ""}, now)) == {"container"}
+    assert set(receipt.to_do(kept(watch, home), INPUTS, {"ssh_host_ed25519_key": mine}, now)) == {"container"}
+
+
+def test_a_large_file_counts_by_size_and_time(home: Path, watch: dict[str, Any]) -> None:
+    large = home / "job" / "large"
+    large.write_bytes(b"\0" * (1 << 21))
+    before = see(watch, Engine())
+    os.utime(large, (1, 1))
+    assert set(receipt.drift(before, see(watch, Engine()))) == {"my_ip", "container", "hostfile"}

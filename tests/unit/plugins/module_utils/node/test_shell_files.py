@@ -1,0 +1,79 @@
+"""MY_IP reaches every kind of shell."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import shell_blocks
+from ansible_collections.rdm.provision.plugins.modules import node_files
+
+from tests.unit.plugins.modules.running import run_module
+
+MY_IP = {"MY_IP": "192.169.16.100"}
+
+
+def test_for_all_users_it_is_in_what_pam_and_every_shell_read() -> None:
+    blocks = {block["path"]: block for block in shell_blocks(MY_IP, "rdm", system=True, zsh=True)}
+    assert set(blocks) == {
+        "/etc/environment",
+        "/etc/profile.d/rdm.sh",
+        "/etc/bash.bashrc",
+        "/etc/bashrc",
+        "/etc/zsh/zshenv",
+        "/etc/zshenv",
+    }
+    assert blocks["/etc/environment"]["content"] == "MY_IP=192.169.16.100\n"  # PAM knows no export
+    assert blocks["/etc/bash.bashrc"]["content"] == "export MY_IP=192.169.16.100\n"
+    assert blocks["/etc/bash.bashrc"]["insert"] == "start"
+    made = {path for path, block in blocks.items() if block["create"]}
+    assert made == {"/etc/environment", "/etc/profile.d/rdm.sh"}
+
+
+def test_for_one_user_only_the_home_directory_is_touched() -> None:
+    blocks = shell_blocks(MY_IP, "rdm", system=False, zsh=False, home="/home/u")
+    assert all(block["path"].startswith("/home/u/.") for block in blocks)
+    made = {block["path"] for block in blocks if block["create"]}
+    assert made == {"/home/u/.bashrc", "/home/u/.profile"}
+    with_zsh = shell_blocks(MY_IP, "rdm", system=False, zsh=True, home="/home/u")
+    assert {block["path"] for block in with_zsh if block["create"]} == made | {"/home/u/.zshenv"}
+
+
+def test_taking_away_names_the_same_places() -> None:
+    for system in (True, False):
+        present = shell_blocks(MY_IP, "rdm", system, zsh=False)
+        absent = shell_blocks({}, "rdm", system, zsh=False, state="absent")
+        assert [(b["path"], b["name"]) for b in present] == [(b["path"], b["name"]) for b in absent]
+
+
+@pytest.mark.parametrize("value", ["10.0.0.1; id", "$(id)", "10.0.0.1\nx", "", "10.0.0.256", "fe80::1"])
+def test_only_an_address_reaches_a_file_that_a_shell_runs(value: str) -> None:
+    with pytest.raises(ipaddress.AddressValueError):
+        shell_blocks({"MY_IP": value}, "rdm", system=True, zsh=False)
+
+
+@pytest.mark.parametrize("guard", ["", '[ -z "$PS1" ] && return\n', "case $- in *i*) ;; *) return;; esac\n"])
+@pytest.mark.parametrize(
+    "shell",
+    [
+        ["bash", "--login", "-c", "printenv MY_IP"],
+        ["bash", "-i", "-c", "printenv MY_IP"],
+        ["bash", "--noprofile", "-c", ". ~/.bashrc; printenv MY_IP"],  # what bash does for `ssh node command`
+        ["sh", "-l", "-c", "printenv MY_IP"],
+    ],
+    ids=["login", "interactive", "ssh", "sh"],
+)
+def test_a_real_shell_has_it(tmp_path: Path, guard: str, shell: list[str]) -> None:
+    (tmp_path / ".bashrc").write_text(guard)
+    (tmp_path / ".bash_profile").write_text("return\n")
+    run_module(
+        node_files, {"blocks": shell_blocks(MY_IP, "rdm", system=False, zsh=False, home=str(tmp_path))}
+    )
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        shell, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    assert done.stdout.strip() == "192.169.16.100", done.stderr

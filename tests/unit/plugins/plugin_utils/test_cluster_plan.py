@@ -1,0 +1,133 @@
+"""The plan for a whole cluster, from the inventory and then from the nodes' reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
+    ClusterPlan,
+    plan_cluster,
+    plan_nodes,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+
+from tests.unit.plugins.node_reports import container, report
+
+CPU = {"rdm_accelerator": "cpu"}
+HOSTS = ("m", "w1", "w2")
+
+
+def planned(**changes: Any) -> ClusterPlan:
+    return plan_cluster(["m"], ["w1", "w2"], {host: {**CPU, **changes} for host in HOSTS})
+
+
+def wants(plan: ClusterPlan) -> dict[str, NodePlan]:
+    return {
+        name: NodePlan(
+            node=name,
+            cluster=plan.inventory.cluster,
+            accelerator=plan.inventory.nodes[name].accelerator,
+            my_ip=my_ip,
+            subnet=plan.addresses.subnet,
+            gateway=plan.addresses.gateway,
+            network_name="ibnet",
+            network_driver="macvlan",
+        )
+        for name, my_ip in plan.addresses.nodes.items()
+    }
+
+
+def test_inventory_alone_gives_addresses_and_a_warning_about_the_default_subnet() -> None:
+    plan = planned()
+    assert plan.addresses.nodes == {"m": "192.169.16.100", "w1": "192.169.16.101", "w2": "192.169.16.102"}
+    assert len(plan.warnings) == 1
+    assert planned(rdm_subnet="10.9.0.0/24").warnings == []
+
+
+def test_problems_of_the_inventory_the_addresses_and_the_caller_come_together() -> None:
+    variables = {
+        "m": {"rdm_accelerator": "tpu", "my_ip": "10.0.0.1"},
+        "w1": {**CPU, "my_ip": "192.169.16.7"},
+        "w2": {**CPU, "my_ip": "192.169.16.7"},
+    }
+    with pytest.raises(Refused) as refused:
+        plan_cluster(["m"], ["w1", "w2"], variables, problems=[Problem("w1", "x", "y", "z")])
+    assert [(problem.node, problem.value) for problem in refused.value.problems] == [
+        ("w1", "x"),
+        ("m", "rdm_accelerator 'tpu'"),
+        ("m", "my_ip 10.0.0.1"),
+        ("w2", "my_ip 192.169.16.7"),
+    ]
+
+
+def test_empty_cluster_is_refused() -> None:
+    with pytest.raises(Refused, match="the cluster is empty"):
+        plan_cluster([], [], {})
+
+
+def test_addresses_of_ssh_are_compared_without_asking_a_node() -> None:
+    with pytest.raises(Refused, match=r"m: ansible_host 10\.9\.0\.7 lies in the container network's subnet"):
+        plan_cluster(["m"], [], {"m": {**CPU, "ansible_host": "10.9.0.7", "rdm_subnet": "10.9.0.0/24"}})
+
+
+def test_loopback_subnet_is_refused() -> None:
+    with pytest.raises(Refused, match="loopback"):
+        planned(rdm_subnet="127.1.0.0/24")
+
+
+def test_nodes_with_facts_are_described_and_the_others_left_out() -> None:
+    plan = planned(rdm_slots=2)
+    nodes = plan_nodes(plan, wants(plan), {"w1": report()}).nodes
+    assert list(nodes) == ["w1"]
+    assert nodes["w1"]["config_dir"] == "/etc/rdm"
+    assert nodes["w1"]["container"]["ulimits"] == ["memlock:-1:-1"]
+    assert nodes["w1"]["network_present"] is False
+    assert nodes["w1"]["network_differences"] == []
+    assert nodes["w1"]["shells"] == {"bash": True, "zsh": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "directory"),
+    [
+        ({"rdm_become": False}, "/home/ops/.rdm"),
+        ({"rdm_config_dir": "/srv/rdm"}, "/srv/rdm"),
+        ({}, "/etc/rdm"),
+    ],
+)
+def test_files_go_where_the_user_may_write(settings: dict[str, Any], directory: str) -> None:
+    plan = planned(**settings)
+    user = {"name": "ops", "uid": 1000, "home": "/home/ops", "shell": "/bin/bash", "root": False}
+    assert plan_nodes(plan, wants(plan), {"m": report(user=user)}).nodes["m"]["config_dir"] == directory
+
+
+def test_nodes_share_a_warning() -> None:
+    plan = planned()
+    warm = report(findings=[{"level": "warning", "what": "x", "text": "it is warm"}])
+    assert plan_nodes(plan, wants(plan), {"m": warm, "w1": report(), "w2": warm}).warnings == [
+        "m, w2: it is warm."
+    ]
+
+
+def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> None:
+    plan = planned()
+    trains = {**container("rdm", "rdm", ibnet="192.169.16.9"), "jobs": ["one"]}
+    facts = {"m": report(), "w1": report(docker_containers=[trains])}
+    with pytest.raises(Refused, match="w1: the job one runs in the container"):
+        plan_nodes(plan, wants(plan), facts)
+    (warning,) = plan_nodes(plan, wants(plan), facts, changes=False).warnings
+    assert warning.startswith("This would be refused: w1: the job one runs")
+
+
+def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> None:
+    plan = planned()
+    overlapping = [{"name": "ib0", "addresses": ["192.169.16.5/24"]}]
+    facts = {
+        "m": report(python_requests=False),
+        "w1": report(interfaces=overlapping),
+        "w2": report(interfaces=overlapping, python_requests=False),
+    }
+    with pytest.raises(Refused) as refused:
+        plan_nodes(plan, wants(plan), facts)
+    assert [problem.node for problem in refused.value.problems] == ["m", "w1", "w2", "w2"]

@@ -1,0 +1,178 @@
+"""The container network's subnet against everything that a node may already use."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
+    collisions,
+    public_space_warning,
+    ssh_address_problems,
+    subnet_problems,
+)
+
+from tests.unit.plugins.node_reports import SOUND, network, report
+
+SUBNET = IPv4Network("192.169.16.0/24")
+OURS = {"rdm.provision.cluster": "rdm"}
+
+
+def overlaps(found: dict[str, Any], subnet: str = str(SUBNET)) -> str:
+    """The reason that one node gives against the subnet, or nothing."""
+    problems = collisions(IPv4Network(subnet), {"node1": found}, {"node1": "ibnet"}, "rdm")
+    assert len(problems) <= 1
+    return problems[0].reason if problems else ""
+
+
+def with_network(*networks: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*SOUND["docker"]["networks"], *networks]
+
+
+def route(destination: str, **changes: str) -> dict[str, str]:
+    return {"table": "main", "destination": destination, "interface": "eth0", "gateway": "", **changes}
+
+
+def test_sound_node_has_no_collision() -> None:
+    assert overlaps(report()) == ""
+
+
+def test_interface_is_named_with_its_range_and_a_free_subnet() -> None:
+    found = report(interfaces=[{"name": "ib0", "addresses": ["192.169.16.5/24", "fe80::2/64"]}])
+    [problem] = collisions(
+        SUBNET, {"node2": found}, {"node2": "ibnet"}, "rdm", ["10.20.0.7", "node2.example"]
+    )
+    assert problem.node == "node2"
+    assert problem.sentence == (
+        "192.169.16.0/24 overlaps interface ib0 (192.169.16.5/24): choose another subnet with rdm_subnet, "
+        "for example 10.20.1.0/24"
+    )
+
+
+def test_everything_that_overlaps_on_a_node_is_one_problem_and_named_once() -> None:
+    found = report(
+        interfaces=[
+            {"name": "ib0", "addresses": ["192.169.16.5/28"]},
+            {"name": "br-abcdef123456", "addresses": ["192.169.16.129/25"]},
+        ],
+        routes=[
+            route("192.169.16.0/28", interface="ib0"),
+            route("192.169.16.128/25", interface="br-abcdef123456"),
+            route("192.169.0.0/16", gateway="10.0.0.7", table="200"),
+        ],
+        docker_networks=with_network(network("other", "192.169.16.128/25", driver="bridge")),
+    )
+    assert overlaps(found) == (
+        "overlaps Docker network other (192.169.16.128/25), interface ib0 (192.169.16.5/28), "
+        "route 192.169.0.0/16 via 10.0.0.7 on eth0 (table 200)"
+    )
+
+
+@pytest.mark.parametrize("destination", ["default", "0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"])
+def test_routes_for_the_whole_internet_do_not_count(destination: str) -> None:
+    assert overlaps(report(routes=[route(destination)])) == ""
+
+
+def test_route_without_interface_counts() -> None:
+    found = report(routes=[{"table": "main", "destination": "192.169.0.0/16", "type": "blackhole"}])
+    assert overlaps(found) == "overlaps route 192.169.0.0/16 (table main)"
+
+
+def test_route_on_an_interface_counts_beyond_its_own_range() -> None:
+    found = report(
+        interfaces=[{"name": "ib0", "addresses": ["10.50.1.5/24"]}],
+        routes=[route("10.50.1.0/24", interface="ib0"), route("192.169.0.0/16", interface="ib0")],
+    )
+    assert overlaps(found) == "overlaps route 192.169.0.0/16 on ib0 (table main)"
+
+
+def test_address_pool_of_the_daemon_counts() -> None:
+    found = report(docker_default_address_pools=[{"base": "10.64.0.0/10", "size": 24}])
+    assert overlaps(found, "10.70.0.0/24") == "overlaps the Docker daemon's address pool 10.64.0.0/10"
+
+
+def test_docker_gwbridge_counts() -> None:
+    found = report(docker_networks=with_network(network("docker_gwbridge", "172.18.0.0/16", driver="bridge")))
+    assert overlaps(found, "172.18.5.0/24") == "overlaps Docker network docker_gwbridge (172.18.0.0/16)"
+
+
+@pytest.mark.parametrize("end", ["client", "server"])
+def test_addresses_of_ssh_count(end: str) -> None:
+    found = report(ssh={"client": "", "server": "", end: "192.169.16.9"})
+    assert overlaps(found) == f"overlaps the address 192.169.16.9 of the ssh {end}"
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        network("ibnet", "192.169.16.0/24", driver="bridge", labels=OURS),
+        network("ibnet", "192.169.0.0/16", driver="bridge", labels=OURS),
+        network("ibnet", "192.169.16.0/24", driver="bridge"),
+        network("before", "192.169.16.0/24", driver="bridge", labels=OURS),
+    ],
+    ids=["ours", "ours-before-a-change", "made-by-hand", "ours-of-another-name"],
+)
+def test_own_network_is_no_collision(own: dict[str, Any]) -> None:
+    found = report(
+        docker_networks=with_network(own),
+        interfaces=[{"name": "br-abcdef123456", "addresses": ["192.169.16.1/24"]}],
+        routes=[route("192.169.16.0/24", interface="br-abcdef123456")],
+    )
+    assert overlaps(found) == ""
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        network("ibnet", "192.169.0.0/16"),
+        network("other", "192.169.16.0/24"),
+        network("ibnet", "192.169.0.0/16", labels={"rdm.provision.cluster": "another"}),
+    ],
+)
+def test_network_of_somebody_else_is_a_collision(foreign: dict[str, Any]) -> None:
+    assert f"overlaps Docker network {foreign['name']}" in overlaps(
+        report(docker_networks=with_network(foreign))
+    )
+
+
+def test_node_without_docker_is_still_compared() -> None:
+    found = report(docker=None, interfaces=[{"name": "ib0", "addresses": ["192.169.16.5/24"]}])
+    assert "interface ib0" in overlaps(found)
+
+
+def test_free_subnet_is_free_on_every_node() -> None:
+    facts = {
+        "node1": report(interfaces=[{"name": "a", "addresses": ["192.169.16.5/24", "10.20.0.1/24"]}]),
+        "node2": report(interfaces=[{"name": "a", "addresses": ["10.20.1.1/24"]}]),
+    }
+    [problem] = collisions(SUBNET, facts, dict.fromkeys(facts, "ibnet"), "rdm")
+    assert problem.remedy.endswith("for example 10.20.2.0/24")
+
+
+@pytest.mark.parametrize(
+    ("subnet", "word"),
+    [
+        ("127.0.0.0/24", "loopback"),
+        ("169.254.7.0/24", "link-local"),
+        ("224.1.0.0/16", "multicast"),
+        ("240.0.0.0/24", "reserved"),
+        ("0.0.0.0/8", "this network"),
+    ],
+)
+def test_special_ranges_are_refused(subnet: str, word: str) -> None:
+    [problem] = subnet_problems(IPv4Network(subnet))
+    assert word in problem.reason
+
+
+def test_public_space_is_a_warning() -> None:
+    assert "RFC 1918" in str(public_space_warning(SUBNET))
+    assert subnet_problems(SUBNET) == []
+    for private in ("10.1.0.0/16", "172.31.0.0/24", "192.168.0.0/16"):
+        assert public_space_warning(IPv4Network(private)) is None
+
+
+def test_host_address_inside_the_subnet_is_refused_without_asking_a_node() -> None:
+    hosts = {"node1": "192.169.16.7", "node2": "node2.example", "node3": "10.0.0.3", "node4": "fe80::1"}
+    [problem] = ssh_address_problems(SUBNET, hosts)
+    assert (problem.node, problem.value) == ("node1", "ansible_host 192.169.16.7")

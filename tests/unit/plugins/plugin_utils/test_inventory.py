@@ -1,0 +1,129 @@
+"""What the user wrote, checked for all nodes at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
+    CLUSTER_OPTIONS,
+    Inventory,
+    check_inventory,
+)
+
+from tests.conftest import ROOT
+
+
+def inventory(masters: str = "m", workers: str = "w1 w2", **changes: Any) -> Inventory:
+    """An inventory of CPU nodes; `host__variable=value` sets one host's variable, `variable=value` all."""
+    hosts: dict[str, dict[str, Any]] = {
+        host: {"rdm_accelerator": "cpu"} for host in (*masters.split(), *workers.split())
+    }
+    for name, value in changes.items():
+        host, _, variable = name.rpartition("__")
+        for one in [host] if host else hosts:
+            hosts[one][variable] = value
+    return check_inventory(masters.split(), workers.split(), hosts)
+
+
+def problems(*args: str, **changes: Any) -> list[str]:
+    found = inventory(*args, **changes).problems
+    return [f"{problem.node}: {problem.sentence}" if problem.node else problem.sentence for problem in found]
+
+
+def test_sound_inventory_is_resolved() -> None:
+    found = inventory(rdm_slots="4", rdm_become="no", rdm_subnet="10.9.0.0/24", w1__my_ip="10.9.0.7")
+    assert found.problems == []
+    assert (found.cluster, found.subnet, found.gateway) == ("rdm", "10.9.0.0/24", "")
+    assert list(found.nodes) == ["m", "w1", "w2"]
+    assert found.nodes["m"] == ("cpu", 4, False, "")
+    assert found.pins == {"w1": "10.9.0.7"}
+    assert found.ssh_addresses == {"m": "m", "w1": "w1", "w2": "w2"}
+
+
+@pytest.mark.parametrize(
+    ("masters", "workers", "words"),
+    [
+        ("", "", "the cluster is empty"),
+        ("", "w1 w2", "the group master has no host: move one host there from workers, for example w1"),
+        ("m n", "w", "the group master has 2 hosts (m, n): leave one there"),
+        ("m", "m w", "m: is in both groups, master and workers"),
+        ("m", "-w", "the host name '-w' has characters"),
+        ("m", "w$(x)", "the host name 'w$(x)' has characters"),
+    ],
+)
+def test_bad_groups_and_names(masters: str, workers: str, words: str) -> None:
+    [sentence] = problems(masters, workers)
+    assert words in sentence
+
+
+def test_one_node_is_a_cluster() -> None:
+    assert problems("m", "") == []
+
+
+def test_same_host_under_two_names() -> None:
+    [sentence] = problems(m__ansible_host="10.0.0.1", w1__ansible_host="10.0.0.1")
+    assert sentence == "w1: 10.0.0.1:22 is the same host as m: list each node once"
+    assert problems(m__ansible_host="w1") == ["w1: w1:22 is the same host as m: list each node once"]
+    assert (
+        problems(ansible_host="127.0.0.1", m__ansible_port=2201, w1__ansible_port=2202, w2__ansible_port=2203)
+        == []
+    )
+    assert problems(ansible_host="127.0.0.1", ansible_connection="local") == []
+
+
+def test_missing_and_unknown_accelerator() -> None:
+    assert problems(w1__rdm_accelerator="tpu") == [
+        "w1: rdm_accelerator 'tpu' is not an accelerator: choose rocm, cuda or cpu"
+    ]
+    assert len(problems(rdm_accelerator=None)) == 3
+
+
+@pytest.mark.parametrize("slots", [0, -1, "many", True, 1.5, "", [8]])
+def test_bad_slots(slots: Any) -> None:
+    [sentence] = problems(w1__rdm_slots=slots)
+    assert sentence.startswith(f"w1: rdm_slots {slots!r} is not a number of processes")
+
+
+@pytest.mark.parametrize("directory", ["etc/rdm", "~/rdm", "/", "/etc/rdm/", "/etc/a:b", "/etc/a\nb"])
+def test_bad_config_dir(directory: str) -> None:
+    [sentence] = problems(w1__rdm_config_dir=directory)
+    assert sentence.startswith("w1: rdm_config_dir")
+
+
+def test_odd_but_usable_config_dir_is_kept() -> None:
+    assert inventory(rdm_config_dir="/srv/a b'$(c)").nodes["m"].config_dir == "/srv/a b'$(c)"
+
+
+def test_bad_become() -> None:
+    [sentence] = problems(w2__rdm_become="perhaps")
+    assert sentence == "w2: rdm_become 'perhaps' is neither true nor false: set it to true or false"
+
+
+@pytest.mark.parametrize("name", ["Rdm", "", "-x", "a b", "a\n"])
+def test_bad_cluster_name(name: str) -> None:
+    [sentence] = problems(rdm_cluster=name)
+    assert "is not a cluster name" in sentence
+
+
+@pytest.mark.parametrize("option", ["rdm_cluster", "rdm_subnet", "rdm_gateway"])
+def test_values_of_the_whole_cluster_must_not_differ(option: str) -> None:
+    [sentence] = problems(**{f"w2__{option}": "other"})
+    assert sentence.startswith(f"{option} differs between nodes: ")
+    assert "'other' on w2" in sentence
+
+
+def test_all_problems_are_found_at_once() -> None:
+    found = problems("", "a b", rdm_accelerator="x", a__rdm_slots=0, a__ansible_host="b", rdm_cluster="X")
+    assert len(found) == 6
+
+
+def test_the_options_are_the_documented_ones() -> None:
+    path = ROOT / "roles" / "preflight" / "meta" / "argument_specs.yml"
+    documented = yaml.safe_load(path.read_text())["argument_specs"]["cluster"]["options"]
+    without_prose = {
+        name: {key: item for key, item in option.items() if key != "description"}
+        for name, option in documented.items()
+    }
+    assert without_prose == CLUSTER_OPTIONS

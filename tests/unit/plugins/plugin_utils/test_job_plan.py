@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a job is to be: which nodes, what name, and every reason why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
+    JOB_NAME,
+    Node,
+    Wanted,
+    plan_job,
+    verdict,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused, sentences
+from hypothesis import given
+from hypothesis import strategies as st
+
+NODES = [Node(f"n{rank}", f"10.0.0.{100 + rank}", 2) for rank in range(4)]
+NAMES = [node.name for node in NODES]
+NOW = 1_790_000_000.0
+
+
+def wanted(text: str = "name: tiny\n", *overrides: str, **more: Any) -> Wanted:
+    return Wanted(text, "jobs/tiny.yaml", overrides, **more)
+
+
+def refusal(request: Wanted, in_run: list[str] | None = None) -> list[str]:
+    with pytest.raises(Refused) as refused:
+        plan_job(request, NODES, in_run or NAMES, NOW)
+    return sentences(refused.value.problems)
+
+
+def test_all_nodes_take_part_by_rank_and_the_first_is_the_master() -> None:
+    plan = plan_job(wanted(), NODES, reversed(NAMES), NOW)
+    assert plan.nodes == NODES
+    assert plan.as_dict()["master"] == "n0"
+    assert plan.as_dict()["nodes"][1] == {"name": "n1", "address": "10.0.0.101", "slots": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "in_run", "expected"),
+    [
+        ("launcher: {nodes: 2}", [], NAMES, ["n0", "n1"]),
+        ("launcher: {nodes: 2}", ["launcher.nodes=3"], NAMES, ["n0", "n1", "n2"]),
+        ("launcher: {nodes: 2}", ["launcher.nodes=3", "launcher.nodes=1"], NAMES, ["n0"]),
+        ("name: x", [], ["n3", "n1"], ["n1", "n3"]),
+        ("launcher: {nodes: 1}", [], ["n3", "n1"], ["n1"]),
+        ("launcher: {nodes: 2}", ["launcher.nodes=null"], NAMES, NAMES),
+    ],
+)
+def test_the_configuration_and_the_limit_choose_the_nodes(
+    text: str, overrides: list[str], in_run: list[str], expected: list[str]
+) -> None:
+    plan = plan_job(wanted(text, *overrides), NODES, in_run, NOW)
+    assert [node.name for node in plan.nodes] == expected
+
+
+def test_a_new_job_is_named_after_its_configuration_and_the_time() -> None:
+    assert plan_job(wanted("name: My Model!"), NODES, NAMES, NOW).name.startswith("my-model-")
+    assert plan_job(wanted("model: {}"), NODES, NAMES, NOW).name.startswith("tiny-")
+    assert plan_job(wanted(name="mine"), NODES, NAMES, NOW).name == "mine"
+    now = plan_job(wanted(), NODES, NAMES, NOW).name
+    assert plan_job(wanted(), NODES, NAMES, NOW + 1).name != now
+
+
+@given(st.text(max_size=80), st.floats(0, 4e9))
+def test_whatever_the_configuration_is_called_the_name_can_be_used(name: str, now: float) -> None:
+    import json
+
+    plan = plan_job(wanted(json.dumps({"name": name, "model": {}})), NODES, NAMES, now)
+    assert JOB_NAME.fullmatch(plan.name)
+
+
+def test_a_job_goes_on_with_its_own_configuration() -> None:
+    plan = plan_job(Wanted("", "", ("parallel.tensor=2",), resume="tiny-1"), NODES, NAMES, NOW)
+    assert (plan.name, plan.resume, plan.config, plan.overrides) == (
+        "tiny-1",
+        True,
+        "",
+        ["parallel.tensor=2"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        (wanted("a: [1"), ["jobs/tiny.yaml:1", "is not YAML", "correct the configuration"]),
+        (wanted("- a\n- b\n"), ["holds no configuration"]),
+        (wanted(""), ["holds no configuration"]),
+        (wanted("launcher: 3"), ["launcher", "holds no keys"]),
+        (wanted("launcher: {nodes: 9}"), ["launcher.nodes 9", "more than the 4 nodes"]),
+        (wanted("launcher: {nodes: none}"), ["launcher.nodes none", "no number"]),
+        (wanted("launcher: {nodes: 0}"), ["launcher.nodes 0"]),
+        (wanted("launcher: {kind: torchrn}"), ["launcher.kind torchrn", "did you mean torchrun?"]),
+        (wanted("name: x", "nonsense"), ["'nonsense'", "key.sub=value"]),
+        (wanted(name="../up"), ["'../up'", "no name for a job"]),
+        (Wanted("", "", (), resume="A b"), ["'A b'"]),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(request_: Wanted, words: list[str]) -> None:
+    (sentence,) = refusal(request_)
+    for word in words:
+        assert word in sentence
+
+
+def test_every_problem_is_told_at_once() -> None:
+    said = refusal(wanted("launcher: {kind: slurm, nodes: 9}", "nonsense", name="No"))
+    assert len(said) == 4
+
+
+# --- the verdict over the nodes' answers -------------------------------------------------------------------
+
+
+def plan(*names: str) -> dict[str, Any]:
+    return {"name": "tiny-1", "nodes": [{"name": name} for name in names]}
+
+
+def test_a_job_starts_when_no_node_has_a_problem() -> None:
+    assert verdict(plan("n0", "n1"), {"n0": {"problems": []}, "n1": {"problems": []}, "n2": {}}) == []
+
+
+def test_each_nodes_problems_are_told_with_its_name() -> None:
+    found = verdict(
+        plan("n0", "n1"),
+        {"n0": {"problems": ["port 29500 is in use"]}, "n1": {"problems": ["the disk is full", "no GPU"]}},
+    )
+    assert sentences(found) == ["n0: port 29500 is in use", "n1: the disk is full", "n1: no GPU"]
+
+
+def test_what_every_node_says_is_told_once() -> None:
+    same = {"problems": ["unknown key model.layer"]}
+    found = verdict(plan("n0", "n1"), {"n0": same, "n1": {"problems": [*same["problems"], "no GPU"]}})
+    assert sentences(found) == ["unknown key model.layer", "n1: no GPU"]
+
+
+def test_a_node_that_was_not_reached_is_a_problem() -> None:
+    answers: dict[str, dict[str, Any]] = {
+        "n0": {"problems": []},
+        "n1": {"unreachable": True, "msg": "ssh: no route to host\nmore"},
+    }
+    said = sentences(verdict(plan("n0", "n1", "n2"), answers))
+    assert said[0].startswith("n1: cannot be reached: ssh: no route to host: ")
+    assert said[1].startswith("n2: cannot be reached: ")
+
+
+def test_a_check_that_failed_is_a_problem() -> None:
+    said = sentences(verdict(plan("n0"), {"n0": {"failed": True, "msg": "no Docker Engine answers."}}))
+    assert said == ["n0: no Docker Engine answers"]

@@ -1,0 +1,312 @@
+"""What stands against the plan on one node: each refusal names the value and what would work."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
+    NodePlan,
+    check_node,
+    ended_by_plan,
+    network_differences,
+    network_present,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
+
+from tests.unit.plugins.node_reports import SOUND, container, network, report
+
+OURS = {"rdm.provision.cluster": "rdm"}
+SUBNET = "192.169.16.0/24"
+
+
+def want(**changes: Any) -> NodePlan:
+    plan = NodePlan(
+        node="node1",
+        cluster="rdm",
+        accelerator="cpu",
+        my_ip="192.169.16.100",
+        subnet=IPv4Network(SUBNET),
+        gateway="192.169.16.1",
+        network_name="ibnet",
+        network_driver="macvlan",
+        network_parent="ib0",
+        network_options={"parent": "ib0"},
+        container_name="rdm",
+    )
+    return plan._replace(**changes)
+
+
+def problems(found: dict[str, Any], **changes: Any) -> list[str]:
+    return [problem.sentence for problem in check_node(want(**changes), found).problems]
+
+
+def warnings(found: dict[str, Any], **changes: Any) -> list[str]:
+    return sentences(check_node(want(**changes), found).warnings)
+
+
+def with_networks(*networks: dict[str, Any], containers: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return report(
+        docker_networks=[*SOUND["docker"]["networks"], *networks], docker_containers=list(containers)
+    )
+
+
+def test_sound_node_passes_without_a_word() -> None:
+    assert check_node(want(), report()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        ("absent", "install Docker"),
+        ("stopped", "start the Docker daemon"),
+        ("forbidden", "add the user to group docker"),
+    ],
+)
+def test_node_whose_engine_cannot_be_used_is_refused(state: str, remedy: str) -> None:
+    found = report(docker=None, docker_state=state, docker_error="no engine answers at /var/run/docker.sock.")
+    [sentence] = problems(found)
+    assert sentence.startswith("no engine answers at /var/run/docker.sock: " + remedy)
+
+
+def test_missing_engine_is_no_problem_when_it_will_be_installed() -> None:
+    absent = report(docker=None, docker_state="absent", docker_error="none", python_requests=False)
+    assert problems(absent, engine_install=True) == []
+    assert problems(report(docker=None, docker_state="forbidden"), engine_install=True) != []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"docker_version": "19.03.15", "docker_api_version": "1.40"}, "Docker Engine 19.03.15 is too old"),
+        ({"docker_version": "20.10.5+dfsg1", "docker_api_version": "1.40"}, "Docker API 1.40 is too old"),
+        ({"docker_version": "unknown"}, "Docker Engine unknown is too old"),
+    ],
+)
+def test_old_engine_is_refused(changes: dict[str, str], words: str) -> None:
+    [sentence] = problems(report(**changes))
+    assert sentence == f"{words}: install Docker Engine 20.10 or newer"
+
+
+def test_new_engine_is_a_warning_for_the_sriov_plugin_only() -> None:
+    assert warnings(report()) == []
+    assert "rdma/sriov-plugin uses 1.12" in warnings(report(), network_driver="sriov")[0]
+    assert warnings(report(docker_min_api_version="1.12"), network_driver="sriov") == []
+
+
+def test_missing_python_package_is_refused() -> None:
+    [sentence] = problems(report(python_requests=False))
+    assert sentence.endswith("install python3-requests")
+
+
+def test_findings_of_the_node_are_passed_on() -> None:
+    found = report(
+        findings=[
+            {"level": "error", "what": "x", "text": "it burns."},
+            {"level": "warning", "what": "y", "text": "it is warm"},
+        ]
+    )
+    assert problems(found) == ["it burns"]
+    assert warnings(found) == ["node1: it is warm."]
+
+
+def test_accelerator_that_the_node_lacks_is_refused() -> None:
+    [sentence] = problems(report(), accelerator="rocm")
+    assert sentence.startswith(
+        "rdm_accelerator rocm does not fit the node, which has no GPU that its driver serves"
+    )
+    [sentence] = problems(report(accelerator="cuda", gpus=[{}] * 8), accelerator="rocm")
+    assert "which has 8 GPUs (cuda): set rdm_accelerator: cuda" in sentence
+    assert problems(report(accelerator="rocm", gpus=[{}] * 8), accelerator="rocm") == []
+
+
+def test_unused_gpus_are_a_warning() -> None:
+    found = report(accelerator="rocm", gpus=[{}] * 4)
+    assert problems(found) == []
+    assert "its 4 GPUs (rocm) stay unused" in warnings(found)[0]
+
+
+def test_parent_interface_must_exist() -> None:
+    [sentence] = problems(report(), network_parent="ib7")
+    assert sentence == "network_parent ib7 is not an interface of the node: choose one of eth0, ib0, docker0"
+    assert problems(report(), network_parent="ib0.100") == []
+    assert problems(report(), network_parent="ib7", network_driver="bridge") == []
+
+
+def test_memlock_is_refused_or_a_warning_as_the_user_says() -> None:
+    limited = report(memlock={"soft": 65536, "hard": 8388608, "raise_allowed": False})
+    [sentence] = problems(limited)
+    assert sentence.startswith("memlock is limited to 8388608 bytes")
+    assert "LimitMEMLOCK=infinity" in sentence
+    assert problems(limited, memlock_required=False) == []
+    assert "memlock is limited" in warnings(limited, memlock_required=False)[0]
+
+
+def test_full_disk_is_refused() -> None:
+    [sentence] = problems(report(), min_free_bytes=200 * 2**30)
+    assert sentence.startswith("/var/lib/docker has 100.0 GiB free, and images need 200.0 GiB")
+    assert problems(report(), min_free_bytes=100 * 2**30) == []
+    unknown = report(disk={"path": "/var/lib/docker", "total": 0, "free": 0})
+    assert problems(unknown, min_free_bytes=1) == []
+
+
+# --- images ---
+
+
+def archive(**told: Any) -> dict[str, Any]:
+    sound = {"path": "/srv/a.tar", "problem": "", "remedy": "", "unpacked": 0, "new_layers": {}}
+    return {**sound, **told}
+
+
+def test_bad_archive_is_refused() -> None:
+    found = report()
+    found["archives"] = [
+        archive(problem="/srv/a.tar does not exist", remedy="put it there"),
+        archive(),
+        archive(problem="'x y' is not an image name", remedy="write repository:tag"),
+    ]
+    assert [tuple(problem) for problem in check_node(want(), found).problems] == [
+        ("node1", "/srv/a.tar", "does not exist", "put it there"),
+        ("node1", "", "'x y' is not an image name", "write repository:tag"),
+    ]
+
+
+def test_disk_must_have_room_for_all_archives_together() -> None:
+    large = archive(unpacked=60 * 2**30, new_layers={"sha256:1": 60 * 2**30})
+    found = report()
+    found["archives"] = [large]
+    assert problems(found) == [], "the containerd store takes the layers from the stream"
+    found["docker"]["image_store"] = "classic"
+    [sentence] = problems(found)
+    assert sentence.startswith(
+        "/var/lib/docker has 100.0 GiB free, and loading the image archives needs 120.0 GiB: free some space"
+    )
+    found["archives"] = [archive(unpacked=30 * 2**30, new_layers={"sha256:1": 30 * 2**30})]
+    assert problems(found) == []
+    found["archives"].append(archive(unpacked=40 * 2**30, new_layers={"sha256:2": 40 * 2**30}))
+    assert len(problems(found)) == 1
+    found["disk"]["free"], found["archives"] = 2**20, [archive(unpacked=3 * 2**19)]
+    assert "has 1.0 MiB free, and loading the image archives needs 1.5 MiB" in problems(found)[0]
+
+
+def test_image_that_nobody_brings_must_be_there() -> None:
+    found = report(docker_images=[{"id": "sha256:1", "tags": ["mine:1"]}, {"id": "sha256:2", "tags": []}])
+    assert problems(found, image="docker.io/library/mine:1", image_listed=False) == []
+    assert problems(found, image="other:1", image_listed=True) == []
+    assert problems(found, image=f"other@sha256:{64 * '0'}", image_listed=False) == []
+    assert problems(found, image="other:1", image_listed=False) == [
+        "container_image other:1 is not on the node, and images_list is empty: list it in images_list, or "
+        "load it there"
+    ]
+
+
+# --- the network of our name ---
+
+
+def test_network_as_planned_passes() -> None:
+    found = with_networks(network("ibnet", SUBNET, labels=OURS))
+    assert network_present(want(), found)
+    assert network_differences(want(), found) == []
+    assert problems(found) == []
+    assert not network_present(want(), report())
+
+
+@pytest.mark.parametrize(
+    ("existing", "difference"),
+    [
+        (network("ibnet", SUBNET), "it does not carry this cluster's label"),
+        (network("ibnet", "10.0.0.0/8", labels=OURS), "subnet is 10.0.0.0/8, not 192.169.16.0/24"),
+        (network("ibnet", SUBNET, labels=OURS, driver="ipvlan"), "driver is ipvlan, not macvlan"),
+        (network("ibnet", SUBNET, labels=OURS, options={"parent": "eth0"}), "parent is eth0, not ib0"),
+        (network("ibnet", SUBNET, labels=OURS, options={}), "parent is none, not ib0"),
+        (
+            network("ibnet", SUBNET, labels=OURS, subnets=[{"subnet": SUBNET, "gateway": "192.169.16.254"}]),
+            "gateway is 192.169.16.254, not 192.169.16.1",
+        ),
+        (network("ibnet", SUBNET, labels=OURS, subnets=[]), "subnet is none, not 192.169.16.0/24"),
+    ],
+)
+def test_network_with_other_settings_is_refused_until_the_user_says_so(
+    existing: dict[str, Any], difference: str
+) -> None:
+    found = with_networks(existing)
+    assert difference in network_differences(want(), found)
+    [sentence] = problems(found)
+    assert sentence.startswith("the Docker network ibnet has other settings: ")
+    assert difference in sentence
+    assert "network_replace: true" in sentence
+    assert problems(found, network_replace=True) == []
+
+
+@pytest.mark.parametrize("attached", ["running", "stopped"])
+def test_network_with_a_foreign_container_is_never_replaced(attached: str) -> None:
+    existing = network(
+        "ibnet", "10.7.0.0/16", labels=OURS, containers=["guest"] if attached == "running" else []
+    )
+    on_it = {"ibnet": "10.7.0.9"} if attached == "stopped" else {}
+    found = with_networks(
+        existing, containers=(container("guest", **on_it), container("rdm", "rdm", ibnet="10.7.0.5"))
+    )
+    [sentence] = problems(found, network_replace=True)
+    assert sentence.endswith("remove guest from it, or choose another network_name")
+
+
+def test_jobs_end_with_their_containers_network_or_address() -> None:
+    trains = {**container("rdm", "rdm", ibnet="192.169.16.100"), "jobs": ["b", "a"]}
+    guest = {**container("guest", "beta", ibnet="192.169.16.9"), "jobs": ["c"]}
+    kept = with_networks(network("ibnet", SUBNET, labels=OURS), containers=(trains, guest))
+    other = with_networks(network("ibnet", "10.7.0.0/16", labels=OURS), containers=(trains, guest))
+    assert ended_by_plan(want(network_replace=True), kept) == []
+    assert ended_by_plan(want(), other) == []  # which is refused for itself
+    assert ended_by_plan(want(network_replace=True), other) == ["a", "b"]
+    assert ended_by_plan(want(my_ip="192.169.16.7"), kept) == ["a", "b"]
+    assert ended_by_plan(want(my_ip="192.169.16.7", spare_jobs=False), kept) == []
+    assert ended_by_plan(want(), report(docker=None)) == []
+
+
+def test_network_of_another_cluster_is_never_replaced() -> None:
+    found = with_networks(network("ibnet", SUBNET, labels={"rdm.provision.cluster": "beta"}))
+    [sentence] = problems(found, network_replace=True)
+    assert sentence == "the Docker network ibnet belongs to the cluster beta: choose another network_name"
+
+
+# --- containers ---
+
+
+def test_container_of_our_name_that_is_not_ours_is_refused() -> None:
+    [sentence] = problems(with_networks(containers=(container("rdm"),)))
+    assert sentence.startswith("a container named rdm exists already and is not this cluster's")
+    assert problems(with_networks(containers=(container("rdm", "rdm"),))) == []
+    assert problems(with_networks(containers=(container("rdm", "beta"),))) != []
+
+
+def test_foreign_container_on_our_address_is_refused() -> None:
+    guest = container("guest", ibnet="192.169.16.100")
+    found = with_networks(network("ibnet", SUBNET, labels=OURS, containers=["guest"]), containers=(guest,))
+    [sentence] = problems(found)
+    assert sentence.startswith("192.169.16.100 is used by the container guest")
+
+
+def test_every_problem_is_reported_at_once() -> None:
+    found = report(python_requests=False, docker_version="19.03", docker_containers=[container("rdm")])
+    assert len(problems(found, accelerator="rocm", network_parent="ib7", min_free_bytes=2**50)) == 6
+
+
+@pytest.mark.parametrize("kind", ["container", "network"])
+def test_another_name_than_what_the_cluster_has_is_refused(kind: str) -> None:
+    labels = {**OURS, "rdm.provision.role": kind}
+    if kind == "container":
+        found = report(docker_containers=[{**container("old"), "labels": labels}])
+    else:
+        found = with_networks(network("old", "10.9.0.0/24", labels=labels))
+    [sentence] = problems(found)
+    assert f"a {kind} named old" in sentence
+    assert "rdm-provision down" in sentence
+
+
+def test_a_second_network_on_the_parent_interface_is_refused() -> None:
+    found = with_networks(network("theirs", "10.9.0.0/24", driver="macvlan", options={"parent": "ib0"}))
+    [sentence] = problems(found)
+    assert "network_parent ib0 carries the Docker network theirs already" in sentence
+    assert problems(found, network_parent="eth0", network_options={"parent": "eth0"}) == []
