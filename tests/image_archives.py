@@ -6,8 +6,11 @@ import gzip
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
@@ -123,3 +126,27 @@ def oci_layout(image: MadeImage) -> bytes:
     names = {"org.opencontainers.image.ref.name": image.tags[0]} if image.tags else {}
     layout.entries.append(layout.manifest(image, annotations=names))
     return layout.tar()
+
+
+def zstd(data: bytes) -> bytes:
+    return subprocess.run(["zstd", "-qc"], input=data, check=True, capture_output=True).stdout
+
+
+PACKERS: dict[str, Callable[[bytes], bytes]] = {"plain": bytes, "gzip": gzip.compress, "zstd": zstd}
+
+
+def put(directory: Path, data: bytes, name: str = "archive") -> str:
+    path = directory / name
+    path.write_bytes(data)
+    return str(path)
+
+
+def inspected(image: MadeImage, **changes: Any) -> dict[str, Any]:
+    """Return what an engine with the classic store shows of an image."""
+    return {
+        "Id": image.id,
+        "Created": image.created,
+        "Config": {**image.config, "Hostname": "", "Labels": None},
+        "RootFS": {"Type": "layers", "Layers": image.diff_ids},
+        **changes,
+    }

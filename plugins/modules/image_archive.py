@@ -171,17 +171,17 @@ from typing import Any
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import (
+from ansible_collections.rdm.provision.plugins.module_utils.archive.cache import (
+    cached_index,
+    default_cache_dir,
+    forget_index,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import (
     ArchiveIndex,
     ArchiveMissing,
     ArchiveProblem,
     Image,
-    cached_index,
-    default_cache_dir,
-    file_sha256,
-    forget_index,
     inspection,
-    load_chunks,
     new_layers,
     room_to_load,
     same_image,
@@ -189,6 +189,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archiv
     spare_members,
     wanted_images,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.archive.load import load_chunks
+from ansible_collections.rdm.provision.plugins.module_utils.archive.stream import file_sha256
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
     DockerError,

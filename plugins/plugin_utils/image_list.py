@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import (
-    ArchiveProblem,
-    short_name,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import ArchiveProblem, short_name
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
 SOURCES = ("registry", "archive", "build")

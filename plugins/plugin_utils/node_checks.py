@@ -7,7 +7,7 @@ import re
 from ipaddress import IPv4Network, ip_network
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import room_to_load
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import memlock_shortage
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import LABEL_CLUSTER, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of

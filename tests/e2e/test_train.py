@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.module_utils.archive.image_archive import Image, index_archive
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import Image
+from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import BUILDER_LABEL

@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.archive import image_archive
+from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 
@@ -137,5 +137,5 @@ def test_the_archive_is_one_that_the_product_reads(rootfs: Path, tmp_path: Path)
     assert manifest[0]["RepoTags"] == [recipe.SRIOV_IMAGE]
     assert config["rootfs"]["diff_ids"] == [f"sha256:{layer.digest}" for layer in layers]
     assert config["config"]["Cmd"] == ["/usr/local/bin/sriov-plugin"]
-    (image,) = image_archive.index_archive(str(target)).images
+    (image,) = index_archive(str(target)).images
     assert list(image.tags) == [recipe.SRIOV_IMAGE]

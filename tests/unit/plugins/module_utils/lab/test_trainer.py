@@ -11,7 +11,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.archive import image_archive
+from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 
@@ -137,7 +137,7 @@ def test_layers_are_taken_over_from_one_archive_to_the_next(tmp_path: Path) -> N
         recipe.write_archive(
             file, "x:1", [*taken[:-1], layers[3]], ["/bin/sh"], created, lab_trainer.ENVIRONMENT
         )
-    (image,) = image_archive.index_archive(str(second)).images
+    (image,) = index_archive(str(second)).images
     assert image.diff_ids == [f"sha256:{layers[number].digest}" for number in (0, 1, 3)]
     assert image.layer_sizes == [len(contents[number]) for number in (0, 1, 3)]
     assert image.traits["config"]["Env"][0].startswith("PATH=/opt/rdm/bin:/usr/local/sbin:")
