@@ -46,6 +46,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE  # noqa: E402
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan  # noqa: E402
 
 from benchmarks.simulated.node import CALLS, Node  # noqa: E402
@@ -137,13 +138,13 @@ class Cluster:
         shutil.rmtree(self.state, ignore_errors=True)
         self.state.mkdir()
         shutil.rmtree(self.inventory / ".rdm", ignore_errors=True)
-        (self.inventory / address_plan.FILE_NAME).unlink(missing_ok=True)
+        (self.inventory / PLAN_FILE).unlink(missing_ok=True)
 
     def settle(self, model: Cluster) -> None:
         """Bring all nodes where a first run brought those of MODEL, without one, and plan their addresses."""
         self.reset()
         self.playbook("plan", "-e", "plan_write=true").expect(0)
-        plan = address_plan.read_plan(str(self.inventory / address_plan.FILE_NAME))
+        plan = address_plan.read_plan(str(self.inventory / PLAN_FILE))
         if plan is None:
             raise RuntimeError("the playbook plan has kept no plan")
         for name, my_ip in plan.nodes.items():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Status,
         TaskStarted,
     )
-    from rdm_provision.jobs import JobFailure, JobLines, JobNode, JobState, JobUpdate
+    from rdm_provision.job_state import JobFailure, JobLines, JobNode, JobState, JobUpdate
     from rdm_provision.lab import Lab, LabNode
     from rdm_provision.run import Run
 
@@ -66,11 +66,11 @@ __all__ = [
 _HOME = {
     "Cluster": "cluster",
     "Node": "cluster",
-    "JobFailure": "jobs",
-    "JobLines": "jobs",
-    "JobNode": "jobs",
-    "JobState": "jobs",
-    "JobUpdate": "jobs",
+    "JobFailure": "job_state",
+    "JobLines": "job_state",
+    "JobNode": "job_state",
+    "JobState": "job_state",
+    "JobUpdate": "job_state",
     "Lab": "lab",
     "LabNode": "lab",
     "Run": "run",

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rdm_provision import environment
+from rdm_provision import environment, outcomes
+from rdm_provision.constants import CLUSTER, PLAN_FILE, STATE_DIR
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import RunResult
 from rdm_provision.inventory import find_inventory, members_of, read_inventory, similar_inventories
 from rdm_provision.jobs import JobVerbs
-from rdm_provision.node_state import NodeState, node_state
+from rdm_provision.node_state import NodeState
+from rdm_provision.outcomes import (
+    CONTAINER_MODULE,
+    EXEC_MODULE,
+    FACTS_MODULE,
+    FILES_MODULE,
+    CommandOutput,
+)
+from rdm_provision.plan_table import PlanTable, planned_nodes
 from rdm_provision.run import Run, RunSpec
+from rdm_provision.selection import did_you_mean, select
 
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 
-__all__ = ["Cluster", "CommandOutput", "Node", "NodeState", "PlanTable", "PlannedNode"]
+__all__ = ["Cluster", "Node"]
 
-FACTS_MODULE = "rdm.provision.node_facts"
-CONTAINER_MODULE = "community.docker.docker_container"
-FILES_MODULE = "rdm.provision.node_files"
-EXEC_MODULE = "rdm.provision.container_exec"
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
-_LABEL = "rdm.provision"
-PLAN_FILE = "address_plan.cfg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,67 +54,6 @@ class Node:
     rank: int
     my_ip: str | None
     variables: Mapping[str, Any] = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedNode:
-    """One line of the address plan. ``note`` is ``new``, ``kept``, ``moved``, ``pinned`` or ``removed``."""
-
-    rank: int | None
-    node: str
-    address: str
-    my_ip: str
-    slots: int | None
-    note: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTable:
-    """The address plan of a cluster, and how it differs from the plan file.
-
-    Attributes:
-        cluster: the cluster's name.
-        subnet: the container network, as CIDR.
-        gateway: its gateway.
-        file: the plan file.
-        nodes: the nodes by rank, then removed nodes whose address is reserved.
-        saved: the plan file says the same.
-        warnings: what is allowed but unwise.
-    """
-
-    cluster: str
-    subnet: str
-    gateway: str
-    file: Path
-    nodes: tuple[PlannedNode, ...]
-    saved: bool
-    warnings: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as what ``--json`` prints."""
-        from rdm_provision.events import to_json
-
-        keys = ("cluster", "subnet", "gateway", "file", "nodes", "saved", "warnings")
-        return {"ok": True, "exit_code": 0, **{key: to_json(getattr(self, key)) for key in keys}}
-
-
-@dataclass(frozen=True, slots=True)
-class CommandOutput:
-    """How a command ended in the container of one node.
-
-    Attributes:
-        node: its name.
-        rc: the exit code, or None when it did not run.
-        stdout: what it wrote.
-        stderr: what it wrote to stderr.
-        error: why it failed or did not run, in one line.
-    """
-
-    node: str
-    rc: int | None
-    stdout: str = ""
-    stderr: str = ""
-    error: str = ""
 
 
 class Cluster(JobVerbs):
@@ -160,7 +101,7 @@ class Cluster(JobVerbs):
             for rank, name in enumerate(order)
         )
         first = self.nodes[0].variables if self.nodes else {}
-        self.name = str(first.get("rdm_cluster", "rdm"))
+        self.name = str(first.get("rdm_cluster", CLUSTER))
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -217,7 +158,8 @@ class Cluster(JobVerbs):
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise InputError(f"there is no node {name!r} in {self.inventory}", hint=self._did_you_mean(name))
+        hint = did_you_mean(name, [node.name for node in self.nodes], self._groups)
+        raise InputError(f"there is no node {name!r} in {self.inventory}", hint=hint)
 
     def select(self, limit: str) -> tuple[str, ...]:
         """Return the names of the nodes that LIMIT (Ansible's ``--limit`` pattern) selects, by rank.
@@ -227,49 +169,7 @@ class Cluster(JobVerbs):
         Raises:
             InputError: a part, or the whole, matches no node.
         """
-        names = [node.name for node in self.nodes]
-        if not limit:
-            return tuple(names)
-        parts = [part for part in re.split(r"[,:](?![^\[]*\])|\s+", limit) if part]
-        if any(part.startswith(("~", "@")) or "[" in part for part in parts):
-            # A regular expression, a file or a slice: Ansible will say.
-            return tuple(names)
-        wanted: set[str] = set()
-        if all(part[0] in "!&" for part in parts):
-            wanted = set(names)
-        for part in sorted(parts, key=lambda part: "!&".find(part[0])):
-            matched = self._matching(part.lstrip("!&"), names)
-            if part.startswith("!"):
-                wanted -= matched
-            elif part.startswith("&"):
-                wanted &= matched
-            else:
-                wanted |= matched
-        if not wanted:
-            raise InputError(f"--limit {limit} leaves no node")
-        return tuple(name for name in names if name in wanted)
-
-    def _matching(self, pattern: str, names: Sequence[str]) -> set[str]:
-        matched = {name for name in names if fnmatch.fnmatchcase(name, pattern)}
-        for group, members in self._groups.items():
-            if fnmatch.fnmatchcase(group, pattern):
-                matched |= set(members) & set(names)
-        if pattern == "all":
-            matched = set(names)
-        if not matched:
-            raise InputError(
-                f"--limit: {pattern!r} is neither a node nor a group of {self.inventory}",
-                hint=self._did_you_mean(pattern),
-            )
-        return matched
-
-    def _did_you_mean(self, name: str) -> str:
-        known = [node.name for node in self.nodes]
-        groups = [group for group in self._groups if group not in ("all", "ungrouped")]
-        if close := difflib.get_close_matches(name, [*known, *groups], n=3):
-            return f"did you mean {' or '.join(close)}?"
-        shown = ", ".join(known[:8]) + (f" and {len(known) - 8} more" if len(known) > 8 else "")
-        return f"the nodes are {shown}"
+        return select(limit, [node.name for node in self.nodes], self._groups)
 
     # --- the address plan ------------------------------------------------------------------------------
 
@@ -307,7 +207,7 @@ class Cluster(JobVerbs):
             subnet=str(result.plan["subnet"]),
             gateway=str(result.plan["gateway"]),
             file=self.home / PLAN_FILE,
-            nodes=tuple(_lines(result.plan)),
+            nodes=tuple(planned_nodes(result.plan)),
             saved=bool(result.plan["saved"]),
             warnings=tuple(result.warnings),
         )
@@ -315,7 +215,7 @@ class Cluster(JobVerbs):
     @property
     def is_lab(self) -> bool:
         """Whether this is a miniature cluster made by ``rdm-provision lab up``."""
-        return (self.home / ".rdm" / "lab").is_dir()
+        return (self.home / STATE_DIR / "lab").is_dir()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -507,76 +407,16 @@ class Cluster(JobVerbs):
 
     def states(self, result: RunResult) -> tuple[NodeState, ...]:
         """Return the state of each node that a :meth:`status` run looked at."""
-        facts = result.returned.get(FACTS_MODULE, {})
-        plan = result.plan or {"cluster": self.name, "nodes": {}}
-        return tuple(
-            node_state(name, plan, recap.why, _last(facts.get(name)).get("node"))
-            for name, recap in result.nodes.items()
-        )
+        return outcomes.states(result, self.name)
 
     def containers(self, result: RunResult) -> tuple[tuple[str, str, str, str], ...]:
         """Return what an :meth:`up` run left running: node, container with its state, image, address."""
-        found = {}
-        for name, planned in (result.plan or {}).get("nodes", {}).items():
-            if (seen := planned.get("seen")) and name in result.nodes:
-                running = f"{seen['name']} ({seen['state']})"
-                found[name, str(seen["name"])] = (name, running, str(seen["image"]), str(planned["my_ip"]))
-        for name, results in result.returned.get(CONTAINER_MODULE, {}).items():
-            for res in results:
-                made = res.get("container") or {}
-                labels = (made.get("Config") or {}).get("Labels") or {}
-                if labels.get(f"{_LABEL}.role") != "container":
-                    continue
-                state = str((made.get("State") or {}).get("Status", ""))
-                my_ip = ((result.plan or {}).get("nodes", {}).get(name) or {}).get("my_ip", "")
-                called = str(made.get("Name", "")).lstrip("/")
-                image = str(made["Config"].get("Image", ""))
-                # The last counts: where a job runs, it was looked at before.
-                found[name, called] = (name, f"{called} ({state})", image, str(my_ip))
-        order = {node.name: node.rank for node in self.nodes}
-        return tuple(sorted(found.values(), key=lambda line: order.get(line[0], 0)))
+        return outcomes.containers(result, [node.name for node in self.nodes])
 
     def kept(self, result: RunResult) -> dict[str, tuple[str, ...]]:
         """Return what a :meth:`down` run left because of what is in it: directory → nodes."""
-        found: dict[str, list[str]] = {}
-        for name, results in result.returned.get(FILES_MODULE, {}).items():
-            removed = {path for res in results for path in res.get("paths", ())}
-            kept = dict.fromkeys(path for res in results for path in res.get("kept", ()))
-            for path in kept:
-                # A directory counts, not the ones above it.
-                if path not in removed and not any(other.startswith(f"{path}/") for other in kept):
-                    found.setdefault(path, []).append(name)
-        return {path: tuple(nodes) for path, nodes in found.items()}
+        return outcomes.kept(result)
 
     def outputs(self, result: RunResult) -> tuple[CommandOutput, ...]:
         """Return what the command of an :meth:`exec` run wrote, by node."""
-        returned = result.returned.get(EXEC_MODULE, {})
-        return tuple(
-            _output(name, recap.why, _last(returned.get(name))) for name, recap in result.nodes.items()
-        )
-
-
-def _last(results: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
-    return results[-1] if results else {}
-
-
-def _output(name: str, why: str, res: Mapping[str, Any]) -> CommandOutput:
-    if res.get("rc") is None:
-        return CommandOutput(name, None, error=why or "it did not run")
-    stdout, stderr = str(res.get("stdout", "")), str(res.get("stderr", ""))
-    return CommandOutput(name, int(res["rc"]), stdout, stderr, error=why)
-
-
-def _lines(plan: Mapping[str, Any]) -> Iterator[PlannedNode]:
-    """Yield the lines of the table: the nodes by rank, then those whose addresses are reserved."""
-    for name, node in plan["nodes"].items():
-        yield PlannedNode(
-            int(node["rank"]),
-            name,
-            str(node["address"]),
-            str(node["my_ip"]),
-            int(node["slots"]),
-            str(node["note"]),
-        )
-    for name, my_ip in plan["removed"].items():
-        yield PlannedNode(None, name, "", str(my_ip), None, "removed")
+        return outcomes.outputs(result)

@@ -3,191 +3,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rdm_provision.errors import InputError
-from rdm_provision.events import Event, RunResult, to_json
+from rdm_provision.events import RunResult
+from rdm_provision.job_state import JobState
 
 if TYPE_CHECKING:
     from rdm_provision.run import Run
 
-__all__ = ["JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate", "JobVerbs", "job_news"]
+__all__ = ["JobVerbs"]
 
 JOB_MODULE = "rdm.provision.job"
 STREAMS = ("out", "err", "gpu")
-FINAL = ("finished", "failed", "stopped")
-
-
-@dataclass(frozen=True, slots=True)
-class JobNode:
-    """A node of a job, and how it is there: ``waiting``, ``running``, ``done``, ``failed`` or ``lost``."""
-
-    name: str
-    state: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobFailure:
-    """Something that ended a job, or made it restart.
-
-    Attributes:
-        node: where it happened.
-        rank: the process it happened to, or None when it was the node.
-        reason: one sentence.
-        lines: the last lines of its errors.
-    """
-
-    node: str
-    rank: int | None
-    reason: str
-    lines: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """A training job as it is, or as it was when it ended.
-
-    Attributes:
-        job: its name.
-        state: ``starting``, ``running``, ``restarting``, ``stopping``, or or final: ``finished``, ``failed``
-            or ``stopped``.
-        reason: why, in one sentence; empty when it runs, or has finished.
-        launcher: how its processes are started.
-        master: the node with rank 0.
-        nodes: its nodes, by rank.
-        failures: what went wrong so far, the newest last.
-        restarts: how often it was restarted.
-        started: seconds since 1970.
-        seconds: how long it has run, or ran.
-        iteration: steps done.
-        train_iterations: steps of the whole training, 0 while that is not known.
-        loss: the last one.
-        lr: learning rate of the last step.
-        tokens_per_second: of all processes together.
-        tflops: of each accelerator.
-        losses: points (iteration, loss) of the curve.
-        checkpoint: iteration of the newest checkpoint.
-        phase: what the training does: ``starting``, ``training``, ``evaluating``…
-        gpu: how busy the accelerators are: a line of each, by node.
-        directory: its directory on each node.
-    """
-
-    job: str
-    state: str
-    reason: str = ""
-    launcher: str = ""
-    master: str = ""
-    nodes: tuple[JobNode, ...] = ()
-    failures: tuple[JobFailure, ...] = ()
-    restarts: int = 0
-    started: float | None = None
-    seconds: float | None = None
-    iteration: int = 0
-    train_iterations: int = 0
-    loss: float | None = None
-    lr: float | None = None
-    tokens_per_second: float | None = None
-    tflops: float | None = None
-    losses: tuple[tuple[int, float], ...] = field(default=(), repr=False)
-    checkpoint: int | None = None
-    phase: str = ""
-    gpu: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    directory: str = ""
-
-    @classmethod
-    def of(cls, data: Mapping[str, Any], jobs_directory: str, now: float) -> JobState:
-        """Return the state that a node told.
-
-        Args:
-            data: what the job's agent answered; docs/launchers.md describes it.
-            jobs_directory: where the jobs' directories are on the node.
-            now: seconds since 1970.
-        """
-        progress: Mapping[str, Any] = data.get("progress") or {}
-        started, ended = data.get("started") or None, data.get("ended")
-        return cls(
-            job=str(data["job"]),
-            state=str(data["state"]),
-            reason=str(data.get("reason") or ""),
-            launcher=str(data.get("launcher") or ""),
-            master=str(data.get("master") or ""),
-            nodes=tuple(JobNode(name, str(state)) for name, state in (data.get("nodes") or {}).items()),
-            failures=tuple(
-                JobFailure(
-                    str(one["node"]), one.get("rank"), str(one["reason"]), tuple(one.get("lines") or ())
-                )
-                for one in data.get("failures") or ()
-            ),
-            restarts=int(data.get("restarts") or 0),
-            started=started,
-            seconds=max(0.0, (ended or now) - started) if started else None,
-            iteration=int(progress.get("iteration") or 0),
-            train_iterations=int(progress.get("train_iterations") or 0),
-            loss=progress.get("loss"),
-            lr=progress.get("lr"),
-            tokens_per_second=progress.get("tokens_per_second"),
-            tflops=progress.get("tflops"),
-            losses=tuple((int(step), float(loss)) for step, loss in progress.get("losses") or ()),
-            checkpoint=progress.get("checkpoint"),
-            phase=str(progress.get("phase") or ""),
-            gpu={node: tuple(lines) for node, lines in (data.get("gpu") or {}).items()},
-            directory=f"{jobs_directory}/{data['job']}",
-        )
-
-    @property
-    def ended(self) -> bool:
-        """It will not go on by itself."""
-        return self.state in FINAL
-
-    @property
-    def remaining(self) -> float | None:
-        """Seconds until the training is over at the speed so far; None when there is none."""
-        if not (self.seconds and self.losses and self.train_iterations):
-            return None
-        done = self.iteration - self.losses[0][0]
-        return self.seconds / done * (self.train_iterations - self.iteration) if done > 0 else None
-
-    def places(self) -> list[tuple[str, str]]:
-        """Return where its files are on the nodes: (what, path)."""
-        found = [("logs", f"{self.directory}/logs on each node: <node>.out, .err, .gpu")]
-        if self.checkpoint is not None:
-            where = f"{self.directory}/checkpoints on each node, the newest of iteration {self.checkpoint}"
-            found.append(("checkpoints", where))
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The state as what ``--json`` prints."""
-        return {field.name: to_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
-
-
-@dataclass(frozen=True, slots=True)
-class JobUpdate(Event):
-    """News of a job that is watched. ``node`` is who told it."""
-
-    node: str
-    job: JobState
-
-
-@dataclass(frozen=True, slots=True)
-class JobLines(Event):
-    """What a job wrote on a node, as one or more whole lines or the end of one."""
-
-    node: str
-    stream: str
-    text: str
-
-
-def job_news(at: float, node: str, result: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield what a result of the module for jobs says of a job."""
-    if isinstance(result.get("job"), Mapping):
-        yield JobUpdate(at, node, JobState.of(result["job"], str(result.get("directory", "")), time.time()))
-    if result.get("text"):
-        yield JobLines(at, node, str(result.get("stream", "")), str(result["text"]))
 
 
 def _wanted(

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NodeState", "node_state"]
+from rdm_provision.constants import LABEL_CLUSTER, LABEL_ROLE
 
-_LABEL = "rdm.provision"
+__all__ = ["NodeState", "node_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def node_state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str,
 
 def _ours(things: Iterable[Mapping[str, Any]], cluster: str, role: str) -> Mapping[str, Any] | None:
     """Return the container or network with our labels, if there is one."""
-    wanted = {f"{_LABEL}.cluster": cluster, f"{_LABEL}.role": role}
+    wanted = {LABEL_CLUSTER: cluster, LABEL_ROLE: role}
     return next((t for t in things if wanted.items() <= (t.get("labels") or {}).items()), None)
 
 

@@ -10,17 +10,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import shutil
-import weakref
 from collections.abc import Collection
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
-from rdm_provision import environment
 from rdm_provision.compact import compact
-from rdm_provision.errors import ClusterBusyError
 from rdm_provision.events import (
     Event,
     NodeResult,
@@ -31,8 +26,9 @@ from rdm_provision.events import (
     Status,
     to_json,
 )
+from rdm_provision.lock import cluster_lock_module
 
-__all__ = ["KEEP", "Lock", "Record"]
+__all__ = ["KEEP", "Record"]
 
 KEEP = 20
 """How many records stay."""
@@ -50,7 +46,7 @@ class Record:
         if home is None:
             return
         with contextlib.suppress(OSError):
-            runs = _cluster_lock().state_folder(home) / "runs"
+            runs = cluster_lock_module().state_folder(home) / "runs"
             runs.mkdir(exist_ok=True)
             self.folder = _fresh(runs, verb)
             (self.folder / "command").write_text(command + "\n", encoding="utf-8")
@@ -112,61 +108,3 @@ def _fresh(runs: Path, verb: str) -> Path:
 def _prune(runs: Path) -> None:
     for old in sorted(entry for entry in runs.iterdir() if entry.is_dir())[:-KEEP]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-class Lock:
-    """Only one run may change a cluster at a time; the kernel lets go of the lock when its holders die.
-
-    Plain ansible-playbook takes the same lock. See ``plugins/plugin_utils/cluster_lock.py``.
-    """
-
-    def __init__(self, home: Path, verb: str) -> None:
-        """Take the lock of the cluster in the folder HOME, after ending what a killed run has left of itself.
-
-        Raises:
-            ClusterBusyError: another run holds it.
-        """
-        cluster_lock = _cluster_lock()
-        try:
-            self._file: int | None = cluster_lock.take(home, f"rdm-provision {verb}")
-        except cluster_lock.Busy as busy:
-            raise ClusterBusyError(str(busy), hint=busy.hint) from None
-        self._home = home
-        _held.add(self)
-
-    @property
-    def held(self) -> bool:
-        """Whether there is a lock: not where nothing can be written."""
-        return self._file is not None
-
-    def release(self) -> None:
-        """Let go of the lock. Does nothing the second time."""
-        if self._file is not None:
-            self._file = None
-            _held.discard(self)
-            _cluster_lock().give_back(self._home)
-
-    def forget(self) -> None:
-        """Close the descriptor in a process that was forked: what a caller forks is no part of the run."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
-
-
-def _forget_all() -> None:
-    for lock in list(_held):
-        lock.forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)
-
-
-def _cluster_lock() -> ModuleType:
-    """Return the collection's module."""
-    environment.make_importable()
-    from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
-
-    return cluster_lock

@@ -22,7 +22,8 @@ from typing import Any
 
 from rdm_provision import environment
 from rdm_provision.events import Event, RunFinished, RunResult
-from rdm_provision.record import Lock, Record
+from rdm_provision.lock import Lock
+from rdm_provision.record import Record
 from rdm_provision.translator import Translator
 
 __all__ = ["Run", "RunSpec"]

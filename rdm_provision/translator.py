@@ -29,7 +29,7 @@ from rdm_provision.events import (
     TaskStarted,
     WorkFound,
 )
-from rdm_provision.jobs import job_news
+from rdm_provision.job_state import job_news
 
 if TYPE_CHECKING:
     from rdm_provision.run import RunSpec

@@ -10,6 +10,7 @@ from typing import Any
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.utils.vars import load_extra_vars
+from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, PLAN_FILE
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
@@ -20,7 +21,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import 
     plan_nodes,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
-    PLAN_FILE,
     REGISTERED,
     ROLES,
     HostVariables,
@@ -28,7 +28,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images, check_images
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
-    ACCELERATORS,
     CLUSTER_OPTIONS,
     CONNECTION_VARIABLES,
 )

@@ -84,6 +84,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerAPI,
     DockerProblem,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -106,8 +107,7 @@ def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
         ValueError: there is none, or it does not run; the text is one sentence.
         DockerProblem: the engine cannot be asked.
     """
-    wanted = ["rdm.provision.cluster=" + cluster, "rdm.provision.role=container"]
-    found = api.get("/containers/json", all=True, filters={"label": wanted})
+    found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
     if not found:
         raise ValueError(
             "there is no training container of cluster {0} here: bring it up first".format(cluster)

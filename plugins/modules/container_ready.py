@@ -78,9 +78,9 @@ import time
 from typing import Any, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
-    LABEL_CLUSTER,
     inspect,
     is_ours,
     last_words,

@@ -164,6 +164,7 @@ import re
 from typing import Any, Callable, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import (
     Agent,
@@ -194,7 +195,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 VERSION = 1
 """Of what the agent is asked and answers."""
-FINAL = ("finished", "failed", "stopped")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
@@ -257,7 +257,11 @@ def _described(job: Dict[str, Any]) -> Dict[str, Any]:
     words = {"finished": "has finished", "failed": "has failed", "stopped": "was stopped"}
     said = "the job {0} {1}".format(job["job"], words.get(job["state"], "is " + job["state"]))
     reason = str(job.get("reason") or "")
-    return {"job": job, "ended": job["state"] in FINAL, "msg": said + (": " + reason if reason else "")}
+    return {
+        "job": job,
+        "ended": job["state"] in FINAL_STATES,
+        "msg": said + (": " + reason if reason else ""),
+    }
 
 
 _VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {

@@ -197,6 +197,7 @@ import platform
 from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.engine import docker_state
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
@@ -214,16 +215,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     sysfs,
 )
 
-DEFAULT_CONFIG_DIR = "/etc/rdm"
-
 ARGUMENT_SPEC = {
     "sysfs_root": {"type": "path", "default": "/sys"},
     "dev_root": {"type": "path", "default": "/dev"},
     "docker_socket": {"type": "str", "default": ""},
-    "config_dir": {"type": "path", "default": DEFAULT_CONFIG_DIR},
+    "config_dir": {"type": "path", "default": CONFIG_DIR},
     "node": {"type": "str", "default": ""},
     "inputs": {"type": "dict", "default": {}},
-    "receipt_directory": {"type": "path", "default": DEFAULT_CONFIG_DIR},
+    "receipt_directory": {"type": "path", "default": CONFIG_DIR},
     "key_digests": {"type": "dict", "default": {}, "no_log": False},
 }
 
@@ -253,10 +252,10 @@ def node_facts(
     sysfs_root: str,
     dev_root: str,
     docker_socket: str,
-    config_dir: str = DEFAULT_CONFIG_DIR,
+    config_dir: str = CONFIG_DIR,
     node: str = "",
     inputs: dict[str, str] | None = None,
-    receipt_directory: str = DEFAULT_CONFIG_DIR,
+    receipt_directory: str = CONFIG_DIR,
     key_digests: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
@@ -279,7 +278,7 @@ def node_facts(
     found.update(_network(findings, sysfs_root))
     found.update(_docker(findings, docker_socket, login_user["name"], node))
     found.update(_hardware(findings, sysfs_root, dev_root))
-    found["hardware"] = receipt.digest([container_spec(found, one) for one in ("rocm", "cuda", "cpu")])
+    found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])
     found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {})
     found["findings"] = findings
     return found

@@ -26,6 +26,7 @@ from ipaddress import IPv4Network
 from itertools import chain
 from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.ipv4 import (
     HostRange,
     parse_subnet,
@@ -34,7 +35,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ipv4 import (
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused, names
 
-FILE_NAME = "address_plan.cfg"
 DEFAULT_SUBNET = IPv4Network("192.169.16.0/24")
 WIDE_PREFIX = 16
 MASTER_OFFSET = 100
@@ -408,7 +408,7 @@ def parse_plan(text: str) -> AddressPlan:
     )
     parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
-        parser.read_string(text, source=FILE_NAME)
+        parser.read_string(text, source=PLAN_FILE)
     except configparser.Error as error:
         raise PlanFileError("cannot be read: " + " ".join(str(error).split())) from None
     unknown = set(parser.sections()) - {"network", "nodes", "removed"}
@@ -468,7 +468,7 @@ def write_plan(path: str, plan: AddressPlan) -> None:
     :raises OSError: the directory cannot be written to.
     """
     path = os.path.realpath(path)
-    handle, scratch = tempfile.mkstemp(prefix=f".{FILE_NAME}.", dir=os.path.dirname(path) or ".")
+    handle, scratch = tempfile.mkstemp(prefix=f".{PLAN_FILE}.", dir=os.path.dirname(path) or ".")
     try:
         with open(handle, "w", encoding="utf-8") as stream:
             stream.write(format_plan(plan))

@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
+
 PATIENCE_S = 30.0
 """How long to wait for another process that takes or gives back the lock, in seconds."""
 PASSING_S = 0.5
@@ -111,7 +113,7 @@ def state_folder(home: Path) -> Path:
 
     :raises OSError: it cannot be made.
     """
-    folder = home / ".rdm"
+    folder = home / STATE_DIR
     folder.mkdir(mode=0o700, exist_ok=True)
     ignore = folder / ".gitignore"
     if not ignore.exists():
@@ -131,7 +133,7 @@ def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
         path = state_folder(home) / "lock"
         file = _open(path)
     except PermissionError:
-        folder = home / ".rdm"
+        folder = home / STATE_DIR
         if not os.path.exists(folder):
             return None
         hint = "work as that user, or with an inventory of your own"
@@ -166,7 +168,7 @@ def join(home: Path) -> None:
 
     :raises OSError: somebody else is taking it.
     """
-    file = _open(home / ".rdm" / "lock")
+    file = _open(home / STATE_DIR / "lock")
     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     os.set_inheritable(file, True)
 
@@ -174,7 +176,7 @@ def join(home: Path) -> None:
 def held(home: Path) -> list[int]:
     """Return the descriptors of this process that hold the lock of the cluster in HOME; it may have none."""
     with contextlib.suppress(OSError):
-        return list(_descriptors(os.getpid(), (home / ".rdm" / "lock").stat(), locked=True))
+        return list(_descriptors(os.getpid(), (home / STATE_DIR / "lock").stat(), locked=True))
     return []
 
 
@@ -183,7 +185,7 @@ def give_back(home: Path) -> None:
     files = held(home)
     if not files:
         return
-    with contextlib.suppress(OSError, TimeoutError), brief_lock(_gate(home / ".rdm" / "lock"), PATIENCE_S):
+    with contextlib.suppress(OSError, TimeoutError), brief_lock(_gate(home / STATE_DIR / "lock"), PATIENCE_S):
         leader = _leader(files[0])
         if leader is not None and leader.pid == os.getpid():
             _write(files[0], b"")

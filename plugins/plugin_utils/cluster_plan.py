@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
@@ -33,9 +34,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     rehearsal,
     sentences,
 )
-
-SYSTEM_CONFIG_DIR = "/etc/rdm"
-USER_CONFIG_DIR = ".rdm"
 
 
 class ClusterPlan(NamedTuple):
@@ -156,4 +154,4 @@ def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> st
     mine = inventory.nodes[node]
     if mine.config_dir:
         return mine.config_dir
-    return SYSTEM_CONFIG_DIR if mine.become else f"{facts['user']['home'].rstrip('/')}/{USER_CONFIG_DIR}"
+    return CONFIG_DIR if mine.become else f"{facts['user']['home'].rstrip('/')}/{USER_CONFIG_DIR}"

@@ -12,11 +12,10 @@ import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.vars.hostvars import HostVarsVars
-from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
+from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
-PLAN_FILE = address_plan.FILE_NAME
 REGISTERED = frozenset(
     {
         "preflight_facts",

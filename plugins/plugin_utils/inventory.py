@@ -10,12 +10,11 @@ import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CLUSTER
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
-ACCELERATORS = ("rocm", "cuda", "cpu")
-
 CLUSTER_OPTIONS: Dict[str, Dict[str, Any]] = {
-    "rdm_cluster": {"type": "str", "default": "rdm"},
+    "rdm_cluster": {"type": "str", "default": CLUSTER},
     "rdm_accelerator": {"type": "str", "required": True, "choices": list(ACCELERATORS)},
     "rdm_subnet": {"type": "str", "default": ""},
     "rdm_gateway": {"type": "str", "default": ""},

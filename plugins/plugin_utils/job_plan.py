@@ -13,9 +13,9 @@ import time
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
-LAUNCHERS = ("no_ssh", "deepspeed", "torchrun", "mpirun")
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _CORRECT = "correct the configuration"
 

@@ -8,8 +8,9 @@ from ipaddress import IPv4Network, ip_network
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import memlock_shortage
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import LABEL_CLUSTER, is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
-    SYSTEM_CONFIG_DIR,
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    CONFIG_DIR,
+    STATE_DIR,
     USER_CONFIG_DIR,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
@@ -146,7 +147,7 @@ class _Node:
     def keys(self) -> dict[str, str]:
         """Return the digests of the cluster's ssh keys on the controller; empty for one yet to be made."""
         given = self.reader.text(self.node, "container_ssh_key_dir")
-        return _keys(os.path.expanduser(given) or os.path.join(self.inventory_dir, ".rdm", "ssh"))
+        return _keys(os.path.expanduser(given) or os.path.join(self.inventory_dir, STATE_DIR, "ssh"))
 
     def _archives(self, on_the_node: bool) -> Iterator[str]:
         for image in self.listed:
@@ -185,7 +186,7 @@ class _Node:
 
     def _config_dir(self) -> str:
         given = self.reader.text(self.node, "rdm_config_dir")
-        return given or (SYSTEM_CONFIG_DIR if self.become else f"~/{USER_CONFIG_DIR}")
+        return given or (CONFIG_DIR if self.become else f"~/{USER_CONFIG_DIR}")
 
     def _job_directory(self, config_dir: str) -> str:
         given = self.reader.text(self.node, "container_job_directory") or self.reader.text(

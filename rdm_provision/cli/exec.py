@@ -11,7 +11,7 @@ import click
 from rdm_provision.cli.common import Options, emit_json, limited_run_options
 
 if TYPE_CHECKING:
-    from rdm_provision.cluster import CommandOutput
+    from rdm_provision.outcomes import CommandOutput
 
 __all__ = ["exec_"]
 

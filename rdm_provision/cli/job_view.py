@@ -17,7 +17,7 @@ from rich.text import Text
 from rdm_provision.cli import view
 from rdm_provision.cli.curve import curve
 from rdm_provision.events import Event, RunResult
-from rdm_provision.jobs import JobLines, JobState, JobUpdate
+from rdm_provision.job_state import JobLines, JobState, JobUpdate
 from rdm_provision.run import Run
 
 __all__ = ["ending", "failures", "watch"]

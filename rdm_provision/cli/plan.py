@@ -9,7 +9,7 @@ import click
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, inventory_options
 
 if TYPE_CHECKING:
-    from rdm_provision.cluster import PlanTable
+    from rdm_provision.plan_table import PlanTable
 
 __all__ = ["plan"]
 

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
+from rdm_provision.constants import LAUNCHERS
 
 if TYPE_CHECKING:
     from rdm_provision.cluster import Cluster
     from rdm_provision.events import RunResult
-    from rdm_provision.jobs import JobState
+    from rdm_provision.job_state import JobState
 
 __all__ = ["train"]
-
-_LAUNCHERS = ("no_ssh", "deepspeed", "torchrun", "mpirun")
 
 
 @click.command(
@@ -37,7 +36,7 @@ Examples:
     "--name", default="", metavar="NAME", help="Name of the job.  [default: CONFIG's, and the time]"
 )
 @click.option("--resume", default="", metavar="JOB", help="Go on with this job from its newest checkpoint.")
-@click.option("--launcher", type=click.Choice(_LAUNCHERS), help="How the processes are started.")
+@click.option("--launcher", type=click.Choice(LAUNCHERS), help="How the processes are started.")
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import LABEL_ROLE
 
 JOBS = "/jobs"
 """Where the jobs' directory is in a training container."""

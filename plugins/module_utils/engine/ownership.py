@@ -16,10 +16,8 @@ import time
 from typing import Any, Iterable
 from urllib.parse import quote
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
-
-LABEL_CLUSTER = "rdm.provision.cluster"
-LABEL_ROLE = "rdm.provision.role"
 
 # The frames in which the engine hands out what a container wrote: stream, three zeros, four bytes of length.
 _FRAME = re.compile("[\x00-\x02]\x00\x00\x00.{4}", re.DOTALL)

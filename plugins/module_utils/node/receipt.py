@@ -19,8 +19,8 @@ import stat
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 from urllib.parse import quote
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.node import shell_files
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import installed
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from rdm_provision.cluster import CONTAINER_MODULE, EXEC_MODULE, FACTS_MODULE, Cluster
+from rdm_provision.cluster import Cluster
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.inventory import find_inventory
+from rdm_provision.outcomes import CONTAINER_MODULE, EXEC_MODULE, FACTS_MODULE
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory
 
 NETWORK = "[network]\nsubnet = 10.77.0.0/24\ngateway = 10.77.0.1\n"
@@ -131,10 +132,17 @@ def test_the_lab_is_the_default_inventory(make_inventory: MakeInventory, tmp_pat
         ("workers:!node3", ("node2",)),
         ("!node3", ("node1", "node2")),
         ("workers:&rack1", ("node2",)),
-        ("~node[12]", NODES),
+        ("~node[12]", ("node1", "node2")),
+        ("workers[0]", ("node2",)),
+        ("node*[1:2]", ("node2", "node3")),
+        ("@nodes", ("node1", "node3")),
     ],
 )
-def test_a_limit_selects_nodes(cluster: Cluster, limit: str, names: tuple[str, ...]) -> None:
+def test_a_limit_selects_nodes(
+    cluster: Cluster, limit: str, names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nodes").write_text("node3\nnode1\n")
+    monkeypatch.chdir(tmp_path)
     assert cluster.select(limit) == names
 
 
@@ -147,7 +155,7 @@ def test_a_limit_with_a_typo_is_refused_with_a_suggestion(cluster: Cluster, limi
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("limit", ["workers:!workers", "ungrouped"])
+@pytest.mark.parametrize("limit", ["workers:!workers", "ungrouped", "@missing", "~(", "workers[7]"])
 def test_a_limit_that_leaves_nothing(cluster: Cluster, limit: str) -> None:
     with pytest.raises(InputError):
         cluster.select(limit)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from rdm_provision.record import Lock
+from rdm_provision.lock import Lock
 from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import MakeInventory, Play
 

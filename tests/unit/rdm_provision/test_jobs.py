@@ -15,7 +15,7 @@ from rdm_provision import Cluster
 from rdm_provision.cli import job_view
 from rdm_provision.errors import InputError
 from rdm_provision.events import RunResult
-from rdm_provision.jobs import JobLines, JobNode, JobState, JobUpdate, job_news
+from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator
 from tests.conftest import ROOT

@@ -25,7 +25,8 @@ from rdm_provision.events import (
     Status,
     TaskStarted,
 )
-from rdm_provision.record import KEEP, Lock
+from rdm_provision.lock import Lock
+from rdm_provision.record import KEEP
 from rdm_provision.run import Run, RunSpec
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory, Play
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerError
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt, shell_files
 
 INPUTS = dict.fromkeys(("images", "network", "my_ip", "container", "hostfile"), "0" * 16)

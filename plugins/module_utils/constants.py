@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Names that several parts share. Roles and the trainer cannot import them: tests compare theirs with these.
+
+This runs everywhere (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+LABEL_CLUSTER = "rdm.provision.cluster"
+LABEL_ROLE = "rdm.provision.role"
+"""Labels of what is ours in a Docker Engine: whose it is, and what it is for."""
+
+CLUSTER = "rdm"
+"""The name of a cluster, and of its containers, where the inventory gives none (`rdm_cluster`)."""
+
+CONFIG_DIR = "/etc/rdm"
+USER_CONFIG_DIR = ".rdm"
+"""Where a cluster's files are on a node: of root, or in the home of a user who may not become root."""
+
+PLAN_FILE = "address_plan.cfg"
+STATE_DIR = ".rdm"
+"""Beside the inventory: who has which address, and what runs keep."""
+
+ACCELERATORS = ("rocm", "cuda", "cpu")
+LAUNCHERS = ("no_ssh", "deepspeed", "torchrun", "mpirun")
+FINAL_STATES = ("finished", "failed", "stopped")
+"""States that a job does not leave by itself. The others: starting, running, restarting, stopping."""

@@ -1,0 +1,17 @@
+"""The collection's constants, for the control side: see ``plugins/module_utils/constants.py``."""
+
+from rdm_provision.environment import make_importable
+
+make_importable()
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (  # noqa: E402
+    CLUSTER,
+    FINAL_STATES,
+    LABEL_CLUSTER,
+    LABEL_ROLE,
+    LAUNCHERS,
+    PLAN_FILE,
+    STATE_DIR,
+)
+
+__all__ = ["CLUSTER", "FINAL_STATES", "LABEL_CLUSTER", "LABEL_ROLE", "LAUNCHERS", "PLAN_FILE", "STATE_DIR"]

@@ -1,0 +1,120 @@
+"""What a run found on each node, told from what the modules returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rdm_provision.constants import LABEL_ROLE
+from rdm_provision.events import RunResult
+from rdm_provision.node_state import NodeState, node_state
+
+__all__ = [
+    "CONTAINER_MODULE",
+    "EXEC_MODULE",
+    "FACTS_MODULE",
+    "FILES_MODULE",
+    "CommandOutput",
+    "containers",
+    "kept",
+    "outputs",
+    "states",
+]
+
+
+FACTS_MODULE = "rdm.provision.node_facts"
+
+
+CONTAINER_MODULE = "community.docker.docker_container"
+
+
+FILES_MODULE = "rdm.provision.node_files"
+
+
+EXEC_MODULE = "rdm.provision.container_exec"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    """How a command ended in the container of one node.
+
+    Attributes:
+        node: its name.
+        rc: the exit code, or None when it did not run.
+        stdout: what it wrote.
+        stderr: what it wrote to stderr.
+        error: why it failed or did not run, in one line.
+    """
+
+    node: str
+    rc: int | None
+    stdout: str = ""
+    stderr: str = ""
+    error: str = ""
+
+
+def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
+    """Return the state of each node that a run of ``status`` looked at, in the cluster of this name."""
+    facts = result.returned.get(FACTS_MODULE, {})
+    plan = result.plan or {"cluster": cluster, "nodes": {}}
+    return tuple(
+        node_state(name, plan, recap.why, _last(facts.get(name)).get("node"))
+        for name, recap in result.nodes.items()
+    )
+
+
+def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str, str, str], ...]:
+    """Return what a run of ``up`` left running: node, container with its state, image, address.
+
+    NODES are in the order of ranks, as the result is.
+    """
+    found = {}
+    for name, planned in (result.plan or {}).get("nodes", {}).items():
+        if (seen := planned.get("seen")) and name in result.nodes:
+            running = f"{seen['name']} ({seen['state']})"
+            found[name, str(seen["name"])] = (name, running, str(seen["image"]), str(planned["my_ip"]))
+    for name, results in result.returned.get(CONTAINER_MODULE, {}).items():
+        for res in results:
+            made = res.get("container") or {}
+            labels = (made.get("Config") or {}).get("Labels") or {}
+            if labels.get(LABEL_ROLE) != "container":
+                continue
+            state = str((made.get("State") or {}).get("Status", ""))
+            my_ip = ((result.plan or {}).get("nodes", {}).get(name) or {}).get("my_ip", "")
+            called = str(made.get("Name", "")).lstrip("/")
+            image = str(made["Config"].get("Image", ""))
+            # The last counts: where a job runs, it was looked at before.
+            found[name, called] = (name, f"{called} ({state})", image, str(my_ip))
+    order = {name: rank for rank, name in enumerate(nodes)}
+    return tuple(sorted(found.values(), key=lambda line: order.get(line[0], 0)))
+
+
+def kept(result: RunResult) -> dict[str, tuple[str, ...]]:
+    """Return what a run of ``down`` left because of what is in it: directory → nodes."""
+    found: dict[str, list[str]] = {}
+    for name, results in result.returned.get(FILES_MODULE, {}).items():
+        removed = {path for res in results for path in res.get("paths", ())}
+        kept = dict.fromkeys(path for res in results for path in res.get("kept", ()))
+        for path in kept:
+            # A directory counts, not the ones above it.
+            if path not in removed and not any(other.startswith(f"{path}/") for other in kept):
+                found.setdefault(path, []).append(name)
+    return {path: tuple(nodes) for path, nodes in found.items()}
+
+
+def outputs(result: RunResult) -> tuple[CommandOutput, ...]:
+    """Return what the command of a run of ``exec`` wrote, by node."""
+    returned = result.returned.get(EXEC_MODULE, {})
+    return tuple(_output(name, recap.why, _last(returned.get(name))) for name, recap in result.nodes.items())
+
+
+def _last(results: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
+    return results[-1] if results else {}
+
+
+def _output(name: str, why: str, res: Mapping[str, Any]) -> CommandOutput:
+    if res.get("rc") is None:
+        return CommandOutput(name, None, error=why or "it did not run")
+    stdout, stderr = str(res.get("stdout", "")), str(res.get("stderr", ""))
+    return CommandOutput(name, int(res["rc"]), stdout, stderr, error=why)
