@@ -10,6 +10,8 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_judge import judge
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_table import table
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
@@ -42,6 +44,6 @@ class ActionModule(ActionBase):
                 waiting.append(host)  # a run would start it first
                 continue
             measurements[host] = measurement
-        judged = fabric.judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
-        result.update(changed=False, fabric=fabric.as_dict(judged), msg=fabric.table(judged, waiting))
+        judged = judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
+        result.update(changed=False, fabric=fabric.as_dict(judged), msg=table(judged, waiting))
         return result

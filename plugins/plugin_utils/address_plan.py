@@ -49,10 +49,11 @@ _HEADER = """\
 class AddressPlan(NamedTuple):
     """A whole plan.
 
-    :ivar subnet: the container network's subnet.
-    :ivar gateway: its gateway, never given to a node.
-    :ivar nodes: node name -> address, master first, in inventory order.
-    :ivar removed: name -> address of nodes that left the inventory and whose address is reserved.
+    Attributes:
+        subnet: the container network's subnet.
+        gateway: its gateway, never given to a node.
+        nodes: node name -> address, master first, in inventory order.
+        removed: name -> address of nodes that left the inventory and whose address is reserved.
     """
 
     subnet: IPv4Network
@@ -75,13 +76,16 @@ def make_plan(
 ) -> AddressPlan:
     """Give every host an address.
 
-    :param hosts: all nodes of the inventory, the master first.
-    :param subnet: the user's subnet (`rdm_subnet`), or empty.
-    :param gateway: the user's gateway (`rdm_gateway`), or empty.
-    :param previous: the plan before, or None.
-    :param pins: addresses that the inventory fixes (`my_ip`), by node.
-    :param replace_network: the user agrees to make the network anew on every node.
-    :raises Refused: with every problem that was found.
+    Args:
+        hosts: all nodes of the inventory, the master first.
+        subnet: the user's subnet (`rdm_subnet`), or empty.
+        gateway: the user's gateway (`rdm_gateway`), or empty.
+        previous: the plan before, or None.
+        pins: addresses that the inventory fixes (`my_ip`), by node.
+        replace_network: the user agrees to make the network anew on every node.
+
+    Raises:
+        Refused: with every problem that was found.
     """
     pins = {host: pins[host] for host in hosts if host in pins} if pins else {}
     try:
@@ -113,10 +117,13 @@ def make_plan(
 def release(plan: AddressPlan, nodes: Iterable[str], hosts: Optional[Iterable[str]] = None) -> AddressPlan:
     """Return the plan without the reservations of the removed `nodes`.
 
-    :param plan: the plan before.
-    :param nodes: names of nodes that are gone for good.
-    :param hosts: the inventory's nodes, when some of the plan's have left it since; None when none have.
-    :raises Refused: a name is not among the removed nodes.
+    Args:
+        plan: the plan before.
+        nodes: names of nodes that are gone for good.
+        hosts: the inventory's nodes, when some of the plan's have left it since; None when none have.
+
+    Raises:
+        Refused: a name is not among the removed nodes.
     """
     released = set(nodes)
     present = set(plan.nodes if hosts is None else hosts)
@@ -401,7 +408,8 @@ def format_plan(plan: AddressPlan) -> str:
 def parse_plan(text: str) -> AddressPlan:
     """Return the plan that the text of a plan file holds.
 
-    :raises PlanFileError: the text is not a plan, or contradicts itself.
+    Raises:
+        PlanFileError: the text is not a plan, or contradicts itself.
     """
     parser = configparser.ConfigParser(
         delimiters=("=",), comment_prefixes=("#", ";"), interpolation=None, default_section="\0", strict=True
@@ -451,7 +459,8 @@ def _check_consistency(
 def read_plan(path: str) -> Optional[AddressPlan]:
     """Return the plan in the file at `path`, or None when there is no such file.
 
-    :raises PlanFileError: the file cannot be read or is not a plan.
+    Raises:
+        PlanFileError: the file cannot be read or is not a plan.
     """
     try:
         with open(path, encoding="utf-8") as stream:
@@ -465,7 +474,8 @@ def read_plan(path: str) -> Optional[AddressPlan]:
 def write_plan(path: str, plan: AddressPlan) -> None:
     """Write the plan file, whole or not at all; where it is a link, what that points to.
 
-    :raises OSError: the directory cannot be written to.
+    Raises:
+        OSError: the directory cannot be written to.
     """
     path = os.path.realpath(path)
     handle, scratch = tempfile.mkstemp(prefix=f".{PLAN_FILE}.", dir=os.path.dirname(path) or ".")

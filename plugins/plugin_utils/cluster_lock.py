@@ -43,7 +43,8 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 class Busy(Exception):  # noqa: N818
     """The lock cannot be had.
 
-    :ivar hint: what to do about it, in the imperative.
+    Attributes:
+        hint: what to do about it, in the imperative.
     """
 
     def __init__(self, message: str, hint: str) -> None:
@@ -54,8 +55,9 @@ class Busy(Exception):  # noqa: N818
 class Process(NamedTuple):
     """A process of this machine.
 
-    :ivar pid: its process id.
-    :ivar started: when it began, in the kernel's ticks since boot: a process id can be another's later.
+    Attributes:
+        pid: its process id.
+        started: when it began, in the kernel's ticks since boot: a process id can be another's later.
     """
 
     pid: int
@@ -75,10 +77,11 @@ class Process(NamedTuple):
 class Leader(NamedTuple):
     """The process that a run lives and dies with, as the lock file names it.
 
-    :ivar what: what it is, as its user would say: ``rdm-provision up``.
-    :ivar pid: its process id, which means something on ``host`` in the process namespace ``space`` only.
-    :ivar started: as in :class:`Process`.
-    :ivar user: whose it is.
+    Attributes:
+        what: what it is, as its user would say: ``rdm-provision up``.
+        pid: its process id, which means something on ``host`` in the process namespace ``space`` only.
+        started: as in :class:`Process`.
+        user: whose it is.
     """
 
     what: str
@@ -111,7 +114,8 @@ class Leader(NamedTuple):
 def state_folder(home: Path) -> Path:
     """Make and return ``.rdm`` in the folder HOME, with the ``.gitignore`` that keeps secrets out of commits.
 
-    :raises OSError: it cannot be made.
+    Raises:
+        OSError: it cannot be made.
     """
     folder = home / STATE_DIR
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -127,7 +131,8 @@ def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
     What a dead run has left is ended first. What a run itself starts shares its lock. None where there can be
     no lock: the folder cannot be written to, or its file system has no locks.
 
-    :raises Busy: another run holds it.
+    Raises:
+        Busy: another run holds it.
     """
     try:
         path = state_folder(home) / "lock"
@@ -166,7 +171,8 @@ def join(home: Path) -> None:
 
     Whether the parent was still alive then is for the caller to ask afterwards.
 
-    :raises OSError: somebody else is taking it.
+    Raises:
+        OSError: somebody else is taking it.
     """
     file = _open(home / STATE_DIR / "lock")
     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -197,8 +203,9 @@ def give_back(home: Path) -> None:
 def brief_lock(path: Path, patience: float) -> Iterator[None]:
     """Hold the file at PATH locked, against others that do the same, for the length of a block.
 
-    :raises TimeoutError: another process holds it for longer than PATIENCE seconds.
-    :raises OSError: the file cannot be opened, or its file system has no locks.
+    Raises:
+        TimeoutError: another process holds it for longer than PATIENCE seconds.
+        OSError: the file cannot be opened, or its file system has no locks.
     """
     file = _open(path)
     try:

@@ -39,9 +39,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
 class ClusterPlan(NamedTuple):
     """What the inventory alone decides.
 
-    :ivar inventory: the cluster as the user described it.
-    :ivar addresses: the address plan.
-    :ivar warnings: sentences about what is not as it should be but refuses nothing.
+    Attributes:
+        inventory: the cluster as the user described it.
+        addresses: the address plan.
+        warnings: sentences about what is not as it should be but refuses nothing.
     """
 
     inventory: Inventory
@@ -59,13 +60,16 @@ def plan_cluster(
 ) -> ClusterPlan:
     """Plan from the inventory, without asking a node.
 
-    :param masters: the hosts of group `master`.
-    :param workers: the hosts of group `workers`.
-    :param variables: for each host its cluster-wide and connection variables, evaluated.
-    :param previous: the address plan before, or None.
-    :param replace_network: the user agrees to make the network anew on every node.
-    :param problems: what the caller already found wrong with the inventory.
-    :raises Refused: with every problem of every node.
+    Args:
+        masters: the hosts of group `master`.
+        workers: the hosts of group `workers`.
+        variables: for each host its cluster-wide and connection variables, evaluated.
+        previous: the address plan before, or None.
+        replace_network: the user agrees to make the network anew on every node.
+        problems: what the caller already found wrong with the inventory.
+
+    Raises:
+        Refused: with every problem of every node.
     """
     inventory = check_inventory(masters, workers, variables)
     found = [*problems, *inventory.problems]
@@ -94,8 +98,9 @@ def plan_cluster(
 class NodesPlan(NamedTuple):
     """What the nodes' own state adds to the plan.
 
-    :ivar nodes: node name -> what the roles need to know about it; only nodes with facts.
-    :ivar warnings: sentences about what is not as it should be but refuses nothing.
+    Attributes:
+        nodes: node name -> what the roles need to know about it; only nodes with facts.
+        warnings: sentences about what is not as it should be but refuses nothing.
     """
 
     nodes: Dict[str, Dict[str, Any]]
@@ -110,11 +115,14 @@ def plan_nodes(
 ) -> NodesPlan:
     """Check the plan against what the nodes report, and decide what their containers get.
 
-    :param plan: what the inventory decided.
-    :param wants: what the cluster wants of each node that has facts.
-    :param facts: node name -> what `node_facts` found there.
-    :param changes: whether the nodes are changed afterwards; if not, no job has to be spared.
-    :raises Refused: with every problem of every node.
+    Args:
+        plan: what the inventory decided.
+        wants: what the cluster wants of each node that has facts.
+        facts: node name -> what `node_facts` found there.
+        changes: whether the nodes are changed afterwards; if not, no job has to be spared.
+
+    Raises:
+        Refused: with every problem of every node.
     """
     problems = collisions(
         plan.addresses.subnet,

@@ -30,8 +30,9 @@ EVERYWHERE = {"default", "0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"}
 class Use(NamedTuple):
     """A range that a node uses.
 
-    :ivar network: the range.
-    :ivar what: how to name it to a person, such as `interface ib0 (10.0.0.1/24)`.
+    Attributes:
+        network: the range.
+        what: how to name it to a person, such as `interface ib0 (10.0.0.1/24)`.
     """
 
     network: IPv4Network
@@ -61,7 +62,8 @@ def public_space_warning(subnet: IPv4Network) -> Optional[str]:
 def ssh_address_problems(subnet: IPv4Network, addresses: Mapping[str, str]) -> List[Problem]:
     """Return a problem for each node that is reached by ssh at an address inside the subnet.
 
-    :param addresses: node name -> its `ansible_host`; names of hosts are not looked up.
+    Args:
+        addresses: node name -> its `ansible_host`; names of hosts are not looked up.
     """
     literals = {node: at for node, at in addresses.items() if ipv4_network(at) is not None}
     remedy = _remedy([*literals.values(), subnet], subnet.prefixlen)
@@ -81,10 +83,11 @@ def collisions(
 ) -> List[Problem]:
     """Return one problem for each node on which the subnet is already in use.
 
-    :param facts: node name -> what `node_facts` found there.
-    :param network_names: node name -> the name of the cluster's own network there.
-    :param cluster: the cluster's name, the value of our label.
-    :param ssh_addresses: `ansible_host` of every node, kept out of the subnet that is proposed.
+    Args:
+        facts: node name -> what `node_facts` found there.
+        network_names: node name -> the name of the cluster's own network there.
+        cluster: the cluster's name, the value of our label.
+        ssh_addresses: `ansible_host` of every node, kept out of the subnet that is proposed.
     """
     used: Set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
     hits: Dict[str, List[str]] = {}

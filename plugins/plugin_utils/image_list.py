@@ -22,9 +22,10 @@ _EXAMPLE = "{name: training:1, source: archive, path: /shared/training.tar}"
 class Images(NamedTuple):
     """The images of one node.
 
-    :ivar image: what the training container runs; empty when there is none.
-    :ivar listed: whether the list brings it; otherwise the node must have it already.
-    :ivar problems: what is wrong.
+    Attributes:
+        image: what the training container runs; empty when there is none.
+        listed: whether the list brings it; otherwise the node must have it already.
+        problems: what is wrong.
     """
 
     image: str
@@ -37,11 +38,12 @@ def check_images(
 ) -> Images:
     """Return what a node's container runs, and everything that is wrong with the list of images.
 
-    :param node: inventory name.
-    :param images: `images_list` as the user wrote it; empty means those of the profile.
-    :param profiles: `images_profiles`: accelerator -> list.
-    :param accelerator: the node's.
-    :param container_image: the image that the user chose for the container, or empty.
+    Args:
+        node: inventory name.
+        images: `images_list` as the user wrote it; empty means those of the profile.
+        profiles: `images_profiles`: accelerator -> list.
+        accelerator: the node's.
+        container_image: the image that the user chose for the container, or empty.
     """
     problems: List[Problem] = []
     source = "images_list" if images else "images_profiles"

@@ -37,8 +37,9 @@ def registry_of(name: str) -> str:
 def pull_problem(name: str, message: str) -> str:
     """Return the sentence: image, registry, what the engine says, and what would work.
 
-    :param name: of the image.
-    :param message: of community.docker.docker_image_pull, which quotes the engine.
+    Args:
+        name: of the image.
+        message: of community.docker.docker_image_pull, which quotes the engine.
     """
     registry = registry_of(name)
     quoted = _WORDS.search(message)

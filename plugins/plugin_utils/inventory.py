@@ -37,8 +37,9 @@ _OVER_SSH = {"ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh"}
 class Host(NamedTuple):
     """One host of the inventory.
 
-    :ivar name: its inventory name.
-    :ivar variables: those of CLUSTER_OPTIONS and of Ansible's own connection variables that are set.
+    Attributes:
+        name: its inventory name.
+        variables: those of CLUSTER_OPTIONS and of Ansible's own connection variables that are set.
     """
 
     name: str
@@ -67,13 +68,14 @@ class Node(NamedTuple):
 class Inventory(NamedTuple):
     """The cluster as the user described it.
 
-    :ivar cluster: its name.
-    :ivar subnet: the user's subnet, or empty.
-    :ivar gateway: the user's gateway, or empty.
-    :ivar nodes: node name -> its variables, the master first.
-    :ivar pins: node name -> `my_ip`.
-    :ivar ssh_addresses: node name -> `ansible_host` (or its name) of the nodes reached by ssh.
-    :ivar problems: what is wrong; values at fault are replaced by the defaults.
+    Attributes:
+        cluster: its name.
+        subnet: the user's subnet, or empty.
+        gateway: the user's gateway, or empty.
+        nodes: node name -> its variables, the master first.
+        pins: node name -> `my_ip`.
+        ssh_addresses: node name -> `ansible_host` (or its name) of the nodes reached by ssh.
+        problems: what is wrong; values at fault are replaced by the defaults.
     """
 
     cluster: str
@@ -90,10 +92,11 @@ def check_inventory(
 ) -> Inventory:
     """Return the cluster and everything that is wrong with its inventory.
 
-    :param masters: the hosts of group `master`.
-    :param workers: the hosts of group `workers`.
-    :param variables: for each of these hosts the variables that are set, evaluated: those of
-        CLUSTER_OPTIONS and CONNECTION_VARIABLES count.
+    Args:
+        masters: the hosts of group `master`.
+        workers: the hosts of group `workers`.
+        variables: for each of these hosts the variables that are set, evaluated: those of CLUSTER_OPTIONS and
+            CONNECTION_VARIABLES count.
     """
     hosts = {name: Host(name, variables[name]) for name in (*masters, *workers)}
     order = list(dict.fromkeys([*masters, *workers]))

@@ -30,7 +30,8 @@ def to_text(address: int) -> str:
 def parse_subnet(text: Any) -> IPv4Network:
     """Return the IPv4 subnet that `text` names, such as `192.169.16.0/24`.
 
-    :raises ValueError: the sentence says what is wrong and, where that is clear, what to write.
+    Raises:
+        ValueError: the sentence says what is wrong and, where that is clear, what to write.
     """
     match = re.fullmatch(r"([^/\s]+)/(\d{1,3})", str(text))
     if not match:
@@ -53,10 +54,11 @@ def parse_subnet(text: Any) -> IPv4Network:
 class HostRange:
     """The addresses of a subnet that a node may have, as integers.
 
-    :ivar base: the network address.
-    :ivar first: the first usable address (offset 1).
-    :ivar last: the last usable address (before the broadcast address).
-    :ivar size: how many usable addresses there are.
+    Attributes:
+        base: the network address.
+        first: the first usable address (offset 1).
+        last: the last usable address (before the broadcast address).
+        size: how many usable addresses there are.
     """
 
     def __init__(self, subnet: IPv4Network) -> None:

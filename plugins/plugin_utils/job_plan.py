@@ -23,9 +23,10 @@ _CORRECT = "correct the configuration"
 class Node(NamedTuple):
     """One node of a job.
 
-    :ivar name: its name in the inventory.
-    :ivar address: its MY_IP.
-    :ivar slots: how many processes it may run.
+    Attributes:
+        name: its name in the inventory.
+        address: its MY_IP.
+        slots: how many processes it may run.
     """
 
     name: str
@@ -36,11 +37,12 @@ class Node(NamedTuple):
 class Wanted(NamedTuple):
     """What the user asked for.
 
-    :ivar text: the configuration, YAML; empty when a job goes on.
-    :ivar source: where it came from, for messages.
-    :ivar overrides: `key.sub=value`, the last one counts.
-    :ivar name: the job's name; empty means one made of the configuration's and the time.
-    :ivar resume: name of the job that is to go on; empty for a new one.
+    Attributes:
+        text: the configuration, YAML; empty when a job goes on.
+        source: where it came from, for messages.
+        overrides: `key.sub=value`, the last one counts.
+        name: the job's name; empty means one made of the configuration's and the time.
+        resume: name of the job that is to go on; empty for a new one.
     """
 
     text: str
@@ -53,11 +55,12 @@ class Wanted(NamedTuple):
 class JobPlan(NamedTuple):
     """A job that can be asked for on the nodes.
 
-    :ivar name: the job's name, the same on every node.
-    :ivar resume: whether it goes on from what is there under that name.
-    :ivar config: the configuration, YAML; empty when it is what the job has.
-    :ivar overrides: `key.sub=value`.
-    :ivar nodes: those that take part; rank 0 is on the first.
+    Attributes:
+        name: the job's name, the same on every node.
+        resume: whether it goes on from what is there under that name.
+        config: the configuration, YAML; empty when it is what the job has.
+        overrides: `key.sub=value`.
+        nodes: those that take part; rank 0 is on the first.
     """
 
     name: str

@@ -26,24 +26,25 @@ DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
 class NodePlan(NamedTuple):
     """What the cluster wants of one node.
 
-    :ivar node: inventory name.
-    :ivar cluster: the cluster's name.
-    :ivar accelerator: `rocm`, `cuda` or `cpu`.
-    :ivar my_ip: the node's address on the container network.
-    :ivar subnet: that network's subnet.
-    :ivar gateway: and its gateway.
-    :ivar network_name: its name on the node.
-    :ivar network_driver: its driver.
-    :ivar network_parent: the node's interface below it, or empty.
-    :ivar network_options: the driver's options.
-    :ivar network_replace: whether the user agrees to make an existing network anew.
-    :ivar container_name: the name of the training container.
-    :ivar memlock_required: refuse when containers cannot lock all memory.
-    :ivar engine_install: whether a missing engine is installed later in the run.
-    :ivar min_free_bytes: space that images need, 0 for no check.
-    :ivar image: what the training container runs; empty when that is not known.
-    :ivar image_listed: whether images_list brings it; otherwise the node must have it.
-    :ivar spare_jobs: refuse what would end a training job.
+    Attributes:
+        node: inventory name.
+        cluster: the cluster's name.
+        accelerator: `rocm`, `cuda` or `cpu`.
+        my_ip: the node's address on the container network.
+        subnet: that network's subnet.
+        gateway: and its gateway.
+        network_name: its name on the node.
+        network_driver: its driver.
+        network_parent: the node's interface below it, or empty.
+        network_options: the driver's options.
+        network_replace: whether the user agrees to make an existing network anew.
+        container_name: the name of the training container.
+        memlock_required: refuse when containers cannot lock all memory.
+        engine_install: whether a missing engine is installed later in the run.
+        min_free_bytes: space that images need, 0 for no check.
+        image: what the training container runs; empty when that is not known.
+        image_listed: whether images_list brings it; otherwise the node must have it.
+        spare_jobs: refuse what would end a training job.
     """
 
     node: str

@@ -15,10 +15,11 @@ NAMES_SHOWN = 8
 class Problem(NamedTuple):
     """One reason to refuse, or to warn.
 
-    :ivar node: the inventory name of the node, or None when the whole cluster is meant.
-    :ivar value: what is at fault, as the user wrote it or as the node reports it.
-    :ivar reason: what is wrong with the value; continues the sentence that the value begins.
-    :ivar remedy: what would work instead, in the imperative.
+    Attributes:
+        node: the inventory name of the node, or None when the whole cluster is meant.
+        value: what is at fault, as the user wrote it or as the node reports it.
+        reason: what is wrong with the value; continues the sentence that the value begins.
+        remedy: what would work instead, in the imperative.
     """
 
     node: Optional[str]
@@ -36,7 +37,8 @@ class Problem(NamedTuple):
 class Refused(Exception):  # noqa: N818
     """Raised instead of a change, with every problem that was found.
 
-    :ivar problems: the problems, in the order in which they were found.
+    Attributes:
+        problems: the problems, in the order in which they were found.
     """
 
     def __init__(self, problems: Iterable[Problem], before: str = "anything was changed") -> None:

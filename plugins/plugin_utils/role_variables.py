@@ -24,7 +24,8 @@ _DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
 class RoleVariables:
     """Checks the variables that a user set; what is left out is the role's business.
 
-    :param options: every option of every role, by variable name, as in argument_specs.
+    Args:
+        options: every option of every role, by variable name, as in argument_specs.
     """
 
     def __init__(self, options: Options) -> None:
@@ -69,10 +70,11 @@ def _remedy(option: Mapping[str, Any]) -> str:
 def unknown_variables(variables: Iterable[str], known: Set[str], prefixes: Sequence[str]) -> List[str]:
     """Return a warning for each variable that looks like ours and is not.
 
-    :param variables: names of variables that the user set.
-    :param known: names that mean something.
-    :param prefixes: prefixes of our names, such as `rdm_` and `network_`. A name that starts with
-        another one than `rdm_` is reported only when it resembles a known one: it may be the user's own.
+    Args:
+        variables: names of variables that the user set.
+        known: names that mean something.
+        prefixes: prefixes of our names, such as `rdm_` and `network_`. A name that starts with another one
+            than `rdm_` is reported only when it resembles a known one: it may be the user's own.
     """
     warnings = []
     for name in sorted({one for one in variables if one.startswith(tuple(prefixes))} - known):

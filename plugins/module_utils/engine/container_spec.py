@@ -11,12 +11,13 @@ RDMA_CM = "/dev/infiniband/rdma_cm"
 class ContainerSpec(NamedTuple):
     """Options of a container, in the form that `community.docker.docker_container` takes.
 
-    :ivar devices: `host path:container path:permissions`.
-    :ivar groups: extra groups, by number where the node knows it.
-    :ivar device_requests: requests to device drivers, such as the NVIDIA runtime's.
-    :ivar ulimits: `name:soft:hard`; memlock in bytes, -1 is unlimited.
-    :ivar capabilities: capabilities to add.
-    :ivar security_opts: security options.
+    Attributes:
+        devices: `host path:container path:permissions`.
+        groups: extra groups, by number where the node knows it.
+        device_requests: requests to device drivers, such as the NVIDIA runtime's.
+        ulimits: `name:soft:hard`; memlock in bytes, -1 is unlimited.
+        capabilities: capabilities to add.
+        security_opts: security options.
     """
 
     devices: List[str]
@@ -30,8 +31,9 @@ class ContainerSpec(NamedTuple):
 def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
     """Return what the container on a node gets.
 
-    :param facts: what `node_facts` found on the node.
-    :param accelerator: `rocm`, `cuda` or `cpu`.
+    Args:
+        facts: what `node_facts` found on the node.
+        accelerator: `rocm`, `cuda` or `cpu`.
     """
     paths: List[str] = []
     groups: List[str] = []

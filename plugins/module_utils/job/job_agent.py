@@ -35,8 +35,9 @@ class BadConfiguration(NoAgent):
 class Place(NamedTuple):
     """Where a node's jobs are.
 
-    :ivar container: name of the training container.
-    :ivar directory: the jobs' directory on the node.
+    Attributes:
+        container: name of the training container.
+        directory: the jobs' directory on the node.
     """
 
     container: str

@@ -34,11 +34,12 @@ _Result = TypeVar("_Result")
 class NodeState(NamedTuple):
     """A node as it is now.
 
-    :ivar name: n1, n2, ...
-    :ivar address: on the management network.
-    :ivar state: "running", or Docker's word for what it is instead ("exited").
-    :ivar cable: "plugged", "cut" (the switch's port is down) or "unplugged" (there is none).
-    :ivar engine: "ready", or why not; empty when the node does not run.
+    Attributes:
+        name: n1, n2, ...
+        address: on the management network.
+        state: "running", or Docker's word for what it is instead ("exited").
+        cable: "plugged", "cut" (the switch's port is down) or "unplugged" (there is none).
+        engine: "ready", or why not; empty when the node does not run.
     """
 
     name: str

@@ -58,8 +58,9 @@ class LabProblem(Exception):  # noqa: N818  # one sentence for the user
 class Capabilities(NamedTuple):
     """What a lab node may be given.
 
-    :ivar names: as Docker calls them.
-    :ivar complete: nothing that this kernel knows is missing, so that --privileged works.
+    Attributes:
+        names: as Docker calls them.
+        complete: nothing that this kernel knows is missing, so that --privileged works.
     """
 
     names: Tuple[str, ...]

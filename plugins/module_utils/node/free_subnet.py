@@ -20,8 +20,9 @@ SEARCH = (
 def free_subnet(used: Iterable[Union[IPv4Network, str]], prefixlen: int) -> Optional[IPv4Network]:
     """Return a private (RFC 1918) subnet that overlaps none of `used`, or None when there is none.
 
-    :param used: networks, as objects or in CIDR form; IPv6 ones are ignored.
-    :param prefixlen: the prefix length that the free subnet shall have.
+    Args:
+        used: networks, as objects or in CIDR form; IPv6 ones are ignored.
+        prefixlen: the prefix length that the free subnet shall have.
     """
     ranges = _merged(used)
     ends = [end for _, end in ranges]

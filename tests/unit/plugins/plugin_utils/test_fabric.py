@@ -8,7 +8,9 @@ from random import Random
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import Fabric, Measurement, Verdict
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_judge import judge
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_sample import peers_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_table import table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,7 +44,7 @@ def failing(judged: Fabric) -> list[str]:
 
 def test_a_healthy_cluster_has_no_findings() -> None:
     nodes = names(4)
-    judged = fabric.judge(nodes, cluster(nodes))
+    judged = judge(nodes, cluster(nodes))
     assert judged.ok
     assert judged.findings == []
     assert judged.warnings == []
@@ -51,14 +53,14 @@ def test_a_healthy_cluster_has_no_findings() -> None:
 
 
 def test_a_cluster_of_one_node_is_healthy() -> None:
-    judged = fabric.judge(["n1"], cluster(["n1"]))
+    judged = judge(["n1"], cluster(["n1"]))
     assert judged.ok
     assert judged.cluster_median_us is None
 
 
 def test_a_node_that_is_cut_off_is_named_once() -> None:
     nodes = names(5)
-    judged = fabric.judge(nodes, cluster(nodes, cut("n3")))
+    judged = judge(nodes, cluster(nodes, cut("n3")))
     assert failing(judged) == ["n3"]
     assert len(judged.findings) == 1
     assert judged.findings[0].startswith("n3: no answer from any peer")
@@ -69,7 +71,7 @@ def test_a_node_whose_link_is_down_says_so() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n2"))
     measurements["n2"] = measurements["n2"]._replace(link_up=False)
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     assert judged.findings == [
         "n2: no answer from any peer: "
         "eth0 in its container has no link: the interface or cable below it is down"
@@ -79,23 +81,21 @@ def test_a_node_whose_link_is_down_says_so() -> None:
 def test_of_two_nodes_the_one_whose_link_is_down_is_at_fault() -> None:
     nodes = names(2)
     measurements = cluster(nodes, cut("n2"))
-    assert failing(fabric.judge(nodes, measurements)) == ["n1", "n2"]
+    assert failing(judge(nodes, measurements)) == ["n1", "n2"]
     measurements["n2"] = measurements["n2"]._replace(link_up=False)
-    assert failing(fabric.judge(nodes, measurements)) == ["n2"]
+    assert failing(judge(nodes, measurements)) == ["n2"]
 
 
 def test_the_kernels_words_are_the_suspicion() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n2"))
     measurements["n2"] = measurements["n2"]._replace(errors={"n1": "network is unreachable"})
-    assert fabric.judge(nodes, measurements).findings == [
-        "n2: no answer from any peer: network is unreachable"
-    ]
+    assert judge(nodes, measurements).findings == ["n2: no answer from any peer: network is unreachable"]
 
 
 def test_nodes_that_are_all_cut_off_share_a_line() -> None:
     nodes = names(4)
-    judged = fabric.judge(nodes, cluster(nodes, lambda _one, _other: None))
+    judged = judge(nodes, cluster(nodes, lambda _one, _other: None))
     assert failing(judged) == nodes
     assert len(judged.findings) == 1
     assert judged.cluster_median_us is None
@@ -103,36 +103,34 @@ def test_nodes_that_are_all_cut_off_share_a_line() -> None:
 
 def test_a_split_fabric_is_told_as_the_group_that_is_split_off() -> None:
     nodes = names(6)
-    judged = fabric.judge(nodes, cluster(nodes, lambda a, b: None if (a > "n4") != (b > "n4") else USUAL))
+    judged = judge(nodes, cluster(nodes, lambda a, b: None if (a > "n4") != (b > "n4") else USUAL))
     assert judged.findings == ["n5, n6: reaches only 2 of 6 nodes: the fabric is split"]
     assert failing(judged) == ["n5", "n6"]
 
 
 def test_of_two_halves_neither_is_the_right_one() -> None:
     nodes = names(4)
-    judged = fabric.judge(nodes, cluster(nodes, lambda a, b: None if (a > "n2") != (b > "n2") else USUAL))
+    judged = judge(nodes, cluster(nodes, lambda a, b: None if (a > "n2") != (b > "n2") else USUAL))
     assert failing(judged) == nodes
 
 
 def test_a_single_pair_is_told_for_both_ends() -> None:
     nodes = names(4)
-    judged = fabric.judge(nodes, cluster(nodes, lambda a, b: None if {a, b} == {"n2", "n3"} else USUAL))
+    judged = judge(nodes, cluster(nodes, lambda a, b: None if {a, b} == {"n2", "n3"} else USUAL))
     assert judged.findings == ["n2 <-> n3: no answer"]
     assert failing(judged) == ["n2", "n3"]
 
 
 def test_a_pair_that_talks_one_way_only_is_told_as_such() -> None:
     nodes = names(4)
-    judged = fabric.judge(nodes, cluster(nodes, lambda a, b: None if (a, b) == ("n2", "n3") else USUAL))
+    judged = judge(nodes, cluster(nodes, lambda a, b: None if (a, b) == ("n2", "n3") else USUAL))
     assert judged.findings == ["n2 -> n3: no answer, though there is one the other way"]
 
 
 def test_a_node_that_fails_with_several_peers_explains_them() -> None:
     nodes = names(6)
     bad = {"n1", "n2"}
-    judged = fabric.judge(
-        nodes, cluster(nodes, lambda a, b: None if "n4" in (a, b) and {a, b} & bad else USUAL)
-    )
+    judged = judge(nodes, cluster(nodes, lambda a, b: None if "n4" in (a, b) and {a, b} & bad else USUAL))
     assert judged.findings == ["n4: no answer between it and n1, n2 (2 of 5 peers)"]
     assert failing(judged) == ["n4"]
 
@@ -141,7 +139,7 @@ def test_a_container_that_does_not_run_fails_its_node_only() -> None:
     nodes = names(4)
     measurements = cluster(nodes, cut("n4"))
     measurements["n4"] = Measurement(False, "container rdm does not run: it is exited", "exited")
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     assert judged.findings == ["n4: container rdm does not run: it is exited"]
     assert failing(judged) == ["n4"]
 
@@ -150,7 +148,7 @@ def test_a_node_that_answers_but_cannot_measure_is_a_warning() -> None:
     nodes = names(3)
     measurements = cluster(nodes)
     measurements["n2"] = Measurement(False, "container rdm has no python3", "running")
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     assert judged.ok
     assert judged.warnings == ["n2 answers all that ask it, but cannot measure: container rdm has no python3"]
 
@@ -158,7 +156,7 @@ def test_a_node_that_answers_but_cannot_measure_is_a_warning() -> None:
 def test_where_nobody_can_measure_nothing_is_proven() -> None:
     nodes = names(2)
     nothing = Measurement(False, "container rdm has no python3", "running")
-    judged = fabric.judge(nodes, dict.fromkeys(nodes, nothing))
+    judged = judge(nodes, dict.fromkeys(nodes, nothing))
     assert failing(judged) == nodes
     assert judged.method == ""
 
@@ -174,7 +172,7 @@ def test_an_sshd_that_answers_nobody_is_its_nodes_fault() -> None:
         )
         for node in nodes
     }
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     assert judged.findings == ["n3: its sshd does not answer: connection refused"]
     assert failing(judged) == ["n3"]
 
@@ -184,7 +182,7 @@ def test_an_sshd_that_answers_some_is_told_pair_by_pair() -> None:
     measurements = cluster(nodes)
     measurements["n1"] = measurements["n1"]._replace(ssh={"n3": "no answer"})
     measurements["n2"] = measurements["n2"]._replace(ssh={"n3": ""})
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     assert judged.findings == ["n1 -> n3: the sshd does not answer: no answer"]
 
 
@@ -199,7 +197,7 @@ def test_the_silent_sshd_of_a_node_that_is_cut_off_is_not_told_again() -> None:
         )
         for node in nodes
     }
-    assert len(fabric.judge(nodes, measurements).findings) == 1
+    assert len(judge(nodes, measurements).findings) == 1
 
 
 def test_where_icmp_is_not_let_through_the_sshds_greeting_is_an_answer() -> None:
@@ -208,13 +206,13 @@ def test_where_icmp_is_not_let_through_the_sshds_greeting_is_an_answer() -> None
         node: measured(nodes, node, lambda _a, _b: None, ssh={peer: "" for peer in nodes if peer != node})
         for node in nodes
     }
-    assert fabric.judge(nodes, measurements).ok
+    assert judge(nodes, measurements).ok
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
 def test_a_slow_node_is_named_and_fails_nothing(count: int) -> None:
     nodes = names(count)
-    judged = fabric.judge(nodes, cluster(nodes, lambda a, b: 812.0 if "n3" in (a, b) else USUAL))
+    judged = judge(nodes, cluster(nodes, lambda a, b: 812.0 if "n3" in (a, b) else USUAL))
     assert judged.ok
     assert judged.slow == ["n3"]
     assert judged.warnings == ["n3 is slow: median 812 us, cluster median 95 us"]
@@ -223,14 +221,14 @@ def test_a_slow_node_is_named_and_fails_nothing(count: int) -> None:
 
 def test_little_differences_of_a_fast_fabric_are_not_slow() -> None:
     nodes = names(4)
-    judged = fabric.judge(nodes, cluster(nodes, lambda a, b: 50.0 if "n3" in (a, b) else 5.0))
+    judged = judge(nodes, cluster(nodes, lambda a, b: 50.0 if "n3" in (a, b) else 5.0))
     assert judged.slow == []
 
 
 def test_a_node_outside_the_run_can_only_lead_to_a_warning() -> None:
     nodes = names(4)
     all_of_them = cluster(nodes, cut("n4"))
-    judged = fabric.judge(nodes, {name: all_of_them[name] for name in ("n1", "n2", "n3")})
+    judged = judge(nodes, {name: all_of_them[name] for name in ("n1", "n2", "n3")})
     assert judged.ok
     assert judged.outside == ["n4"]
     assert judged.warnings == ["no answer from nodes that are not in this run: n4"]
@@ -239,7 +237,7 @@ def test_a_node_outside_the_run_can_only_lead_to_a_warning() -> None:
 def test_a_node_outside_the_run_that_answers_some_is_told_with_them() -> None:
     nodes = names(3)
     everyone = cluster(nodes, lambda a, b: None if (a, b) == ("n1", "n3") else USUAL)
-    judged = fabric.judge(nodes, {name: everyone[name] for name in ("n1", "n2")})
+    judged = judge(nodes, {name: everyone[name] for name in ("n1", "n2")})
     assert judged.ok
     assert judged.warnings == ["nodes that are not in this run: n3 does not answer n1"]
 
@@ -247,15 +245,15 @@ def test_a_node_outside_the_run_that_answers_some_is_told_with_them() -> None:
 def test_a_run_of_one_node_fails_only_when_its_own_link_is_down() -> None:
     nodes = names(3)
     alone = cluster(nodes, cut("n2"))["n2"]
-    assert fabric.judge(nodes, {"n2": alone}).ok
-    assert failing(fabric.judge(nodes, {"n2": alone._replace(link_up=False)})) == ["n2"]
+    assert judge(nodes, {"n2": alone}).ok
+    assert failing(judge(nodes, {"n2": alone._replace(link_up=False)})) == ["n2"]
 
 
 def test_losses_and_notes_are_warnings() -> None:
     nodes = names(2)
     measurements = cluster(nodes)
     measurements["n1"] = measurements["n1"]._replace(loss={"n2": 0.33}, method="tcp", note="no raw sockets")
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     assert judged.warnings == ["lost on the way: 33% from n1 to n2", "n1: no raw sockets"]
     assert judged.method == "mixed"
 
@@ -267,7 +265,7 @@ def test_a_node_that_loses_packets_with_many_is_named_and_fails_nothing() -> Non
         measurements[peer] = measurements[peer]._replace(loss={"n3": 0.33})
     measurements["n3"] = measurements["n3"]._replace(loss={"n5": 0.67})
     measurements["n7"] = measurements["n7"]._replace(loss={"n8": 0.33})
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     assert judged.ok
     remark = "it loses 42% of the packets to and from 4 of 7 peers"
     assert judged.warnings == [f"n3: {remark}", "lost on the way: 33% from n7 to n8"]
@@ -303,7 +301,7 @@ def with_faults(healthy: dict[str, Measurement], rtt: Rtt) -> dict[str, Measurem
 
 
 def test_a_healthy_sample_has_no_findings_and_says_how_sure_that_is(large: dict[str, Measurement]) -> None:
-    judged = fabric.judge(LARGE, large)
+    judged = judge(LARGE, large)
     assert (judged.ok, judged.findings, judged.warnings) == (True, [], [])
     assert judged.sample is not None
     assert judged.sample[:3] == (16, 999, 32)
@@ -313,7 +311,7 @@ def test_a_healthy_sample_has_no_findings_and_says_how_sure_that_is(large: dict[
         "found; a single bad pair is met with 3.2 %."
     )
     assert fabric.as_dict(judged)["sample"]["text"] == text
-    lines = fabric.table(judged).splitlines()
+    lines = table(judged).splitlines()
     assert lines[-2:] == [text, "Every container of this run reaches every other that it was measured with."]
 
 
@@ -322,7 +320,7 @@ def test_a_sample_names_every_node_that_is_cut_off_and_no_other(
     large: dict[str, Measurement], count: int
 ) -> None:
     gone = Random(count).sample(LARGE, count)
-    judged = fabric.judge(LARGE, with_faults(large, cut(*gone)))
+    judged = judge(LARGE, with_faults(large, cut(*gone)))
     assert set(failing(judged)) == set(gone)
     assert len(judged.findings) == 1
 
@@ -334,7 +332,7 @@ def test_a_sample_names_every_node_whose_container_does_not_run_and_no_other(
     gone = Random(count).sample(LARGE, count)
     measurements = with_faults(large, cut(*gone))
     measurements.update(dict.fromkeys(gone, Measurement(False, "container rdm does not run", "exited")))
-    judged = fabric.judge(LARGE, measurements)
+    judged = judge(LARGE, measurements)
     assert set(failing(judged)) == set(gone)
     assert judged.findings[0].endswith(": container rdm does not run")
 
@@ -346,7 +344,7 @@ def test_a_sample_names_every_node_that_most_do_not_reach_and_no_other(
     """What a flapping link does: of a node's measurements, a third come through."""
     bad = set(Random(count).sample(LARGE, count))
     flap = Random(7)
-    judged = fabric.judge(
+    judged = judge(
         LARGE, with_faults(large, lambda a, b: None if {a, b} & bad and flap.random() < 0.67 else USUAL)
     )
     assert set(failing(judged)) == bad
@@ -356,7 +354,7 @@ def test_a_sample_names_every_node_that_most_do_not_reach_and_no_other(
 @pytest.mark.parametrize("count", [1, 5, 20])
 def test_a_sample_names_every_slow_node_and_no_other(large: dict[str, Measurement], count: int) -> None:
     bad = set(Random(count).sample(LARGE, count))
-    judged = fabric.judge(LARGE, with_faults(large, lambda a, b: 812.0 if {a, b} & bad else USUAL))
+    judged = judge(LARGE, with_faults(large, lambda a, b: 812.0 if {a, b} & bad else USUAL))
     assert judged.ok
     assert set(judged.slow) == bad
 
@@ -378,21 +376,21 @@ def test_a_sample_names_every_link_that_loses_packets_and_no_other(
     for node, own in large.items():
         shares = {peer: loss(node, peer) for peer in own.rtt_us}
         measurements[node] = own._replace(loss={peer: share for peer, share in shares.items() if share})
-    judged = fabric.judge(LARGE, measurements)
+    judged = judge(LARGE, measurements)
     assert judged.ok
     assert {name for name, verdict in judged.verdicts.items() if "it loses" in verdict.reason} == bad
 
 
 def test_a_single_pair_in_the_sample_is_told_for_both_ends(large: dict[str, Measurement]) -> None:
     other = next(iter(large["n7"].rtt_us))
-    judged = fabric.judge(LARGE, with_faults(large, lambda a, b: None if (a, b) == ("n7", other) else USUAL))
+    judged = judge(LARGE, with_faults(large, lambda a, b: None if (a, b) == ("n7", other) else USUAL))
     assert judged.findings == [f"n7 -> {other}: no answer"]
     assert set(failing(judged)) == {"n7", other}
 
 
 def test_a_split_is_found_in_a_sample(large: dict[str, Measurement]) -> None:
     rack = set(LARGE[300:340])
-    judged = fabric.judge(LARGE, with_faults(large, lambda a, b: None if len({a, b} & rack) == 1 else USUAL))
+    judged = judge(LARGE, with_faults(large, lambda a, b: None if len({a, b} & rack) == 1 else USUAL))
     assert set(failing(judged)) == rack
     assert judged.findings[0].endswith("reaches only 40 of 1000 nodes: the fabric is split")
 
@@ -400,13 +398,13 @@ def test_a_split_is_found_in_a_sample(large: dict[str, Measurement]) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 300])
 def test_a_run_of_a_part_proves_that_its_nodes_reach_each_other(size: int) -> None:
     run = Random(size).sample(LARGE, size)
-    judged = fabric.judge(LARGE, sampled(LARGE, run=run))
+    judged = judge(LARGE, sampled(LARGE, run=run))
     assert (judged.ok, judged.warnings) == (True, [])
     assert (judged.sample is None) == (size <= 256)
     if size == 1:
         return
     gone = run[0]
-    judged = fabric.judge(LARGE, sampled(LARGE, cut(gone), run))
+    judged = judge(LARGE, sampled(LARGE, cut(gone), run))
     assert set(failing(judged)) == ({gone} if size > 2 else set(run))
 
 
@@ -415,7 +413,7 @@ def test_a_node_that_only_measured_dead_ones_is_not_blamed_but_told() -> None:
     measurements = sampled(nodes, peers=1, above=2)  # a ring
     for name in ("n1", "n3"):
         measurements[name] = Measurement(False, "there is no container rdm", "missing")
-    judged = fabric.judge(nodes, with_faults(measurements, cut("n1", "n3")))
+    judged = judge(nodes, with_faults(measurements, cut("n1", "n3")))
     assert failing(judged) == ["n1", "n3"]
     assert judged.warnings[0].startswith("n2: measured with no node of the others that could answer")
 
@@ -451,7 +449,7 @@ def samples(draw: st.DrawFn) -> tuple[list[str], dict[str, Measurement]]:
 @given(samples())
 def test_who_is_in_no_failing_pair_is_not_blamed(case: tuple[list[str], dict[str, Measurement]]) -> None:
     nodes, measurements = case
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     told = {name for pair in judged.failed_pairs for name in pair}
     for name in failing(judged):
         assert name in told or not measurements[name].measured or "split" in judged.verdicts[name].reason
@@ -459,7 +457,7 @@ def test_who_is_in_no_failing_pair_is_not_blamed(case: tuple[list[str], dict[str
 
 @given(st.one_of(clusters(), samples()))
 def test_every_failing_pair_has_an_end_that_is_told(case: tuple[list[str], dict[str, Measurement]]) -> None:
-    judged = fabric.judge(*case)
+    judged = judge(*case)
     for one, other in judged.failed_pairs:
         assert not (judged.verdicts[one].ok and judged.verdicts[other].ok)
     assert all(verdict.reason for verdict in judged.verdicts.values() if not verdict.ok)
@@ -471,7 +469,7 @@ def test_a_node_that_everybody_reaches_both_ways_is_told_only_in_a_tie(
     case: tuple[list[str], dict[str, Measurement]],
 ) -> None:
     nodes, measurements = case
-    judged = fabric.judge(nodes, measurements)
+    judged = judge(nodes, measurements)
     touched = {name for pair in judged.failed_pairs for name in pair}
     for name in nodes:
         if name not in touched and measurements[name].measured:
@@ -485,14 +483,14 @@ def test_the_judgement_does_not_depend_on_the_order_of_arrival(
     nodes, measurements = case
     items = list(measurements.items())
     random.shuffle(items)  # type: ignore[attr-defined]
-    assert fabric.judge(nodes, dict(items)) == fabric.judge(nodes, measurements)
+    assert judge(nodes, dict(items)) == judge(nodes, measurements)
 
 
 @given(st.integers(3, 40), st.data())
 def test_one_node_that_is_cut_off_is_the_only_finding(count: int, data: st.DataObject) -> None:
     nodes = names(count)
     gone = data.draw(st.sampled_from(nodes))
-    judged = fabric.judge(nodes, cluster(nodes, cut(gone)))
+    judged = judge(nodes, cluster(nodes, cut(gone)))
     assert failing(judged) == [gone]
     assert len(judged.findings) == 1
 
@@ -506,7 +504,7 @@ def test_one_slow_node_is_the_only_slow_one(
     times = cluster(
         nodes, lambda a, b: usual * 5 + 300 if bad in (a, b) else usual * (spread if a < b else 1)
     )
-    assert fabric.judge(nodes, times).slow == [bad]
+    assert judge(nodes, times).slow == [bad]
 
 
 # ---- what goes in and out
@@ -546,7 +544,7 @@ def test_the_table_of_a_small_cluster_is_a_matrix() -> None:
     nodes = names(3)
     measurements = cluster(nodes, cut("n3"))
     measurements["n3"] = Measurement(False, "there is no container rdm", "missing")
-    assert fabric.table(fabric.judge(nodes, measurements)).splitlines() == [
+    assert table(judge(nodes, measurements)).splitlines() == [
         "Round-trip time in microseconds, from the container of the row to that of the column:",
         "    n1  n2  n3",
         "n1   .  95  --",
@@ -558,8 +556,8 @@ def test_the_table_of_a_small_cluster_is_a_matrix() -> None:
 
 def test_the_table_of_a_run_of_one_node_shows_the_others_too() -> None:
     nodes = names(3)
-    judged = fabric.judge(nodes, {"n2": cluster(nodes)["n2"]})
-    assert fabric.table(judged).splitlines()[1:] == [
+    judged = judge(nodes, {"n2": cluster(nodes)["n2"]})
+    assert table(judged).splitlines()[1:] == [
         "    n2  n1  n3",
         "n2   .  95  95",
         "Not in this run: n1, n3",
@@ -567,8 +565,8 @@ def test_the_table_of_a_run_of_one_node_shows_the_others_too() -> None:
 
 
 def test_the_table_tells_who_takes_no_part_and_why() -> None:
-    judged = fabric.judge(names(3), {})
-    assert fabric.table(judged, ["n1", "n2"]).splitlines() == [
+    judged = judge(names(3), {})
+    assert table(judged, ["n1", "n2"]).splitlines() == [
         "Nothing was measured.",
         "The container does not run yet on: n1, n2",
         "Not in this run: n3",
@@ -577,8 +575,8 @@ def test_the_table_tells_who_takes_no_part_and_why() -> None:
 
 def test_the_table_of_a_large_cluster_has_a_line_per_node_and_the_longest_pairs() -> None:
     nodes = names(20)
-    judged = fabric.judge(nodes, cluster(nodes, lambda a, b: 500.0 if (a, b) == ("n7", "n9") else USUAL))
-    lines = fabric.table(judged).splitlines()
+    judged = judge(nodes, cluster(nodes, lambda a, b: 500.0 if (a, b) == ("n7", "n9") else USUAL))
+    lines = table(judged).splitlines()
     assert len(lines) == 1 + 1 + 20 + 2
     assert lines[-2].startswith("Longest: n7 -> n9 500, ")
 
@@ -586,6 +584,6 @@ def test_the_table_of_a_large_cluster_has_a_line_per_node_and_the_longest_pairs(
 @pytest.mark.parametrize(("count", "rows"), [(128, 128), (129, 0)])
 def test_the_matrix_of_a_huge_cluster_is_left_out_of_the_data(count: int, rows: int) -> None:
     nodes = names(count)
-    data = fabric.as_dict(fabric.judge(nodes, cluster(nodes)))
+    data = fabric.as_dict(judge(nodes, cluster(nodes)))
     assert len(data["rtt_us"]) == rows
     assert len(data["median_us"]) == count

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The differences of files, for people.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Dict
+
+SHOWN_WHOLE = 8192  # characters of both sides of a file up to which a difference has all of them
+
+
+_LINES = 100  # of a longer one's difference
+
+
+def prepared(before: str, after: str, before_header: str, after_header: str) -> str:
+    """Return the first of the lines that differ, and how many more there are."""
+    sides = [text.splitlines(True) for text in (before, after)]
+    lines = list(difflib.unified_diff(sides[0], sides[1], before_header, after_header, n=2))
+    if not lines:  # other permissions
+        lines = ["--- {0}\n".format(before_header), "+++ {0}\n".format(after_header)]
+    ended = [line if line.endswith("\n") else line + "\n" for line in lines[:_LINES]]
+    more = len(lines) - len(ended)
+    return "".join(ended) + ("({0} more lines)\n".format(more) if more > 0 else "")
+
+
+def difference(path: str, before: str, after: str) -> Dict[str, str]:
+    return {"before_header": path, "after_header": path, "before": before, "after": after}

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the plan is made of, from the variables of hosts and roles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, PLAN_FILE
+from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
+    ClusterPlan,
+    plan_cluster,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
+    REGISTERED,
+    ROLES,
+    HostVariables,
+    role_options,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images, check_images
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
+    CLUSTER_OPTIONS,
+    CONNECTION_VARIABLES,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
+    RoleVariables,
+    unknown_variables,
+)
+
+IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
+
+
+def plan_inventory(
+    reader: HostVariables, release: list[str]
+) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
+    """Return the plan by the inventory alone, the plan before, and each node's images.
+
+    The plan before is the file's; addresses that `release` sets free may be given away again.
+    """
+    problems: list[Problem] = []
+    variables: dict[str, dict[str, Any]] = {}
+    for host in reader.hosts:
+        variables[host] = {}
+        present = set(reader.variables(host))
+        for name in present.intersection((*CLUSTER_OPTIONS, *CONNECTION_VARIABLES)):
+            try:
+                variables[host][name] = reader.evaluate(host, name)
+            except AnsibleError as error:
+                reason = f"cannot be evaluated: {error.message}".rstrip(". ")
+                problems.append(Problem(host, name, reason, "correct it in the inventory"))
+    found, warnings, images = _check_roles(reader, variables)
+    problems += found
+    previous = base = None
+    if reader.hosts:
+        try:
+            path = reader.plan_file()
+            previous = base = address_plan.read_plan(str(path))
+            if release:
+                base = _release(previous, release, reader.hosts)
+        except Refused as refused:
+            problems += refused.problems
+        except address_plan.PlanFileError as error:
+            remedy = "correct it, or restore it from version control"
+            problems.append(Problem(None, str(path), str(error), remedy))
+    # The network is one for all nodes, so it is made anew only when every node says so.
+    replace = all(reader.true(host, "network_replace") for host in reader.hosts)
+    plan = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
+    plan.warnings.extend(warnings)
+    return plan, previous, images
+
+
+def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:
+    """Return the plan before without what removed nodes hold; Refused when they hold nothing."""
+    if previous is None:
+        reason, remedy = "has no reserved address", f"there is no {PLAN_FILE} yet"
+        raise Refused([Problem(None, name, reason, remedy) for name in names])
+    return address_plan.release(previous, names, hosts)
+
+
+def _check_roles(
+    reader: HostVariables, variables: Mapping[str, Mapping[str, Any]]
+) -> tuple[list[Problem], list[str], dict[str, Images]]:
+    """Return the problems with variables of roles, warnings about names that nobody reads, and the images.
+
+    `variables` are the cluster-wide ones of each host.
+    """
+    options = {name: option for _, name, option in role_options()}
+    cluster_wide = {*CLUSTER_OPTIONS, *REGISTERED}
+    checker = RoleVariables({name: option for name, option in options.items() if name not in cluster_wide})
+    known = {*options, *cluster_wide}
+    prefixes = ["rdm_", *(f"{role.name}_" for role in sorted(ROLES.iterdir()))]
+    problems: list[Problem] = []
+    images: dict[str, Images] = {}
+    names: set[str] = set()
+    for host in reader.hosts:
+        present = list(reader.variables(host))
+        names.update(name for name in present if name not in known)
+        given = {}
+        for name in present:
+            if name in options and name not in cluster_wide:
+                try:
+                    given[name] = reader.evaluate(host, name)
+                except AnsibleError:
+                    continue  # it refers to what a later role knows, and is checked there
+        wrong = checker.problems(host, given)
+        accelerator = variables[host].get("rdm_accelerator")
+        # Where these refer to what only the node knows, they are judged when that is known.
+        known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
+        images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
+        if not wrong:
+            try:
+                _network_options(reader, host)
+            except ValueError as error:
+                wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
+        # These name the image, which the check of types cannot.
+        told = any(problem.value.endswith("images_list") for problem in images[host].problems)
+        problems += images[host].problems
+        problems += [one for one in wrong if not (told and one.value == "images_list")]
+    return problems, unknown_variables(names, known, prefixes), images
+
+
+def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:
+    """Return a node's images, and what is wrong with the list of them."""
+    profiles = given.get("images_profiles") or reader.default("images_profiles")
+    if not isinstance(profiles, dict):
+        return Images("", False, [])  # which is told already
+    image = str(given.get("container_image") or "")
+    return check_images(host, given.get("images_list"), profiles, accelerator, image)
+
+
+def _network_options(reader: HostVariables, host: str) -> dict[str, str]:
+    """Return the options of the network's driver; ValueError when they make no sense together."""
+    return driver_options(
+        reader.text(host, "network_driver"),
+        parent=reader.text(host, "network_parent"),
+        mode=reader.text(host, "network_mode"),
+        vlan=int(reader.text(host, "network_vlan") or 0),
+        privileged=reader.true(host, "network_privileged"),
+        prefix=reader.text(host, "network_prefix"),
+        extra=reader.role_value(host, "network_options") or {},
+    )
+
+
+def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Images) -> NodePlan:
+    """Return what the cluster wants of one node."""
+    return NodePlan(
+        node=node,
+        cluster=plan.inventory.cluster,
+        accelerator=plan.inventory.nodes[node].accelerator,
+        my_ip=plan.addresses.nodes[node],
+        subnet=plan.addresses.subnet,
+        gateway=plan.addresses.gateway,
+        network_name=reader.text(node, "network_name"),
+        network_driver=reader.text(node, "network_driver"),
+        network_parent=reader.text(node, "network_parent"),
+        network_options=_network_options(reader, node),
+        network_replace=reader.true(node, "network_replace"),
+        container_name=reader.text(node, "container_name"),
+        memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
+        engine_install=reader.true(node, "docker_engine_install"),
+        min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
+        image=images.image,
+        image_listed=images.listed,
+        spare_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
+    )
+
+
+def base_of_nodes(
+    plan: ClusterPlan, previous: AddressPlan | None, images: dict[str, Images]
+) -> dict[str, dict[str, Any]]:
+    """Return what is known of every node of the inventory, reached or not."""
+    notes = address_plan.notes(plan.addresses, previous, plan.inventory.pins)
+    return {
+        name: {
+            "address": plan.inventory.ssh_addresses.get(name, name),
+            "my_ip": plan.addresses.nodes[name],
+            "note": notes[name],
+            "rank": rank,
+            "slots": node.slots,
+            "accelerator": node.accelerator,
+            "image": images[name].image,
+        }
+        for rank, (name, node) in enumerate(plan.inventory.nodes.items())
+    }
