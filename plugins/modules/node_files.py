@@ -268,8 +268,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "group": {"type": "str"},
 }
 
-_SECRET = "(secret)\n"  # noqa: S105  # what is shown instead of one
-
 
 def main() -> None:
     """Plan, then apply unless in check mode."""

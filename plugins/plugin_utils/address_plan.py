@@ -22,9 +22,10 @@ from __future__ import annotations
 import configparser
 import os
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
 from itertools import chain
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.ipv4 import (
@@ -58,8 +59,8 @@ class AddressPlan(NamedTuple):
 
     subnet: IPv4Network
     gateway: str
-    nodes: Dict[str, str]
-    removed: Dict[str, str]
+    nodes: dict[str, str]
+    removed: dict[str, str]
 
 
 class PlanFileError(ValueError):
@@ -70,8 +71,8 @@ def make_plan(
     hosts: Sequence[str],
     subnet: str = "",
     gateway: str = "",
-    previous: Optional[AddressPlan] = None,
-    pins: Optional[Mapping[str, str]] = None,
+    previous: AddressPlan | None = None,
+    pins: Mapping[str, str] | None = None,
     replace_network: bool = False,
 ) -> AddressPlan:
     """Give every host an address.
@@ -114,7 +115,7 @@ def make_plan(
         raise Refused([full.problem("the plan's subnet")]) from None
 
 
-def release(plan: AddressPlan, nodes: Iterable[str], hosts: Optional[Iterable[str]] = None) -> AddressPlan:
+def release(plan: AddressPlan, nodes: Iterable[str], hosts: Iterable[str] | None = None) -> AddressPlan:
     """Return the plan without the reservations of the removed `nodes`.
 
     Args:
@@ -148,7 +149,7 @@ def release(plan: AddressPlan, nodes: Iterable[str], hosts: Optional[Iterable[st
     )
 
 
-def notes(plan: AddressPlan, previous: Optional[AddressPlan], pins: Mapping[str, str]) -> Dict[str, str]:
+def notes(plan: AddressPlan, previous: AddressPlan | None, pins: Mapping[str, str]) -> dict[str, str]:
     """Return for each node of the plan how it came to its address: pinned, new, kept or moved."""
     had = {**previous.removed, **previous.nodes} if previous else {}
     came = {name: "kept" if had.get(name) == at else "moved" for name, at in plan.nodes.items()}
@@ -161,10 +162,10 @@ def notes(plan: AddressPlan, previous: Optional[AddressPlan], pins: Mapping[str,
 class _Settings(NamedTuple):
     """What the user asks for, and what was found wrong with it so far."""
 
-    subnet: Optional[IPv4Network]
+    subnet: IPv4Network | None
     gateway: str
     pins: Mapping[str, str]
-    problems: List[Problem]
+    problems: list[Problem]
 
 
 def _fresh_plan(hosts: Sequence[str], settings: _Settings) -> AddressPlan:
@@ -255,7 +256,7 @@ def _allot(
         raise Refused(problems)
 
     addresses = {**kept, **pinned}
-    addresses.update(zip((host for host in hosts if host not in addresses), free))
+    addresses.update(zip((host for host in hosts if host not in addresses), free, strict=False))
     if len(addresses) < len(hosts):
         raise _FullError(network, len(hosts), reserved)
     taken = {gateway, *pinned.values()}
@@ -267,7 +268,7 @@ def _allot(
     )
 
 
-def _free_addresses(usable: HostRange, start: int, taken: Set[int]) -> Iterator[int]:
+def _free_addresses(usable: HostRange, start: int, taken: set[int]) -> Iterator[int]:
     upward = range(usable.base + start, usable.last + 1)
     below = range(usable.first, min(usable.base + start, usable.last + 1))
     return (at for at in chain(upward, below) if at not in taken)
@@ -318,14 +319,14 @@ def prefix_for(nodes: int) -> int:
 
 
 def _check_pins(
-    pins: Mapping[str, str], network: Optional[IPv4Network], gateway: Optional[int]
-) -> Tuple[Dict[str, int], List[Problem]]:
+    pins: Mapping[str, str], network: IPv4Network | None, gateway: int | None
+) -> tuple[dict[str, int], list[Problem]]:
     """Return the pins as integers, and what is wrong with them; without a network, by themselves."""
     usable = HostRange(network) if network else None
     choose = f"choose an address from {usable}" if usable else "correct it in the inventory"
-    pinned: Dict[str, int] = {}
-    problems: List[Problem] = []
-    users: Dict[int, str] = {}
+    pinned: dict[str, int] = {}
+    problems: list[Problem] = []
+    users: dict[int, str] = {}
     for host, text in pins.items():
         remedy = choose
         try:
@@ -354,7 +355,7 @@ def _check_pins(
     return pinned, problems
 
 
-def _check_gateway(text: str, network: IPv4Network) -> List[Problem]:
+def _check_gateway(text: str, network: IPv4Network) -> list[Problem]:
     usable = HostRange(network)
     try:
         if not text or to_int(text) in usable:
@@ -368,7 +369,7 @@ def _check_gateway(text: str, network: IPv4Network) -> List[Problem]:
     return [Problem(None, f"rdm_gateway {text}", reason, remedy)]
 
 
-def _other_network(settings: _Settings, previous: AddressPlan) -> List[Problem]:
+def _other_network(settings: _Settings, previous: AddressPlan) -> list[Problem]:
     """Return a problem when the user asks for another network than the plan's."""
     if settings.subnet is not None and settings.subnet != previous.subnet:
         what, asked, planned = "subnet", str(settings.subnet), str(previous.subnet)
@@ -440,7 +441,7 @@ def _check_consistency(
     subnet: IPv4Network, gateway: str, nodes: Mapping[str, str], removed: Mapping[str, str]
 ) -> None:
     usable = HostRange(subnet)
-    users: Dict[int, str] = {}
+    users: dict[int, str] = {}
     for name, text in chain([("gateway", gateway)], nodes.items(), removed.items()):
         try:
             at = to_int(text)
@@ -456,7 +457,7 @@ def _check_consistency(
         raise PlanFileError(f"lists {both} as a node and as removed")
 
 
-def read_plan(path: str) -> Optional[AddressPlan]:
+def read_plan(path: str) -> AddressPlan | None:
     """Return the plan in the file at `path`, or None when there is no such file.
 
     Raises:

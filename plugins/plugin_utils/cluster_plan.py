@@ -6,7 +6,8 @@ Both steps refuse with all problems of all nodes at once, and neither changes an
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
@@ -47,14 +48,14 @@ class ClusterPlan(NamedTuple):
 
     inventory: Inventory
     addresses: AddressPlan
-    warnings: List[str]
+    warnings: list[str]
 
 
 def plan_cluster(
     masters: Sequence[str],
     workers: Sequence[str],
     variables: Mapping[str, Mapping[str, Any]],
-    previous: Optional[AddressPlan] = None,
+    previous: AddressPlan | None = None,
     replace_network: bool = False,
     problems: Sequence[Problem] = (),
 ) -> ClusterPlan:
@@ -73,7 +74,7 @@ def plan_cluster(
     """
     inventory = check_inventory(masters, workers, variables)
     found = [*problems, *inventory.problems]
-    addresses: Optional[AddressPlan] = None
+    addresses: AddressPlan | None = None
     if inventory.nodes:
         try:
             addresses = make_plan(
@@ -103,8 +104,8 @@ class NodesPlan(NamedTuple):
         warnings: sentences about what is not as it should be but refuses nothing.
     """
 
-    nodes: Dict[str, Dict[str, Any]]
-    warnings: List[str]
+    nodes: dict[str, dict[str, Any]]
+    warnings: list[str]
 
 
 def plan_nodes(
@@ -134,8 +135,8 @@ def plan_nodes(
     ended = ended_jobs({node: ended_by_plan(wants[node], found) for node, found in facts.items()})
     if changes:
         problems += ended
-    warnings: List[Problem] = []
-    nodes: Dict[str, Dict[str, Any]] = {}
+    warnings: list[Problem] = []
+    nodes: dict[str, dict[str, Any]] = {}
     for node, found in facts.items():
         want = wants[node]
         findings = check_node(want, found)

@@ -8,8 +8,9 @@ route, Docker network and address pool that the nodes report, and with the addre
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.module_utils.node.free_subnet import free_subnet, ipv4_network
@@ -39,7 +40,7 @@ class Use(NamedTuple):
     what: str
 
 
-def subnet_problems(subnet: IPv4Network) -> List[Problem]:
+def subnet_problems(subnet: IPv4Network) -> list[Problem]:
     """Return what is wrong with the subnet on any node: loopback, multicast and the like."""
     return [
         Problem(None, str(subnet), f"overlaps {what} {special}", _remedy([special], subnet.prefixlen))
@@ -48,7 +49,7 @@ def subnet_problems(subnet: IPv4Network) -> List[Problem]:
     ]
 
 
-def public_space_warning(subnet: IPv4Network) -> Optional[str]:
+def public_space_warning(subnet: IPv4Network) -> str | None:
     """Return a warning when the subnet is not private space, else None."""
     if any(subnet.subnet_of(private) for private in PRIVATE):
         return None
@@ -59,7 +60,7 @@ def public_space_warning(subnet: IPv4Network) -> Optional[str]:
     )
 
 
-def ssh_address_problems(subnet: IPv4Network, addresses: Mapping[str, str]) -> List[Problem]:
+def ssh_address_problems(subnet: IPv4Network, addresses: Mapping[str, str]) -> list[Problem]:
     """Return a problem for each node that is reached by ssh at an address inside the subnet.
 
     Args:
@@ -80,7 +81,7 @@ def collisions(
     network_names: Mapping[str, str],
     cluster: str,
     ssh_addresses: Iterable[str] = (),
-) -> List[Problem]:
+) -> list[Problem]:
     """Return one problem for each node on which the subnet is already in use.
 
     Args:
@@ -89,8 +90,8 @@ def collisions(
         cluster: the cluster's name, the value of our label.
         ssh_addresses: `ansible_host` of every node, kept out of the subnet that is proposed.
     """
-    used: Set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
-    hits: Dict[str, List[str]] = {}
+    used: set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
+    hits: dict[str, list[str]] = {}
     for node, found in facts.items():
         uses = list(_uses(found, _own_networks(found, network_names[node], cluster, subnet)))
         used.update(use.network for use in uses)
@@ -103,7 +104,7 @@ def collisions(
     return [Problem(node, str(subnet), "overlaps " + ", ".join(what), remedy) for node, what in hits.items()]
 
 
-def subnets_of(network: Mapping[str, Any]) -> List[IPv4Network]:
+def subnets_of(network: Mapping[str, Any]) -> list[IPv4Network]:
     """Return the IPv4 subnets of a Docker network."""
     found = (ipv4_network(one.get("subnet", "")) for one in network.get("subnets") or [])
     return [subnet for subnet in found if subnet is not None]
@@ -114,8 +115,8 @@ def subnets_of(network: Mapping[str, Any]) -> List[IPv4Network]:
 
 def _own_networks(
     facts: Mapping[str, Any], name: str, cluster: str, subnet: IPv4Network
-) -> List[Mapping[str, Any]]:
-    networks: List[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
+) -> list[Mapping[str, Any]]:
+    networks: list[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
     return [
         network
         for network in networks
@@ -124,14 +125,14 @@ def _own_networks(
     ]
 
 
-def _uses(facts: Mapping[str, Any], own: List[Mapping[str, Any]]) -> Iterator[Use]:
+def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Use]:
     """Yield every range that a node uses, apart from its `own` networks.
 
     A range that shows more than once (a Docker network, its bridge, the bridge's route) is named once.
     """
     docker = facts.get("docker") or {}
     # interface -> the ranges on it that are named already, or need not be
-    explained: Dict[str, List[IPv4Network]] = {
+    explained: dict[str, list[IPv4Network]] = {
         interface: subnets_of(network) for network in own for interface in _interfaces_of(network)
     }
     for network in docker.get("networks") or []:
@@ -149,7 +150,7 @@ def _uses(facts: Mapping[str, Any], own: List[Mapping[str, Any]]) -> Iterator[Us
     for interface in facts.get("interfaces") or []:
         if interface["name"] in explained:
             continue
-        named: List[IPv4Network] = []
+        named: list[IPv4Network] = []
         for address in interface.get("addresses") or []:
             found = ipv4_network(address)
             if found is not None:
@@ -173,14 +174,14 @@ def _uses(facts: Mapping[str, Any], own: List[Mapping[str, Any]]) -> Iterator[Us
             yield Use(found, f"the address {address} of the ssh {end}")
 
 
-def _interfaces_of(network: Mapping[str, Any]) -> Tuple[str, ...]:
+def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names that the engine gives the interfaces of a network on the node."""
     short = str(network.get("id", ""))[:12]
     named = (network.get("options") or {}).get("com.docker.network.bridge.name")
     return (*([named] if named else []), *(f"{kind}-{short}" for kind in ("br", "dm", "di")))
 
 
-def _remedy(used: Iterable[Union[IPv4Network, str]], prefixlen: int) -> str:
+def _remedy(used: Iterable[IPv4Network | str], prefixlen: int) -> str:
     free = free_subnet(used, prefixlen)
     example = f", for example {free}" if free is not None else ""
     return f"choose another subnet with rdm_subnet{example}"

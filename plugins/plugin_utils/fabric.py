@@ -6,12 +6,13 @@ Pure: it reads nothing and prints nothing. Times are in microseconds.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import unpacked
 
 FULL_MATRIX_NODES = 128
-Pair = Tuple[str, str]
+Pair = tuple[str, str]
 
 
 class Measurement(NamedTuple):
@@ -37,8 +38,8 @@ class Measurement(NamedTuple):
     method: str = "icmp"
     note: str = ""
     link: str = ""
-    link_up: Optional[bool] = None
-    rtt_us: Mapping[str, Optional[float]] = {}
+    link_up: bool | None = None
+    rtt_us: Mapping[str, float | None] = {}
     loss: Mapping[str, float] = {}
     errors: Mapping[str, str] = {}
     ssh: Mapping[str, str] = {}
@@ -69,9 +70,10 @@ class Sample(NamedTuple):
     def __str__(self) -> str:
         """What was measured and how sure that makes, in one sentence."""
         return (
-            "Sampled: {0} of {1} peers each. Every node and its link are measured {2} times, so that a bad "
-            "one is found; a single bad pair is met with {3:.2g} %."
-        ).format(self.peers, self.of, self.measured, 100 * self.pairs)
+            f"Sampled: {self.peers} of {self.of} peers each. Every node and its link are measured "
+            f"{self.measured} times, so that a bad one is found; a single bad pair is met with "
+            f"{100 * self.pairs:.2g} %."
+        )
 
 
 class Fabric(NamedTuple):
@@ -92,18 +94,18 @@ class Fabric(NamedTuple):
         sample: how much was measured; None where every pair was.
     """
 
-    nodes: List[str]
-    outside: List[str]
-    verdicts: Dict[str, Verdict]
-    findings: List[str]
-    warnings: List[str]
-    rtt_us: Mapping[str, Mapping[str, Optional[float]]]
-    median_us: Dict[str, Optional[float]]
-    cluster_median_us: Optional[float]
-    slow: List[str]
-    failed_pairs: List[Pair]
+    nodes: list[str]
+    outside: list[str]
+    verdicts: dict[str, Verdict]
+    findings: list[str]
+    warnings: list[str]
+    rtt_us: Mapping[str, Mapping[str, float | None]]
+    median_us: dict[str, float | None]
+    cluster_median_us: float | None
+    slow: list[str]
+    failed_pairs: list[Pair]
     method: str
-    sample: Optional[Sample]
+    sample: Sample | None
 
     @property
     def ok(self) -> bool:
@@ -129,7 +131,7 @@ def measurement(result: Mapping[str, Any]) -> Measurement:
     )
 
 
-def as_dict(fabric: Fabric) -> Dict[str, Any]:
+def as_dict(fabric: Fabric) -> dict[str, Any]:
     """Return the fabric as plain data.
 
     Beyond 128 nodes the matrix is left out, because a thousand nodes would make it a million numbers; the

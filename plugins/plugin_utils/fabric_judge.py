@@ -14,7 +14,7 @@ Pure: it reads nothing and prints nothing. Times are in microseconds.
 from __future__ import annotations
 
 import statistics
-from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import (
     Fabric,
@@ -66,15 +66,15 @@ class _Judge:
         self.measurements = measurements
         self.slow_factor = slow_factor
         self.slow_floor_us = slow_floor_us
-        self.reasons: Dict[str, List[str]] = {name: [] for name in self.nodes}
-        self.findings: List[str] = []
-        self.warnings: List[str] = []
+        self.reasons: dict[str, list[str]] = {name: [] for name in self.nodes}
+        self.findings: list[str] = []
+        self.warnings: list[str] = []
         self.measuring = [name for name in self.nodes if measurements[name].measured]
         members = set(self.nodes)
         self.rank = {name: rank for rank, name in enumerate(nodes)}
-        self.remarks: Dict[str, str] = {}
-        self.silent: Dict[str, Set[str]] = {}
-        self.askers: Dict[str, List[str]] = {name: [] for name in nodes}
+        self.remarks: dict[str, str] = {}
+        self.silent: dict[str, set[str]] = {}
+        self.askers: dict[str, list[str]] = {name: [] for name in nodes}
         for name in self.measuring:
             rtts = measurements[name].rtt_us
             self.silent[name] = {
@@ -120,10 +120,10 @@ class _Judge:
 
     # ---- steps
 
-    def _not_measured(self) -> Set[str]:
+    def _not_measured(self) -> set[str]:
         """Name the nodes that could not measure; return those of them that nobody reaches either."""
         dead = set()
-        causes: Dict[str, List[str]] = {}
+        causes: dict[str, list[str]] = {}
         for name in self.nodes:
             own = self.measurements[name]
             if own.measured:
@@ -134,9 +134,7 @@ class _Judge:
                 and own.container_state == "running"
                 and not any(name in self.silent[peer] for peer in asked)
             ):
-                self.warnings.append(
-                    "{0} answers all that ask it, but cannot measure: {1}".format(name, own.reason)
-                )
+                self.warnings.append(f"{name} answers all that ask it, but cannot measure: {own.reason}")
                 continue
             causes.setdefault(own.reason, []).append(name)
             dead.add(name)
@@ -144,42 +142,40 @@ class _Judge:
             self._blame(names, reason)
         return dead
 
-    def _cut_off(self, dead: Set[str]) -> Set[str]:
+    def _cut_off(self, dead: set[str]) -> set[str]:
         """Name the nodes, and the groups of them, that do not reach the main part of the cluster."""
         groups = self._groups([name for name in self.nodes if name not in dead])
         several = len(groups) > 1
         main = groups[0] if several and len(groups[0]) > len(groups[1]) else []
         others = [group for group in groups if group is not main]
         groups = []
-        unknown: List[List[str]] = []
+        unknown: list[list[str]] = []
         for group in others:
             silent = self._asked_beyond(group, dead) or self._hears_nobody(group)
             (groups if silent else unknown).append(group)
         if several and unknown:
             self.warnings.append(
-                "{0}: measured with no node of the others that could answer: nothing is known of the way "
-                "there until all pairs are measured".format(
-                    listed(name for group in unknown for name in group)
-                )
+                f"{listed(name for group in unknown for name in group)}: measured with no node of the "
+                "others that could answer: nothing is known of the way there until all pairs are measured"
             )
         split = [group for group in groups if len(group) > 1]
         for group in split:
-            share = "{0} of {1} nodes".format(len(group), len(self.nodes))
-            self._blame(group, "reaches only {0}: the fabric is split".format(share))
+            share = f"{len(group)} of {len(self.nodes)} nodes"
+            self._blame(group, f"reaches only {share}: the fabric is split")
         alone = [group[0] for group in groups if len(group) == 1]
         down = [name for name in alone if self.measurements[name].link_up is False]
         if not main and not split and len(down) == len(alone) - 1:
             alone = down  # each of them knows that it is cut off, so the one that is left is not at fault
-        causes: Dict[str, List[str]] = {}
+        causes: dict[str, list[str]] = {}
         for name in alone:
             causes.setdefault(self._suspicion(name), []).append(name)
         for cause, names in causes.items():
-            self._blame(names, "no answer from any peer: {0}".format(cause))
+            self._blame(names, f"no answer from any peer: {cause}")
         return {*alone, *(name for group in split for name in group)}
 
-    def _pairs(self, pairs: List[Pair]) -> None:
+    def _pairs(self, pairs: list[Pair]) -> None:
         """Name the causes of the other failing pairs, the node that explains most of them first."""
-        silent: Dict[str, Set[str]] = {}
+        silent: dict[str, set[str]] = {}
         for one, other in pairs:
             silent.setdefault(one, set()).add(other)
             silent.setdefault(other, set()).add(one)
@@ -191,9 +187,8 @@ class _Judge:
                 break
             self._blame(
                 [worst],
-                "no answer between it and {0} ({1} of {2} peers)".format(
-                    listed(peers), len(peers), len(self._partners(worst))
-                ),
+                f"no answer between it and {listed(peers)} "
+                f"({len(peers)} of {len(self._partners(worst))} peers)",
             )
             for peer in peers:
                 silent[peer].discard(worst)
@@ -204,21 +199,15 @@ class _Judge:
             if back and self.rank[other] < self.rank[one]:
                 continue  # told already, the other way round
             error = self.measurements[one].errors.get(other, "")
+            one_way = not back and one in self.measurements[other].rtt_us
             self._tell_pair(
                 one,
                 other,
-                "{0} {1} {2}: no answer{3}{4}".format(
-                    one,
-                    "<->" if back else "->",
-                    other,
-                    ""
-                    if back or one not in self.measurements[other].rtt_us
-                    else ", though there is one the other way",
-                    " ({0})".format(error) if error else "",
-                ),
+                f"{one} {'<->' if back else '->'} {other}: no answer"
+                f"{', though there is one the other way' if one_way else ''}{f' ({error})' if error else ''}",
             )
 
-    def _sshd(self, explained: Set[str]) -> None:
+    def _sshd(self, explained: set[str]) -> None:
         """Name the sshds that do not answer on nodes that are otherwise reached."""
         for name in self.nodes:
             if name in explained:
@@ -235,20 +224,18 @@ class _Judge:
                 continue
             if len(wrong) == len(asked):
                 text = statistics.mode(sorted(wrong.values()))
-                self._blame([name], "its sshd does not answer: {0}".format(text))
+                self._blame([name], f"its sshd does not answer: {text}")
                 continue
             for peer, text in wrong.items():
-                self._tell_pair(
-                    peer, name, "{0} -> {1}: the sshd does not answer: {2}".format(peer, name, text)
-                )
+                self._tell_pair(peer, name, f"{peer} -> {name}: the sshd does not answer: {text}")
 
-    def _slow(self) -> Tuple[Dict[str, Optional[float]], Optional[float], List[str]]:
+    def _slow(self) -> tuple[dict[str, float | None], float | None, list[str]]:
         """Return what each node's links take, what is usual, and who is slow.
 
         The lower median is used, so that in a cluster of three one slow node does not make its two
         neighbours look slow as well.
         """
-        links: Dict[str, List[float]] = {name: [] for name in self.nodes}
+        links: dict[str, list[float]] = {name: [] for name in self.nodes}
         for one in self.measuring:
             for other, rtt in self.measurements[one].rtt_us.items():
                 if rtt is not None and other in links:
@@ -267,8 +254,8 @@ class _Judge:
             and median - usual > self.slow_floor_us
         }
         for name, median in slow.items():
-            self.remarks[name] = "median {0:.0f} us, cluster median {1:.0f} us".format(median, usual)
-            self.warnings.append("{0} is slow: {1}".format(name, self.remarks[name]))
+            self.remarks[name] = f"median {median:.0f} us, cluster median {usual:.0f} us"
+            self.warnings.append(f"{name} is slow: {self.remarks[name]}")
         return medians, usual, list(slow)
 
     def _outside(self) -> None:
@@ -284,11 +271,11 @@ class _Judge:
             if silent and len(silent) == len(asked):
                 nobody.append(name)
             elif silent:
-                some.append("{0} does not answer {1}".format(name, listed(silent)))
+                some.append(f"{name} does not answer {listed(silent)}")
         if nobody:
-            self.warnings.append("no answer from nodes that are not in this run: {0}".format(listed(nobody)))
+            self.warnings.append(f"no answer from nodes that are not in this run: {listed(nobody)}")
         if some:
-            self.warnings.append("nodes that are not in this run: {0}".format(listed(some)))
+            self.warnings.append(f"nodes that are not in this run: {listed(some)}")
 
     def _losses(self) -> None:
         """Warn of the nodes that lose packets with many peers, then of what is lost between others."""
@@ -298,7 +285,7 @@ class _Judge:
             for other, share in self.measurements[one].loss.items()
             if other in self.reasons
         }
-        lossy: Dict[str, Set[str]] = {}
+        lossy: dict[str, set[str]] = {}
         for one, other in losses:
             lossy.setdefault(one, set()).add(other)
             lossy.setdefault(other, set()).add(one)
@@ -312,30 +299,31 @@ class _Judge:
             for peer in peers:
                 lossy[peer].discard(worst)
                 shares += [losses.pop(pair) for pair in ((worst, peer), (peer, worst)) if pair in losses]
-            self.remarks[worst] = "it loses {0:.0%} of the packets to and from {1} of {2} peers".format(
-                statistics.mean(shares), len(peers), of
+            self.remarks[worst] = (
+                f"it loses {statistics.mean(shares):.0%} of the packets to and from {len(peers)} of "
+                f"{of} peers"
             )
-            bad.append("{0}: {1}".format(worst, self.remarks[worst]))
+            bad.append(f"{worst}: {self.remarks[worst]}")
         if bad:
             self.warnings.append(listed(bad, LOSSY_NODES))
         if losses:
             told = sorted(losses, key=lambda pair: -losses[pair])
             self.warnings.append(
-                "lost on the way: {0}".format(
-                    listed("{0:.0%} from {1} to {2}".format(losses[pair], *pair) for pair in told)
+                "lost on the way: {}".format(
+                    listed("{:.0%} from {} to {}".format(losses[pair], *pair) for pair in told)
                 )
             )
 
     def _notes(self) -> None:
         """Warn of measurements of another kind."""
-        notes: Dict[str, List[str]] = {}
+        notes: dict[str, list[str]] = {}
         for name in self.measuring:
             if self.measurements[name].note:
                 notes.setdefault(self.measurements[name].note, []).append(name)
         for note, names in notes.items():
-            self.warnings.append("{0}: {1}".format(listed(names), note))
+            self.warnings.append(f"{listed(names)}: {note}")
 
-    def _sample(self) -> Optional[Sample]:
+    def _sample(self) -> Sample | None:
         """Return how much was measured, None where everyone who could measure asked all others."""
         others = len(self.nodes) - 1
         members = set(self.nodes)
@@ -347,19 +335,19 @@ class _Judge:
 
     # ---- what they share
 
-    def _by_rank(self, names: Iterable[str]) -> List[str]:
+    def _by_rank(self, names: Iterable[str]) -> list[str]:
         return sorted(names, key=self.rank.__getitem__)
 
-    def _partners(self, name: str) -> Set[str]:
+    def _partners(self, name: str) -> set[str]:
         """Return the nodes of the run with which a node was measured, by itself or by them."""
         return {*self.askers[name], *self.measurements[name].rtt_us} & self.reasons.keys()
 
-    def _asked_beyond(self, group: List[str], dead: Set[str]) -> bool:
+    def _asked_beyond(self, group: list[str], dead: set[str]) -> bool:
         """Whether anything was asked between a group and the others: then it was silent, or they were one."""
         known = dead.union(group)
         return any(not self._partners(name) <= known for name in group)
 
-    def _hears_nobody(self, group: List[str]) -> bool:
+    def _hears_nobody(self, group: list[str]) -> bool:
         """Whether this is one node, its link is down, and nobody at all answers it."""
         own = self.measurements[group[0]]
         lonely = len(group) == 1 and own.link_up is False and len(own.rtt_us) > 0
@@ -369,9 +357,9 @@ class _Judge:
         """Whether the sshd of `other` greeted `one`: then they talk, even where ICMP is not let through."""
         return self.measurements[one].ssh.get(other) == ""
 
-    def _groups(self, names: List[str]) -> List[List[str]]:
+    def _groups(self, names: list[str]) -> list[list[str]]:
         """Return the groups that reach each other, the largest first, members in the order of ranks."""
-        links: Dict[str, Set[str]] = {name: set() for name in names}
+        links: dict[str, set[str]] = {name: set() for name in names}
         for one in names:
             if not self.measurements[one].measured:
                 continue
@@ -396,19 +384,17 @@ class _Judge:
         """Return what is probably wrong with a node that reaches nobody."""
         own = self.measurements[name]
         if own.link_up is False:
-            return "{0} in its container has no link: the interface or cable below it is down".format(
-                own.link
-            )
+            return f"{own.link} in its container has no link: the interface or cable below it is down"
         errors = sorted(own.errors.values())
         if errors:
             return statistics.mode(errors)
         return "its fabric interface or the port of the switch may be down"
 
-    def _blame(self, names: List[str], reason: str) -> None:
+    def _blame(self, names: list[str], reason: str) -> None:
         """Note what is wrong with one node, or with several that share it."""
         for name in names:
             self.reasons[name].append(reason)
-        self.findings.append("{0}: {1}".format(listed(names), reason))
+        self.findings.append(f"{listed(names)}: {reason}")
 
     def _tell_pair(self, one: str, other: str, finding: str) -> None:
         """Note what is wrong between two nodes: neither is known to be the cause, so both are told."""

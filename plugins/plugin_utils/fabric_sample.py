@@ -11,10 +11,10 @@ Pure, and the same for the same list of nodes.
 from __future__ import annotations
 
 import random
-from typing import List, Sequence, Set
+from collections.abc import Sequence
 
 
-def distances(nodes: Sequence[str], peers: int) -> List[int]:
+def distances(nodes: Sequence[str], peers: int) -> list[int]:
     """Return how far in rank, around the circle, the peers of every node are, in rising order.
 
     A distance and its complement measure the same pairs from their other ends, so the complement is taken
@@ -29,9 +29,9 @@ def distances(nodes: Sequence[str], peers: int) -> List[int]:
         return list(range(1, total))
     draw = random.Random(" ".join(nodes))  # noqa: S311
     others = sorted(range(2, total), key=lambda _distance: draw.random())
-    fresh: List[int] = []
-    half: List[int] = []
-    mirrored: List[int] = []
+    fresh: list[int] = []
+    half: list[int] = []
+    mirrored: list[int] = []
     for distance in [1, *others]:
         if len(fresh) == peers:
             break
@@ -40,7 +40,7 @@ def distances(nodes: Sequence[str], peers: int) -> List[int]:
     return sorted((fresh + half + mirrored)[:peers])
 
 
-def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, above: int) -> List[str]:
+def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, above: int) -> list[str]:
     """Return whom a node measures, in the order of ranks.
 
     These are its peers in the cluster and its peers among the nodes of the run, so that a run of a few nodes
@@ -54,7 +54,7 @@ def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, ab
         above: up to so many nodes, each asks all others.
     """
     members = set(run)
-    chosen: Set[str] = set()
+    chosen: set[str] = set()
     for group in (nodes, [name for name in nodes if name in members]):
         if node not in group:
             continue

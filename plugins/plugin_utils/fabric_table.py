@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import Fabric
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
@@ -33,25 +33,25 @@ def table(fabric: Fabric, waiting: Sequence[str] = ()) -> str:
     if fabric.sample:
         lines.append(str(fabric.sample))
     if waiting:
-        lines.append("The container does not run yet on: {0}".format(listed(waiting)))
+        lines.append(f"The container does not run yet on: {listed(waiting)}")
     if outside:
-        lines.append("Not in this run: {0}".format(listed(outside)))
+        lines.append(f"Not in this run: {listed(outside)}")
     lines += ["FAILED " + finding for finding in fabric.findings]
     lines += ["warning: " + warning for warning in fabric.warnings]
     if len(fabric.nodes) > 1 and not fabric.findings:
         lines.append(
-            "Every container of this run reaches every other{0}.".format(
+            "Every container of this run reaches every other{}.".format(
                 " that it was measured with" if fabric.sample else ""
             )
         )
     return "\n".join(lines)
 
 
-def _time(rtt: Optional[float]) -> str:
-    return "--" if rtt is None else "{0:.0f}".format(rtt)
+def _time(rtt: float | None) -> str:
+    return "--" if rtt is None else f"{rtt:.0f}"
 
 
-def _matrix(fabric: Fabric, outside: List[str]) -> List[str]:
+def _matrix(fabric: Fabric, outside: list[str]) -> list[str]:
     columns = [*fabric.nodes, *outside]
     rows = [["", *columns]]
     for one in fabric.nodes:
@@ -64,7 +64,7 @@ def _matrix(fabric: Fabric, outside: List[str]) -> List[str]:
     return _aligned(rows)
 
 
-def _lines(fabric: Fabric) -> List[str]:
+def _lines(fabric: Fabric) -> list[str]:
     members = set(fabric.nodes)
     rows = [["node", "median", "silent", ""]]
     for name in fabric.nodes:
@@ -84,17 +84,17 @@ def _lines(fabric: Fabric) -> List[str]:
         if rtt is not None and other in members
     ]
     pairs.sort(key=lambda pair: -pair[0])
-    worst = ["{0} -> {1} {2:.0f}".format(one, other, rtt) for rtt, one, other in pairs[:WORST_PAIRS]]
-    return [*_aligned(rows), "Longest: {0}".format(", ".join(worst))] if worst else _aligned(rows)
+    worst = [f"{one} -> {other} {rtt:.0f}" for rtt, one, other in pairs[:WORST_PAIRS]]
+    return [*_aligned(rows), "Longest: {}".format(", ".join(worst))] if worst else _aligned(rows)
 
 
-def _aligned(rows: List[List[str]]) -> List[str]:
+def _aligned(rows: list[list[str]]) -> list[str]:
     """Return rows with the first column to the left and the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
             cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]

@@ -7,7 +7,8 @@ Nothing here asks a node; whether archives are sound is seen there.
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import ArchiveProblem, short_name
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
@@ -30,7 +31,7 @@ class Images(NamedTuple):
 
     image: str
     listed: bool
-    problems: List[Problem]
+    problems: list[Problem]
 
 
 def check_images(
@@ -45,7 +46,7 @@ def check_images(
         accelerator: the node's.
         container_image: the image that the user chose for the container, or empty.
     """
-    problems: List[Problem] = []
+    problems: list[Problem] = []
     source = "images_list" if images else "images_profiles"
     found = _entries(node, images or profiles.get(accelerator) or [], source, problems)
     if problems:
@@ -76,13 +77,13 @@ def canonical(name: str) -> str:
 # --- the entries -------------------------------------------------------------------------------------
 
 
-def _entries(node: str, images: Any, source: str, problems: List[Problem]) -> Dict[str, str]:
+def _entries(node: str, images: Any, source: str, problems: list[Problem]) -> dict[str, str]:
     """Return the listed images, canonical name -> name as written, and add what is wrong with them."""
     if not isinstance(images, (list, tuple)):
         problems.append(Problem(node, source, "is not a list", f"write a list of {_EXAMPLE}"))
         return {}
-    found: Dict[str, str] = {}
-    known: Dict[str, Mapping[str, Any]] = {}
+    found: dict[str, str] = {}
+    known: dict[str, Mapping[str, Any]] = {}
     for number, entry in enumerate(images, start=1):
         if not isinstance(entry, dict) or not isinstance(entry.get("name"), str) or not entry["name"]:
             problems.append(
@@ -105,7 +106,7 @@ def _entries(node: str, images: Any, source: str, problems: List[Problem]) -> Di
     return found
 
 
-def _wrong(entry: Mapping[str, Any]) -> List[str]:
+def _wrong(entry: Mapping[str, Any]) -> list[str]:
     """Return the first thing that is wrong with an entry, reason and remedy; empty when nothing is."""
     repository, at, digest = entry["name"].partition("@")
     source = entry.get("source")

@@ -7,13 +7,14 @@ The values come from the inventory as Ansible resolved them; nothing here asks a
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CLUSTER
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
-CLUSTER_OPTIONS: Dict[str, Dict[str, Any]] = {
+CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
     "rdm_cluster": {"type": "str", "default": CLUSTER},
     "rdm_accelerator": {"type": "str", "required": True, "choices": list(ACCELERATORS)},
     "rdm_subnet": {"type": "str", "default": ""},
@@ -81,10 +82,10 @@ class Inventory(NamedTuple):
     cluster: str
     subnet: str
     gateway: str
-    nodes: Dict[str, Node]
-    pins: Dict[str, str]
-    ssh_addresses: Dict[str, str]
-    problems: List[Problem]
+    nodes: dict[str, Node]
+    pins: dict[str, str]
+    ssh_addresses: dict[str, str]
+    problems: list[Problem]
 
 
 def check_inventory(
@@ -127,7 +128,7 @@ def check_inventory(
 # --- the checks --------------------------------------------------------------------------------------
 
 
-def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> List[Problem]:
+def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> list[Problem]:
     both = [name for name in masters if name in set(workers)]
     problems = [
         Problem(name, "", "is in both groups, master and workers", "leave it in one of them") for name in both
@@ -148,7 +149,7 @@ def _check_groups(masters: Sequence[str], workers: Sequence[str]) -> List[Proble
     return problems
 
 
-def _check_names(order: Sequence[str]) -> List[Problem]:
+def _check_names(order: Sequence[str]) -> list[Problem]:
     remedy = "use letters, digits, '.', '_' and '-', beginning with a letter or digit, and set ansible_host"
     return [
         Problem(
@@ -159,8 +160,8 @@ def _check_names(order: Sequence[str]) -> List[Problem]:
     ]
 
 
-def _check_duplicates(hosts: Sequence[Host]) -> List[Problem]:
-    users: Dict[str, str] = {}
+def _check_duplicates(hosts: Sequence[Host]) -> list[Problem]:
+    users: dict[str, str] = {}
     problems = []
     for host in hosts:
         if not host.over_ssh:
@@ -173,10 +174,10 @@ def _check_duplicates(hosts: Sequence[Host]) -> List[Problem]:
     return problems
 
 
-def _shared(option: str, hosts: Sequence[Host], problems: List[Problem]) -> str:
+def _shared(option: str, hosts: Sequence[Host], problems: list[Problem]) -> str:
     """Return the value that all hosts agree on, or the most frequent one and a problem."""
     default = CLUSTER_OPTIONS[option]["default"]
-    values: Dict[str, List[str]] = {}
+    values: dict[str, list[str]] = {}
     for host in hosts:
         value = host.variables.get(option)
         values.setdefault(str(default if value is None else value), []).append(host.name)
@@ -187,7 +188,7 @@ def _shared(option: str, hosts: Sequence[Host], problems: List[Problem]) -> str:
     return max(values, key=lambda value: len(values[value])) if values else str(default)
 
 
-def _check_node(host: Host, problems: List[Problem]) -> Node:
+def _check_node(host: Host, problems: list[Problem]) -> Node:
     """Return the node's variables, and add what is wrong with them to `problems`."""
 
     def reject(option: str, value: Any, reason: str, remedy: str) -> None:
@@ -223,7 +224,7 @@ def _check_node(host: Host, problems: List[Problem]) -> Node:
     )
 
 
-def _positive(value: Any) -> Optional[int]:
+def _positive(value: Any) -> int | None:
     if isinstance(value, bool) or not re.fullmatch(r"\d+", str(value)):
         return None
     return int(value) or None

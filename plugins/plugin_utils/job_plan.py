@@ -10,7 +10,8 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
@@ -66,10 +67,10 @@ class JobPlan(NamedTuple):
     name: str
     resume: bool
     config: str
-    overrides: List[str]
-    nodes: List[Node]
+    overrides: list[str]
+    nodes: list[Node]
 
-    def as_dict(self) -> Dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain data."""
         return dict(self._asdict(), nodes=[node._asdict() for node in self.nodes], master=self.nodes[0].name)
 
@@ -86,7 +87,7 @@ def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: 
     Raises:
         Refused: something cannot be; with every problem.
     """
-    problems: List[Problem] = []
+    problems: list[Problem] = []
     config = _config(wanted, problems)
     for override in wanted.overrides:
         if not re.match(r"[A-Za-z_][\w.]*=", override):
@@ -95,17 +96,17 @@ def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: 
     kind = _chosen("launcher.kind", launcher, wanted.overrides)
     if kind is not None and kind not in LAUNCHERS:
         close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
-        remedy = "did you mean {0}?".format(close[0]) if close else "use one of " + ", ".join(LAUNCHERS)
-        problems.append(Problem(None, "launcher.kind {0}".format(kind), "is not known", remedy))
+        remedy = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
+        problems.append(Problem(None, f"launcher.kind {kind}", "is not known", remedy))
     chosen = set(in_run)
     taking_part = [node for node in nodes if node.name in chosen]
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
     if count is not None:
-        what = "launcher.nodes {0}".format(count)
+        what = f"launcher.nodes {count}"
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             problems.append(Problem(None, what, "is no number of nodes", "give 1 or more"))
         elif count > len(taking_part):
-            reason = "is more than the {0} nodes of this run".format(len(taking_part))
+            reason = f"is more than the {len(taking_part)} nodes of this run"
             problems.append(Problem(None, what, reason, "give fewer, or add nodes to the inventory"))
         else:
             taking_part = taking_part[:count]
@@ -119,7 +120,7 @@ def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: 
     return JobPlan(name, bool(wanted.resume), wanted.text, list(wanted.overrides), taking_part)
 
 
-def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> List[Problem]:
+def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
     """Return every problem that stands in the way of a job; none when it may start.
 
     Args:
@@ -142,14 +143,14 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
     # What is wrong with the configuration every node says; it is told once.
     everywhere = [set(_said(problems, node["name"])) for node in plan["nodes"]]
     common = set.intersection(*everywhere) if len(everywhere) > 1 else set()
-    told: Dict[str, Problem] = {}
+    told: dict[str, Problem] = {}
     for problem in problems:
         if problem.reason in common:
             told.setdefault(problem.reason, problem._replace(node=None))
     return list(told.values()) + [problem for problem in problems if problem.reason not in common]
 
 
-def _said(problems: Iterable[Problem], node: str) -> List[str]:
+def _said(problems: Iterable[Problem], node: str) -> list[str]:
     return [problem.reason for problem in problems if problem.node == node]
 
 
@@ -157,7 +158,7 @@ def _first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0].rstrip(". ")
 
 
-def _config(wanted: Wanted, problems: List[Problem]) -> Mapping[str, Any]:
+def _config(wanted: Wanted, problems: list[Problem]) -> Mapping[str, Any]:
     """Return the configuration as data, empty when a job goes on with what it has."""
     if wanted.resume and not wanted.text:
         return {}
@@ -165,12 +166,12 @@ def _config(wanted: Wanted, problems: List[Problem]) -> Mapping[str, Any]:
         config = yaml.safe_load(wanted.text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        where = ":{0}:{1}".format(mark.line + 1, mark.column + 1) if mark else ""
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         what = wanted.source + where
-        problems.append(Problem(None, what, "is not YAML: {0}".format(error.problem), _CORRECT))
+        problems.append(Problem(None, what, f"is not YAML: {error.problem}", _CORRECT))
         return {}
     except yaml.YAMLError as error:
-        problems.append(Problem(None, wanted.source, "is not YAML: {0}".format(error), _CORRECT))
+        problems.append(Problem(None, wanted.source, f"is not YAML: {error}", _CORRECT))
         return {}
     if not isinstance(config, dict) or not config:
         problems.append(Problem(None, wanted.source, "holds no configuration of a job", _CORRECT))
@@ -183,7 +184,7 @@ def _config(wanted: Wanted, problems: List[Problem]) -> Mapping[str, Any]:
 
 def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> Any:
     """Return the value of a key of a section, as the last override has it."""
-    value: Optional[Any] = section.get(key.rpartition(".")[2])
+    value: Any | None = section.get(key.rpartition(".")[2])
     for override in overrides:
         name, _, text = override.partition("=")
         if name == key:
@@ -197,4 +198,4 @@ def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> A
 def _new_name(config: Mapping[str, Any], source: str, now: float) -> str:
     base = str(config.get("name") or re.sub(r"\.ya?ml$", "", source.rpartition("/")[2]) or "job")
     base = re.sub(r"[^a-z0-9_.-]+", "-", base.lower()).strip("-._") or "job"
-    return "{0}-{1}".format(base[:40], time.strftime("%m%d-%H%M%S", time.localtime(now)))
+    return "{}-{}".format(base[:40], time.strftime("%m%d-%H%M%S", time.localtime(now)))

@@ -42,26 +42,26 @@ def driver_options(
         ValueError: the driver cannot do what is asked.
     """
     if driver not in DRIVERS:
-        raise ValueError("network_driver {0!r} is none of {1}".format(driver, ", ".join(DRIVERS)))
+        raise ValueError("network_driver {!r} is none of {}".format(driver, ", ".join(DRIVERS)))
     if vlan not in _VLANS:
-        raise ValueError("network_vlan {0} is not between 0 and {1}".format(vlan, _VLANS[-1]))
+        raise ValueError(f"network_vlan {vlan} is not between 0 and {_VLANS[-1]}")
     options: dict[str, str] = {}
     if driver == "bridge":
         for name, value in (("mode", mode), ("vlan", vlan)):
             if value:
-                raise ValueError("network_{0} {1} has no meaning for the driver bridge".format(name, value))
+                raise ValueError(f"network_{name} {value} has no meaning for the driver bridge")
     else:
         key, modes = _MODES[driver]
         if mode and mode not in modes:
             raise ValueError(
-                "network_mode {0!r} is no mode of {1}: it has {2}".format(mode, driver, ", ".join(modes))
+                "network_mode {!r} is no mode of {}: it has {}".format(mode, driver, ", ".join(modes))
             )
         if not parent:
-            raise ValueError("network_parent is empty, but {0} needs an interface".format(driver))
+            raise ValueError(f"network_parent is empty, but {driver} needs an interface")
         if driver == "sriov":
             options["netdevice"] = parent
         else:
-            options["parent"] = "{0}.{1}".format(parent, vlan) if vlan else parent
+            options["parent"] = f"{parent}.{vlan}" if vlan else parent
         if mode:
             options[key] = mode
     if driver == "sriov":

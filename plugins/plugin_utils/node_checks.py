@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network, ip_network
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
@@ -70,8 +71,8 @@ class NodePlan(NamedTuple):
 class Findings(NamedTuple):
     """What was found wrong: problems refuse the run, warnings do not."""
 
-    problems: List[Problem]
-    warnings: List[Problem]
+    problems: list[Problem]
+    warnings: list[Problem]
 
     def warn(self, node: str, text: str) -> None:
         """Add a warning, a whole sentence."""
@@ -100,7 +101,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     return findings
 
 
-def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
+def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     """Return how the existing network of our name differs from the plan; empty when it does not."""
     network = _existing(want, facts)
     if not network:
@@ -122,7 +123,7 @@ def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
     return bool(_existing(want, facts))
 
 
-def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> Dict[str, str]:
+def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return name, state and image of the cluster's container on the node; empty where there is none."""
     for one in _containers(facts):
         if is_ours(one.get("labels"), want.cluster, "container"):
@@ -130,7 +131,7 @@ def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> Dict[str, str]:
     return {}
 
 
-def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
+def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     """Return the jobs that would end because their container gets a network made anew, or another address."""
     replaced = want.network_replace and bool(network_differences(want, facts))
     return sorted(
@@ -142,7 +143,7 @@ def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> List[str]:
     )
 
 
-def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> List[Problem]:
+def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
     """Return a problem when another cluster keeps its files where this one's shall go."""
     owner = facts.get("config_owner") or want.cluster
     if owner == want.cluster:
@@ -385,11 +386,11 @@ def _existing(want: NodePlan, facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((one for one in networks if one["name"] == want.network_name), {})
 
 
-def _containers(facts: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+def _containers(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return (facts.get("docker") or {}).get("containers") or []
 
 
-def _foreign_containers(want: NodePlan, facts: Mapping[str, Any], network: Mapping[str, Any]) -> List[str]:
+def _foreign_containers(want: NodePlan, facts: Mapping[str, Any], network: Mapping[str, Any]) -> list[str]:
     """Return the containers on the network, stopped ones included, that are not the cluster's."""
     labels = {one["name"]: one.get("labels") for one in _containers(facts)}
     attached = {one["name"] for one in _containers(facts) if network["name"] in (one.get("networks") or {})}
@@ -404,7 +405,7 @@ def _gateway(subnet: Mapping[str, Any]) -> str:
     return str(next(ip_network(subnet["subnet"]).hosts()))
 
 
-def _version(text: Any) -> Tuple[int, ...]:
+def _version(text: Any) -> tuple[int, ...]:
     """Return `20.10.24+dfsg1` as (20, 10, 24); an unknown version counts as (0,)."""
     match = re.match(r"\d+(\.\d+)*", str(text or ""))
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)

@@ -7,7 +7,8 @@ the node, the value at fault, the reason, and what would work instead.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 NAMES_SHOWN = 8
 
@@ -22,7 +23,7 @@ class Problem(NamedTuple):
         remedy: what would work instead, in the imperative.
     """
 
-    node: Optional[str]
+    node: str | None
     value: str
     reason: str
     remedy: str
@@ -42,10 +43,10 @@ class Refused(Exception):  # noqa: N818
     """
 
     def __init__(self, problems: Iterable[Problem], before: str = "anything was changed") -> None:
-        self.problems: List[Problem] = list(problems)
+        self.problems: list[Problem] = list(problems)
         super().__init__(report(self.problems, before))
 
-    def result(self, stage: str) -> Dict[str, Any]:
+    def result(self, stage: str) -> dict[str, Any]:
         """Return what an action that refuses hands back; STAGE is ``inventory`` or ``nodes``."""
         return {
             "failed": True,
@@ -63,9 +64,9 @@ def names(items: Iterable[str], limit: int = NAMES_SHOWN) -> str:
     return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
 
 
-def sentences(problems: Iterable[Problem]) -> List[str]:
+def sentences(problems: Iterable[Problem]) -> list[str]:
     """Return one line for each different problem; nodes that share a problem share its line."""
-    nodes: Dict[Tuple[bool, str], List[str]] = {}
+    nodes: dict[tuple[bool, str], list[str]] = {}
     for problem in problems:
         sharing = nodes.setdefault((problem.node is None, problem.sentence), [])
         if problem.node is not None:
@@ -73,7 +74,7 @@ def sentences(problems: Iterable[Problem]) -> List[str]:
     return [f"{names(who)}: {sentence}" if who else sentence for (_, sentence), who in nodes.items()]
 
 
-def rehearsal(problems: Iterable[Problem]) -> List[str]:
+def rehearsal(problems: Iterable[Problem]) -> list[str]:
     """Return the warnings of a run that changes nothing, and so refuses nothing, but says what would be."""
     return [f"This would be refused: {line}" for line in sentences(problems)]
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 
-def registered(name: str, task_vars: Mapping[str, Any]) -> Dict[str, Dict[str, Any]]:
+def registered(name: str, task_vars: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what each host of the play registered under a name; hosts without it are left out."""
     found = {}
     for host in task_vars["ansible_play_hosts_all"]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import Any, Dict, Iterable, List, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
@@ -37,9 +38,9 @@ class RoleVariables:
         }
         self._options = options
         # Nodes mostly share their variables, and validating one costs more than looking it up.
-        self._known: Dict[str, List[str]] = {}
+        self._known: dict[str, list[str]] = {}
 
-    def problems(self, node: str, variables: Mapping[str, Any]) -> List[Problem]:
+    def problems(self, node: str, variables: Mapping[str, Any]) -> list[Problem]:
         """Return what is wrong with the variables of a node; names of no role are passed over."""
         found = []
         for name, value in variables.items():
@@ -67,7 +68,7 @@ def _remedy(option: Mapping[str, Any]) -> str:
     return f"give it a {option.get('type', 'str')}{elements} as docs/variables.md says"
 
 
-def unknown_variables(variables: Iterable[str], known: Set[str], prefixes: Sequence[str]) -> List[str]:
+def unknown_variables(variables: Iterable[str], known: set[str], prefixes: Sequence[str]) -> list[str]:
     """Return a warning for each variable that looks like ours and is not.
 
     Args:

@@ -25,7 +25,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks imp
     drop_block,
     put_block,
 )
-from ansible_collections.rdm.provision.plugins.modules.node_files import _SECRET
 
 CONTENTS = ["content", "secret_content", "ssh_client_config"]
 
@@ -40,6 +39,7 @@ _MARK_TEXT = b"Made by rdm-provision, which removes this directory when nothing 
 
 
 _DIRECTORY_MODE = 0o755
+_SECRET = "(secret)\n"  # noqa: S105  # what is shown instead of one
 
 
 class Problem(Exception):  # noqa: N818  # one sentence for fail_json
