@@ -27,6 +27,9 @@ __all__ = [
 
 _SYSTEM_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"
 COLLECTION = Path("ansible_collections", "rdm", "provision")
+MODULE_CACHE = "rdm.provision.module_cache"
+"""The callback that lets a run use the packed modules of the last one."""
+
 _PACKAGE = Path(__file__).resolve().parent
 
 # Setting → (its variable, its places in ansible.cfg, our value). What the user has set stays.
@@ -152,6 +155,11 @@ def ansible_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
         "ANSIBLE_NOCOLOR": "True",
         "PATH": _path(),
     }
+    callbacks = base.get("ANSIBLE_CALLBACKS_ENABLED") or configured.get(
+        "defaults", "callbacks_enabled", fallback=""
+    )
+    enabled = [name.strip() for name in str(callbacks).split(",") if name.strip()]
+    env["ANSIBLE_CALLBACKS_ENABLED"] = ",".join(dict.fromkeys([*enabled, MODULE_CACHE]))
     if ours := collections_path():
         theirs = base.get("ANSIBLE_COLLECTIONS_PATH") or configured.get(
             "defaults", "collections_path", fallback=_SYSTEM_COLLECTIONS

@@ -52,6 +52,13 @@ def test_collections_of_the_user_are_still_found() -> None:
     assert paths[1:] == ["/srv/collections"]
 
 
+def test_callbacks_of_the_user_stay() -> None:
+    env = environment.ansible_environment({"ANSIBLE_CALLBACKS_ENABLED": "timer, profile_tasks"})
+    assert env["ANSIBLE_CALLBACKS_ENABLED"] == "timer,profile_tasks,rdm.provision.module_cache"
+    Path("ansible.cfg").write_text("[defaults]\ncallbacks_enabled = timer\n", encoding="utf-8")
+    assert environment.ansible_environment({})["ANSIBLE_CALLBACKS_ENABLED"].startswith("timer,")
+
+
 def test_programs_of_this_python_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert Path(environment.program("ansible-playbook")).is_file()
