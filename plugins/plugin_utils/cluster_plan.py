@@ -14,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spe
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     collisions,
+    pool_warnings,
     public_space_warning,
     ssh_address_problems,
     subnet_problems,
@@ -152,6 +153,8 @@ def plan_nodes(
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
         }
+    settled = {node for node, planned in nodes.items() if planned["network_present"]}
+    warnings += pool_warnings(plan.addresses.subnet, facts, settled)
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))

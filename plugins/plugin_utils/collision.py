@@ -3,12 +3,13 @@
 
 The engine itself refuses only an overlap with its own networks; an interface or a route with the
 same range silently sends traffic the wrong way. So the subnet is compared with every address,
-route, Docker network and address pool that the nodes report, and with the addresses ssh uses.
+route and Docker network that the nodes report, and with the addresses ssh uses. The address pools of
+the engine are no uses: with them, the user is warned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ def collisions(
     hits: dict[str, list[str]] = {}
     for node, found in facts.items():
         uses = list(_uses(found, _own_networks(found, network_names[node], cluster, subnet)))
-        used.update(use.network for use in uses)
+        used.update([*(use.network for use in uses), *_pools(found)])
         what = [use.what for use in uses if use.network.overlaps(subnet)]
         if what:
             hits[node] = what
@@ -102,6 +103,34 @@ def collisions(
         return []
     remedy = _remedy([*used, subnet], subnet.prefixlen)
     return [Problem(node, str(subnet), "overlaps " + ", ".join(what), remedy) for node, what in hits.items()]
+
+
+def pool_warnings(
+    subnet: IPv4Network, facts: Mapping[str, Mapping[str, Any]], settled: Container[str] = ()
+) -> list[Problem]:
+    """Return one warning for each node whose engine may give a part of the subnet to another network.
+
+    An engine takes subnets for networks that ask for none from its pools, and passes over those in use. Once
+    the cluster's network is there, it is safe.
+
+    Args:
+        subnet: the cluster's.
+        facts: node name -> what `node_facts` found there.
+        settled: nodes on which the network is there.
+    """
+    pools = {node: list(_pools(found)) for node, found in facts.items() if node not in settled}
+    everywhere = [pool for found in pools.values() for pool in found]
+    used = [use.network for found in facts.values() for use in _uses(found, [])]
+    outside = free_subnet([*everywhere, *used, subnet], subnet.prefixlen)
+    remedy = "keep it while nobody makes networks there, or choose one outside of the pools with rdm_subnet"
+    if outside is not None:
+        remedy += f", for example {outside}"
+    return [
+        Problem(node, str(subnet), f"lies in the Docker daemon's address pool {pool}", remedy)
+        for node, found in pools.items()
+        for pool in [next((one for one in found if one.overlaps(subnet)), None)]
+        if pool is not None
+    ]
 
 
 def subnets_of(network: Mapping[str, Any]) -> list[IPv4Network]:
@@ -143,10 +172,6 @@ def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Us
             explained.update((interface, subnets) for interface in _interfaces_of(network))
         for subnet in subnets:
             yield Use(subnet, f"Docker network {network['name']} ({subnet})")
-    for pool in docker.get("default_address_pools") or []:
-        base = ipv4_network(pool.get("base", ""))
-        if base is not None:
-            yield Use(base, f"the Docker daemon's address pool {base}")
     for interface in facts.get("interfaces") or []:
         if interface["name"] in explained:
             continue
@@ -172,6 +197,14 @@ def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Us
         found = ipv4_network(address)
         if found is not None:
             yield Use(found, f"the address {address} of the ssh {end}")
+
+
+def _pools(facts: Mapping[str, Any]) -> Iterator[IPv4Network]:
+    """Yield the ranges from which the engine takes subnets for networks that ask for none."""
+    for pool in (facts.get("docker") or {}).get("default_address_pools") or []:
+        base = ipv4_network(pool.get("base", ""))
+        if base is not None:
+            yield base
 
 
 def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     collisions,
+    pool_warnings,
     public_space_warning,
     ssh_address_problems,
     subnet_problems,
@@ -87,9 +88,28 @@ def test_route_on_an_interface_counts_beyond_its_own_range() -> None:
     assert overlaps(found) == "overlaps route 192.169.0.0/16 on ib0 (table main)"
 
 
-def test_address_pool_of_the_daemon_counts() -> None:
-    found = report(docker_default_address_pools=[{"base": "10.64.0.0/10", "size": 24}])
-    assert overlaps(found, "10.70.0.0/24") == "overlaps the Docker daemon's address pool 10.64.0.0/10"
+def test_an_address_pool_of_the_daemon_is_a_warning() -> None:
+    pools = [{"base": "192.168.0.0/16", "size": 20}, {"base": "10.20.0.0/14", "size": 24}]
+    nodes = {"n1": report(docker_default_address_pools=pools), "n2": report(), "n3": report()}
+    nodes["n3"] = report(docker_default_address_pools=pools)
+    subnet = IPv4Network("192.168.50.0/24")
+    assert collisions(subnet, nodes, dict.fromkeys(nodes, "ibnet"), "rdm") == []
+    [warning] = pool_warnings(subnet, nodes, settled={"n3"})
+    assert warning.sentence.startswith(
+        "192.168.50.0/24 lies in the Docker daemon's address pool 192.168.0.0/16: "
+    )
+    assert warning.node == "n1"
+    assert warning.remedy.endswith("for example 10.24.0.0/24"), "outside of every pool"
+    assert pool_warnings(IPv4Network("10.24.0.0/24"), nodes) == []
+
+
+def test_a_subnet_that_is_proposed_lies_outside_of_the_pools() -> None:
+    found = report(
+        docker_default_address_pools=[{"base": "10.20.0.0/14", "size": 24}],
+        interfaces=[{"name": "ib0", "addresses": ["192.169.16.5/24"]}],
+    )
+    [problem] = collisions(SUBNET, {"n1": found}, {"n1": "ibnet"}, "rdm")
+    assert problem.remedy.endswith("for example 10.24.0.0/24")
 
 
 def test_docker_gwbridge_counts() -> None:
