@@ -115,6 +115,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 _PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
 _WAKE_TIMEOUT = 10.0  # seconds
 _POLL = 0.1  # seconds
+_PATIENCE = 60.0  # seconds
 
 
 class Refused(Exception):  # noqa: N818  # one sentence for fail_json
@@ -220,7 +221,8 @@ def main() -> None:
     remove = remove_networks if module.params["role"] == "network" else remove_containers
     removed: List[str] = []
     try:
-        api = DockerAPI()
+        # While a container may take its time to end, the engine says nothing.
+        api = DockerAPI(timeout=_PATIENCE + module.params["stop_timeout"])
         try:
             if not module.check_mode and module.params["role"] != "plugin":
                 wake_plugin(api, module.params["cluster"], module.params["socket"])

@@ -14,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import 
     ClusterPlan,
     plan_cluster,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import container_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     REGISTERED,
     ROLES,
@@ -109,6 +110,8 @@ def _check_roles(
                 except AnsibleError:
                     continue  # it refers to what a later role knows, and is checked there
         wrong = checker.problems(host, given)
+        untyped = {problem.value for problem in wrong}
+        wrong += container_problems(host, {name: one for name, one in given.items() if name not in untyped})
         accelerator = variables[host].get("rdm_accelerator")
         # Where these refer to what only the node knows, they are judged when that is known.
         known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS

@@ -90,6 +90,15 @@ def test_only_what_carries_the_labels_goes(node: Node) -> None:
     assert owned("container") == owned("network") == owned("plugin") == []
 
 
+def test_a_container_may_take_longer_to_end_than_the_engine_may_be_silent(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_owned, "_PATIENCE", 1.0)
+    node.run("rdm", ["sh", "-c", "trap '' TERM; while true; do sleep 1; done"], labels("c", "container"))
+    assert owned("container", stop_timeout=3) == ["rdm"]
+    assert node.names() == set()
+
+
 @pytest.mark.parametrize("with_containers", [True, False])
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
 def test_a_network_with_a_foreign_container_stays_and_so_do_ours(

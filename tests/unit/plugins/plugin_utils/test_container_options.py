@@ -1,0 +1,92 @@
+"""What the engine would refuse half way is refused before, all of it at once, and with what would work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import container_problems
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+def sentences(**options: Any) -> list[str]:
+    return [problem.sentence for problem in container_problems("n1", options)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"container_shm_size": ""},
+        {"container_shm_size": "64G", "container_ipc_mode": "private"},
+        {"container_shm_size": 1024},
+        {"container_ssh_port": "2222"},
+        {"container_stop_timeout": 900, "container_ready_timeout": 0},
+        {"container_env": {"NCCL_DEBUG": "INFO", "EMPTY": "", "N": 4, "RATE": 0.5}},
+        {"container_env": "A=B"},
+        {"container_volumes": ["/data:/data", "/scratch:/tmp/scratch:ro,z", "cache:/root/.cache", "~/x:/x/"]},
+        {"container_volumes": "/data:/data,/more:/more"},
+        {"container_ulimits": ["memlock:-1:-1", "nofile:1048576"]},
+        {"container_devices": ["/dev/fuse", "/dev/kfd:/dev/kfd:rw"]},
+        {"container_volumes": None, "container_env": None},
+    ],
+)
+def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
+    assert sentences(**options) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("shm_size", "lots", "lots is not a size: write a number with K, M, G or T"),
+        ("shm_size", "0", "is not a size"),
+        ("shm_size", "64Gi", "is not a size"),
+        ("ssh_port", 70000, "70000 is not a port"),
+        ("ssh_port", 0, "is not a port"),
+        ("stop_timeout", -1, "is not a time"),
+        ("env", {"": "x"}, "'' is not the name of an environment variable"),
+        ("env", {"A=B": "x"}, "'A=B' is not the name"),
+        ("env", {"A B": "x"}, "'A B' is not the name"),
+        ("env", {True: "x"}, "True is not the name"),
+        ("env", {"MY_IP": "10.0.0.1"}, "MY_IP is what the plan gives each container"),
+        ("env", {"MASTER_ADDR": "n1"}, "MASTER_ADDR is what the plan"),
+        ("env", {"DEBUG": True}, "DEBUG has a truth value for a value"),
+        ("env", {"DEBUG": None}, "DEBUG has nothing for a value"),
+        ("env", {"DEBUG": ["a"]}, "DEBUG has a structure for a value"),
+        ("volumes", ["/data"], "'/data' is not a mount"),
+        ("volumes", ["/data:data"], "is not a mount"),
+        ("volumes", ["/a:/b:ro:z"], "is not a mount"),
+        ("volumes", ["da/ta:/data"], "which is neither a path nor a volume's name"),
+        ("volumes", ["/a:/b:readonly"], "has the mode 'readonly'"),
+        ("volumes", ["/a:/b:ro,rw"], "has the mode 'ro,rw'"),
+        ("volumes", ["/a:/"], "would hide the whole image"),
+        ("volumes", ["/a:/jobs"], "mounts on /jobs, where the cluster's own files are"),
+        ("volumes", ["/a:/data", "/b:/data/"], "mounts on /data, where those of '/a:/data' are"),
+        ("ulimits", ["memlock"], "'memlock' is not a limit"),
+        ("devices", ["dev/fuse"], "'dev/fuse' is not a device"),
+    ],
+)
+def test_what_it_would_refuse_is_named(name: str, value: Any, words: str) -> None:
+    (sentence,) = sentences(**{f"container_{name}": value})
+    assert sentence.startswith(f"container_{name} ")
+    assert words in sentence
+
+
+def test_everything_is_told_at_once() -> None:
+    found = sentences(
+        container_shm_size="x", container_env={"": "1", "MY_IP": "2"}, container_volumes=["/a:/b:q", "c"]
+    )
+    assert len(found) == 5
+
+
+def test_a_size_of_its_own_and_the_nodes_memory_exclude_each_other() -> None:
+    (sentence,) = sentences(container_shm_size="1G", container_ipc_mode="host")
+    assert "has no effect with container_ipc_mode host" in sentence
+
+
+@given(st.dictionaries(st.text(max_size=6), st.text(max_size=6), max_size=3))
+def test_an_environment_that_is_let_through_can_be_written_as_lines(env: dict[str, str]) -> None:
+    if not sentences(container_env=env):
+        lines = [f"{name}={value}" for name, value in env.items()]
+        assert {line.partition("=")[0]: line.partition("=")[2] for line in lines} == env
