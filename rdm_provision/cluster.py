@@ -22,6 +22,7 @@ from rdm_provision.outcomes import (
     FILES_MODULE,
     CommandOutput,
 )
+from rdm_provision.parts import check_tags
 from rdm_provision.plan_table import PlanTable, planned_nodes
 from rdm_provision.run import Run, RunSpec
 from rdm_provision.selection import did_you_mean, select
@@ -246,7 +247,7 @@ class Cluster(JobVerbs):
             verbosity: how much ansible-playbook says in the record.
 
         Raises:
-            InputError: LIMIT matches no node.
+            InputError: LIMIT matches no node, or TAGS no part.
             ClusterBusyError: (when started) another run is changing this cluster.
 
         >>> Cluster.load("inventory/lab").up().result().exit_code  # doctest: +SKIP
@@ -382,6 +383,8 @@ class Cluster(JobVerbs):
         extra: Mapping[str, Any] | None = None,
         literal: Mapping[str, Sequence[str]] | None = None,
     ) -> Run:
+        if tags:
+            check_tags(playbook, tags)
         return Run(
             RunSpec(
                 verb=verb,

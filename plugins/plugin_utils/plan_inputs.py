@@ -29,6 +29,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
     RoleVariables,
     unknown_variables,
@@ -99,6 +100,7 @@ def _check_roles(
     problems: list[Problem] = []
     images: dict[str, Images] = {}
     names: set[str] = set()
+    apart: list[str] = []
     for host in reader.hosts:
         present = list(reader.variables(host))
         names.update(name for name in present if name not in known)
@@ -109,6 +111,8 @@ def _check_roles(
                     given[name] = reader.evaluate(host, name)
                 except AnsibleError:
                     continue  # it refers to what a later role knows, and is checked there
+        if given.get("network_driver") == "bridge":
+            apart.append(host)
         wrong = checker.problems(host, given)
         untyped = {problem.value for problem in wrong}
         wrong += container_problems(host, {name: one for name, one in given.items() if name not in untyped})
@@ -125,7 +129,13 @@ def _check_roles(
         told = any(problem.value.endswith("images_list") for problem in images[host].problems)
         problems += images[host].problems
         problems += [one for one in wrong if not (told and one.value == "images_list")]
-    return problems, unknown_variables(names, known, prefixes), images
+    warnings = unknown_variables(names, known, prefixes)
+    if apart and len(reader.hosts) > 1:
+        warnings.append(
+            f"{listed(apart)}: network_driver bridge reaches the containers of its own node only, and this "
+            "cluster has several nodes: choose sriov, macvlan or ipvlan."
+        )
+    return problems, warnings, images
 
 
 def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:

@@ -77,6 +77,7 @@ def unknown_variables(variables: Iterable[str], known: set[str], prefixes: Seque
         prefixes: prefixes of our names, such as `rdm_` and `network_`. A name that starts with another one
             than `rdm_` is reported only when it resembles a known one: it may be the user's own.
     """
+    variables = set(variables)
     warnings = []
     for name in sorted({one for one in variables if one.startswith(tuple(prefixes))} - known):
         prefix = max((one for one in prefixes if name.startswith(one)), key=len)
@@ -87,4 +88,8 @@ def unknown_variables(variables: Iterable[str], known: set[str], prefixes: Seque
             warnings.append(f"The variable {name} means nothing here. Did you mean {prefix}{near[0]}?")
         elif prefix == "rdm_":
             warnings.append(f"The variable {name} means nothing here.")
+    # A prefix can be misspelt as well. Others' names may resemble ours, so these have to be very near.
+    for name in sorted(one for one in variables if not one.startswith((*prefixes, "ansible_"))):
+        if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.9)):
+            warnings.append(f"The variable {name} means nothing here. Did you mean {near[0]}?")
     return warnings

@@ -46,6 +46,7 @@ def up(options: Options, recheck: bool) -> int:
         return result.exit_code
 
     from rdm_provision.cli import fabric, view
+    from rdm_provision.parts import named
 
     if view.unhappy_end(result):
         return result.exit_code
@@ -59,7 +60,8 @@ def up(options: Options, recheck: bool) -> int:
     if result.ok:
         if not result.changed:
             console.print()
-            console.print("Nothing was changed: the cluster is as the inventory describes it.")
+            where = f" in the parts {', '.join(parts)}" if (parts := named(options.tags)) else ""
+            console.print(f"Nothing was changed: the cluster is as the inventory describes it{where}.")
         view.next_steps(
             console,
             [

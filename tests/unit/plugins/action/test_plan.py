@@ -127,6 +127,7 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
         {
             "c": {"ansible_host": "10.0.0.1", "my_ip": "192.169.16.20", "network_driver": "token-ring"},
             "d": {"my_ip": "192.169.16.20", "rdm_slots": "$(reboot)", "network_vlan": 5000},
+            "e": {"container_env": {"MY_IP": "x", "A=B": ""}, "container_volumes": ["/a:/jobs", "/b"]},
         },
         {**CPU, "network_nmae": "x", "rdm_gateway": "{{ not_there }}"},
     )
@@ -144,6 +145,10 @@ def test_every_problem_of_the_inventory_is_in_one_report_and_nothing_is_written(
         "d: my_ip 192.169.16.20",
         "d: rdm_slots '$(reboot)'",
         "a: rdm_gateway",
+        "e: container_env MY_IP",
+        "e: container_env 'A=B'",
+        "e: container_volumes '/a:/jobs'",
+        "e: container_volumes '/b'",
     } <= set(found)
     assert any("network_vlan 5000" in problem["reason"] for problem in result["problems"])
     head, *lines = result["msg"].splitlines()
@@ -227,13 +232,25 @@ def test_limit_changes_nothing_about_the_plan(cluster: Cluster) -> None:
 
 
 def test_likely_misspelling_is_a_warning(cluster: Cluster) -> None:
-    cluster.write({"a": {}}, {}, {**CPU, "rdm_sluts": 8, "network_drivr": "bridge", "network_mine": 1})
+    wrong = {"rdm_sluts": 8, "network_drivr": "bridge", "network_mine": 1, "contaner_image": "x", "mine": 1}
+    cluster.write({"a": {}}, {}, {**CPU, **wrong})
     rc, result, _ = cluster.run()
     assert rc == 0
     assert [text for text in result["warnings"] if "means nothing" in text] == [
         "The variable network_drivr means nothing here. Did you mean network_driver?",
         "The variable rdm_sluts means nothing here. Did you mean rdm_slots?",
+        "The variable contaner_image means nothing here. Did you mean container_image?",
     ]
+
+
+def test_a_network_that_ends_at_its_node_is_a_warning_where_there_are_several(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {}}, {**CPU, "network_driver": "bridge"})
+    rc, result, _ = cluster.run()
+    assert rc == 0
+    assert [text for text in result["warnings"] if text.startswith("a, b: network_driver bridge")]
+    cluster.write({"a": {}}, {}, {**CPU, "network_driver": "bridge"})
+    _, result, _ = cluster.run()
+    assert not [text for text in result["warnings"] if "bridge" in text]
 
 
 def test_variables_may_refer_to_others(cluster: Cluster) -> None:

@@ -67,7 +67,16 @@ def test_only_what_is_set_counts() -> None:
 def test_unknown_variables_are_told_with_the_nearest_known_one() -> None:
     known = {"rdm_slots", "network_driver", "network_name"}
     found = unknown_variables(
-        ["rdm_slot", "rdm_zzz", "network_drivr", "network_of_mine", "rdm_slots", "other"],
+        [
+            "rdm_slot",
+            "rdm_zzz",
+            "network_drivr",
+            "network_of_mine",
+            "rdm_slots",
+            "other",
+            "netwrk_driver",
+            "ansible_x",
+        ],
         known,
         ["rdm_", "network_"],
     )
@@ -75,4 +84,5 @@ def test_unknown_variables_are_told_with_the_nearest_known_one() -> None:
         "The variable network_drivr means nothing here. Did you mean network_driver?",
         "The variable rdm_slot means nothing here. Did you mean rdm_slots?",
         "The variable rdm_zzz means nothing here.",
+        "The variable netwrk_driver means nothing here. Did you mean network_driver?",
     ]

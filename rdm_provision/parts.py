@@ -1,0 +1,69 @@
+"""The parts of a run that ``--tags`` chooses: those that the playbook has."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rdm_provision import environment
+from rdm_provision.errors import InputError
+
+__all__ = ["check_tags", "named", "tags_of"]
+
+_ROLE = "rdm.provision."
+_OF_ANSIBLE = ("all", "tagged", "untagged", "always", "never")
+
+
+def check_tags(playbook: str, tags: str) -> None:
+    """Refuse tags that choose nothing: Ansible would run nothing and be content.
+
+    Args:
+        playbook: name of a playbook of the collection, such as ``site``.
+        tags: as after ``--tags``, with commas.
+
+    Raises:
+        InputError: one of them is no tag of the playbook; the message names the nearest.
+    """
+    known = tags_of(playbook)
+    for tag in named(tags):
+        if tag not in known and tag not in _OF_ANSIBLE:
+            close = difflib.get_close_matches(tag, known, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"the parts are {', '.join(known)}"
+            raise InputError(f"--tags: there is no part {tag!r}", hint=hint)
+
+
+def named(tags: str) -> list[str]:
+    """Return the single tags of an option."""
+    return [tag for tag in (one.strip() for one in tags.split(",")) if tag]
+
+
+def tags_of(playbook: str) -> tuple[str, ...]:
+    """Return the tags of a playbook of the collection and of the roles in it, in the order of the run."""
+    import yaml
+
+    def load(path: Path) -> Any:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    root = environment.collection()
+    found: list[str] = []
+    for task in _tasks(load(root / "playbooks" / f"{playbook}.yml")):
+        found += _tags(task)
+        role = str((task.get("ansible.builtin.import_role") or {}).get("name", ""))
+        for inner in _tasks(load(root / "roles" / role.removeprefix(_ROLE) / "tasks" / "main.yml")):
+            found += _tags(inner)
+    return tuple(dict.fromkeys(tag for tag in found if tag not in _OF_ANSIBLE))
+
+
+def _tasks(items: Any) -> Iterator[dict[str, Any]]:
+    """Yield the plays and tasks of a file, those in blocks included."""
+    for item in items or ():
+        yield item
+        for inside in ("tasks", "block", "rescue", "always"):
+            yield from _tasks(item.get(inside))
+
+
+def _tags(task: dict[str, Any]) -> list[str]:
+    given = task.get("tags") or []
+    return [given] if isinstance(given, str) else given
