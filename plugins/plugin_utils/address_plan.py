@@ -252,6 +252,18 @@ def _allot(
         for host, at in pinned.items()
         if at in held
     ]
+    left = {at: name for name, at in reserved.items()}
+    problems += [
+        Problem(
+            host,
+            f"my_ip {to_text(at)}",
+            f"is reserved for {left[at]}, which has left the inventory",
+            f"choose a free one{_example(free)}, or release it first "
+            f"(rdm-provision plan --release {left[at]})",
+        )
+        for host, at in pinned.items()
+        if at in left
+    ]
     if problems:
         raise Refused(problems)
 
@@ -323,7 +335,8 @@ def _check_pins(
 ) -> tuple[dict[str, int], list[Problem]]:
     """Return the pins as integers, and what is wrong with them; without a network, by themselves."""
     usable = HostRange(network) if network else None
-    choose = f"choose an address from {usable}" if usable else "correct it in the inventory"
+    but = f", but not the gateway {to_text(gateway)}" if gateway is not None else ""
+    choose = f"choose an address from {usable}{but}" if usable else "correct it in the inventory"
     pinned: dict[str, int] = {}
     problems: list[Problem] = []
     users: dict[int, str] = {}

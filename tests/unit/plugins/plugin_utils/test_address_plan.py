@@ -207,11 +207,31 @@ def test_release_names_what_it_cannot_release() -> None:
 # --- pins ---
 
 
-def test_pin_wins_over_the_nodes_own_address_and_over_a_reservation() -> None:
+def test_pin_wins_over_the_nodes_own_address() -> None:
     before = make_plan(["node0", "node1"], previous=make_plan(nodes(3)))
-    pinned = make_plan(["node0", "node1"], previous=before, pins={"node0": "192.169.16.102"})
-    assert pinned.nodes == {"node0": "192.169.16.102", "node1": "192.169.16.101"}
-    assert pinned.removed == {}
+    pinned = make_plan(["node0", "node1"], previous=before, pins={"node0": "192.169.16.9"})
+    assert pinned.nodes == {"node0": "192.169.16.9", "node1": "192.169.16.101"}
+    assert pinned.removed == {"node2": "192.169.16.102"}
+
+
+def test_pin_on_a_reserved_address_is_refused_until_it_is_released() -> None:
+    before = make_plan(["node0", "node1"], previous=make_plan(nodes(3)))
+    pins = {"node0": "192.169.16.102"}
+    with pytest.raises(Refused) as refused:
+        make_plan(["node0", "node1"], previous=before, pins=pins)
+    assert sentences(refused) == [
+        "node0: my_ip 192.169.16.102 is reserved for node2, which has left the inventory: choose a free one, "
+        "for example 192.169.16.100, or release it first (rdm-provision plan --release node2)"
+    ]
+    released = make_plan(["node0", "node1"], previous=release(before, ["node2"]), pins=pins)
+    assert released.nodes["node0"] == "192.169.16.102"
+    again = make_plan(["node0", "node1", "node2"], previous=before, pins={"node2": "192.169.16.102"})
+    assert again.nodes["node2"] == "192.169.16.102", "its own may be pinned when it is back"
+
+
+def test_the_advice_for_a_pin_leaves_the_gateway_out() -> None:
+    with pytest.raises(Refused, match=r"192\.169\.16\.254, but not the gateway 192\.169\.16\.1$"):
+        make_plan(nodes(2), pins={"node1": "10.0.0.1"})
 
 
 def test_two_pins_may_swap() -> None:
@@ -299,9 +319,9 @@ def test_pins_win_whatever_was_before(data: st.DataObject) -> None:
         pins = {
             name: at
             for name, at in zip(hosts, addresses, strict=True)
-            if name in pinned and (held.get(at) in pinned or held.get(at) not in hosts)
+            if name in pinned and (held.get(at) in pinned or at not in held)
         }
-        pins = {name: at for name, at in pins.items() if held.get(at) in pins or held.get(at) not in hosts}
+        pins = {name: at for name, at in pins.items() if held.get(at) in pins or at not in held}
         try:
             plan = make_plan(hosts, previous=plan, pins=pins)
         except Refused as refused:
