@@ -60,6 +60,8 @@ class Entry:
         self.path = path
         self.before, self.old_mode, self.old_owner = _read(path)
         self.after = self.before
+        # What it points to may be out of reach where the directory is mounted: a file takes its place.
+        self.link = os.readlink(path) if os.path.islink(path) else ""
         self.mode: Optional[int] = None  # None: as it is
         self.owner = Owner(-1, -1)
         self.secret = False
@@ -74,7 +76,7 @@ class Entry:
     @property
     def changes(self) -> bool:
         """Whether anything is to be done here."""
-        return self.before != self.after or self.mode_changes
+        return self.before != self.after or self.mode_changes or bool(self.link)
 
     def diff(self) -> Dict[str, str]:
         """Return the difference for a person; never the contents of a secret."""
@@ -86,6 +88,8 @@ class Entry:
         if self.mode_changes and self.mode is not None and self.mode != self.old_mode:
             shown["before_header"] += " (mode {0:04o})".format(self.old_mode)
             shown["after_header"] += " (mode {0:04o})".format(self.mode)
+        if self.link:
+            shown["before_header"] += " (a link to {0})".format(self.link)
         # Ansible keeps it for every node, and some files have a line for every node.
         whole = len(shown["before"]) + len(shown["after"]) <= SHOWN_WHOLE
         return shown if whole else {"prepared": prepared(**shown)}
@@ -154,9 +158,9 @@ class Plan:
             os.chown(path, *self.owner)
         for entry in self.entries.values():
             if entry.after is None:
-                if entry.before is not None:
+                if os.path.lexists(entry.path):
                     os.unlink(entry.path)
-            elif entry.before != entry.after:
+            elif entry.before != entry.after or entry.link:
                 _replace(module, entry)
             elif entry.changes:
                 if entry.mode is not None:

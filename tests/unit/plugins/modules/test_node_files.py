@@ -214,6 +214,29 @@ def test_a_link_is_followed_for_a_block(tmp_path: Path) -> None:
     assert "x\n" in (tmp_path / "dotfiles/bashrc").read_text()
 
 
+@pytest.mark.parametrize("there", [True, False], ids=["file", "dangling"])
+def test_a_file_takes_the_place_of_a_link_and_leaves_what_it_points_to(tmp_path: Path, there: bool) -> None:
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "key"
+    if there:
+        elsewhere.write_text("same\n")
+        elsewhere.chmod(0o644)
+    path.symlink_to("elsewhere")
+    files = [{"path": str(path), "content": "same\n"}]
+    shown = run(files=files, check=True, diff=True)["diff"]
+    assert [one["before_header"] for one in shown] == [f"{path} (a link to elsewhere)"]
+    assert path.is_symlink()
+    assert run(files=files)["paths"] == [str(path)]
+    assert not path.is_symlink()
+    assert path.read_text() == "same\n"
+    assert elsewhere.exists() == there
+    assert not run(files=files)["changed"]
+    path.unlink()
+    path.symlink_to("elsewhere")
+    assert run(files=[{"path": str(path), "state": "absent"}])["changed"]
+    assert not path.is_symlink()
+    assert elsewhere.exists() == there
+
+
 def test_home_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     run(files=[{"path": "~/a", "content": "$(id) 'q' \"d\"\n\nend"}])
