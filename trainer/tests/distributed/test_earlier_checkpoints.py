@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Checkpoints of earlier releases: a training goes on from them as the code of that time went on.
+
+``checkpoints-0.1.tar.xz`` holds four steps of the two jobs below, written by 0.1.0 before parameters had the
+names that they have now: a GPT on one rank, a T5 in two stages. ``LOSSES`` are those of an unbroken training
+of that code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_trainer.config import Config
+from tests.distributed import processes, resuming, training
+from tests.distributed.resuming import parallel
+
+ARCHIVE = Path(__file__).with_name("checkpoints-0.1.tar.xz")
+LOSSES = {
+    "gpt": {5: 2.627811, 6: 2.627475, 7: 2.627296, 8: 2.624238},
+    "t5": {5: 2.684708, 6: 2.673787, 7: 2.665729, 8: 2.664768},
+}
+
+
+def _small(base: Config, **changes: Any) -> Config:
+    shape: dict[str, Any] = {"layers": 1, "hidden_size": 4, "attention_heads": 2, "seq_length": 8}
+    return dataclasses.replace(base, model=dataclasses.replace(base.model, **shape, **changes))
+
+
+GPT = _small(resuming.GPT, vocab_size=14)
+T5 = _small(
+    resuming.T5, decoder_layers=1, kv_channels=2, decoder_seq_length=8, vocab_size=12, vocab_extra_ids=3
+)
+# (which checkpoint, the job, the layout that goes on)
+CASES = {
+    "gpt": ("gpt", GPT, parallel()),
+    "gpt-converted": ("gpt", GPT, parallel(tensor=2)),
+    "t5": ("t5", T5, parallel(pipeline=2)),
+    "t5-converted": ("t5", T5, parallel(zero_stage=2)),
+}
+
+
+def go_on(names: list[str], root: str) -> dict[str, dict[int, float]]:
+    """Train the rest of each case in this launch."""
+    return {
+        name: resuming.train(training.configure(CASES[name][1], CASES[name][2]), Path(root) / name).losses()
+        for name in names
+    }
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, float]]:
+    """The losses of the steps after the checkpoint, by case."""
+    root = tmp_path_factory.mktemp("jobs")
+    for name, (kind, _, _) in CASES.items():
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(root / f".{name}", filter="data")
+        (root / f".{name}" / kind).rename(root / name)
+    alone: dict[str, dict[int, float]] = processes.run(1, go_on, ["gpt"], str(root))[0]
+    others = [name for name in CASES if name != "gpt"]
+    return alone | dict(processes.run(2, go_on, others, str(root))[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_goes_on_as_the_code_of_that_time_did(name: str, losses: dict[str, dict[int, float]]) -> None:
+    assert losses[name] == pytest.approx(LOSSES[CASES[name][0]], abs=1e-5)
