@@ -65,7 +65,8 @@ def test_what_pip_is_told_does_not_stay_in_the_image(path: Path) -> None:
             copied.append(rest)
     assert told == ["python"]
     assert "--from=python /opt/rdm /opt/rdm" in copied
-    assert "rdm_trainer /opt/rdm/trainer/rdm_trainer" in copied
+    for package in ("rdm_job", "rdm_trainer"):
+        assert f"{package} /opt/rdm/trainer/{package}" in copied
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

@@ -2,7 +2,7 @@
 """Which training jobs run on a node.
 
 As long as a job's agent lives, it holds a lock in the job's directory, which can be seen from outside of the
-container (trainer/rdm_trainer/job/directory.py). This runs on nodes (Python 3.8 or newer).
+container (trainer/rdm_job/directory.py). This runs on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from rdm_job.protocol import Request
 from rdm_trainer.errors import BAD_INPUT, DONE, TrainerError
-from rdm_trainer.job.protocol import Request
 
 __all__ = ["job"]
 
@@ -30,7 +30,7 @@ def check() -> int:
     """Say what stands in the way of the job that standard input describes."""
 
     def work() -> dict[str, Any]:
-        from rdm_trainer.job.check import check
+        from rdm_job.check import check
 
         return check(_request())
 
@@ -42,7 +42,7 @@ def start() -> int:
     """Start the job that standard input describes, and return when its agent runs."""
 
     def work() -> dict[str, Any]:
-        from rdm_trainer.job.verbs import start
+        from rdm_job.verbs import start
 
         return start(_request())
 
@@ -56,7 +56,7 @@ def state(name: str, wait: float) -> int:
     """Say how the job NAME is."""
 
     def work() -> dict[str, Any]:
-        from rdm_trainer.job.verbs import state
+        from rdm_job.verbs import state
 
         return state(name, wait)
 
@@ -71,7 +71,7 @@ def stop(name: str, now: bool, timeout: float) -> int:
     """Stop the job NAME on all nodes, and end its processes on this one."""
 
     def work() -> dict[str, Any]:
-        from rdm_trainer.job.verbs import stop
+        from rdm_job.verbs import stop
 
         return stop(name, now=now, timeout=timeout)
 
@@ -88,7 +88,7 @@ def logs(name: str, stream: str, tail: int, offset: int | None, wait: float) -> 
     """Return what the job NAME wrote on this node."""
 
     def work() -> dict[str, Any]:
-        from rdm_trainer.job.verbs import logs
+        from rdm_job.verbs import logs
 
         return logs(name, stream=stream, lines=tail, offset=offset, wait=wait)
 
@@ -100,7 +100,7 @@ def list_() -> int:
     """Say how all jobs of this node are."""
 
     def work() -> dict[str, Any]:
-        from rdm_trainer.job.verbs import jobs
+        from rdm_job.verbs import jobs
 
         return jobs()
 

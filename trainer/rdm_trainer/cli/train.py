@@ -42,9 +42,9 @@ def train(
         return 0
     import os
 
+    from rdm_job.environment import adopt_launcher_environment
     from rdm_trainer.data.checks import checks as data_problems
     from rdm_trainer.errors import ConfigError
-    from rdm_trainer.job.environment import adopt_launcher_environment
 
     if local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(local_rank))

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from rdm_trainer.job import processes
-from rdm_trainer.job.directory import JobDirectory
+from rdm_job import processes
+from rdm_job.directory import JobDirectory
 from tests.waiting import DEADLINE_S, wait_until
 
 PROGRAM = """
@@ -147,7 +147,7 @@ class Nodes:
 
     def agent_of(self, node: str, job: str) -> int:
         found = subprocess.run(
-            ["pgrep", "-f", f"rdm_trainer.job.agent {self.folder}/{node}/{job}$"],
+            ["pgrep", "-f", f"rdm_job.agent {self.folder}/{node}/{job}$"],
             capture_output=True,
             text=True,
         )
@@ -159,7 +159,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     made = Nodes(tmp_path)
     yield made
     jobs = {path.parent.name for path in tmp_path.glob("n?/*/job.json")}
-    subprocess.run(["pkill", "-KILL", "-f", f"rdm_trainer.job.agent {tmp_path}/"], check=False)
+    subprocess.run(["pkill", "-KILL", "-f", f"rdm_job.agent {tmp_path}/"], check=False)
     for job in jobs:
         processes.end_all(job)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_trainer.job.culprit import GONE, LINES, Ended, first, how_it_ended, lines_of
+from rdm_job.culprit import GONE, LINES, Ended, first, how_it_ended, lines_of
 
 ECHOES = (
     "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:53943.",

@@ -7,7 +7,7 @@ import json
 import os
 import re
 
-from rdm_trainer.job.devices import Sampler, _nvidia, _rocm, count
+from rdm_job.devices import Sampler, _nvidia, _rocm, count
 
 # The form of the lines that people's monitors read.
 LINE = re.compile(r"\[\d+\] .{16,} \| (\d{2,3}'C, )? {0,2}\d{1,3} % \| +\d+ / +\d+ MB \|")

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rdm_job
+from rdm_job.environment import adopt_launcher_environment
+from rdm_job.launchers import LAUNCHERS, Attempt, environment, exports
+from rdm_job.protocol import Node
 from rdm_trainer.config.schema import LauncherConfig
-from rdm_trainer.job.environment import adopt_launcher_environment
-from rdm_trainer.job.launchers import LAUNCHERS, Attempt, environment, exports
-from rdm_trainer.job.protocol import Node
 
 ATTEMPT = Attempt(
     job="gpt-1",
@@ -117,3 +121,10 @@ def test_half_of_a_world_is_left_alone(told: dict[str, str]) -> None:
     before = dict(told)
     adopt_launcher_environment(told)
     assert told == before
+
+
+def test_no_module_of_the_package_imports_torch() -> None:
+    modules = [f"rdm_job.{path.stem}" for path in Path(rdm_job.__file__).parent.glob("[a-z]*.py")]
+    assert "rdm_job.rank" in modules
+    code = f"import sys, {', '.join(modules)}\nsys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

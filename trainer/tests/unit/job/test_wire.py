@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rdm_trainer.job import wire
-from rdm_trainer.job.wire import Hub, Link
+from rdm_job import wire
+from rdm_job.wire import Hub, Link
 from tests.waiting import wait_until
 
 KEY = b"k" * 32

@@ -22,7 +22,7 @@ FILES = ROOT / "roles/lab/files"
 @pytest.fixture
 def trainer(tmp_path: Path) -> Path:
     """A copy of what the image is made of."""
-    for name in ("configs", "images", "requirements", "rdm_trainer"):
+    for name in ("configs", "images", "requirements", "rdm_job", "rdm_trainer"):
         shutil.copytree(
             ROOT / "trainer" / name,
             tmp_path / "trainer" / name,
@@ -38,7 +38,9 @@ def versions(trainer: Path, base: str = "base") -> lab_trainer.Versions:
 # --- what is made again
 
 
-@pytest.mark.parametrize("file", ["rdm_trainer/__init__.py", "rdm_trainer/cli/__init__.py"])
+@pytest.mark.parametrize(
+    "file", ["rdm_job/agent.py", "rdm_trainer/__init__.py", "rdm_trainer/cli/__init__.py"]
+)
 def test_a_change_of_the_sources_makes_only_their_layer_anew(trainer: Path, file: str) -> None:
     before = versions(trainer)
     (trainer / file).write_text("# changed\n")

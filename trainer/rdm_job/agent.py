@@ -20,11 +20,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rdm_trainer.job import culprit, network, wire
-from rdm_trainer.job.directory import JobDirectory
-from rdm_trainer.job.launchers import LAUNCHERS
-from rdm_trainer.job.part import Part
-from rdm_trainer.job.protocol import Failure, State
+from rdm_job import culprit, network, wire
+from rdm_job.directory import JobDirectory
+from rdm_job.launchers import LAUNCHERS
+from rdm_job.part import Part
+from rdm_job.protocol import Failure, State
 
 __all__ = ["GATHER_S", "SILENCE_S", "Agent", "main"]
 
@@ -432,7 +432,7 @@ def _has_failed(report: dict[str, Any]) -> bool:
 
 
 def main(path: str) -> int:
-    """Be the agent of the job in a directory: ``python -m rdm_trainer.job.agent DIRECTORY``.
+    """Be the agent of the job in a directory: ``python -m rdm_job.agent DIRECTORY``.
 
     Returns:
         The exit code: 0, also when the job has failed; 1 when another agent works on the job.

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from rdm_job.protocol import JOB_NAME, Request, State
 from rdm_trainer.errors import TrainerError
-from rdm_trainer.job.protocol import JOB_NAME, Request, State
 
 __all__ = ["JOBS", "NODE_VARIABLE", "JobDirectory", "jobs_root", "tail", "this_node", "write_atomically"]
 

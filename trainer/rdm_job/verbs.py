@@ -10,12 +10,12 @@ import sys
 import time
 from typing import Any
 
+from rdm_job import processes
+from rdm_job.check import read_config, with_slots
+from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root, tail
+from rdm_job.protocol import Request, State
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
-from rdm_trainer.job import processes
-from rdm_trainer.job.check import read_config, with_slots
-from rdm_trainer.job.directory import NODE_VARIABLE, JobDirectory, jobs_root, tail
-from rdm_trainer.job.protocol import Request, State
 
 __all__ = ["jobs", "logs", "start", "state", "stop"]
 
@@ -51,7 +51,7 @@ def start(request: Request) -> dict[str, Any]:
     before = job.version
     with (job.path / ".agent.log").open("ab") as log:
         agent = subprocess.Popen(  # our own program
-            [sys.executable, "-m", "rdm_trainer.job.agent", str(job.path)],
+            [sys.executable, "-m", "rdm_job.agent", str(job.path)],
             cwd=job.path,
             env={
                 **{key: value for key, value in os.environ.items() if key != processes.JOB_VARIABLE},

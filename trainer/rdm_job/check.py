@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import rdm_trainer
+from rdm_job import devices, network, wire
+from rdm_job.directory import JobDirectory, jobs_root
+from rdm_job.launchers import LAUNCHERS
+from rdm_job.protocol import Node, Request
 from rdm_trainer import config as configuration
 from rdm_trainer import data, flops
 from rdm_trainer.config import Config
 from rdm_trainer.errors import ConfigError, TrainerError
-from rdm_trainer.job import devices, network, wire
-from rdm_trainer.job.directory import JobDirectory, jobs_root
-from rdm_trainer.job.launchers import LAUNCHERS
-from rdm_trainer.job.protocol import Node, Request
 
 __all__ = ["check", "read_config", "with_slots"]
 

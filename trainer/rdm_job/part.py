@@ -11,11 +11,11 @@ import threading
 import time
 from typing import Any
 
+from rdm_job import devices, processes
+from rdm_job.culprit import GONE, how_it_ended, lines_of
+from rdm_job.directory import NODE_VARIABLE, JobDirectory, tail
+from rdm_job.launchers import LAUNCHERS, Attempt, environment, exports
 from rdm_trainer import config as configuration
-from rdm_trainer.job import devices, processes
-from rdm_trainer.job.culprit import GONE, how_it_ended, lines_of
-from rdm_trainer.job.directory import NODE_VARIABLE, JobDirectory, tail
-from rdm_trainer.job.launchers import LAUNCHERS, Attempt, environment, exports
 
 __all__ = ["Part"]
 

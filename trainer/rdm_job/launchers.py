@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The launchers: what a node's agent has to run so that the job's processes start. Pure functions in a table.
 
-Each launcher starts ``python -m rdm_trainer.job.rank`` once per device. What it does itself is only to say
+Each launcher starts ``python -m rdm_job.rank`` once per device. What it does itself is only to say
 who is who: RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rdm_trainer.job.processes import JOB_VARIABLE
-from rdm_trainer.job.protocol import Node
-from rdm_trainer.job.rank import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
+from rdm_job.processes import JOB_VARIABLE
+from rdm_job.protocol import Node
+from rdm_job.rank import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
 
 __all__ = ["LAUNCHERS", "Attempt", "Launcher", "environment", "exports"]
 
-RANK_MODULE = "rdm_trainer.job.rank"
+RANK_MODULE = "rdm_job.rank"
 
 
 @dataclass(frozen=True)

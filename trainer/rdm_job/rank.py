@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One process of a job: ``python -m rdm_trainer.job.rank``, which every launcher starts once per device.
+"""One process of a job: ``python -m rdm_job.rank``, which every launcher starts once per device.
 
 It sends its output to the node's logs, keeps a record of itself for the node's agent, and then trains, or
 runs the program that the job names. The output goes there before torch is loaded, so that nothing is lost.
@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdm_job.culprit import LINES, how_it_ended
+from rdm_job.directory import JobDirectory
+from rdm_job.environment import adopt_launcher_environment
+from rdm_job.network import interface_of
 from rdm_trainer.errors import FAILED, TrainerError
-from rdm_trainer.job.culprit import LINES, how_it_ended
-from rdm_trainer.job.directory import JobDirectory
-from rdm_trainer.job.environment import adopt_launcher_environment
-from rdm_trainer.job.network import interface_of
 
 __all__ = ["main"]
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from rdm_trainer.job.processes import usage
+from rdm_job.processes import usage
 
 __all__ = ["Sampler", "count"]
 
