@@ -34,9 +34,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
 from rdm_trainer.config import TokenizerConfig  # noqa: E402
-from rdm_trainer.data import corpora  # noqa: E402
 from rdm_trainer.data.indexed_dataset import IndexedDataset, IndexedWriter, best_dtype, paths  # noqa: E402
-from rdm_trainer.data.preprocess import Settings, preprocess  # noqa: E402
+from rdm_trainer.tools.download import corpora  # noqa: E402
+from rdm_trainer.tools.preprocess.run import Settings, preprocess  # noqa: E402
 
 MEGATRONS_CHUNK = 25
 END_OF_TEXT = 50256

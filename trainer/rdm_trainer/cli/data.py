@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 if TYPE_CHECKING:
-    from rdm_trainer.data.fetch import Transfer
-    from rdm_trainer.data.inspect import Report
+    from rdm_trainer.tools.download.fetch import Transfer
+    from rdm_trainer.tools.inspect import Report
 
 __all__ = ["data"]
 
@@ -46,8 +46,8 @@ def info(
     import json
 
     from rdm_trainer.config import TokenizerConfig
-    from rdm_trainer.data.inspect import inspect
-    from rdm_trainer.data.tokenizers import load
+    from rdm_trainer.tokenizers.load import load
+    from rdm_trainer.tools.inspect import inspect
 
     if kind is None and vocab is not None:
         kind = "gpt2"
@@ -143,7 +143,7 @@ def download(name: str, directory: Path, mirror: str | None, checksums: dict[str
     bookcorpus   BookCorpus as a data set of GPT-2 tokens
     oscar        a part of OSCAR as JSON lines, 1 GB of text in xz
     """
-    from rdm_trainer.data.corpora import download as get
+    from rdm_trainer.tools.download.corpora import download as get
 
     bar: Any = None
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 if TYPE_CHECKING:
-    from rdm_trainer.data.preprocess import Progress
+    from rdm_trainer.tools.preprocess.run import Progress
 
 __all__ = ["preprocess"]
 
@@ -69,7 +69,7 @@ def preprocess(
     import os
 
     from rdm_trainer.config import TokenizerConfig
-    from rdm_trainer.data import preprocess as work
+    from rdm_trainer.tools.preprocess import run as work
 
     settings = work.Settings(
         inputs=inputs,

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Data sets in Megatron's formats: written, looked into, and read as micro-batches.
+"""From data sets in Megatron's formats to micro-batches.
 
-Nothing here needs torch but :mod:`rdm_trainer.data.loaders` and :mod:`rdm_trainer.data.mock`.
+``sources`` puts it together: ``indexed_dataset`` reads the files, ``index_maps`` says which tokens a sample
+has, ``datasets`` makes the sample, ``sampler`` says which samples a rank takes. Nothing here needs torch but
+``loaders`` and ``mock``.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.blend import blend
-from rdm_trainer.data.gpt_index import GPTIndex
+from rdm_trainer.data.index_maps.blend import blend
+from rdm_trainer.data.index_maps.gpt import GPTIndex
 from rdm_trainer.data.indexed_dataset import IndexedDataset
-from rdm_trainer.data.spans import SpanCorruption
+from rdm_trainer.data.span_corruption import SpanCorruption
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["Arrays", "Blended", "GPTDataset", "SampleSource", "T5Dataset"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from rdm_trainer.data.datasets import Arrays
-from rdm_trainer.data.spans import SpanCorruption
+from rdm_trainer.data.span_corruption import SpanCorruption
 
 __all__ = ["MockGPT", "MockT5"]
 

@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from rdm_trainer.config import Blend, Config
-from rdm_trainer.data import gpt_index, t5_index
-from rdm_trainer.data.blend import normalise
 from rdm_trainer.data.checks import ADDED_TOKENS
 from rdm_trainer.data.datasets import Blended, GPTDataset, SampleSource, T5Dataset
+from rdm_trainer.data.index_maps import gpt as gpt_index
+from rdm_trainer.data.index_maps import t5 as t5_index
+from rdm_trainer.data.index_maps.blend import normalise
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.mock import MockGPT, MockT5
-from rdm_trainer.data.spans import SpanCorruption
-from rdm_trainer.data.special import of_job
+from rdm_trainer.data.span_corruption import SpanCorruption
 from rdm_trainer.data.splits import SPLITS, bounds, evaluations, share
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.tokenizers.special_tokens import of_job
 
 __all__ = ["samples_wanted", "sources", "span_corruption"]
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from rdm_trainer.config import Config
-from rdm_trainer.data import special
 from rdm_trainer.models import gpt, t5
 from rdm_trainer.parallel.pipeline import FlatModel, Layer, PipelineModel
 from rdm_trainer.parallel.topology import Topology
+from rdm_trainer.tokenizers import special_tokens
 
 __all__ = ["PADDING", "build", "layers"]
 
@@ -52,7 +52,7 @@ def build(
         divide: Called with each layer as soon as it has its weights; only without a pipeline.
     """
     if padding is None:
-        padding = special.of_job(config).padding if config.model.kind == "t5" else PADDING
+        padding = special_tokens.of_job(config).padding if config.model.kind == "t5" else PADDING
     parts = layers(config, topology, padding)
     device = device or torch.device("cpu")
     if topology.pipeline > 1:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rdm_trainer.config import TokenizerConfig
-from rdm_trainer.data import corpora
 from rdm_trainer.data.indexed_dataset import IndexedWriter
+from rdm_trainer.tools.download import corpora
 
 # Time is the machine's, not the code's: other work on it must fail no test.
 hypothesis.settings.register_profile("data", deadline=None)

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rdm_trainer.data import corpora
-from rdm_trainer.data.fetch import Transfer, fetch
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.tools.download import corpora
+from rdm_trainer.tools.download.fetch import Transfer, fetch
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdm_trainer.data.datasets import GPTDataset
-from rdm_trainer.data.gpt_index import GPTIndex, build, epochs_needed, load_or_build, map_paths
+from rdm_trainer.data.index_maps.gpt import GPTIndex, build, epochs_needed, load_or_build, map_paths
 from rdm_trainer.data.indexed_dataset import IndexedDataset, IndexedWriter
 from rdm_trainer.errors import TrainerError
 

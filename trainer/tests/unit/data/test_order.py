@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer.data.blend import blend, normalise
+from rdm_trainer.data.index_maps.blend import blend, normalise
 from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.splits import bounds, evaluations, share
 from rdm_trainer.errors import TrainerError
@@ -101,7 +101,7 @@ def test_megatrons_helper_blends_the_same() -> None:
 
 
 def test_a_wrong_guess_of_a_lane_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rdm_trainer.data.blend as module
+    import rdm_trainer.data.index_maps.blend as module
 
     monkeypatch.setattr(module, "WARM_UP", 0)
     weights = normalise([1, 2, 3.7, 0.3])

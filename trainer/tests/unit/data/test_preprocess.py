@@ -20,12 +20,13 @@ import pytest
 import zstandard
 
 from rdm_trainer.config import TokenizerConfig
-from rdm_trainer.data import preprocess as module
-from rdm_trainer.data import text_input, tokenizers
 from rdm_trainer.data.indexed_dataset import IndexedDataset
-from rdm_trainer.data.preprocess import Progress, Settings, preprocess
-from rdm_trainer.data.sentences import sentences
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.tokenizers import load as tokenizers
+from rdm_trainer.tools.preprocess import run as module
+from rdm_trainer.tools.preprocess import text_input
+from rdm_trainer.tools.preprocess.run import Progress, Settings, preprocess
+from rdm_trainer.tools.preprocess.sentences import sentences
 from tests.waiting import DEADLINE_S, wait_until
 
 WORDS = ["It's", "the", "East", "and", "Juliet", "is", "sun", "moon.", "Who?", "naïve", "東京", "1597", "\n"]

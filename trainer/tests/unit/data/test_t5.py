@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_trainer.data import t5_index
 from rdm_trainer.data.datasets import T5Dataset
+from rdm_trainer.data.index_maps import t5 as t5_index
+from rdm_trainer.data.index_maps.mersenne import mt19937, mt19937_64
 from rdm_trainer.data.indexed_dataset import IndexedDataset
-from rdm_trainer.data.mersenne import mt19937, mt19937_64
-from rdm_trainer.data.spans import SpanCorruption
+from rdm_trainer.data.span_corruption import SpanCorruption
 from rdm_trainer.errors import TrainerError
 
 

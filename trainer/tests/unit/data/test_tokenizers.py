@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdm_trainer.config import TokenizerConfig
-from rdm_trainer.data import bpe, tokenizers
-from rdm_trainer.data.pretokens import cut
-from rdm_trainer.data.special import special_tokens
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.tokenizers import bpe
+from rdm_trainer.tokenizers import load as tokenizers
+from rdm_trainer.tokenizers.pretokens import cut
+from rdm_trainer.tokenizers.special_tokens import special_tokens
 
 # What the pattern treats apart: contractions, spaces of all kinds, letters and numbers of several scripts.
 PIECES = [

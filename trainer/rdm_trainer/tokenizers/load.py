@@ -11,15 +11,15 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.bpe import GPT2Encoder
-from rdm_trainer.data.special import (
+from rdm_trainer.errors import TrainerError
+from rdm_trainer.tokenizers.bpe import GPT2Encoder
+from rdm_trainer.tokenizers.special_tokens import (
     SpecialTokens,
     TokenizerFiles,
     existing,
     read_wordpieces,
     special_tokens,
 )
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["Encoder", "Tokenizer", "load"]
 

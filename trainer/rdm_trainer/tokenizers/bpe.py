@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.pretokens import cut
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.tokenizers.pretokens import cut
 
 __all__ = ["GPT2Encoder"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from rdm_trainer.data.index_maps.t5 import LONG_SENTENCE
 from rdm_trainer.data.indexed_dataset import IndexedDataset, paths
-from rdm_trainer.data.t5_index import LONG_SENTENCE
-from rdm_trainer.data.tokenizers import Tokenizer
+from rdm_trainer.tokenizers.load import Tokenizer
 
 __all__ = ["Report", "inspect"]
 

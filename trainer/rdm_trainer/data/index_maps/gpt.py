@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.index_map import misfit, read, save
+from rdm_trainer.data.index_maps.files import misfit, read, save
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths"]

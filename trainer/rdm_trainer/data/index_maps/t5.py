@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.index_map import misfit, read, save
-from rdm_trainer.data.mersenne import mt19937, mt19937_64
+from rdm_trainer.data.index_maps.files import misfit, read, save
+from rdm_trainer.data.index_maps.mersenne import mt19937, mt19937_64
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["build", "load_or_build", "map_path"]

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.sentences import sentences
-from rdm_trainer.data.text_input import Block
-from rdm_trainer.data.tokenizers import Tokenizer
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.tokenizers.load import Tokenizer
+from rdm_trainer.tools.preprocess.sentences import sentences
+from rdm_trainer.tools.preprocess.text_input import Block
 
 __all__ = ["Encoded", "Recipe", "encode_block"]
 

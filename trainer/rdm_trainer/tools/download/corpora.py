@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rdm_trainer.data.fetch import FRUITLESS, Transfer, digest, fetch
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.errors import FAILED, TrainerError
+from rdm_trainer.tools.download.fetch import FRUITLESS, Transfer, digest, fetch
 
 __all__ = ["COLLECTIONS", "download"]
 

@@ -30,12 +30,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from rdm_trainer.data.encode_block import Encoded, Recipe, encode_block
 from rdm_trainer.data.indexed_dataset import best_dtype, paths, write_index
-from rdm_trainer.data.special import TokenizerFiles
-from rdm_trainer.data.text_input import Block, blocks
-from rdm_trainer.data.tokenizers import Tokenizer, load
 from rdm_trainer.errors import FAILED, TrainerError
+from rdm_trainer.tokenizers.load import Tokenizer, load
+from rdm_trainer.tokenizers.special_tokens import TokenizerFiles
+from rdm_trainer.tools.preprocess.encode_block import Encoded, Recipe, encode_block
+from rdm_trainer.tools.preprocess.text_input import Block, blocks
 
 __all__ = ["Progress", "Settings", "output_prefixes", "preprocess"]
 

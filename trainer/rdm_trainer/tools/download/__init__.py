@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Public corpora and tokenizer files, fetched and held to their digests."""
