@@ -230,8 +230,8 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
 
     from rdm_trainer import config as configuration
     from rdm_trainer.data import loaders
+    from rdm_trainer.distributed.topology import Topology
     from rdm_trainer.engine import Engine
-    from rdm_trainer.parallel.topology import Topology
 
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)

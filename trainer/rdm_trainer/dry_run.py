@@ -24,7 +24,7 @@ GIB = 1024**3
 
 # A device context, kernels and communication buffers of NCCL or RCCL.
 _RUNTIME_BYTES = int(1.25 * GIB)
-# Logits that exist at once, in elements: those of rdm_trainer.parallel.cross_entropy.
+# Logits that exist at once, in elements: those of rdm_trainer.distributed.tensor_parallel.cross_entropy.
 _LOGITS_CHUNK = 1 << 28
 
 

@@ -27,9 +27,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from rdm_trainer import models
 from rdm_trainer.config import Config
 from rdm_trainer.deepspeed_config import deepspeed_json
-from rdm_trainer.parallel.initialise import placement_of, seed_of
-from rdm_trainer.parallel.master_weights import MasterWeights
-from rdm_trainer.parallel.topology import Topology, quiet
+from rdm_trainer.distributed.parameters import placement_of, seed_of
+from rdm_trainer.distributed.topology import Topology, quiet
+from rdm_trainer.optim.distributed_optimizer import MasterWeights
 
 __all__ = ["Engine", "StepResult"]
 

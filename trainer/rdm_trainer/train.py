@@ -28,14 +28,14 @@ from rdm_trainer import metrics
 from rdm_trainer.checkpoint.files import CHECKPOINTS
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.checkpoint.store import Checkpoints
-from rdm_trainer.collective import Collective, Flags
 from rdm_trainer.config import Config
 from rdm_trainer.data import loaders
+from rdm_trainer.distributed.collective import Collective, Flags
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
-from rdm_trainer.parallel.topology import Topology
+from rdm_trainer.optim.schedule import LearningRate
 from rdm_trainer.progress import Progress
-from rdm_trainer.schedule import LearningRate
 from rdm_trainer.tracker import Tracker
 
 __all__ = ["Training", "run"]

@@ -14,8 +14,8 @@ import torch
 
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.universal import STATES, parameter_folder
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
-from rdm_trainer.parallel.topology import Topology
 
 __all__ = ["load_same_layout", "load_universal", "needed_files", "needed_universal_files"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rdm_trainer.checkpoint import files
 from rdm_trainer.checkpoint.files import Inventory, Manifest
-from rdm_trainer.collective import CHUNK, Collective
+from rdm_trainer.distributed.collective import CHUNK, Collective
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["Storage"]

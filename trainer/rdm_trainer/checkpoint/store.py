@@ -19,11 +19,11 @@ from rdm_trainer.checkpoint import damage, files, identity, restore
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.checkpoint.writer import RankWriter
-from rdm_trainer.collective import Collective
 from rdm_trainer.config import Config
+from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 from rdm_trainer.errors import FAILED, TrainerError
-from rdm_trainer.parallel.topology import Topology
 
 __all__ = ["Checkpoints"]
 

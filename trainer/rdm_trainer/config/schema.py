@@ -12,7 +12,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from rdm_trainer import partition as partitions
+from rdm_trainer.distributed.pipeline_parallel import partition as partitions
 
 __all__ = [
     "Blend",

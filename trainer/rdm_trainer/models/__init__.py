@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from rdm_trainer.config import Config
+from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, Layer, PipelineModel
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import gpt, t5
-from rdm_trainer.parallel.pipeline import FlatModel, Layer, PipelineModel
-from rdm_trainer.parallel.topology import Topology
 from rdm_trainer.tokenizers import special_tokens
 
 __all__ = ["PADDING", "build", "layers"]

@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import partial
 
 from rdm_trainer.config import Config
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
+from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.transformer import Block, LayerNorm, Positions, word_embedding
-from rdm_trainer.parallel.layers import VocabParallelEmbedding
-from rdm_trainer.parallel.pipeline import Layer
-from rdm_trainer.parallel.topology import Topology
 
 __all__ = ["layers"]
 

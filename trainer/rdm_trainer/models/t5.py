@@ -14,10 +14,10 @@ from functools import partial
 import torch
 
 from rdm_trainer.config import Config, ModelConfig
+from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
+from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models.transformer import Block, CrossAttention, LayerNorm, Positions, word_embedding
-from rdm_trainer.parallel.layers import VocabParallelEmbedding
-from rdm_trainer.parallel.pipeline import Layer
-from rdm_trainer.parallel.topology import Topology
 
 __all__ = ["layers"]
 

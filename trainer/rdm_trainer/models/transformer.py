@@ -17,9 +17,13 @@ from torch import nn
 from torch.nn import functional
 
 from rdm_trainer.config import Config, ModelConfig
-from rdm_trainer.parallel.initialise import Placement, parameter
-from rdm_trainer.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from rdm_trainer.parallel.topology import Topology
+from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
     "Block",

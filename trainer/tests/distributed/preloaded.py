@@ -11,7 +11,7 @@ import importlib
 
 import deepspeed
 
-from rdm_trainer.parallel import initialise
+from rdm_trainer.distributed import parameters
 
 for module in (
     "rdm_trainer.train",
@@ -25,7 +25,7 @@ for module in (
 compatible_operations = deepspeed.ops.__compatible_ops__
 
 # Weights are drawn in blocks of a million, of which these small models use the first few thousand.
-initialise._BLOCK_ELEMENTS = 1 << 14
+parameters._BLOCK_ELEMENTS = 1 << 14
 
 # Collections would write to every object, and so copy the memory that the processes share.
 gc.collect()

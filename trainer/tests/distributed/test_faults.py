@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from rdm_trainer.checkpoint import files
-from rdm_trainer.collective import Collective
+from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.errors import TrainerError
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training

@@ -12,11 +12,15 @@ from torch.nn import functional
 
 from rdm_trainer import models
 from rdm_trainer.config import Config
+from rdm_trainer.distributed.parameters import initialise
+from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
+from rdm_trainer.distributed.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
-from rdm_trainer.parallel.cross_entropy import linear_cross_entropy
-from rdm_trainer.parallel.initialise import initialise
-from rdm_trainer.parallel.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from rdm_trainer.parallel.topology import Topology
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from rdm_trainer.config import Config, ModelConfig, OptimisationConfig
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
-from rdm_trainer.parallel.topology import Topology
 
 __all__ = ["GPT", "T5", "batches", "configure", "losses"]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from rdm_trainer.parallel.cross_entropy import linear_cross_entropy
+from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 
 
 def gradient(value: torch.Tensor) -> torch.Tensor:

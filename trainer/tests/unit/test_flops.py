@@ -57,7 +57,7 @@ def test_the_count_is_the_models(model: dict[str, Any], overrides: tuple[str, ..
     """Compare with the modules that are trained, layer by layer, as one tensor rank has them."""
     torch = pytest.importorskip("torch")
     from rdm_trainer import models
-    from rdm_trainer.parallel.topology import Topology
+    from rdm_trainer.distributed.topology import Topology
 
     config = job(
         overrides, layers=2, hidden_size=32, attention_heads=4, seq_length=16, vocab_size=300, **model

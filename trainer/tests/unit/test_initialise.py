@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from rdm_trainer.parallel import initialise as subject
-from rdm_trainer.parallel.initialise import Placement, initialise, parameter, seed_of
+from rdm_trainer.distributed import parameters as subject
+from rdm_trainer.distributed.parameters import Placement, initialise, parameter, seed_of
 
 
 class Holder(nn.Module):

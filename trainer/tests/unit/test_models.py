@@ -11,10 +11,10 @@ import torch
 
 from rdm_trainer import flops, models
 from rdm_trainer.config import Config, ModelConfig, ParallelConfig
+from rdm_trainer.distributed.parameters import placement_of
+from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds
+from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.errors import TrainerError
-from rdm_trainer.parallel.initialise import placement_of
-from rdm_trainer.parallel.pipeline import FlatModel, bounds
-from rdm_trainer.parallel.topology import Topology
 
 GPT = ModelConfig(
     layers=3, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50, make_vocab_size_divisible_by=8

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdm_trainer.distributed.pipeline_parallel.partition import explicit, is_block, stage_bounds
 from rdm_trainer.errors import TrainerError
-from rdm_trainer.partition import explicit, is_block, stage_bounds
 
 
 def gpt(blocks: int) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_trainer import config as configuration
-from rdm_trainer.schedule import LearningRate
+from rdm_trainer.optim.schedule import LearningRate
 
 
 def schedules() -> st.SearchStrategy[LearningRate]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from torch import nn
 
-from rdm_trainer.parallel.topology import Topology
+from rdm_trainer.distributed.topology import Topology
 
 __all__ = ["MasterWeights"]
 

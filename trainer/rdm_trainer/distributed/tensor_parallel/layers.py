@@ -15,9 +15,9 @@ import torch.distributed._functional_collectives
 from torch import nn
 from torch.nn import functional
 
-from rdm_trainer.parallel.cross_entropy import linear_cross_entropy
-from rdm_trainer.parallel.initialise import Placement, parameter
-from rdm_trainer.parallel.topology import Topology
+from rdm_trainer.distributed.parameters import Placement, parameter
+from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
+from rdm_trainer.distributed.topology import Topology
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"]
 

@@ -17,10 +17,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from rdm_trainer.config import Config
+from rdm_trainer.distributed.parameters import initialise
+from rdm_trainer.distributed.pipeline_parallel.partition import is_block
+from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.errors import TrainerError
-from rdm_trainer.parallel.initialise import initialise
-from rdm_trainer.parallel.topology import Topology, quiet
-from rdm_trainer.partition import is_block
 
 __all__ = ["FlatModel", "Layer", "PipelineModel", "bounds"]
 
@@ -195,8 +195,8 @@ class _TiedSpec(TiedLayerSpec):
 class PipelineModel(PipelineModule):
     """This rank's stage of the list of layers.
 
-    DeepSpeed's own cuts are even, by type or by size; ours come from ``rdm_trainer.partition``. The head is
-    not a layer that is run: with the labels it becomes the loss.
+    DeepSpeed's own cuts are even, by type or by size; ours come from ``partition``. The head is not a layer
+    that is run: with the labels it becomes the loss.
 
     Args:
         config: The job.

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The list of layers, cut into stages. The cuts alone need no torch."""
