@@ -27,7 +27,8 @@ On the command line, `key.sub=value` goes over the file, as in
 `rdm-provision train job.yaml parallel.pipeline=4 data.blend=[corpus_text_document]`; values are YAML.
 
 `rdm-trainer config JOB` checks a file and prints it with every key. `rdm-trainer dry-run JOB --gpu H200` says
-what it needs and whether it fits. Examples lie in `trainer/configs/`.
+what it needs and whether it fits. Examples lie in `trainer/configs/`. [Megatron's flags, and our
+keys](megatron-flags.md) is for those who have a Megatron command line.
 """
 WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}
 

@@ -29,7 +29,7 @@ from rdm_trainer.config import Config
 from rdm_trainer.deepspeed_config import deepspeed_json
 from rdm_trainer.distributed.parameters import placement_of, seed_of
 from rdm_trainer.distributed.topology import Topology, quiet
-from rdm_trainer.optim.distributed_optimizer import MasterWeights
+from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer
 
 __all__ = ["Engine", "StepResult"]
 
@@ -120,7 +120,9 @@ class Engine:
                 schedule.BackwardPass: _backward_at_once,
             }
         if config.optimisation.precision == "bf16" and config.zero_stage == 1:
-            MasterWeights.adopt(self.deepspeed, topology, self._counts, compiled=config.optimisation.compile)
+            DistributedOptimizer.adopt(
+                self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
+            )
 
     @property
     def module(self) -> nn.Module:

@@ -17,6 +17,7 @@ import torch
 from rdm_trainer import models
 from rdm_trainer.checkpoint import damage, files, identity, restore
 from rdm_trainer.checkpoint.files import Inventory, Manifest
+from rdm_trainer.checkpoint.names import has_former_names
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.checkpoint.writer import RankWriter
 from rdm_trainer.config import Config
@@ -320,9 +321,15 @@ class Checkpoints:
 
 
 def _whole_universal(inventories: Mapping[int, Inventory], iteration: int) -> Manifest | None:
-    """Return the manifest of an iteration's universal copy if it is whole over all directories."""
+    """Return the manifest of an iteration's universal copy if it is whole over all directories.
+
+    A copy that an earlier release made does not count: its parameters' names are those of that time.
+    """
     copies = [Inventory(steps=inventory.universal) for inventory in inventories.values()]
-    return files.complete_steps(copies).get(iteration)
+    found = files.complete_steps(copies).get(iteration)
+    if found is None or has_former_names(name.split("/")[1] for name in found.files if "/" in name):
+        return None
+    return found
 
 
 def _short(layout: Mapping[str, Any]) -> str:

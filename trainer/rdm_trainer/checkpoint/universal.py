@@ -26,6 +26,7 @@ from deepspeed.checkpoint import constants as keys
 
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Manifest
+from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["STATES", "convert", "parameter_folder"]
@@ -244,7 +245,7 @@ def _convert(source: _Source, target: Path) -> None:
                 # Tied: the first stage that has it counts.
                 continue
             done.add(name)
-            folder = parameter_folder(target, name)
+            folder = parameter_folder(target, present_name(name))
             folder.mkdir(parents=True)
             for state in STATES:
                 _save(_merge([part[name].whole(state) for part in parts], name, info), folder / f"{state}.pt")

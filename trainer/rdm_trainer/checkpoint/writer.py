@@ -23,6 +23,7 @@ import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint.names import with_present_names
 
 __all__ = ["RankWriter"]
 
@@ -128,7 +129,7 @@ class RankWriter(CheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:
         """Read a file of DeepSpeed's; the checkpoint must be one that the user trusts."""
-        return torch.load(path, map_location=map_location, weights_only=False)
+        return with_present_names(torch.load(path, map_location=map_location, weights_only=False))
 
     def preserves_storage_sharing(self) -> bool:
         """DeepSpeed clones parts of flat buffers, so that not the whole buffer is written for each."""

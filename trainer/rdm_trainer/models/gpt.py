@@ -9,7 +9,7 @@ from rdm_trainer.config import Config
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.models.transformer import Block, LayerNorm, Positions, word_embedding
+from rdm_trainer.models.transformer import Block, LayerNorm, PositionEmbedding, word_embedding
 
 __all__ = ["layers"]
 
@@ -21,7 +21,7 @@ def layers(config: Config, topology: Topology) -> list[Layer]:
     tied = "embed" if model.tied_embeddings else None
     return [
         Layer("Embedding", embedding, tied),
-        Layer("Positions", partial(Positions, model), joined=True),
+        Layer("Positions", partial(PositionEmbedding, model), joined=True),
         *[Layer("Block", partial(Block, model, topology))] * model.layers,
         Layer("FinalNorm", partial(LayerNorm, model)),
         Layer("Head", embedding, tied),

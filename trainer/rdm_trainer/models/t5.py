@@ -17,7 +17,7 @@ from rdm_trainer.config import Config, ModelConfig
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.models.transformer import Block, CrossAttention, LayerNorm, Positions, word_embedding
+from rdm_trainer.models.transformer import Block, CrossAttention, LayerNorm, PositionEmbedding, word_embedding
 
 __all__ = ["layers"]
 
@@ -42,7 +42,7 @@ class Embedding(VocabParallelEmbedding):
         return memory, super().forward(decoder_tokens), encoder_tokens
 
 
-class SharedPositions(Positions):
+class SharedPositions(PositionEmbedding):
     """The positions, shared by encoder and decoder."""
 
     def forward(self, states: Triple) -> Triple:  # type: ignore[override]
@@ -87,8 +87,8 @@ class DecoderBlock(Block):
 
     def __init__(self, model: ModelConfig, topology: Topology, padding: int, *, last: bool) -> None:
         super().__init__(model, topology, causal=True)
-        self.memory_norm = LayerNorm(model)
-        self.memory_attention = CrossAttention(model, topology)
+        self.pre_cross_attn_layernorm = LayerNorm(model)
+        self.cross_attention = CrossAttention(model, topology)
         self.padding = padding
         self.last = last
 
@@ -96,9 +96,11 @@ class DecoderBlock(Block):
         """Map the decoder's states [batch, sequence, hidden]; the last block returns only them."""
         memory, decoder, encoder_tokens = states
         mask = _visible(encoder_tokens, self.padding)
-        decoder = decoder + self.dropped(self.attention(self.attention_norm(decoder)))
-        decoder = decoder + self.dropped(self.memory_attention(self.memory_norm(decoder), memory, mask))
-        decoder = decoder + self.dropped(self.feed_forward(self.feed_forward_norm(decoder)))
+        decoder = decoder + self.dropped(self.self_attention(self.input_layernorm(decoder)))
+        decoder = decoder + self.dropped(
+            self.cross_attention(self.pre_cross_attn_layernorm(decoder), memory, mask)
+        )
+        decoder = decoder + self.dropped(self.mlp(self.pre_mlp_layernorm(decoder)))
         return decoder if self.last else (memory, decoder, encoder_tokens)
 
 

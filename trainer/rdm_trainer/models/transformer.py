@@ -26,11 +26,11 @@ from rdm_trainer.distributed.tensor_parallel.layers import (
 from rdm_trainer.distributed.topology import Topology
 
 __all__ = [
+    "MLP",
     "Block",
     "CrossAttention",
-    "FeedForward",
     "LayerNorm",
-    "Positions",
+    "PositionEmbedding",
     "SelfAttention",
     "residual_std",
     "word_embedding",
@@ -51,12 +51,12 @@ class LayerNorm(nn.Module):
         self.bias = parameter(Placement((model.hidden_size,)))
         self.epsilon = model.layernorm_epsilon
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Normalise [..., hidden]."""
-        return functional.layer_norm(states, self.weight.shape, self.weight, self.bias, self.epsilon)
+        return functional.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, self.epsilon)
 
 
-class Positions(nn.Module):
+class PositionEmbedding(nn.Module):
     """Learned positions, and the dropout after the embedding."""
 
     def __init__(self, model: ModelConfig) -> None:
@@ -64,9 +64,11 @@ class Positions(nn.Module):
         self.weight = parameter(Placement((model.positions, model.hidden_size), std=model.init_std))
         self.dropout = model.hidden_dropout
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Add the first positions to [batch, sequence, hidden]."""
-        return functional.dropout(states + self.weight[: states.shape[1]], self.dropout, self.training)
+        return functional.dropout(
+            hidden_states + self.weight[: hidden_states.shape[1]], self.dropout, self.training
+        )
 
 
 class _Attention(nn.Module):
@@ -78,7 +80,7 @@ class _Attention(nn.Module):
         self.head_size = model.head_size
         self.dropout = model.attention_dropout
         self.tensor_rank = topology.tensor_rank if topology.tensor > 1 else None
-        self.output = RowParallelLinear(
+        self.out_proj = RowParallelLinear(
             model.attention_size, model.hidden_size, topology, residual_std(model)
         )
 
@@ -137,18 +139,18 @@ class SelfAttention(_Attention):
         super().__init__(model, topology)
         self.causal = causal
         # Rows lie head by head, and query, key and value within a head: dividing the rows divides the heads.
-        self.input = ColumnParallelLinear(
+        self.qkv_proj = ColumnParallelLinear(
             model.hidden_size, 3 * model.attention_size, topology, model.init_std
         )
 
-    def forward(self, states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Map [batch, sequence, hidden] to the same shape."""
-        whole: torch.Tensor = self.output(self.inner(states, mask))
+        whole: torch.Tensor = self.out_proj(self.inner(hidden_states, mask))
         return whole
 
-    def inner(self, states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def inner(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return what :meth:`forward` projects."""
-        mixed = self.input(states).unflatten(-1, (self.heads, 3, self.head_size))
+        mixed = self.qkv_proj(hidden_states).unflatten(-1, (self.heads, 3, self.head_size))
         query, key, value = mixed.unbind(dim=3)
         return self.attend(query, key, value, mask, self.causal)
 
@@ -158,35 +160,35 @@ class CrossAttention(_Attention):
 
     def __init__(self, model: ModelConfig, topology: Topology) -> None:
         super().__init__(model, topology)
-        self.query = ColumnParallelLinear(model.hidden_size, model.attention_size, topology, model.init_std)
-        self.memory = ColumnParallelLinear(
+        self.q_proj = ColumnParallelLinear(model.hidden_size, model.attention_size, topology, model.init_std)
+        self.kv_proj = ColumnParallelLinear(
             model.hidden_size, 2 * model.attention_size, topology, model.init_std
         )
 
-    def forward(self, states: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, memory: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Map the decoder's [batch, queries, hidden], with the encoder's [batch, keys, hidden]."""
-        query = self.query(states).unflatten(-1, (self.heads, self.head_size))
-        key, value = self.memory(memory).unflatten(-1, (self.heads, 2, self.head_size)).unbind(dim=3)
-        whole: torch.Tensor = self.output(self.attend(query, key, value, mask))
+        query = self.q_proj(hidden_states).unflatten(-1, (self.heads, self.head_size))
+        key, value = self.kv_proj(memory).unflatten(-1, (self.heads, 2, self.head_size)).unbind(dim=3)
+        whole: torch.Tensor = self.out_proj(self.attend(query, key, value, mask))
         return whole
 
 
-class FeedForward(nn.Module):
+class MLP(nn.Module):
     """Two linear layers with a GELU between them."""
 
     def __init__(self, model: ModelConfig, topology: Topology) -> None:
         super().__init__()
-        self.input = ColumnParallelLinear(model.hidden_size, model.ffn_size, topology, model.init_std)
-        self.output = RowParallelLinear(model.ffn_size, model.hidden_size, topology, residual_std(model))
+        self.fc1 = ColumnParallelLinear(model.hidden_size, model.ffn_size, topology, model.init_std)
+        self.fc2 = RowParallelLinear(model.ffn_size, model.hidden_size, topology, residual_std(model))
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map [..., hidden] to the same shape."""
-        whole: torch.Tensor = self.output(self.inner(states))
+        whole: torch.Tensor = self.fc2(self.inner(hidden_states))
         return whole
 
-    def inner(self, states: torch.Tensor) -> torch.Tensor:
+    def inner(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return what the second layer takes."""
-        return functional.gelu(self.input(states), approximate="tanh")
+        return functional.gelu(self.fc1(hidden_states), approximate="tanh")
 
 
 class Block(nn.Module):
@@ -194,37 +196,39 @@ class Block(nn.Module):
 
     def __init__(self, model: ModelConfig, topology: Topology, *, causal: bool = True) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(model)
-        self.attention = SelfAttention(model, topology, causal=causal)
-        self.feed_forward_norm = LayerNorm(model)
-        self.feed_forward = FeedForward(model, topology)
+        self.input_layernorm = LayerNorm(model)
+        self.self_attention = SelfAttention(model, topology, causal=causal)
+        self.pre_mlp_layernorm = LayerNorm(model)
+        self.mlp = MLP(model, topology)
         self.dropout = model.hidden_dropout
         self.divided = topology.tensor > 1
 
-    def forward(self, states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Map [batch, sequence, hidden] to the same shape."""
-        if self.divided and states.shape[0] % 2 == 0:
-            return self._in_halves(states, mask)
-        states = states + self.dropped(self.attention(self.attention_norm(states), mask))
-        return states + self.dropped(self.feed_forward(self.feed_forward_norm(states)))
+        if self.divided and hidden_states.shape[0] % 2 == 0:
+            return self._in_halves(hidden_states, mask)
+        hidden_states = hidden_states + self.dropped(
+            self.self_attention(self.input_layernorm(hidden_states), mask)
+        )
+        return hidden_states + self.dropped(self.mlp(self.pre_mlp_layernorm(hidden_states)))
 
-    def _in_halves(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def _in_halves(self, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Compute one half of the batch while the other's sums go over the tensor ranks."""
-        halves = states.chunk(2)
+        halves = hidden_states.chunk(2)
         masks = (None, None) if mask is None else mask.chunk(2)
-        attention, feed_forward = self.attention, self.feed_forward
+        attention, mlp = self.self_attention, self.mlp
         sums = [
-            attention.output(attention.inner(self.attention_norm(half), part), step="begin")
+            attention.out_proj(attention.inner(self.input_layernorm(half), part), step="begin")
             for half, part in zip(halves, masks, strict=True)
         ]
         attended, more_sums = [], []
         for half, pending in zip(halves, sums, strict=True):
-            attended.append(half + self.dropped(attention.output(pending, step="end")))
-            inner = feed_forward.inner(self.feed_forward_norm(attended[-1]))
-            more_sums.append(feed_forward.output(inner, step="begin"))
+            attended.append(half + self.dropped(attention.out_proj(pending, step="end")))
+            inner = mlp.inner(self.pre_mlp_layernorm(attended[-1]))
+            more_sums.append(mlp.fc2(inner, step="begin"))
         return torch.cat(
             [
-                half + self.dropped(feed_forward.output(pending, step="end"))
+                half + self.dropped(mlp.fc2(pending, step="end"))
                 for half, pending in zip(attended, more_sums, strict=True)
             ]
         )

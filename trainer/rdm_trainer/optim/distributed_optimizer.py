@@ -21,7 +21,7 @@ from torch import nn
 
 from rdm_trainer.distributed.topology import Topology
 
-__all__ = ["MasterWeights"]
+__all__ = ["DistributedOptimizer"]
 
 
 # Elements of a row of a large gradient where compiled kernels take it: they know then how it is aligned.
@@ -41,7 +41,7 @@ def _compiled(function: Callable[..., None]) -> Callable[..., None]:
     return torch.compile(function)
 
 
-class MasterWeights(BF16_Optimizer):
+class DistributedOptimizer(BF16_Optimizer):
     """DeepSpeed's optimiser for bf16 after ``adopt``."""
 
     topology: Topology

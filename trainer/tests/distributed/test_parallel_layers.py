@@ -119,7 +119,7 @@ def encoder_passes(config: Config) -> int:
     engine = Engine(config, topology)
     passes: list[torch.Tensor] = []
     for name, weight in engine.module.named_parameters():
-        if re.fullmatch(r"3\.attention\.input\.weight", name):
+        if re.fullmatch(r"3\.self_attention\.qkv_proj\.weight", name):
             weight.register_hook(passes.append)
     engine.train_step(training.batches(config, topology, 1))
     return len(passes)
@@ -170,7 +170,9 @@ def test_each_pattern_for_universal_checkpoints_meets_a_parameter(
     # A matrix divided by columns is merged by its first dimension, which is what the conversion does unasked.
     matched = {name for name in names for value in patterns.values() for one in value if re.match(one, name)}
     unasked = {re.sub(r"^[0-9]+\.", "", name) for name in names - matched}
-    assert all(re.fullmatch(r".*\.(input|query|memory)\.(weight|bias)", name) for name in unasked), unasked
+    assert all(re.fullmatch(r".*\.(qkv_proj|q_proj|kv_proj|fc1)\.(weight|bias)", name) for name in unasked), (
+        unasked
+    )
 
 
 @pytest.mark.parametrize("model", BASES)

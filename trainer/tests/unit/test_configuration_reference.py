@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import typing
 from pathlib import Path
 from types import ModuleType
@@ -32,3 +33,17 @@ def test_every_key_has_a_meaning() -> None:
         if dataclasses.is_dataclass(cls):
             assert isinstance(cls, type)
             assert set(module.meanings(cls)) == {field.name for field in dataclasses.fields(cls)}
+
+
+def test_megatron_s_flags_are_mapped_to_keys_that_there_are() -> None:
+    sections = {
+        name: {field.name for field in dataclasses.fields(cls)}
+        for name, cls in typing.get_type_hints(schema.Config).items()
+        if dataclasses.is_dataclass(cls)
+    }
+    page = (DOCS / "megatron-flags.md").read_text(encoding="utf-8")
+    named = {tuple(key) for key in re.findall(rf"`({'|'.join(sections)})\.(\w+)", page)}
+    assert {key for key in named if key[1] not in sections[key[0]]} == set()
+    # Of the model's shape and the layout nothing is left out.
+    for section in ("model", "parallel"):
+        assert {name for where, name in named if where == section} == sections[section]

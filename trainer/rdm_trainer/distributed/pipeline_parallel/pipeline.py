@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A list of layers as a model: whole on one stage, or cut into the stages of DeepSpeed's pipeline.
 
-Both forms give a parameter the same name (``3.attention.input.weight``, ``tied_modules.embed.weight``), so
-that a checkpoint of one can be converted for the other.
+Both forms give a parameter the same name (``3.self_attention.qkv_proj.weight``,
+``tied_modules.embed.weight``), so that a checkpoint of one can be converted for the other.
 """
 
 from __future__ import annotations

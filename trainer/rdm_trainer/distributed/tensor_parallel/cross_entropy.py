@@ -24,7 +24,7 @@ _CHUNK_ELEMENTS = {True: 1 << 29, False: 1 << 27}
 
 
 def linear_cross_entropy(
-    states: torch.Tensor,
+    hidden_states: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
     mask: torch.Tensor,
@@ -35,10 +35,10 @@ def linear_cross_entropy(
     compiled: bool = False,
     chunk_elements: int | None = None,
 ) -> torch.Tensor:
-    """Return the mean cross entropy of ``states @ weight.T`` over the tokens that the mask counts.
+    """Return the mean cross entropy of ``hidden_states @ weight.T`` over the tokens that the mask counts.
 
     Args:
-        states: [..., hidden].
+        hidden_states: [..., hidden].
         weight: This rank's rows of the vocabulary's matrix, [vocabulary / tensor, hidden].
         labels: int64 [...], indices into the whole vocabulary.
         mask: float32 [...]; 0 where a token does not count.
@@ -52,7 +52,7 @@ def linear_cross_entropy(
         float32 scalar, the same on every rank of the group.
     """
     loss: torch.Tensor = _LinearCrossEntropy.apply(
-        states.reshape(-1, states.shape[-1]),
+        hidden_states.reshape(-1, hidden_states.shape[-1]),
         weight,
         labels.reshape(-1),
         mask.reshape(-1),
@@ -132,7 +132,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        states: torch.Tensor,
+        hidden_states: torch.Tensor,
         weight: torch.Tensor,
         labels: torch.Tensor,
         mask: torch.Tensor,
@@ -141,15 +141,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         first, valid, group, compiled, chunk_elements, training = options
         reduce = _compiled(_reduce) if compiled else _reduce
         gradient_of = _compiled(_gradient) if compiled else _gradient
-        tokens = states.shape[0]
+        tokens = hidden_states.shape[0]
         size = _chunk(tokens, max(1, chunk_elements // weight.shape[0]))
         count = mask.sum().clamp_min(1.0)
-        loss = torch.zeros((), dtype=torch.float32, device=states.device)
-        states_gradient = torch.empty_like(states) if training else None
+        loss = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
+        states_gradient = torch.empty_like(hidden_states) if training else None
         weight_gradient: torch.Tensor | None = None
         for start in range(0, tokens, size):
             part = slice(start, min(start + size, tokens))
-            logits = states[part] @ weight.t()
+            logits = hidden_states[part] @ weight.t()
             normaliser, chosen = _over_ranks(reduce(logits, labels[part], first, valid), group)
             loss += torch.dot(normaliser - chosen, mask[part])
             if states_gradient is None:
@@ -157,7 +157,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradient = gradient_of(logits, normaliser, labels[part], mask[part], first, valid)
             del logits
             torch.mm(gradient, weight, out=states_gradient[part])
-            update = gradient.t() @ states[part]
+            update = gradient.t() @ hidden_states[part]
             if weight_gradient is None:
                 # Sums of several chunks in 16 bits would lose what the chunks are not meant to cost.
                 weight_gradient = update.float() if size < tokens else update

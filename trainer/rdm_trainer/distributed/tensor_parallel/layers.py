@@ -41,19 +41,19 @@ class _LinearSumGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, group: Any
+        ctx: Any, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, group: Any
     ) -> torch.Tensor:
-        ctx.save_for_backward(states, weight)
+        ctx.save_for_backward(hidden_states, weight)
         ctx.group = group
-        return functional.linear(states, weight, bias)
+        return functional.linear(hidden_states, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        states, weight = ctx.saved_tensors
+        hidden_states, weight = ctx.saved_tensors
         gradient = gradients[0]
         pending = _begin_sum(gradient @ weight, ctx.group)
         rows = gradient.flatten(0, -2)
-        weight_gradient = rows.t() @ states.flatten(0, -2)
+        weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
         bias_gradient = rows.sum(dim=0)
         return _end_sum(pending), weight_gradient, bias_gradient, None
 
@@ -99,11 +99,11 @@ class ColumnParallelLinear(nn.Module):
         self.bias = parameter(Placement((outputs,), 0, rank, ranks))
         self.group = topology.tensor_group if topology.tensor > 1 else None
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map [..., inputs] to this rank's [..., outputs / tensor]."""
         if self.group is None:
-            return functional.linear(states, self.weight, self.bias)
-        output: torch.Tensor = _LinearSumGradient.apply(states, self.weight, self.bias, self.group)
+            return functional.linear(hidden_states, self.weight, self.bias)
+        output: torch.Tensor = _LinearSumGradient.apply(hidden_states, self.weight, self.bias, self.group)
         return output
 
 
@@ -125,21 +125,23 @@ class RowParallelLinear(nn.Module):
         self.bias = parameter(Placement((outputs,)))
         self.group = topology.tensor_group if topology.tensor > 1 else None
 
-    def forward(self, states: torch.Tensor, step: Literal["begin", "end"] | None = None) -> torch.Tensor:
+    def forward(
+        self, hidden_states: torch.Tensor, step: Literal["begin", "end"] | None = None
+    ) -> torch.Tensor:
         """Map this rank's [..., inputs / tensor] to the whole [..., outputs].
 
         Args:
-            states: The inputs, or to end with, what the beginning returned.
+            hidden_states: The inputs, or to end with, what the beginning returned.
             step: With several ranks it can be done in two steps, so that something else is computed while
                 the ranks' parts are summed. Until then, what the first returns must not be read.
         """
         if self.group is None:
-            return functional.linear(states, self.weight, self.bias)
+            return functional.linear(hidden_states, self.weight, self.bias)
         if step != "end":
-            states = _BeginSum.apply(functional.linear(states, self.weight), self.group)
+            hidden_states = _BeginSum.apply(functional.linear(hidden_states, self.weight), self.group)
         if step != "begin":
-            states = _EndSum.apply(states) + self.bias
-        return states
+            hidden_states = _EndSum.apply(hidden_states) + self.bias
+        return hidden_states
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -190,7 +192,7 @@ class VocabParallelEmbedding(nn.Module):
         """Look up tokens [...] int64 and return [..., hidden]; with labels, return the loss of [..., hidden].
 
         Args:
-            inputs: Tokens, or the final states when there are labels.
+            inputs: Tokens, or the final hidden states when there are labels.
             labels: Next tokens int64 and loss mask float32, both of the states' shape without features.
         """
         if labels is None:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parameters that had other names in the checkpoints of earlier releases."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["has_former_names", "present_name", "with_present_names"]
+
+# Until 0.1.0 → now; below a layer's number, where there is one.
+_RENAMED = {
+    "attention_norm": "input_layernorm",
+    "attention.input": "self_attention.qkv_proj",
+    "attention.output": "self_attention.out_proj",
+    "memory_norm": "pre_cross_attn_layernorm",
+    "memory_attention.query": "cross_attention.q_proj",
+    "memory_attention.memory": "cross_attention.kv_proj",
+    "memory_attention.output": "cross_attention.out_proj",
+    "feed_forward_norm": "pre_mlp_layernorm",
+    "feed_forward.input": "mlp.fc1",
+    "feed_forward.output": "mlp.fc2",
+}
+_FORMER = re.compile(rf"(\d+\.)?({'|'.join(map(re.escape, _RENAMED))})\.(weight|bias)")
+
+
+def present_name(name: str) -> str:
+    """Return what the parameter NAME of a checkpoint is called now."""
+    match = _FORMER.fullmatch(name)
+    return f"{match[1] or ''}{_RENAMED[match[2]]}.{match[3]}" if match else name
+
+
+def has_former_names(names: Iterable[str]) -> bool:
+    """Tell whether any of NAMES is a former one."""
+    return any(_FORMER.fullmatch(name) for name in names)
+
+
+def with_present_names(state: Any) -> Any:
+    """Return what was read of a file of DeepSpeed's with the weights under their present names.
+
+    They are the file's own keys, or those of its ``module``.
+    """
+    if not isinstance(state, dict):
+        return state
+    found = {present_name(key) if isinstance(key, str) else key: value for key, value in state.items()}
+    if isinstance(found.get("module"), dict):
+        found["module"] = type(found["module"])(
+            (present_name(name), weight) for name, weight in found["module"].items()
+        )
+    return found
