@@ -236,6 +236,7 @@ class Training:
             job_dir / CHECKPOINTS,
             self._say,
         )
+        self._last_iteration = config.train_iterations
         self._resume()
         self._loaders = self._open_data()
         self._milestone("after dataloaders are built")
@@ -273,7 +274,18 @@ class Training:
         self._moved_samples = int(state["moved_samples"])
         self._skipped = int(state["skipped"])
         self._progress.begin(self.iteration, state["curve"])
-        self._note(consumed_samples=self.consumed_samples)
+        self._last_iteration = self.iteration + self._steps_left()
+        self._note(consumed_samples=self.consumed_samples, train_iterations=self._last_iteration)
+
+    def _steps_left(self) -> int:
+        """Return how many steps the training still has to take.
+
+        Samples are counted, where the configuration gives them: earlier steps may have had another batch.
+        """
+        optimisation = self.config.optimisation
+        if optimisation.train_samples is None:
+            return max(0, self.config.train_iterations - self.iteration)
+        return max(0, optimisation.train_samples - self.consumed_samples) // optimisation.global_batch_size
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -290,6 +302,7 @@ class Training:
             self.config,
             data_rank=self.topology.data_rank,
             data_size=self.topology.data,
+            iteration=self.iteration,
             consumed_samples=self.consumed_samples,
             is_writer=self._writes_index_maps(),
             barrier=self._collective.barrier,
@@ -323,7 +336,7 @@ class Training:
         batches = self._loaders.train
         assert batches is not None
         self._sums.clear()
-        while self.iteration < self.config.train_iterations:
+        while self._steps_left():
             self._step(batches)
             if self._is_due(self.config.logging.interval):
                 self._log()
@@ -342,7 +355,7 @@ class Training:
         is_saved = self.checkpoints.newest == self.iteration
         if not is_saved:
             self.reason += ", and its last step could not be saved"
-        if self.iteration >= self.config.train_iterations:
+        if not self._steps_left():
             self._note(phase="evaluating")
             self._evaluate("valid", "the end of training for val data")
             self._evaluate("test", "the end of training for test data")
@@ -368,7 +381,7 @@ class Training:
         except StopIteration:
             raise TrainerError(
                 f"The training data ends after {self.consumed_samples} samples, before iteration "
-                f"{self.config.train_iterations}; train for fewer, or set data.sampler to cyclic."
+                f"{self._last_iteration}; train for fewer, or set data.sampler to cyclic."
             ) from None
         skipped = self._result.skipped
         self._sums.add(self._result.mean_loss, skipped=skipped)
@@ -384,7 +397,7 @@ class Training:
         seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
         step = metrics.Step(
             iteration=self.iteration,
-            train_iterations=self.config.train_iterations,
+            train_iterations=self._last_iteration,
             consumed_samples=self.consumed_samples,
             milliseconds=1000 * seconds,
             learning_rate=self._schedule.at(self._moved_samples),

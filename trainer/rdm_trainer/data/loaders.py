@@ -122,6 +122,7 @@ def build(
     consumed_samples: int,
     is_writer: bool,
     barrier: Callable[[], None],
+    iteration: int = 0,
 ) -> Loaders:
     """Open the data of a training for one rank.
 
@@ -132,6 +133,7 @@ def build(
         consumed_samples: Training samples that were taken before, by all ranks together.
         is_writer: Whether this process makes the index maps that are missing: one for each file system.
         barrier: Returns when every process has called it.
+        iteration: Steps that were taken before.
 
     Returns:
         The micro-batches of train, valid and test.
@@ -139,7 +141,13 @@ def build(
     Raises:
         TrainerError: A file is missing or damaged, or does not fit.
     """
-    opened = sources(config, is_writer=is_writer, barrier=barrier)
+    opened = sources(
+        config,
+        is_writer=is_writer,
+        barrier=barrier,
+        iteration=iteration,
+        consumed_samples=consumed_samples,
+    )
     optimisation = config.optimisation
     loaders: list[MicroBatches | None] = []
     for number, source in enumerate(opened):

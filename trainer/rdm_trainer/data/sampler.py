@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Which samples a rank takes: a pure function of the seed and of the samples consumed.
 
-Global batch k holds samples [k * g, (k + 1) * g) of the order; in its micro-step i, data rank r of d takes
-the rows [(i * d + r) * m, + m), for a global batch size g and a micro-batch size m.
+The batch after c consumed samples holds samples [c, c + g) of the order; in its micro-step i, data rank r of
+d takes the rows [(i * d + r) * m, + m), for a global batch size g and a micro-batch size m. So a training
+that goes on with another global batch goes on exactly where it was.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Sampler:
         micro_batch_size: Samples per micro-batch.
         data_rank: Of this rank.
         data_size: Ranks that share a step.
-        cyclic: Go through the samples again and again, each time in a new order; otherwise once, as they
-            come.
+        cyclic: Go through the samples again and again, each time in a new order, a batch's end with the next
+            order's beginning where it must; otherwise once, as they come.
         seed: Of the cyclic orders.
     """
 
@@ -43,26 +44,35 @@ class Sampler:
         """The micro-batches from a point on.
 
         Args:
-            consumed_samples: Samples of whole steps that all ranks have taken before.
+            consumed_samples: Samples that all ranks together have taken before.
 
         Yields:
             Numbers of samples, int64 [micro_batch_size]. Only whole global batches are taken.
         """
-        per_epoch = self.samples // self.global_batch_size
-        step = consumed_samples // self.global_batch_size
-        epoch, order = -1, np.empty(0, np.int64)
-        while per_epoch and (self.cyclic or step < per_epoch):
-            first = step * self.global_batch_size
-            if self.cyclic:
-                if step // per_epoch != epoch:
-                    epoch = step // per_epoch
-                    order = np.random.RandomState([self.seed % 2**32, epoch]).permutation(self.samples)
-                first = step % per_epoch * self.global_batch_size
-                batch = order[first : first + self.global_batch_size]
-            else:
-                batch = np.arange(first, first + self.global_batch_size)
-            stride = self.data_size * self.micro_batch_size
-            start = self.data_rank * self.micro_batch_size
+        stride = self.data_size * self.micro_batch_size
+        start = self.data_rank * self.micro_batch_size
+        for batch in self._batches(consumed_samples):
             for row in range(start, self.global_batch_size, stride):
-                yield batch[row : row + self.micro_batch_size].astype(np.int64)
-            step += 1
+                yield batch[row : row + self.micro_batch_size]
+
+    def _batches(self, begin: int) -> Iterator[npt.NDArray[np.int64]]:
+        """The global batches from sample BEGIN of the order on."""
+        if not self.cyclic:
+            while begin + self.global_batch_size <= self.samples:
+                yield np.arange(begin, begin + self.global_batch_size, dtype=np.int64)
+                begin += self.global_batch_size
+            return
+        if not self.samples:
+            return
+        epoch, begin = divmod(begin, self.samples)
+        rest = self._order(epoch)[begin:]
+        while True:
+            while len(rest) < self.global_batch_size:
+                epoch += 1
+                rest = np.concatenate((rest, self._order(epoch)))
+            yield rest[: self.global_batch_size]
+            rest = rest[self.global_batch_size :]
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of a cyclic EPOCH."""
+        return np.random.RandomState([self.seed % 2**32, epoch]).permutation(self.samples).astype(np.int64)

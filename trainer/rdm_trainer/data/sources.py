@@ -24,13 +24,20 @@ from rdm_trainer.tokenizers.special_tokens import of_job
 __all__ = ["samples_wanted", "sources", "span_corruption"]
 
 
-def samples_wanted(config: Config) -> tuple[int, int, int]:
-    """Samples of train, valid and test that the training takes."""
+def samples_wanted(config: Config, iteration: int = 0, consumed_samples: int = 0) -> tuple[int, int, int]:
+    """Samples of train, valid and test that the training takes.
+
+    Args:
+        config: Of the job.
+        iteration: Steps that were taken before, maybe with another global batch.
+        consumed_samples: Training samples that they took.
+    """
     batch = config.optimisation.global_batch_size
     valid, test = evaluations(
         config.train_iterations, config.logging.eval_interval, config.logging.eval_iterations
     )
-    train = config.optimisation.train_samples or config.train_iterations * batch
+    left = max(0, config.train_iterations - iteration) * batch
+    train = config.optimisation.train_samples or max(config.train_iterations * batch, consumed_samples + left)
     return train, valid * batch, test * batch
 
 
@@ -56,7 +63,12 @@ def span_corruption(config: Config) -> SpanCorruption:
 
 
 def sources(
-    config: Config, *, is_writer: bool, barrier: Callable[[], None]
+    config: Config,
+    *,
+    is_writer: bool,
+    barrier: Callable[[], None],
+    iteration: int = 0,
+    consumed_samples: int = 0,
 ) -> tuple[SampleSource | None, SampleSource | None, SampleSource | None]:
     """Open the data of a training.
 
@@ -64,6 +76,8 @@ def sources(
         config: Of the job.
         is_writer: Whether this process makes the index maps that are missing.
         barrier: Returns when every process has called it.
+        iteration: Steps that were taken before.
+        consumed_samples: Training samples that they took.
 
     Returns:
         The samples of train, valid and test; None where nothing is wanted of a split or it is empty.
@@ -72,7 +86,7 @@ def sources(
         TrainerError: A file is missing or damaged, or does not fit.
     """
     model, seed = config.model, config.optimisation.seed
-    wanted = samples_wanted(config)
+    wanted = samples_wanted(config, iteration, consumed_samples)
     spans = span_corruption(config) if model.kind == "t5" else None
     if config.data.mock:
         result: list[SampleSource | None] = []

@@ -75,6 +75,40 @@ def test_one_rank_goes_on_from_four(curves: dict[str, Any]) -> None:
         assert curves["reference"][name] == pytest.approx(rest, abs=TOLERANCE)
 
 
+def other_batches(root: str) -> dict[str, dict[str, Any]]:
+    """Go on with other global batches, from four steps of eight samples, in this launch."""
+    by_samples = training.configure(
+        GPT, {"optimisation.train_iterations": None, "optimisation.train_samples": 64}
+    )
+    said = {}
+    for name, job, batch in (
+        ("larger", by_samples, 16),
+        ("smaller", by_samples, 4),
+        ("not a part of it", by_samples, 12),
+        ("by steps", GPT, 4),
+    ):
+        job_dir = Path(root) / name
+        resuming.train(job, job_dir, stop_after=4)
+        log = resuming.train(training.configure(job, {"optimisation.global_batch_size": batch}), job_dir)
+        progress = json.loads((job_dir / "progress.json").read_text())
+        said[name] = {"lines": log.find("consumed samples"), **progress}
+    return said
+
+
+def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
+    said = processes.run(1, other_batches, str(tmp_path))[0]
+    reached = {name: (one["iteration"], one["consumed_samples"]) for name, one in said.items()}
+    # 32 samples were taken before: 64 are reached, or as many whole batches as fit.
+    assert reached == {
+        "larger": (6, 64),
+        "smaller": (12, 64),
+        "not a part of it": (6, 56),
+        "by steps": (8, 48),
+    }
+    assert said["larger"]["train_iterations"] == 6
+    assert all("/       6" in line for line in said["larger"]["lines"])
+
+
 def same_again(root: str) -> dict[str, Any]:
     """Train unbroken, and twice in parts, under one layout; and try what is refused."""
     job = training.configure(GPT, parallel(pipeline=2))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 
@@ -143,10 +144,26 @@ def test_the_order_does_not_depend_on_the_layout(
     whole = take(size, 1, 0, steps + 3)
     assert take(micro, ranks, 0, steps + 3) == whole
     assert take(micro, ranks, steps * size, 3) == whole[steps:]
+    numbers = [n for rows in whole for n in rows]
     if not cyclic:
-        assert [n for rows in whole for n in rows] == list(range(min(steps + 3, samples // size) * size))
-    elif samples >= size:
-        per_epoch = samples // size
-        for epoch in range((steps + 3) // per_epoch):
-            rows = [n for part in whole[epoch * per_epoch : (epoch + 1) * per_epoch] for n in part]
-            assert len(set(rows)) == per_epoch * size
+        assert numbers == list(range(min(steps + 3, samples // size) * size))
+    elif samples:
+        for epoch in range(len(numbers) // samples):
+            assert sorted(numbers[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
+
+
+@given(
+    samples=st.integers(0, 60),
+    cyclic=st.booleans(),
+    consumed=st.integers(0, 100),
+    size=st.integers(1, 9),
+)
+def test_another_batch_goes_on_exactly_where_the_one_before_ended(
+    samples: int, cyclic: bool, consumed: int, size: int
+) -> None:
+    def take(size: int, consumed: int, batches: int) -> list[int]:
+        iterator = Sampler(samples, size, size, 0, 1, cyclic, 7).micro_batches(consumed)
+        return [n for part in itertools.islice(iterator, batches) for n in part.tolist()]
+
+    rest = take(1, 0, consumed + 5 * size)[consumed:]
+    assert take(size, consumed, 5) == rest[: len(rest) // size * size]
