@@ -123,17 +123,18 @@ def _deepspeed(attempt: Attempt, _node: int) -> list[str]:
 
 
 def _torchrun(attempt: Attempt, node: int) -> list[str]:
-    """torch's elastic launcher with a rendezvous on the master; ranks follow the nodes' addresses."""
+    """torch's launcher with a static rendezvous on the master: a dynamic one would order nodes by address."""
     mine = attempt.nodes[node]
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         f"--nnodes={len(attempt.nodes)}",
+        f"--node-rank={node}",
         f"--nproc-per-node={mine.slots}",
         "--max-restarts=0",
-        "--rdzv-backend=c10d",
+        "--rdzv-backend=static",
         f"--rdzv-id={attempt.job}-{attempt.number}",
-        f"--rdzv-endpoint={attempt.nodes[0].address}:{attempt.port}",
-        f"--rdzv-conf=is_host={int(node == 0)}",
+        f"--master-addr={attempt.nodes[0].address}",
+        f"--master-port={attempt.port}",
         f"--local-addr={mine.address}",
         *("--module", RANK_MODULE),
     ]

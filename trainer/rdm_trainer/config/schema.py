@@ -334,7 +334,7 @@ class LauncherConfig:
 
     kind: Literal["no_ssh", "deepspeed", "torchrun", "mpirun"] = "no_ssh"
     """One DeepSpeed launcher per node started by the collection (`no_ssh`), DeepSpeed over pdsh and ssh
-    (`deepspeed`), `torchrun` with a c10d rendezvous, or Open MPI over ssh (`mpirun`)."""
+    (`deepspeed`), `torchrun` with a static rendezvous, or Open MPI over ssh (`mpirun`)."""
     nodes: Positive | None = None
     """The first N nodes of the hostfile. All when not given."""
     devices_per_node: Positive | None = None

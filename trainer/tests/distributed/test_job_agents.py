@@ -166,6 +166,8 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 @pytest.mark.parametrize("launcher", ["no_ssh", "torchrun"])
 def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
+    # Ranks follow the order of the nodes and not that of their addresses.
+    nodes.nodes[0]["address"], nodes.nodes[1]["address"] = "127.0.0.2", "127.0.0.1"
     job = nodes.name(f"to-the-end-{launcher.replace('_', '-')}")
     nodes.run(job, f"launcher.kind={launcher}")
     taken = nodes.ask("n1", "check", request=nodes.request(job, "n1"))
@@ -179,8 +181,8 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     assert (state["state"], state["failures"]) == ("finished", [])
     assert state["nodes"] == {"n1": "done", "n2": "done"}
     assert nodes.ended(job, "n2")["state"] == "finished"
-    assert "rank 0 of 2 at 127.0.0.1\n" in nodes.ask("n1", "logs", job)["text"]
-    assert "rank 1 of 2 at 127.0.0.1\n" in nodes.ask("n2", "logs", job)["text"]
+    assert "rank 0 of 2 at 127.0.0.2\n" in nodes.ask("n1", "logs", job)["text"]
+    assert "rank 1 of 2 at 127.0.0.2\n" in nodes.ask("n2", "logs", job)["text"]
     assert "MB |" in nodes.ask("n2", "logs", job, "--stream", "gpu")["text"]
     assert processes.of_job(job) == []
 

@@ -62,10 +62,12 @@ def test_deepspeed_goes_over_pdsh_only_to_other_nodes() -> None:
     assert "NCCL_DEBUG=WARN\n" in exports(ATTEMPT)
 
 
-def test_torchrun_meets_at_the_master_which_alone_listens() -> None:
-    first, second = (options(LAUNCHERS["torchrun"].command(ATTEMPT, number)) for number in (0, 1))
-    assert first["--rdzv-endpoint"] == second["--rdzv-endpoint"] == "192.169.16.100:31001"
-    assert (first["--rdzv-conf"], second["--rdzv-conf"]) == ("is_host=1", "is_host=0")
+def test_torchrun_is_told_which_node_is_which() -> None:
+    first, second = (options(LAUNCHERS["torchrun"].command(ATTEMPT, node)) for node in (0, 1))
+    assert (first["--node-rank"], second["--node-rank"]) == ("0", "1")
+    # With a dynamic rendezvous torch ignores the rank and sorts addresses as text.
+    assert first["--rdzv-backend"] == "static"
+    assert (first["--master-addr"], second["--master-addr"]) == ("192.169.16.100", "192.169.16.100")
     assert (first["--nproc-per-node"], second["--nproc-per-node"]) == ("8", "4")
     assert second["--local-addr"] == "192.169.16.101"
 
