@@ -15,7 +15,7 @@ from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
 from rdm_trainer.errors import FAILED, TrainerError
 
-__all__ = ["Arrays", "Blended", "GPTDataset", "SampleSource", "T5Dataset"]
+__all__ = ["Arrays", "Blended", "GPTDataset", "SampleSource", "T5Dataset", "WindowDataset"]
 
 # Of a GPT: tokens [s + 1]. Of a T5: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].
 Arrays = tuple[npt.NDArray[np.generic], ...]
@@ -89,6 +89,10 @@ class T5Dataset:
 
     def __getitem__(self, number: int) -> Arrays:
         """Encoder ids int64 [s_e], decoder ids int64 [s_d], labels int64 [s_d], loss mask float32 [s_d]."""
+        return self._spans(self._text(number), np.random.RandomState((self._seed + number) % 2**32))
+
+    def _text(self, number: int) -> npt.NDArray[np.int64]:
+        """The tokens of the sample NUMBER."""
         first, end, target = self._table[number].tolist()
         sentences: list[npt.NDArray[np.generic]] = []
         room = target
@@ -97,8 +101,15 @@ class T5Dataset:
                 break
             sentences.append(self._dataset.get(sentence, 0, room))
             room -= len(sentences[-1])
-        tokens = np.concatenate(sentences).astype(np.int64) if sentences else np.empty(0, np.int64)
-        return self._spans(tokens, np.random.RandomState((self._seed + number) % 2**32))
+        return np.concatenate(sentences).astype(np.int64) if sentences else np.empty(0, np.int64)
+
+
+class WindowDataset(T5Dataset):
+    """Windows of documents that are not split into sentences, with spans masked."""
+
+    def _text(self, number: int) -> npt.NDArray[np.int64]:
+        sequence, offset, length = self._table[number].tolist()
+        return self._dataset.get(sequence, offset, length).astype(np.int64)
 
 
 class Blended:

@@ -122,7 +122,7 @@ def build(
     consumed_samples: int,
     is_writer: bool,
     barrier: Callable[[], None],
-    iteration: int = 0,
+    iteration: int | None = None,
 ) -> Loaders:
     """Open the data of a training for one rank.
 
@@ -133,7 +133,7 @@ def build(
         consumed_samples: Training samples that were taken before, by all ranks together.
         is_writer: Whether this process makes the index maps that are missing: one for each file system.
         barrier: Returns when every process has called it.
-        iteration: Steps that were taken before.
+        iteration: Steps that were taken before; None: as many as this batch makes of the samples.
 
     Returns:
         The micro-batches of train, valid and test.

@@ -10,9 +10,10 @@ import numpy as np
 
 from rdm_trainer.config import Blend, Config
 from rdm_trainer.data.checks import ADDED_TOKENS
-from rdm_trainer.data.datasets import Blended, GPTDataset, SampleSource, T5Dataset
+from rdm_trainer.data.datasets import Blended, GPTDataset, SampleSource, T5Dataset, WindowDataset
 from rdm_trainer.data.index_maps import gpt as gpt_index
 from rdm_trainer.data.index_maps import t5 as t5_index
+from rdm_trainer.data.index_maps import windows
 from rdm_trainer.data.index_maps.blend import normalise
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.mock import MockGPT, MockT5
@@ -24,18 +25,22 @@ from rdm_trainer.tokenizers.special_tokens import of_job
 __all__ = ["samples_wanted", "sources", "span_corruption"]
 
 
-def samples_wanted(config: Config, iteration: int = 0, consumed_samples: int = 0) -> tuple[int, int, int]:
+def samples_wanted(
+    config: Config, iteration: int | None = None, consumed_samples: int = 0
+) -> tuple[int, int, int]:
     """Samples of train, valid and test that the training takes.
 
     Args:
         config: Of the job.
-        iteration: Steps that were taken before, maybe with another global batch.
+        iteration: Steps that were taken before, maybe with another global batch; None: with the same one.
         consumed_samples: Training samples that they took.
     """
     batch = config.optimisation.global_batch_size
     valid, test = evaluations(
         config.train_iterations, config.logging.eval_interval, config.logging.eval_iterations
     )
+    if iteration is None:
+        iteration = consumed_samples // batch
     left = max(0, config.train_iterations - iteration) * batch
     train = config.optimisation.train_samples or max(config.train_iterations * batch, consumed_samples + left)
     return train, valid * batch, test * batch
@@ -67,7 +72,7 @@ def sources(
     *,
     is_writer: bool,
     barrier: Callable[[], None],
-    iteration: int = 0,
+    iteration: int | None = None,
     consumed_samples: int = 0,
 ) -> tuple[SampleSource | None, SampleSource | None, SampleSource | None]:
     """Open the data of a training.
@@ -76,7 +81,7 @@ def sources(
         config: Of the job.
         is_writer: Whether this process makes the index maps that are missing.
         barrier: Returns when every process has called it.
-        iteration: Steps that were taken before.
+        iteration: Steps that were taken before; None: as many as this batch makes of the samples.
         consumed_samples: Training samples that they took.
 
     Returns:
@@ -130,13 +135,32 @@ def sources(
                 barrier=barrier,
             )
             return GPTDataset(data, index, model.seq_length)
+        longest = model.seq_length - ADDED_TOKENS
+        if windows.are_needed(data.sizes, data.document_index, longest):
+            begin, end = data.document_index[[first, last]].tolist()
+            if end <= begin:
+                return None
+            table = windows.load_or_build(
+                data.prefix,
+                split,
+                data.sizes,
+                np.arange(begin, end),
+                samples,
+                longest,
+                config.data.short_sequence_probability,
+                seed,
+                directory=cache,
+                is_writer=is_writer,
+                barrier=barrier,
+            )
+            return WindowDataset(data, table, spans, seed)
         table = t5_index.load_or_build(
             data.prefix,
             split,
             data.sizes,
             data.document_index[first : last + 1],
             samples,
-            model.seq_length - ADDED_TOKENS,
+            longest,
             config.data.short_sequence_probability,
             seed,
             directory=cache,

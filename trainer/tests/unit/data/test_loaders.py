@@ -114,6 +114,22 @@ def test_batches_do_not_depend_on_the_layout(
             rank.close()
 
 
+def test_a_t5_reads_documents_that_are_not_split_to_their_end(
+    make_dataset: Callable[..., Path], small_vocabulary: TokenizerConfig
+) -> None:
+    # Each token says where it stands.
+    prefix = make_dataset("documents", [[list(range(100, 290))], [list(range(290, 100, -1))]])
+    tokenizer = {"kind": "gpt2", "vocab": small_vocabulary.vocab, "merges": small_vocabulary.merges}
+    loaders = open_data(config("t5", blend=[{"prefix": str(prefix)}], tokenizer=tokenizer, split="1"))
+    assert loaders.train is not None
+    seen: set[int] = set()
+    for batch in loaders.train:
+        encoder, _, labels, _ = flat(batch)
+        seen |= set(encoder.flatten().tolist()) | set(labels.flatten().tolist())
+    loaders.close()
+    assert seen >= set(range(100, 290))
+
+
 def test_labels_are_the_next_tokens(two: list[str]) -> None:
     loaders = open_data(config(blend=[{"prefix": two[0]}]))
     assert loaders.train is not None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rdm_trainer.data.datasets import T5Dataset
 from rdm_trainer.data.index_maps import t5 as t5_index
+from rdm_trainer.data.index_maps import windows
 from rdm_trainer.data.index_maps.mersenne import mt19937, mt19937_64
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
@@ -196,3 +197,33 @@ def test_a_sample_depends_on_its_number_alone(make_dataset: Callable[..., Path])
         for a, b in zip(one[number], two[number], strict=True):
             np.testing.assert_array_equal(a, b)
     assert any((one[0][0] != one[1][0]).tolist())
+
+
+@given(
+    lengths=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    samples=st.integers(1, 60),
+    length=st.integers(4, 12),
+    probability=st.sampled_from([0.0, 0.1, 1.0]),
+    seed=st.integers(0, 99),
+)
+def test_windows_take_every_token_of_a_document_as_often(
+    lengths: list[int], samples: int, length: int, probability: float, seed: int
+) -> None:
+    sizes, sequences = np.array([9, *lengths, 7], np.int32), np.arange(1, len(lengths) + 1)
+    if max(lengths) < 2:
+        with pytest.raises(TrainerError, match="no document has 2 tokens"):
+            windows.build(sizes, sequences, samples, length, probability, seed)
+        return
+    table = windows.build(sizes, sequences, samples, length, probability, seed)
+    assert len(table) >= samples
+    assert (table[:, 2] >= 2).all()
+    assert (table[:, 2] <= length).all()
+    for number, tokens in enumerate(lengths, 1):
+        taken = np.zeros(tokens, np.int64)
+        for _, begin, count in table[table[:, 0] == number].tolist():
+            taken[begin : begin + count] += 1
+        # Of a single token at the end no sample can be made.
+        usable = tokens - (tokens % length == 1)
+        assert set(taken[:usable].tolist()) <= {taken[:usable].max(initial=0)}
+        assert usable == 0 or taken[0] > 0
+    np.testing.assert_array_equal(table, windows.build(sizes, sequences, samples, length, probability, seed))

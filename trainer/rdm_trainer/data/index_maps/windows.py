@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The map by which a T5 reads documents that were not split into sentences.
+
+One ``.npy`` beside the data, a row per sample: a sequence of the data set, the first token in it, and how
+many tokens. Megatron's own map would give one sample per document, and with it only the document's beginning.
+Here a document is cut into windows, one after the other, each as long as a sample may be, the last one with
+what is left; one window in ``1 / short_sequence_probability`` is cut in two. So an epoch has every token
+once, but for a last window of a single token, of which no sample can be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rdm_trainer.data.index_maps.files import misfit, read, save
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["are_needed", "build", "load_or_build", "map_path"]
+
+# A sample needs a token to keep and one to mask.
+SHORTEST = 2
+
+
+def are_needed(sizes: npt.NDArray[np.int32], document_index: npt.NDArray[np.int64], seq_length: int) -> bool:
+    """Whether documents are single sequences, some of which are longer than a sample.
+
+    Args:
+        sizes: int32, tokens of every sequence of the data set.
+        document_index: int64 [documents + 1], where each document begins, counted in sequences.
+        seq_length: Tokens that a sample has at the most.
+    """
+    return bool((np.diff(document_index) <= 1).all() and (sizes > seq_length).any())
+
+
+def build(
+    sizes: npt.NDArray[np.int32],
+    sequences: npt.NDArray[np.int64],
+    samples: int,
+    seq_length: int,
+    short_probability: float,
+    seed: int,
+) -> npt.NDArray[np.int64]:
+    """Compute the map.
+
+    Args:
+        sizes: int32, tokens of every sequence of the data set.
+        sequences: int64, the sequences of this split.
+        samples: Wanted; the epoch that reaches them is completed.
+        seq_length: Tokens of a window.
+        short_probability: Part of the windows that are cut in two.
+        seed: Of the cuts and the order.
+
+    Returns:
+        int64 [rows, 3], shuffled.
+
+    Raises:
+        TrainerError: No document can give a sample.
+    """
+    tokens = sizes[sequences].astype(np.int64)
+    per_document = -(-tokens // seq_length)
+    owner = np.repeat(np.arange(len(sequences)), per_document)
+    first_window = np.cumsum(per_document) - per_document
+    offset = (np.arange(len(owner)) - first_window[owner]) * seq_length
+    whole = np.stack((sequences[owner], offset, np.minimum(tokens[owner] - offset, seq_length)), axis=1)
+    whole = whole[whole[:, 2] >= SHORTEST]
+    if not len(whole):
+        raise TrainerError(f"no document has {SHORTEST} tokens, which a sample needs.")
+    random = np.random.RandomState(seed % 2**32)
+    epochs, rows = [], 0
+    while rows < samples:
+        epochs.append(_cut(whole, short_probability, random))
+        rows += len(epochs[-1])
+    table = np.concatenate(epochs) if epochs else whole[:0]
+    return table[random.permutation(len(table))]
+
+
+def _cut(
+    windows: npt.NDArray[np.int64], probability: float, random: np.random.RandomState
+) -> npt.NDArray[np.int64]:
+    """WINDOWS with some of them in two parts."""
+    length = windows[:, 2]
+    cut = (random.random_sample(len(windows)) < probability) & (length >= 2 * SHORTEST)
+    room = length - 2 * SHORTEST + 1
+    left = SHORTEST + (random.random_sample(len(windows)) * room).astype(np.int64)
+    heads = windows.copy()
+    heads[cut, 2] = left[cut]
+    tails = windows[cut]
+    tails[:, 1] += left[cut]
+    tails[:, 2] -= left[cut]
+    return np.concatenate((heads, tails))
+
+
+def map_path(
+    prefix: Path,
+    split: str,
+    samples: int,
+    seq_length: int,
+    short_probability: float,
+    seed: int,
+    directory: Path | None = None,
+) -> Path:
+    """The name of the map of :func:`build`'s arguments; ``directory`` None is beside the data."""
+    folder = prefix.parent if directory is None else directory
+    return folder / (
+        f"{prefix.name}_{split}_windowmap_{samples}ns_{seq_length}sl_{short_probability:.2f}ssp_{seed}s.npy"
+    )
+
+
+def load_or_build(
+    prefix: Path,
+    split: str,
+    sizes: npt.NDArray[np.int32],
+    sequences: npt.NDArray[np.int64],
+    samples: int,
+    seq_length: int,
+    short_probability: float,
+    seed: int,
+    *,
+    directory: Path | None,
+    is_writer: bool,
+    barrier: Callable[[], None],
+) -> npt.NDArray[np.generic]:
+    """Read the map of a split; the writer makes it first where it is missing.
+
+    Args:
+        prefix: Of the data set.
+        split: ``train``, ``valid`` or ``test``.
+        sizes: As given to :func:`build`.
+        sequences: As given to :func:`build`.
+        samples: As given to :func:`build`.
+        seq_length: As given to :func:`build`.
+        short_probability: As given to :func:`build`.
+        seed: As given to :func:`build`.
+        directory: Where the map lies; None is beside the data.
+        is_writer: Whether this process makes the map when it is missing.
+        barrier: Returns when every process has called it.
+
+    Returns:
+        The map, mapped into memory.
+
+    Raises:
+        TrainerError: It cannot be made, written or read, or does not fit the data.
+    """
+    path = map_path(prefix, split, samples, seq_length, short_probability, seed, directory)
+    if is_writer and not path.is_file():
+        try:
+            rows = build(sizes, sequences, samples, seq_length, short_probability, seed)
+        except TrainerError as error:
+            raise TrainerError(f"{prefix}, split {split}: {error}") from None
+        save(path, rows)
+    barrier()
+    table = read(path)
+    if not _fits(table, sizes, sequences, samples, seq_length):
+        raise misfit(path, "other samples")
+    return table
+
+
+def _fits(
+    table: npt.NDArray[np.generic],
+    sizes: npt.NDArray[np.int32],
+    sequences: npt.NDArray[np.int64],
+    samples: int,
+    seq_length: int,
+) -> bool:
+    """Whether each row is a window of a sequence of this split."""
+    if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != 3 or len(table) < samples:
+        return False
+    if not len(table):
+        return True
+    number, offset, length = table.T.astype(np.int64)
+    if number.min() < sequences[0] or number.max() > sequences[-1]:
+        return False
+    inside = (offset >= 0) & (length >= SHORTEST) & (length <= seq_length)
+    return bool((inside & (offset + length <= sizes[number])).all())
