@@ -16,6 +16,7 @@ from typing import Any
 
 from rdm_trainer import flops
 from rdm_trainer.config.schema import Config
+from rdm_trainer.distributed.tensor_parallel.chunks import chunk_tokens
 from rdm_trainer.flops import Accelerator, LayerSize
 
 __all__ = ["GIB", "Memory", "Report", "Stage", "dry_run"]
@@ -24,8 +25,6 @@ GIB = 1024**3
 
 # A device context, kernels and communication buffers of NCCL or RCCL.
 _RUNTIME_BYTES = int(1.25 * GIB)
-# Logits that exist at once, in elements: those of rdm_trainer.distributed.tensor_parallel.cross_entropy.
-_LOGITS_CHUNK = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -176,18 +175,27 @@ def _memory(config: Config, layers: list[LayerSize], data: int, in_flight: int, 
 
 
 def _logits(config: Config) -> int:
-    """Return the bytes of the loss: logits, a chunk of them at a time, and the head's gradient.
+    """Return the bytes of the loss, which computes gradients with the logits, a chunk of them at a time.
 
-    The chunk is there with its gradient and, in fp32, its exponentials, which a compiled loss has once and
-    another one twice. Of several chunks, the weights' gradient is summed in fp32.
+    The most of three moments: there are a chunk's logits and their gradient, and, unless that is compiled,
+    fp32 copies and a mask; the chunk's gradient becomes the head's, of which, over several chunks, the sum is
+    fp32; the backward pass scales what there is, and casts it back. The gradient of the head's input is there
+    all the time.
     """
     model, optimisation = config.model, config.optimisation
     width = _width(config)
     rows = config.padded_vocab_size // config.parallel.tensor
-    elements = optimisation.micro_batch_size * model.decoder_length * rows
-    chunk = min(elements, _LOGITS_CHUNK)
-    head = rows * model.hidden_size * (width + (4 if chunk < elements else 0))
-    return chunk * (2 * width + (4 if optimisation.compile else 8)) + head
+    tokens = optimisation.micro_batch_size * model.decoder_length
+    size = chunk_tokens(tokens, rows, compiled=optimisation.compile)
+    head = rows * model.hidden_size
+    summed = 4 if size < tokens else 0
+    # What is computed in fp32 needs no copy of 16 bits beside it.
+    copies = 0 if optimisation.compile else 13 if width < 4 else 9
+    chunk = size * rows * (2 * width + copies) + head * summed
+    head_s = size * rows * width + head * (width + summed)
+    scaled = head * (2 * summed + width if width < summed else 2 * width)
+    states = tokens * model.hidden_size * width
+    return max(chunk + states, head_s + states, scaled + 2 * states)
 
 
 def _width(config: Config) -> int:

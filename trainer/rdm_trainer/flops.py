@@ -96,7 +96,8 @@ def flops_per_sample(config: Config) -> float:
 
     Each parameter is used in one multiply-add per token forward and two backward: 6 N for a token. The
     products of queries with keys and of probabilities with values add 12 x width x keys per query and block.
-    A GPT's tokens meet all N parameters, so that this is (6 N + 12 L h s) s. Of a T5, each token meets the
+    A GPT's tokens meet all N parameters, so that this is (6 N + 12 L h s) s; a word embedding that is not the
+    head's is only looked up in, and does not count. Of a T5, each token meets the
     parameters of its own side; the decoder's keys and values of the encoder's output are computed per
     encoder token. Softmax and layer norms are not counted, and a causal mask saves nothing, as usual.
 
@@ -106,7 +107,8 @@ def flops_per_sample(config: Config) -> float:
     inner = model.attention_size
     if model.kind == "gpt":
         length = model.seq_length
-        return length * (6.0 * parameters(config) + 12.0 * model.layers * inner * length)
+        looked_up = 0 if model.tied_embeddings else config.padded_vocab_size * model.hidden_size
+        return length * (6.0 * (parameters(config) - looked_up) + 12.0 * model.layers * inner * length)
     source, target = model.seq_length, model.decoder_length
     by_name = {size.name: size.total for size in layer_sizes(config)}
     cross_keys = model.decoder_blocks * 2 * (model.hidden_size + 1) * inner

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,40 @@ def test_time_follows_from_flops_and_bubble() -> None:
     seconds = found.seconds_per_step(h200, 0.5)
     useful = found.flops_per_step / (32 * h200.tflops * 1e12 * 0.5)
     assert seconds * (1 - found.bubble) == pytest.approx(useful)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("several", [False, True])
+def test_the_loss_takes_the_memory_of_its_estimate(
+    precision: str, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from torch.profiler import ProfilerActivity, profile
+
+    from rdm_trainer.distributed.tensor_parallel import chunks
+    from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
+
+    tokens, rows, hidden = 256, 4096, 64
+    if several:
+        monkeypatch.setitem(chunks._ELEMENTS, False, tokens * rows // 4)
+    config = from_dict(
+        {
+            "model": {
+                "layers": 1,
+                "hidden_size": hidden,
+                "attention_heads": 2,
+                "seq_length": tokens,
+                "vocab_size": rows,
+            },
+            "optimisation": {"micro_batch_size": 1, "precision": precision},
+        }
+    )
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    states = torch.randn(tokens, hidden, dtype=dtype, requires_grad=True)
+    weight = torch.randn(rows, hidden, dtype=dtype, requires_grad=True)
+    labels, mask = torch.randint(0, rows, (tokens,)), torch.ones(tokens)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        linear_cross_entropy(states, weight, labels, mask).backward()
+    events = seen.profiler.kineto_results.events()
+    peak = max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
+    assert dry_run(config, 1).stages[0].memory.logits == pytest.approx(peak, rel=0.03)

@@ -149,3 +149,10 @@ def test_others_are_not_guessed() -> None:
     assert flops.peak_tflops("AMD EPYC 7B13") is None
     assert flops.peak_tflops("") is None
     assert flops.peak_tflops("NVIDIA H200") == pytest.approx(989.4)
+
+
+def test_an_embedding_that_is_only_looked_up_in_takes_no_flops() -> None:
+    shape: dict[str, Any] = {"hidden_size": 1024, "layers": 24, "attention_heads": 16}
+    tied, untied = (job(tied_embeddings=answer, **shape) for answer in (True, False))
+    assert flops.parameters(untied) > 1.1 * flops.parameters(tied)
+    assert flops.flops_per_sample(untied) == flops.flops_per_sample(tied)

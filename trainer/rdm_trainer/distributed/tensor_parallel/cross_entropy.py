@@ -16,11 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["linear_cross_entropy"]
+from rdm_trainer.distributed.tensor_parallel.chunks import chunk_tokens
 
-# Logits of one chunk, few enough chunks that adding up their weight gradients costs nothing: a GiB in 16 bits
-# where the compiler fuses what is done with them; otherwise there are fp32 copies as well.
-_CHUNK_ELEMENTS = {True: 1 << 29, False: 1 << 27}
+__all__ = ["linear_cross_entropy"]
 
 
 def linear_cross_entropy(
@@ -61,20 +59,11 @@ def linear_cross_entropy(
             weight.shape[0] if valid is None else valid,
             group,
             compiled,
-            chunk_elements or _CHUNK_ELEMENTS[compiled],
+            chunk_elements,
             torch.is_grad_enabled(),
         ),
     )
     return loss
-
-
-def _chunk(tokens: int, most: int) -> int:
-    """Return the tokens of a chunk: equal chunks where that is possible without halving them."""
-    fewest = -(-tokens // most)
-    for chunks in range(fewest, 2 * fewest):
-        if tokens % chunks == 0:
-            return tokens // chunks
-    return -(-tokens // fewest)
 
 
 def _reduce(
@@ -136,13 +125,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight: torch.Tensor,
         labels: torch.Tensor,
         mask: torch.Tensor,
-        options: tuple[int, int, Any, bool, int, bool],
+        options: tuple[int, int, Any, bool, int | None, bool],
     ) -> torch.Tensor:
         first, valid, group, compiled, chunk_elements, training = options
         reduce = _compiled(_reduce) if compiled else _reduce
         gradient_of = _compiled(_gradient) if compiled else _gradient
         tokens = hidden_states.shape[0]
-        size = _chunk(tokens, max(1, chunk_elements // weight.shape[0]))
+        size = chunk_tokens(tokens, weight.shape[0], compiled=compiled, elements=chunk_elements)
         count = mask.sum().clamp_min(1.0)
         loss = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
         states_gradient = torch.empty_like(hidden_states) if training else None
@@ -163,6 +152,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 weight_gradient = update.float() if size < tokens else update
             else:
                 weight_gradient += update
+            # The next chunk's logits take their memory.
+            del gradient, update
         if states_gradient is not None:
             if group is not None:
                 dist.all_reduce(states_gradient, group=group)
