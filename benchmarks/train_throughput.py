@@ -248,8 +248,6 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
             data_rank=topology.data_rank,
             data_size=topology.data,
             consumed_samples=0,
-            is_writer=topology.rank == 0,
-            barrier=lambda: None,
         ).train
         assert train is not None
         return iter(train)

@@ -30,6 +30,7 @@ from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.checkpoint.store import Checkpoints
 from rdm_trainer.config import Config
 from rdm_trainer.data import loaders
+from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
@@ -304,8 +305,12 @@ class Training:
             data_size=self.topology.data,
             iteration=self.iteration,
             consumed_samples=self.consumed_samples,
-            is_writer=self._writes_index_maps(),
-            barrier=self._collective.barrier,
+            maps=MapMaker(
+                is_writer=self._writes_index_maps(),
+                wait_until=self._collective.wait_until,
+                first_error=self._collective.first_error,
+                say=self._say,
+            ),
         )
         if opened.train is None:
             raise TrainerError(

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.index_maps.blend import blend
 from rdm_trainer.data.index_maps.gpt import GPTIndex
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
@@ -115,10 +114,15 @@ class WindowDataset(T5Dataset):
 class Blended:
     """Several sources mixed by weight."""
 
-    def __init__(self, sources: Sequence[SampleSource], weights: Sequence[float], size: int) -> None:
-        """Mix SOURCES to SIZE samples by WEIGHTS, which have the sum 1."""
+    def __init__(
+        self,
+        sources: Sequence[SampleSource],
+        chosen: npt.NDArray[np.int16],
+        number: npt.NDArray[np.integer[Any]],
+    ) -> None:
+        """Mix SOURCES: sample i is sample NUMBER[i] of source CHOSEN[i]."""
         self._sources = sources
-        self._source, self._number = blend(weights, size)
+        self._source, self._number = chosen, number
         for position, source in enumerate(sources):
             taken = int((self._source == position).sum())
             if taken > len(source):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ import torch
 
 from rdm_trainer.config import Config
 from rdm_trainer.data.datasets import SampleSource
+from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.sources import sources
 
@@ -120,8 +121,7 @@ def build(
     data_rank: int,
     data_size: int,
     consumed_samples: int,
-    is_writer: bool,
-    barrier: Callable[[], None],
+    maps: MapMaker | None = None,
     iteration: int | None = None,
 ) -> Loaders:
     """Open the data of a training for one rank.
@@ -131,8 +131,7 @@ def build(
         data_rank: This rank's number among those that share a step.
         data_size: How many share it.
         consumed_samples: Training samples that were taken before, by all ranks together.
-        is_writer: Whether this process makes the index maps that are missing: one for each file system.
-        barrier: Returns when every process has called it.
+        maps: Makes the index maps that are missing; None: this process, for itself.
         iteration: Steps that were taken before; None: as many as this batch makes of the samples.
 
     Returns:
@@ -143,8 +142,7 @@ def build(
     """
     opened = sources(
         config,
-        is_writer=is_writer,
-        barrier=barrier,
+        maps=maps or MapMaker(),
         iteration=iteration,
         consumed_samples=consumed_samples,
     )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,9 @@ from rdm_trainer.data.datasets import Blended, GPTDataset, SampleSource, T5Datas
 from rdm_trainer.data.index_maps import gpt as gpt_index
 from rdm_trainer.data.index_maps import t5 as t5_index
 from rdm_trainer.data.index_maps import windows
+from rdm_trainer.data.index_maps.blend import load_or_build as load_or_build_blend
 from rdm_trainer.data.index_maps.blend import normalise
+from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.mock import MockGPT, MockT5
 from rdm_trainer.data.span_corruption import SpanCorruption
@@ -70,8 +72,7 @@ def span_corruption(config: Config) -> SpanCorruption:
 def sources(
     config: Config,
     *,
-    is_writer: bool,
-    barrier: Callable[[], None],
+    maps: MapMaker,
     iteration: int | None = None,
     consumed_samples: int = 0,
 ) -> tuple[SampleSource | None, SampleSource | None, SampleSource | None]:
@@ -79,8 +80,7 @@ def sources(
 
     Args:
         config: Of the job.
-        is_writer: Whether this process makes the index maps that are missing.
-        barrier: Returns when every process has called it.
+        maps: Makes the index maps that are missing.
         iteration: Steps that were taken before; None: as many as this batch makes of the samples.
         consumed_samples: Training samples that they took.
 
@@ -131,8 +131,7 @@ def sources(
                 model.seq_length,
                 seed,
                 directory=cache,
-                is_writer=is_writer,
-                barrier=barrier,
+                maps=maps,
             )
             return GPTDataset(data, index, model.seq_length)
         longest = model.seq_length - ADDED_TOKENS
@@ -150,8 +149,7 @@ def sources(
                 config.data.short_sequence_probability,
                 seed,
                 directory=cache,
-                is_writer=is_writer,
-                barrier=barrier,
+                maps=maps,
             )
             return WindowDataset(data, table, spans, seed)
         table = t5_index.load_or_build(
@@ -164,8 +162,7 @@ def sources(
             config.data.short_sequence_probability,
             seed,
             directory=cache,
-            is_writer=is_writer,
-            barrier=barrier,
+            maps=maps,
         )
         return T5Dataset(data, table, spans, seed)
 
@@ -191,7 +188,8 @@ def sources(
                     f"{config.data.split}, though others of the blend have: it is too small for the split."
                 )
             present.append(part)
-        return Blended(present, weights, samples)
+        place = Path(config.data.index_cache or Path(blends[0].prefix).parent)
+        return Blended(present, *load_or_build_blend(weights, samples, place, maps))
 
     data = config.data
     if data.blend:

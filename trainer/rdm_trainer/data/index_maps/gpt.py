@@ -11,7 +11,7 @@ Source: NVIDIA Megatron-LM, ``gpt_dataset`` and its helper for the sample index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.index_maps.files import misfit, read, save
+from rdm_trainer.data.index_maps.files import misfit, read
+from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths"]
@@ -84,6 +85,17 @@ def build(
     Raises:
         TrainerError: The split holds no whole sample, or too much for the maps.
     """
+    return GPTIndex(*_arrays(sizes, documents, samples, seq_length, seed))
+
+
+def _arrays(
+    sizes: npt.NDArray[np.int32],
+    documents: npt.NDArray[np.int32],
+    samples: int,
+    seq_length: int,
+    seed: int,
+) -> Iterator[Any]:
+    """Yield the three maps, each as soon as it is whole; see :func:`build`."""
     tokens = int(sizes[documents].sum(dtype=np.int64))
     if not tokens:
         raise TrainerError("the split holds no token.")
@@ -117,7 +129,8 @@ def build(
         doc_idx = np.tile(documents.astype(np.int32, copy=False), epochs)
         random.shuffle(doc_idx)
 
-    sample_idx = _sample_idx(sizes, doc_idx, seq_length, total)
+    yield doc_idx
+    yield _sample_idx(sizes, doc_idx, seq_length, total)
 
     dtype = np.dtype(np.uint32 if total < np.iinfo(np.uint32).max - 1 else np.int64)
     cut = before_last if separate else total
@@ -125,7 +138,7 @@ def build(
     random.shuffle(shuffle_idx[:cut])
     if cut != total:
         random.shuffle(shuffle_idx[cut:])
-    return GPTIndex(doc_idx, sample_idx, shuffle_idx)
+    yield shuffle_idx
 
 
 def _sample_idx(
@@ -244,10 +257,9 @@ def load_or_build(
     seed: int,
     *,
     directory: Path | None,
-    is_writer: bool,
-    barrier: Callable[[], None],
+    maps: MapMaker,
 ) -> GPTIndex:
-    """Read the maps of a split; the writer makes them first where one is missing.
+    """Read the maps of a split; they are made first where one is missing.
 
     Args:
         prefix: Of the data set.
@@ -258,8 +270,7 @@ def load_or_build(
         seq_length: Tokens per sample, less one.
         seed: Of the shuffles.
         directory: Where the maps lie; None is beside the data.
-        is_writer: Whether this process makes what is missing.
-        barrier: Returns when every process has called it.
+        maps: Makes what is missing.
 
     Returns:
         The maps, mapped into memory.
@@ -268,12 +279,12 @@ def load_or_build(
         TrainerError: They cannot be made, written or read, or do not fit the data.
     """
     files = map_paths(prefix, split, samples, seq_length, seed, directory)
-    if is_writer and not all(path.is_file() for path in files):
-        try:
-            index = build(sizes, documents, samples, seq_length, seed)
-        except TrainerError as error:
-            raise TrainerError(f"{prefix}, split {split}: {error}") from None
-        for path, array in zip(files, (index.doc_idx, index.sample_idx, index.shuffle_idx), strict=True):
-            save(path, array)
-    barrier()
+
+    def make(progress: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
+        arrays = _arrays(sizes, documents, samples, seq_length, seed)
+        for number, (path, array) in enumerate(zip(files, arrays, strict=True), 1):
+            yield path, array
+            progress(number / len(files))
+
+    maps.make(f"{prefix}, split {split}", files, make)
     return load(files, sizes, documents, samples, seq_length)

@@ -7,18 +7,19 @@ Twisters" (2000).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["mt19937", "mt19937_64"]
+__all__ = ["blocks", "mt19937", "mt19937_64"]
 
 WORDS = 312
-MIDDLE = 156
-MATRIX = np.uint64(0xB5026F5AA96619E9)
-UPPER = np.uint64(0xFFFFFFFF80000000)
-LOWER = np.uint64(0x7FFFFFFF)
 MULTIPLIER = 6364136223846793005
 MASK = (1 << 64) - 1
+
+# Numbers that are drawn at a time.
+DRAWS = 1 << 18
 
 
 def mt19937(seed: int) -> np.random.RandomState:
@@ -27,41 +28,26 @@ def mt19937(seed: int) -> np.random.RandomState:
 
 
 def mt19937_64(seed: int, count: int) -> npt.NDArray[np.uint64]:
-    """The first numbers of ``std::mt19937_64(seed)``.
+    """The first COUNT numbers of ``std::mt19937_64(seed)``, uint64."""
+    return np.concatenate([np.empty(0, np.uint64), *blocks(seed, count)])
+
+
+def blocks(seed: int, count: int) -> Iterator[npt.NDArray[np.uint64]]:
+    """The first numbers of ``std::mt19937_64(seed)``, some at a time.
 
     Args:
         seed: Of the generator; a negative one wraps, as in C++.
-        count: How many numbers.
-
-    Returns:
-        uint64 [count].
+        count: How many numbers in all.
     """
+    from rdm_trainer.data.index_maps import kernels
+
     value = seed & MASK
     words = [value]
     for i in range(1, WORDS):
         value = (MULTIPLIER * (value ^ (value >> 62)) + i) & MASK
         words.append(value)
     state = np.array(words, np.uint64)
-    blocks = -(-count // WORDS)
-    result = np.empty((blocks, WORDS), np.uint64)
-    for block in range(blocks):
-        _twist(state)
-        result[block] = state
-    numbers = result.reshape(-1)[:count]
-    numbers ^= (numbers >> np.uint64(29)) & np.uint64(0x5555555555555555)
-    numbers ^= (numbers << np.uint64(17)) & np.uint64(0x71D67FFFEDA60000)
-    numbers ^= (numbers << np.uint64(37)) & np.uint64(0xFFF7EEE000000000)
-    numbers ^= numbers >> np.uint64(43)
-    return numbers
-
-
-def _twist(state: npt.NDArray[np.uint64]) -> None:
-    """Replace STATE, [312], by the next one: a word needs one that lies 156 ahead, so halves go at a time."""
-
-    def mixed(high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        x = (high & UPPER) | (low & LOWER)
-        return (x >> np.uint64(1)) ^ np.where(x & np.uint64(1), MATRIX, np.uint64(0))
-
-    state[:MIDDLE] = state[MIDDLE:] ^ mixed(state[:MIDDLE], state[1 : MIDDLE + 1])
-    state[MIDDLE:-1] = state[: MIDDLE - 1] ^ mixed(state[MIDDLE:-1], state[MIDDLE + 1 :])
-    state[-1:] = state[MIDDLE - 1 : MIDDLE] ^ mixed(state[-1:], state[:1])
+    for begin in range(0, count, DRAWS):
+        numbers = np.empty(min(DRAWS, count - begin), np.uint64)
+        kernels.mt19937_64(state, begin, numbers)
+        yield numbers

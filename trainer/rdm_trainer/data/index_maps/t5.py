@@ -9,17 +9,16 @@ Source: NVIDIA Megatron-LM, ``dataset_utils`` and its helper for the mapping.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections.abc import Callable
-from itertools import count
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.index_maps.files import misfit, read, save
-from rdm_trainer.data.index_maps.mersenne import mt19937, mt19937_64
+from rdm_trainer.data.index_maps.files import misfit, read
+from rdm_trainer.data.index_maps.maker import MapMaker, Progress
+from rdm_trainer.data.index_maps.mersenne import blocks, mt19937
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["build", "load_or_build", "map_path"]
@@ -27,11 +26,11 @@ __all__ = ["build", "load_or_build", "map_path"]
 # A document with a sentence of more tokens is left out.
 LONG_SENTENCE = 512
 
-# Draws taken from the generator at a time.
+# Draws taken from a generator at a time.
 DRAWS = 1 << 16
 
-# Documents whose bounds are Python's numbers at a time.
-DOCUMENTS = 1 << 16
+# Sentences of the documents that are cut at a time.
+SENTENCES = 1 << 20
 
 
 def build(
@@ -41,6 +40,7 @@ def build(
     seq_length: int,
     short_probability: float,
     seed: int,
+    progress: Progress = lambda _: None,
 ) -> npt.NDArray[np.generic]:
     """Compute the map.
 
@@ -51,6 +51,7 @@ def build(
         seq_length: Tokens that a sample aims at.
         short_probability: Part of the samples that aim at less.
         seed: Of the lengths; the shuffle has the next one.
+        progress: Is told what part is done.
 
     Returns:
         [rows, 3], uint32 (uint64 from 2**32 sentences up), shuffled.
@@ -58,26 +59,41 @@ def build(
     Raises:
         TrainerError: No document can give a sample.
     """
-    rows = array("q")
-    target = _targets(seq_length, short_probability, seed)
-    ends = np.cumsum(sizes, dtype=np.int64)
+    from rdm_trainer.data.index_maps import kernels
+
     firsts, lasts = _usable(sizes, document_index)
-    while len(rows) < 3 * samples:
-        before = len(rows)
-        for begin in range(0, len(firsts), DOCUMENTS):
-            part = slice(begin, begin + DOCUMENTS)
-            for first, last in zip(firsts[part].tolist(), lasts[part].tolist(), strict=True):
-                _document(
-                    rows, first, ends[first:last].tolist(), int(ends[first]) - int(sizes[first]), target
-                )
-        if len(rows) == before:
-            raise TrainerError(
-                "no document gives a sample: each is empty, or has sentences and one of more than "
-                f"{LONG_SENTENCE} tokens; prepare the text with --split-sentences."
-            )
+    parts, rows = [], 0
+    if samples and not len(firsts):
+        raise TrainerError(
+            "no document gives a sample: each is empty, or has sentences and one of more than "
+            f"{LONG_SENTENCE} tokens; prepare the text with --split-sentences."
+        )
     dtype = np.uint32 if len(sizes) <= np.iinfo(np.uint32).max else np.uint64
-    table = np.array(rows, np.int64).astype(dtype).reshape(-1, 3)
-    return table[_shuffled(len(table), seed + 1)]
+    targets = _Targets(seq_length, short_probability, seed)
+    blocks_of_documents = list(_blocks(lasts - firsts))
+    while rows < samples:
+        for block in blocks_of_documents:
+            # As many samples as sentences at the most, and one more length for each document.
+            most = int((lasts[block] - firsts[block]).sum())
+            cut = np.empty((most, 3), dtype)
+            lengths = targets.ahead(most + len(firsts[block]))
+            count, taken = kernels.sentence_rows(sizes, firsts[block], lasts[block], lengths, cut)
+            targets.take(taken)
+            parts.append(cut[:count].copy())
+            rows += count
+            progress(0.9 * min(1.0, rows / samples))
+    table = np.concatenate(parts) if parts else np.empty((0, 3), dtype)
+    parts.clear()
+    _shuffle(table, seed + 1)
+    return table
+
+
+def _blocks(sentences: npt.NDArray[np.int64]) -> Iterator[slice]:
+    """Cut documents into runs of about ``SENTENCES`` sentences."""
+    before = np.cumsum(sentences) // SENTENCES
+    bounds = [0, *(np.flatnonzero(np.diff(before)) + 1).tolist(), len(sentences)]
+    for begin, end in itertools.pairwise(bounds):
+        yield slice(begin, end)
 
 
 def _usable(
@@ -94,55 +110,40 @@ def _usable(
     return firsts[usable], lasts[usable]
 
 
-def _targets(seq_length: int, short_probability: float, seed: int) -> Callable[[], int]:
-    """A source of the lengths that samples aim at, one after the other."""
-    ratio = int(short_probability and np.floor(1.0 / short_probability + 0.5))
-    if not ratio:
-        return lambda: seq_length
-    generator = mt19937(seed)
+class _Targets:
+    """The lengths that samples aim at, one after the other."""
 
-    def lengths(_: int) -> list[int]:
-        drawn = generator.randint(0, 2**32, size=DRAWS, dtype=np.uint32).astype(np.int64)
-        short: list[int] = np.where(drawn % ratio == 0, 2 + drawn % (seq_length - 1), seq_length).tolist()
-        return short
+    def __init__(self, seq_length: int, short_probability: float, seed: int) -> None:
+        self._length = seq_length
+        self._ratio = int(short_probability and np.floor(1.0 / short_probability + 0.5))
+        self._generator = mt19937(seed)
+        self._ahead = np.empty(0, np.int64)
 
-    return iter(length for block in map(lengths, count()) for length in block).__next__
+    def ahead(self, count: int) -> npt.NDArray[np.int64]:
+        """Return the next COUNT lengths at least, without taking them."""
+        if not self._ratio:
+            return np.full(count, self._length, np.int64)
+        missing = count - len(self._ahead)
+        if missing > 0:
+            size = -(-missing // DRAWS) * DRAWS
+            drawn = self._generator.randint(0, 2**32, size=size, dtype=np.uint32).astype(np.int64)
+            short = np.where(drawn % self._ratio == 0, 2 + drawn % (self._length - 1), self._length)
+            self._ahead = np.concatenate((self._ahead, short))
+        return self._ahead
 
-
-def _document(rows: array[int], first: int, ends: list[int], before: int, target: Callable[[], int]) -> None:
-    """Append the samples of one document to ROWS.
-
-    A sample ends where its target is reached and at least two sentences follow, or with the document.
-
-    Args:
-        rows: Receives three numbers per sample.
-        first: The document's first sentence.
-        ends: Tokens of the data set up to the end of each of its sentences.
-        before: Tokens of the data set before it.
-        target: The next length to aim at.
-    """
-    last = len(ends) - 1
-    sentence = 0
-    wanted = target()
-    while sentence <= last:
-        stop = bisect_left(ends, before + wanted, sentence)
-        if stop >= last - 1:
-            stop = last
-        rows.extend((first + sentence, first + stop + 1, wanted))
-        wanted = target()
-        before = ends[stop]
-        sentence = stop + 1
+    def take(self, count: int) -> None:
+        """Take the next COUNT lengths."""
+        self._ahead = self._ahead[count:]
 
 
-def _shuffled(rows: int, seed: int) -> npt.NDArray[np.int64]:
-    """The order that C++'s loop of swaps from the end makes of 0 … rows - 1."""
-    order = list(range(rows))
-    if rows > 1:
-        places = np.arange(rows - 1, 0, -1, dtype=np.uint64)
-        others = (mt19937_64(seed, rows - 1) % (places + np.uint64(1))).tolist()
-        for i, j in zip(range(rows - 1, 0, -1), others, strict=True):
-            order[i], order[j] = order[j], order[i]
-    return np.array(order, np.int64)
+def _shuffle(table: npt.NDArray[np.generic], seed: int) -> None:
+    """Bring TABLE's rows into the order that C++'s loop of swaps from the end makes."""
+    from rdm_trainer.data.index_maps import kernels
+
+    end = len(table)
+    for numbers in blocks(seed, max(0, end - 1)):
+        kernels.swap_rows(table, numbers, end)
+        end -= len(numbers)
 
 
 def map_path(
@@ -172,10 +173,9 @@ def load_or_build(
     seed: int,
     *,
     directory: Path | None,
-    is_writer: bool,
-    barrier: Callable[[], None],
+    maps: MapMaker,
 ) -> npt.NDArray[np.generic]:
-    """Read the map of a split; the writer makes it first where it is missing.
+    """Read the map of a split; it is made first where it is missing.
 
     Args:
         prefix: Of the data set.
@@ -187,8 +187,7 @@ def load_or_build(
         short_probability: As given to :func:`build`.
         seed: As given to :func:`build`.
         directory: Where the map lies; None is beside the data.
-        is_writer: Whether this process makes what is missing.
-        barrier: Returns when every process has called it.
+        maps: Makes what is missing.
 
     Returns:
         The map, mapped into memory.
@@ -197,13 +196,11 @@ def load_or_build(
         TrainerError: It cannot be made, written or read, or does not fit the data.
     """
     path = map_path(prefix, split, samples, seq_length, short_probability, seed, directory)
-    if is_writer and not path.is_file():
-        try:
-            rows = build(sizes, document_index, samples, seq_length, short_probability, seed)
-        except TrainerError as error:
-            raise TrainerError(f"{prefix}, split {split}: {error}") from None
-        save(path, rows)
-    barrier()
+
+    def make(progress: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
+        yield path, build(sizes, document_index, samples, seq_length, short_probability, seed, progress)
+
+    maps.make(f"{prefix}, split {split}", [path], make)
     table = read(path)
     first, last = int(document_index[0]), int(document_index[-1])
     sound = table.ndim == 2 and table.shape[1] == 3 and table.dtype.kind in "iu" and len(table) >= samples

@@ -10,13 +10,14 @@ once, but for a last window of a single token, of which no sample can be made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.index_maps.files import misfit, read, save
+from rdm_trainer.data.index_maps.files import misfit, read
+from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["are_needed", "build", "load_or_build", "map_path"]
@@ -121,10 +122,9 @@ def load_or_build(
     seed: int,
     *,
     directory: Path | None,
-    is_writer: bool,
-    barrier: Callable[[], None],
+    maps: MapMaker,
 ) -> npt.NDArray[np.generic]:
-    """Read the map of a split; the writer makes it first where it is missing.
+    """Read the map of a split; it is made first where it is missing.
 
     Args:
         prefix: Of the data set.
@@ -136,8 +136,7 @@ def load_or_build(
         short_probability: As given to :func:`build`.
         seed: As given to :func:`build`.
         directory: Where the map lies; None is beside the data.
-        is_writer: Whether this process makes the map when it is missing.
-        barrier: Returns when every process has called it.
+        maps: Makes what is missing.
 
     Returns:
         The map, mapped into memory.
@@ -146,13 +145,11 @@ def load_or_build(
         TrainerError: It cannot be made, written or read, or does not fit the data.
     """
     path = map_path(prefix, split, samples, seq_length, short_probability, seed, directory)
-    if is_writer and not path.is_file():
-        try:
-            rows = build(sizes, sequences, samples, seq_length, short_probability, seed)
-        except TrainerError as error:
-            raise TrainerError(f"{prefix}, split {split}: {error}") from None
-        save(path, rows)
-    barrier()
+
+    def make(_: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
+        yield path, build(sizes, sequences, samples, seq_length, short_probability, seed)
+
+    maps.make(f"{prefix}, split {split}", [path], make)
     table = read(path)
     if not _fits(table, sizes, sequences, samples, seq_length):
         raise misfit(path, "other samples")

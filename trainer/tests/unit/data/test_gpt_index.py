@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from rdm_trainer.data.datasets import GPTDataset
 from rdm_trainer.data.index_maps.gpt import GPTIndex, build, epochs_needed, load_or_build, map_paths
+from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.indexed_dataset import IndexedDataset, IndexedWriter
 from rdm_trainer.errors import TrainerError
 
@@ -141,7 +142,7 @@ def open_maps(data: IndexedDataset, *, is_writer: bool = True, samples: int = 50
     documents = np.arange(2, 25, dtype=np.int32)
     return load_or_build(
         data.prefix, "train", data.sizes, documents, samples, 8, 5,
-        directory=None, is_writer=is_writer, barrier=lambda: None,
+        directory=None, maps=MapMaker(is_writer),
     )  # fmt: skip
 
 

@@ -66,8 +66,6 @@ def open_data(settings: Config, rank: int = 0, size: int = 1, consumed: int = 0)
         data_rank=rank,
         data_size=size,
         consumed_samples=consumed,
-        is_writer=True,
-        barrier=lambda: None,
     )
 
 

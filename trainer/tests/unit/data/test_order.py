@@ -6,13 +6,15 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer.data.index_maps.blend import blend, normalise
+from rdm_trainer.data.index_maps.blend import blend, load_or_build, normalise
+from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.splits import bounds, evaluations, share
 from rdm_trainer.errors import TrainerError
@@ -101,12 +103,21 @@ def test_megatrons_helper_blends_the_same() -> None:
         np.testing.assert_array_equal(ours[1], theirs[1])
 
 
-def test_a_wrong_guess_of_a_lane_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rdm_trainer.data.index_maps.blend as module
-
-    monkeypatch.setattr(module, "WARM_UP", 0)
-    weights = normalise([1, 2, 3.7, 0.3])
-    assert module.blend(weights, 9000)[0].tolist() == greedy(weights, 9000)[0]
+def test_a_blend_is_kept(tmp_path: Path) -> None:
+    weights = normalise([3, 1])
+    made = load_or_build(weights, 100, tmp_path, MapMaker())
+    assert len(list(tmp_path.iterdir())) == 2
+    # Who does not write reads what is there.
+    read = load_or_build(weights, 100, tmp_path, MapMaker(is_writer=False))
+    for ours, kept, computed in zip(made, read, blend(weights, 100), strict=True):
+        assert isinstance(kept, np.memmap)
+        np.testing.assert_array_equal(ours, computed)
+        np.testing.assert_array_equal(kept, computed)
+    (tmp_path / "a file").touch()
+    for ours, computed in zip(
+        load_or_build(weights, 9, tmp_path / "a file", MapMaker()), blend(weights, 9), strict=True
+    ):
+        np.testing.assert_array_equal(ours, computed)
 
 
 layouts = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rdm_trainer.data.datasets import T5Dataset
 from rdm_trainer.data.index_maps import t5 as t5_index
 from rdm_trainer.data.index_maps import windows
+from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.index_maps.mersenne import mt19937, mt19937_64
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
@@ -118,7 +119,7 @@ def test_name_is_megatrons(tmp_path: Path) -> None:
 def open_map(data: IndexedDataset, ends: np.ndarray) -> np.ndarray:
     return t5_index.load_or_build(
         data.prefix, "train", data.sizes, ends, 10, 20, 0.1, 1,
-        directory=None, is_writer=True, barrier=lambda: None,
+        directory=None, maps=MapMaker(),
     )  # fmt: skip
 
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Making the index maps that are missing, while other processes wait as long as it takes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rdm_trainer.data.index_maps.files import save
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["Build", "MapMaker", "Progress"]
+
+Progress = Callable[[float], None]
+"""Is told from time to time what part of a map is done."""
+Build = Callable[[Progress], Iterator[tuple[Path, npt.NDArray[np.generic]]]]
+"""Yields a map's arrays, each as soon as it is whole, with the file that it goes into."""
+
+# Seconds between two lines about a map that takes long.
+SAYS_EVERY_S = 10.0
+
+
+def _wait_alone(done: Callable[[float], bool]) -> None:
+    while not done(1.0):
+        pass
+
+
+@dataclass
+class MapMaker:
+    """Who makes the maps of a training, and how the others wait for them.
+
+    Attributes:
+        is_writer: This process makes what is missing: one does for each file system.
+        wait_until: Returns when the function that it is given, asked again and again for as many seconds as
+            it may take, has said yes in every process. A collective operation that is waited in would run
+            into its time limit.
+        first_error: Returns the first of all processes' errors, None when none has one.
+        say: Takes a line for the log.
+    """
+
+    is_writer: bool = True
+    wait_until: Callable[[Callable[[float], bool]], None] = _wait_alone
+    first_error: Callable[[str | None], str | None] = lambda error: error
+    say: Callable[[str], None] = lambda _: None
+
+    def make(self, name: str, files: Sequence[Path], build: Build) -> None:
+        """Return when the files are there. Every process calls this, in the same order.
+
+        Args:
+            name: Of the map, for the log and for errors.
+            files: Of the map.
+            build: Makes them.
+
+        Raises:
+            TrainerError: They could not be made or written; the same in every process.
+        """
+        work = None
+        if self.is_writer and not all(path.is_file() for path in files):
+            work = _Work(name, build, self.say)
+        self.wait_until(work.wait if work is not None else lambda _: True)
+        error = self.first_error(work.error if work is not None else None)
+        if error is not None:
+            raise TrainerError(error)
+
+
+class _Work:
+    """A map that is being made by a thread of its own, so that this process can answer the others."""
+
+    def __init__(self, name: str, build: Build, say: Callable[[str], None]) -> None:
+        self.error: str | None = None
+        self._name, self._build, self._say = name, build, say
+        self._part = 0.0
+        self._began = self._said = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="index-map", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to SECONDS, and tell whether it is done."""
+        self._thread.join(seconds)
+        running, now = self._thread.is_alive(), time.monotonic()
+        if running and now - self._said >= SAYS_EVERY_S:
+            self._said = now
+            done = f"{self._part:.0%} after {now - self._began:.0f} s"
+            self._say(f"making the index map of {self._name}: {done}")
+        return not running
+
+    def _run(self) -> None:
+        try:
+            for path, array in self._build(self._advance):
+                save(path, array)
+        except TrainerError as error:
+            self.error = f"{self._name}: {error}"
+        except (MemoryError, ValueError, OSError) as error:
+            self.error = f"The index map of {self._name} could not be made: {type(error).__name__}: {error}."
+
+    def _advance(self, part: float) -> None:
+        self._part = part
