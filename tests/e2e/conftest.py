@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.product import ROOT, Lab, Product, running_lab
+from tests.labs import lab_name
 
 
 @pytest.fixture(scope="session")
@@ -47,5 +48,5 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Product:
 @pytest.fixture(scope="session")
 def lab(product: Product) -> Iterator[Lab]:
     """Three nodes that all tests share; each test leaves them running and plugged in."""
-    with running_lab(product, "lab-e2e", "--nodes", "3") as lab:
+    with running_lab(product, lab_name("e2e"), "--nodes", "3") as lab:
         yield lab

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.labs import engine_answers
+
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
 ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
@@ -243,9 +245,8 @@ class Lab:
 def running_lab(product: Product, name: str, *argv: str) -> Iterator[Lab]:
     """A lab, made with these options of ``lab up``; what a killed run has left of it goes first."""
     lab = Lab(product, name)
-    answers = subprocess.run(["docker", "version"], capture_output=True, timeout=60).returncode == 0
     try:
-        if answers:
+        if engine_answers():
             lab.lab("down")
         lab.lab("up", *argv)
         yield lab

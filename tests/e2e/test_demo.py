@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 from tests.e2e.product import ROOT, environment
+from tests.labs import lab_name
 
-NAME = "lab-e2e-demo"
+NAME = lab_name("e2e-demo")
 # A training as the demo's, but for its length.
 SHORT = "TRAIN=optimisation.train_iterations=4 logging.interval=1"
 

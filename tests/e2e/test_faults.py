@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.product import NODES, Lab, Product, changed, running_lab, wait_until
+from tests.labs import lab_name
 
 PHASES = ("preflight", "images", "network", "my_ip", "container", "hostfile")
 
@@ -37,7 +38,7 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     lab.pull_the_plug("n3")
     said = run.end(expect=1)
     assert "1 node unreachable" in said
-    assert "rdm-provision up -i inventory/lab-e2e --limit n3" in said
+    assert f"rdm-provision up -i inventory/{lab.name} --limit n3" in said
     for node in ("n1", "n2"):
         assert "NOTE=of this run" in lab.container(node, "{{.Config.Env}}")
     lab.lab("start", "n3")
@@ -112,7 +113,7 @@ TWO = ("n1", "n2")
 @pytest.fixture(scope="module")
 def sriov(product: Product) -> Iterator[Lab]:
     """Two nodes whose container network is the plugin's."""
-    with running_lab(product, "lab-e2e-sriov", "--nodes", "2", "--driver", "sriov") as lab:
+    with running_lab(product, lab_name("e2e-sriov"), "--nodes", "2", "--driver", "sriov") as lab:
         yield lab
 
 

@@ -21,6 +21,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer a
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import BUILDER_LABEL
 
 from tests.e2e.product import ROOT, Background, Lab, Product, changed, running_lab, wait_until
+from tests.labs import lab_name
 
 MODULE = "ansible_collections.rdm.provision.plugins.modules.lab_images"
 NODES = ("n1", "n2")
@@ -50,7 +51,7 @@ ENDLESS = "optimisation.train_iterations=1000000"
 @pytest.fixture(scope="module")
 def cluster(product: Product) -> Iterator[Lab]:
     """Two provisioned nodes with the training image."""
-    with running_lab(product, "lab-e2e-train", "--nodes", "2", "--trainer") as lab:
+    with running_lab(product, lab_name("e2e-train"), "--nodes", "2", "--trainer") as lab:
         lab.json("up")
         yield lab
 
@@ -291,7 +292,7 @@ def test_a_job_goes_on_in_another_layout(cluster: Lab, curves: dict[str, list[li
 def test_what_a_job_leaves_is_where_it_says(cluster: Lab, curves: dict[str, list[list[float]]]) -> None:
     shown = cluster.rdm("jobs", "e2e-curve-no-ssh").stdout
     assert "e2e-curve-no-ssh  finished" in shown
-    assert "rdm-provision train -i inventory/lab-e2e-train --resume e2e-curve-no-ssh" in shown
+    assert f"rdm-provision train -i inventory/{cluster.name} --resume e2e-curve-no-ssh" in shown
     directory = f"/var/lib/rdm/{cluster.name}/e2e-curve-no-ssh"
     assert f"{directory}/checkpoints" in shown
     for node in NODES:
@@ -364,7 +365,7 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
     watchers["e2e-one"].interrupt()
     said = watchers["e2e-one"].end(expect=130)
     assert "e2e-one goes on" in said
-    assert "rdm-provision stop -i inventory/lab-e2e-train e2e-one" in said
+    assert f"rdm-provision stop -i inventory/{cluster.name} e2e-one" in said
     watchers["e2e-two"].kill()
 
     found = jobs(cluster)

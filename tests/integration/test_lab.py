@@ -20,9 +20,10 @@ from ansible_collections.rdm.provision.plugins.modules import lab_images
 
 from tests.integration.engine import Engine, wait_until
 from tests.integration.images import busybox_rootfs, import_image
+from tests.labs import engine_answers, lab_name
 
 ROOT = Path(__file__).parents[2]
-NAME = f"t{os.getpid()}"
+NAME = lab_name("lab")
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ READY = ("running", "plugged", "ready")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab of two nodes, in a directory whose name needs quoting."""
     lab = Lab(tmp_path_factory.mktemp("a directory"), NAME)
+    # What a killed run has left of its labs.
+    if engine_answers():
+        for kind in ("", "-2", "-k", "-b"):
+            Lab(lab.directory, f"{NAME}{kind}").run("down")
     try:
         result = lab.json("up", "--nodes", "2")
         assert result["ok"]

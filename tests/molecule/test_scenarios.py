@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.labs import engine_answers
+
 ROOT = Path(__file__).parents[2]
 # Where the default one fails, the others have little to say.
 SCENARIOS = sorted(
@@ -38,8 +40,7 @@ def molecule(*argv: str) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def no_lab() -> Iterator[None]:
     """No lab before, whatever a killed run has left, and none after. The first scenario makes it."""
-    # Where no engine runs yet, the lab starts it.
-    if subprocess.run(["docker", "version"], capture_output=True, timeout=60).returncode == 0:
+    if engine_answers():
         molecule("destroy")
     yield
     molecule("destroy")

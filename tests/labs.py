@@ -1,0 +1,27 @@
+"""Names of the labs that tests make: a checkout's own, and the same in each of its runs."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def lab_name(kind: str, checkout: Path = ROOT) -> str:
+    """Return a name for a lab of this checkout's tests.
+
+    A run finds by it what a killed one has left. Another checkout has other names: its tests may use this
+    machine's engine at the same time.
+
+    Args:
+        kind: what the lab is for.
+        checkout: the directory of the checkout.
+    """
+    return f"{kind}-{hashlib.sha256(str(checkout).encode()).hexdigest()[:8]}"
+
+
+def engine_answers() -> bool:
+    """Whether this machine's engine runs; where it does not, the first lab starts it."""
+    return subprocess.run(["docker", "version"], capture_output=True, timeout=60).returncode == 0
