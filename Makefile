@@ -30,7 +30,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 .DEFAULT_GOAL := help
 SHELL := bash
 .PHONY: help demo demo-down test test-long test-stress lint lint-trainer unit trainer integration molecule e2e bench docs \
-	lock wheel setup setup-dev setup-trainer clean
+	lock wheel packages setup setup-dev setup-trainer clean
 
 help: ## list these verbs
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -47,11 +47,11 @@ demo: setup $(DATA)/demo_text_document.idx ## a cluster of lab nodes on this mac
 demo-down: setup ## take the demo's cluster away
 	@rdm-provision lab down --name $(LAB)
 
-test: setup-dev setup-trainer ## everything that CI runs
+test: packages ## everything that CI runs
+	@# One environment is made beside the other; it is ready when its lint begins.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
-	@# The one waits more than it computes, the other never waits.
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-collection suite-trainer
-	@$(MAKE) --no-print-directory suite-e2e
+	@# Two at a time: what waits beside what computes. The two that follow each other take as long as the first.
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-e2e suite-trainer suite-collection
 
 test-long: setup-dev ## what is too long for `make test`, on a machine that is for nothing else
 	pytest -m long tests
@@ -129,6 +129,10 @@ $(DATA)/demo_text_document.idx: | $(VENV)/demo/lib/.ready
 	@$(TOKENS) data download gpt2-vocab --directory $(VENV)/demo/text
 	@$(TOKENS) preprocess $(VENV)/demo/text/demo-corpus.jsonl --output-prefix $(DATA)/demo --append-eod \
 	  --vocab $(VENV)/demo/text/gpt2-vocab.json --merges $(VENV)/demo/text/gpt2-merges.txt
+
+# All at once: apt-get runs once, and not twice at a time.
+packages:
+	$(call packages,$(sort $(APT_RUN) $(APT_TEST) $(APT_TRAINER)))
 
 setup: $(VENV)/.runtime
 setup-dev: $(VENV)/.dev
