@@ -120,6 +120,8 @@ class Cluster:
             # ansible.cfg says so of ssh only.
             "ansible_pipelining": True,
             "ansible_python_interpreter": "/usr/bin/python3",
+            # Its nodes answer in threads as well as those of ssh.
+            "preflight_threaded_connections": ["simulated"],
             "simulated_directory": str(self.state),
             "simulated_latency": latency,
             "rdm_cluster": CLUSTER,
@@ -159,6 +161,21 @@ class Cluster:
         """Remove the container of node NAME, as somebody does by hand."""
         node = Node(self.state, name)
         node.kind("containers").clear()
+        node.save()
+
+    def own_variables(self, name: str, **variables: object) -> None:
+        """Give node NAME variables of its own in the inventory."""
+        path = self.inventory / "hosts.yml"
+        inventory = json.loads(path.read_text(encoding="utf-8"))
+        for group in inventory["all"]["children"].values():
+            if name in group["hosts"]:
+                group["hosts"][name].update(variables)
+        path.write_text(json.dumps(inventory, indent=1), encoding="utf-8")
+
+    def break_node(self, name: str, how: str) -> None:
+        """Let node NAME fail every module (`broken`), or never answer what a thread asks (`hanging`)."""
+        node = Node(self.state, name)
+        node.state[how] = True
         node.save()
 
     def unreachable(self, names: Sequence[str], unreachable: bool) -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Translator", "error_sentence", "plain"]
 
 PLAN_ACTION = "rdm.provision.plan"
+ASK_ACTION = "rdm.provision.ask_all"
 WORK_ACTION = "rdm.provision.work"
 FABRIC_ACTION = "rdm.provision.fabric_verdict"
 JOB_ACTION = "rdm.provision.job"
@@ -113,12 +114,13 @@ class Translator:
         elif kind == "playbook_on_task_start":
             yield from self._task_started(details)
         elif kind == "runner_on_start":
-            node = str(details.get("host"))
-            self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
-            yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
+            for node in self._asked_in(details):
+                self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
+                yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
         elif kind in _RESULTS:
             yield from self._job_news(details)
             yield from self._node_result(kind, details, text)
+            yield from self._answers(details)
         elif kind == "runner_retry":
             yield from self._job_news(details)
         elif kind in ("warning", "system_warning"):
@@ -157,7 +159,7 @@ class Translator:
     def _node_result(self, kind: str, details: Mapping[str, Any], text: str) -> Iterator[Event]:
         node = str(details.get("host"))
         res: Mapping[str, Any] = details.get("res") or {}
-        action = str(details.get("resolved_action") or details.get("task_action") or "")
+        action = _action(details)
         started = self.running.pop(node, None)
         phase, task = (started.phase, started.task) if started else (self.phase, self.task)
         status = _RESULTS[kind]
@@ -209,6 +211,35 @@ class Translator:
             self.any_change = True
             counts.changed += 1
             counts.changes.append(Change(phase=phase, task=task, diff=diff))
+
+    def _asked_in(self, details: Mapping[str, Any]) -> list[str]:
+        """Return the nodes that a task is about: one, or all in the task that asks all of them itself."""
+        node = str(details.get("host"))
+        if _action(details) != ASK_ACTION:
+            return [node]
+        return [name for name, counts in self.counts.items() if name == node or not counts.unreachable]
+
+    def _answers(self, details: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield what a task that asks all nodes did on each, as if it had been a task there."""
+        if _action(details) != ASK_ACTION:
+            return
+        for node in (details.get("res") or {}).get("answers") or ():
+            if node == str(details.get("host")):
+                continue  # told already
+            yield NodeResult(
+                at=self._now(),
+                node=node,
+                phase=self.phase,
+                task=self.task,
+                status=Status.OK,
+                changed=False,
+                message="",
+                diff="",
+                seconds=round(float(details.get("duration") or 0.0), 3),
+            )
+            self.counts.setdefault(node, _Counts()).ok += 1
+        # Who gave no answer has a task of his own next.
+        self.running.clear()
 
     def _keep(self, action: str, node: str, res: Mapping[str, Any]) -> None:
         """Note what the collection's own modules hand back."""
@@ -328,6 +359,11 @@ _RESULTS = {
     "runner_on_unreachable": Status.UNREACHABLE,
     "runner_on_skipped": Status.SKIPPED,
 }
+
+
+def _action(details: Mapping[str, Any]) -> str:
+    """Return the full name of the module or action of a task."""
+    return str(details.get("resolved_action") or details.get("task_action") or "")
 
 
 def plain(text: Any) -> str:

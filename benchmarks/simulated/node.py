@@ -89,6 +89,8 @@ class Node:
 
     def answer(self, module: str, parameters: Parameters) -> Result:
         """Return what MODULE would return here, and keep what it would change."""
+        if self.state.get("broken"):
+            return {"failed": True, "msg": f"{self.name} is simulated to be broken"}
         if module not in MODULES:
             return {"failed": True, "msg": f"a simulated node has no answer for the module {module}"}
         result = MODULES[module](self, parameters)

@@ -36,7 +36,7 @@ class ActionModule(ActionBase):
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
         measurements, waiting = {}, []
-        for host, answer in registered(options["measurements"], variables).items():
+        for host, answer in registered(options["measurements"], variables, options["hosts"]).items():
             if answer.get("unreachable"):
                 continue
             measurement = fabric.measurement(answer)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible.utils.vars import load_extra_vars
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
@@ -17,6 +16,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import 
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     HostVariables,
+    play_variables,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_alone import alone
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
@@ -42,7 +42,7 @@ class ActionModule(ActionBase):
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         if self._task.get_play().serial:
             _refuse_batches(variables)
-        reader = HostVariables(variables, self._play_vars(), self._loader)
+        reader = HostVariables(variables, play_variables(self._task, self._loader), self._loader)
         try:
             with alone(reader, options["write"] and not self._task.check_mode):
                 return self._decide(result, reader, options)
@@ -98,11 +98,6 @@ class ActionModule(ActionBase):
             brings = {name: bool(one.image and one.listed) for name, one in images.items()}
             result["receipts"] = receipts(reader, result, become, brings)
         return result
-
-    def _play_vars(self) -> dict[str, Any]:
-        """Return the variables of the play, which those of hosts do not include; extra ones come before."""
-        extra = load_extra_vars(loader=self._loader)
-        return {name: value for name, value in self._task.get_play().vars.items() if name not in extra}
 
     def _keep(
         self, reader: HostVariables, plan: AddressPlan, previous: AddressPlan | None, write: bool

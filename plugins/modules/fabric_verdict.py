@@ -32,9 +32,16 @@ options:
     type: str
     required: true
   measurements:
-    description: Name of the variable that M(rdm.provision.fabric_probe) was registered in.
+    description:
+      - Name of the variable that M(rdm.provision.fabric_probe) was registered in; with C(_all) added, of that
+        which has the result of M(rdm.provision.ask_all).
     type: str
     required: true
+  hosts:
+    description: The hosts of this run. Empty means those of the play.
+    type: list
+    elements: str
+    default: []
   slow_factor:
     description: A node is slow when its links take so many times the median of the cluster...
     type: float
@@ -131,6 +138,7 @@ from typing import Any
 ARGUMENT_SPEC: dict[str, Any] = {
     "nodes": {"type": "str", "required": True},
     "measurements": {"type": "str", "required": True},
+    "hosts": {"type": "list", "elements": "str", "default": []},
     "slow_factor": {"type": "float", "default": 4.0},
     "slow_floor_us": {"type": "float", "default": 300.0},
 }

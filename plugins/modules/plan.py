@@ -187,6 +187,9 @@ receipts:
     directory:
       description: Where the receipt is on the node.
       type: str
+    config_dir:
+      description: Where the cluster's files are on the node, if nothing else is said of single parts.
+      type: str
     absent:
       description: The roles whose traces are to be taken away from the node.
       type: list

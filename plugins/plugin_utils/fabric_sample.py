@@ -10,6 +10,7 @@ Pure, and the same for the same list of nodes.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 
@@ -40,6 +41,12 @@ def distances(nodes: Sequence[str], peers: int) -> list[int]:
     return sorted((fresh + half + mirrored)[:peers])
 
 
+@functools.lru_cache(maxsize=8)
+def _distances(nodes: tuple[str, ...], peers: int) -> list[int]:
+    """Return the distances; they are the same for all nodes of a cluster."""
+    return distances(nodes, peers)
+
+
 def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, above: int) -> list[str]:
     """Return whom a node measures, in the order of ranks.
 
@@ -60,5 +67,5 @@ def peers_of(node: str, nodes: Sequence[str], run: Sequence[str], peers: int, ab
             continue
         count = len(group) - 1 if len(group) <= above else peers
         rank = list(group).index(node)
-        chosen.update(group[(rank + distance) % len(group)] for distance in distances(group, count))
+        chosen.update(group[(rank + distance) % len(group)] for distance in _distances(tuple(group), count))
     return [name for name in nodes if name in chosen]

@@ -11,18 +11,23 @@ from typing import Any
 import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.utils.vars import load_extra_vars
 from ansible.vars.hostvars import HostVarsVars
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.registered import answer
 
 ROLES = Path(__file__).resolve().parents[2] / "roles"
 REGISTERED = frozenset(
     {
         "preflight_facts",
+        "preflight_facts_all",
         "preflight_plan",
+        "preflight_rest",
         "preflight_work",
         "images_inspection",
         "verify_out_of_fabric",
+        "verify_rest",
     }
 )
 """What the roles themselves register: not variables for users, and no misspelt ones either."""
@@ -101,7 +106,7 @@ class HostVariables:
         """Yield what `node_facts` registered as `name`, for the hosts that answered."""
         for host in hosts:
             # Raw, because results of modules hold no templates.
-            registered = self._raw[host].get(name) or {}
+            registered = answer(name, host, self._raw[host]) or {}
             if isinstance(registered.get("node"), dict):
                 yield host, registered["node"]
 
@@ -133,6 +138,12 @@ class HostVariables:
             return Path(os.path.realpath(self.plan_file()))
         except (Refused, IndexError):
             return None
+
+
+def play_variables(task: Any, loader: Any) -> dict[str, Any]:
+    """Return the variables of a task's play, which those of hosts do not include; extra ones come before."""
+    extra = load_extra_vars(loader=loader)
+    return {name: value for name, value in task.get_play().vars.items() if name not in extra}
 
 
 def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:

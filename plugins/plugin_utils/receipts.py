@@ -69,6 +69,7 @@ def receipts(
                 if one.wants(role, images[node])
             },
             "directory": one.directory(),
+            "config_dir": one.config_dir(),
             "absent": one.absent,
             "watch": one.watch(),
             "key_digests": one.keys(),
@@ -109,12 +110,12 @@ class _Node:
 
     def directory(self) -> str:
         """Return where the receipt is: beside the files that the container reads."""
-        return self.reader.text(self.node, "container_config_dir") or self._config_dir()
+        return self.reader.text(self.node, "container_config_dir") or self.config_dir()
 
     def watch(self) -> dict[str, Any]:
         """Return what to look at, as the module receipt takes it."""
         own = [self.reader.text(self.node, name) for name in _OWN_CONFIG_DIRS]
-        directory = self._config_dir()
+        directory = self.config_dir()
         names = {str(image["name"]) for image in self.listed} | ({self.image} if self.image else set())
         paths: dict[str, list[str]] = {}
         if self.sriov:
@@ -184,7 +185,7 @@ class _Node:
             return False
         return True
 
-    def _config_dir(self) -> str:
+    def config_dir(self) -> str:
         given = self.reader.text(self.node, "rdm_config_dir")
         return given or (CONFIG_DIR if self.become else f"~/{USER_CONFIG_DIR}")
 

@@ -3,17 +3,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+ALL = "_all"
+"""What is added to the name under which each host registers a result, where one task has those of all."""
 
-def registered(name: str, task_vars: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return what each host of the play registered under a name; hosts without it are left out."""
+
+def registered(
+    name: str, task_vars: Mapping[str, Any], hosts: Sequence[str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return what each host registered under a name, or has there from the action ask_all.
+
+    Args:
+        name: the name.
+        task_vars: of the task.
+        hosts: the hosts, None for those of the play; those that have nothing are left out.
+    """
     found = {}
-    for host in task_vars["ansible_play_hosts_all"]:
+    for host in hosts or task_vars["ansible_play_hosts_all"]:
         # Raw, because a registered result holds no templates, and templating all variables of a thousand
         # hosts takes minutes.
-        result = task_vars["hostvars"].raw_get(host).get(name)
-        if isinstance(result, dict):
+        result = answer(name, host, task_vars["hostvars"].raw_get(host))
+        if result is not None:
             found[host] = result
     return found
+
+
+def answer(name: str, host: str, raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what one host has under a name; RAW are its variables."""
+    mine, everybody = raw.get(name), raw.get(name + ALL)
+    told = (everybody.get("answers") or {}).get(host) if isinstance(everybody, dict) else None
+    # A task of its own comes after that of all, and is skipped where it was not needed.
+    if isinstance(mine, dict) and not (told and mine.get("skipped")):
+        return mine
+    return told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from typing import Any
 
@@ -61,6 +62,8 @@ class Connection(ConnectionBase):
         if node.unreachable:
             node.count("unreachable", 0, 0)
             raise AnsibleConnectionFailure(f"{node.name} is simulated to be unreachable")
+        if node.state.get("hanging") and threading.current_thread() is not threading.main_thread():
+            threading.Event().wait()
         if in_data is None:
             raise AnsibleConnectionFailure(f"no simulated node knows the command {cmd}")
         module, parameters = module_call(in_data)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rdm_provision.diffs import unified_diff
-from rdm_provision.events import NodeResult, Notice, PhaseStarted, RunResult, Status, TaskStarted
+from rdm_provision.events import NodeResult, NodeStarted, Notice, PhaseStarted, RunResult, Status, TaskStarted
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator, error_sentence
 
@@ -54,6 +54,35 @@ def test_roles_are_phases_by_their_short_name() -> None:
     ]
     assert [event.task for event in events if isinstance(event, TaskStarted)] == ["Load", "Pull", "Make"]
     assert [phase.phase for phase in end(made).phases] == ["images", "network"]
+
+
+def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> None:
+    made = translator()
+    ask = {"host": "a", "task_action": "rdm.provision.ask_all"}
+    started = feed(
+        made,
+        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.ask_all"),
+        {"event": "runner_on_start", "event_data": ask},
+    )
+    assert [event.node for event in started if isinstance(event, NodeStarted)] == list(NODES)
+    res = {"answers": {"a": {}, "b": {}, "d": {}}, "lost": {"c": "no route"}, "others": {"e": "odd"}}
+    told = feed(made, {"event": "runner_on_ok", "event_data": {**ask, "res": res, "duration": 2}})
+    assert [(event.node, event.status) for event in told] == [("a", "ok"), ("b", "ok"), ("d", "ok")]
+    assert {(event.phase, event.task) for event in told} == {("preflight", "Look at the nodes")}
+    result = made.end(0, cancelled=True, record=None)
+    assert [name for name, recap in result.nodes.items() if recap.ok] == ["a", "b", "d"]
+    assert result.in_progress == ()
+
+
+def test_a_task_that_asks_all_nodes_is_in_progress_on_all_until_it_ends() -> None:
+    made = translator()
+    feed(
+        made,
+        task("rdm.provision.preflight", "Look at the nodes", "rdm.provision.ask_all"),
+        {"event": "runner_on_start", "event_data": {"host": "a", "task_action": "rdm.provision.ask_all"}},
+    )
+    cancelled = made.end(1, cancelled=True, record=None)
+    assert [doing.node for doing in cancelled.in_progress] == list(NODES)
 
 
 def test_an_inspection_belongs_to_the_phase_that_asks_for_it() -> None:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run a module on all hosts of a play from one task, in threads; see plugins/modules/ask_all.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.modules.ask_all import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.asked import sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Host, OrdinaryError, Reach
+from ansible_collections.rdm.provision.plugins.plugin_utils.together import together
+
+_INTERPRETER = "discovered_interpreter_python"
+
+
+class ActionModule(ActionBase):
+    """The action: makes the calls, and says whom an ordinary task has to ask."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the answers, and who gave none."""
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        hosts = [str(host) for host in variables["ansible_play_hosts"]]
+        calls, others = self._calls(hosts, options, variables)
+        threads = max(1, int(variables["ansible_forks"]))
+        asked = sort(together(calls, threads, options["patience"]), options["patience"])
+        asked.others.update(others)
+        for host, why in asked.others.items():
+            self._display.vv(f"left to an ordinary task: {why}", host=host)
+        result.update(changed=False, plays=asked.plays(hosts), **asked._asdict())
+        return result
+
+    def _calls(
+        self, hosts: Sequence[str], options: dict[str, Any], variables: dict[str, Any]
+    ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+        """Return the calls by host, and why there is none for the others."""
+        if not options["connections"]:
+            return {}, dict.fromkeys(hosts, "nobody is to be asked in threads")
+        reach = Reach(self, variables, options["connections"])
+        own = reach.host(variables["inventory_hostname"]).values(options["alike"])
+        calls, others = {}, {}
+        for name in hosts:
+            try:
+                host = reach.host(name)
+                if host.values(options["alike"]) != own:
+                    raise OrdinaryError("variables that the arguments depend on differ")
+                _remember(host, options["interpreters"])
+                arguments = {**options["common"], **options["arguments"].get(name, {})}
+                calls[name] = reach.call(host, options["module"], arguments)
+            except (OrdinaryError, AnsibleError) as error:
+                others[name] = str(error)
+            except Exception as error:
+                # Whatever an inventory or another Ansible may bring: it makes the way longer, no more.
+                others[name] = f"{type(error).__name__}: {error}"
+        return calls, others
+
+
+def _remember(host: Host, interpreters: dict[str, str]) -> None:
+    """Tell a host's plugins the interpreter that was found there before."""
+    if host.name in interpreters:
+        host.variables["ansible_facts"].setdefault(_INTERPRETER, interpreters[host.name])

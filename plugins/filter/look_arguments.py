@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the look at each node is asked, from what the plan says of its receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DOCUMENTATION = r"""
+name: look_arguments
+short_description: The arguments of the look at each node
+description:
+  - Turns what M(rdm.provision.plan) returned as C(receipts) into the arguments of
+    M(rdm.provision.node_facts) by node, for M(rdm.provision.ask_all).
+author:
+  - The rdm-provision developers
+positional: _input
+options:
+  _input:
+    description: What M(rdm.provision.plan) returned as C(receipts).
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Look at all nodes
+  rdm.provision.ask_all:
+    module: rdm.provision.node_facts
+    arguments: "{{ preflight_plan.receipts | rdm.provision.look_arguments }}"
+  register: preflight_facts_all
+  run_once: true
+"""
+
+RETURN = r"""
+_value:
+  description: For each node, its arguments.
+  type: dict
+"""
+
+
+def look_arguments(receipts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the arguments by node, the same that the role preflight gives the ordinary task."""
+    return {
+        node: {
+            "config_dir": receipt["config_dir"],
+            "node": node,
+            "receipt_directory": receipt["directory"],
+            "inputs": receipt["inputs"],
+            "key_digests": receipt["key_digests"],
+        }
+        for node, receipt in receipts.items()
+    }
+
+
+class FilterModule:
+    """What Ansible asks for the filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"look_arguments": look_arguments}

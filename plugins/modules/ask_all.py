@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.ask_all`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ask_all
+short_description: Run a module that only reads on all hosts of a play, from one task
+description:
+  - Makes the connections itself, with each host's own connection, become and shell plugins and variables, in
+    as many threads as there are forks. An ordinary task costs a process for each host.
+  - Run it once. A host that is not as plain as can be is not asked, or its answer is not taken, and RV(plays)
+    names it for an ordinary task. That is a host with another connection plugin than those of
+    O(connections), with a password, or without pipelining; one on which the module failed or warned; one that
+    did not answer within O(patience).
+  - Whether root is used is told by C(ansible_become), else by C(rdm_become).
+  - Register the result under the name that the ordinary task registers, with C(_all) added; that is where
+    M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_verdict) look.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: The module runs in check mode, too.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  module:
+    description: Full name of the module.
+    type: str
+    required: true
+  common:
+    description: Arguments that are the same on all hosts.
+    type: dict
+    default: {}
+  arguments:
+    description: Further arguments by host.
+    type: dict
+    default: {}
+  alike:
+    description:
+      - Names of variables that O(common) depends on. A host on which one of them is another than on the host
+        that runs this task is left to the ordinary task.
+    type: list
+    elements: str
+    default: []
+  connections:
+    description: Connection plugins that may be used in threads. Empty leaves all hosts to the ordinary task.
+    type: list
+    elements: str
+    default: [ssh]
+  patience:
+    description: Seconds that each host has to answer.
+    type: float
+    default: 60.0
+  interpreters:
+    description: What an earlier call returned as C(interpreters).
+    type: dict
+    default: {}
+"""
+
+EXAMPLES = r"""
+- name: Look at all nodes
+  rdm.provision.ask_all:
+    module: rdm.provision.node_facts
+    common:
+      config_dir: /etc/rdm
+    arguments:
+      n1: {node: n1}
+      n2: {node: n2}
+  register: preflight_facts_all
+  run_once: true
+"""
+
+RETURN = r"""
+answers:
+  description: What the module returned, by host.
+  returned: always
+  type: dict
+lost:
+  description: The hosts that could not be reached, and why.
+  returned: always
+  type: dict
+  sample: {n7: "Failed to connect to the host via ssh: ssh: connect to host n7 port 22: No route to host"}
+others:
+  description: The hosts that are left to an ordinary task, and why.
+  returned: always
+  type: dict
+  sample: {n3: pipelining is off}
+interpreters:
+  description: The Python that was found on hosts whose inventory does not name one.
+  returned: always
+  type: dict
+  sample: {n1: /usr/bin/python3.10}
+plays:
+  description:
+    - The hosts of the two plays that are to follow; C(lost), for M(rdm.provision.unreachable), and
+      C(others), for the ordinary task.
+    - Each ends with one host more, where there is one, that was reached. Ansible ends the whole run when all
+      hosts of a play have failed.
+  returned: always
+  type: dict
+  sample: {lost: [n7, n1], others: [n3, n1]}
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "module": {"type": "str", "required": True},
+    "common": {"type": "dict", "default": {}},
+    "arguments": {"type": "dict", "default": {}},
+    "alike": {"type": "list", "elements": "str", "default": []},
+    "connections": {"type": "list", "elements": "str", "default": ["ssh"]},
+    "patience": {"type": "float", "default": 60.0},
+    "interpreters": {"type": "dict", "default": {}},
+}

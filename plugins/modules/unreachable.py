@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.unreachable`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: unreachable
+short_description: Tell Ansible that hosts cannot be reached
+description:
+  - Makes a host unreachable, in the words of who tried, without trying again. The play goes on without it, as
+    after a task that could not reach it.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  hosts:
+    description: For each host that cannot be reached, why; others are left as they are.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Leave out who cannot be reached
+  rdm.provision.unreachable:
+    hosts: "{{ asked.lost }}"
+"""
+
+RETURN = r"""
+{}
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {"hosts": {"type": "dict", "required": True}}

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What became of asking all hosts at once: whose answer is taken, and who is left to an ordinary task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ansible.errors import AnsibleConnectionFailure
+from ansible_collections.rdm.provision.plugins.plugin_utils.together import Outcome
+
+_INTERPRETER = "discovered_interpreter_python"
+_INTERNAL = ("invocation", "ansible_facts")
+
+
+class Asked(NamedTuple):
+    """What became of it.
+
+    Attributes:
+        answers: host -> what the module returned.
+        lost: host -> why it could not be reached, in the words of the connection plugin.
+        others: host -> why it is left to an ordinary task.
+        interpreters: host -> the Python that Ansible found there, where it had to look for one.
+    """
+
+    answers: dict[str, dict[str, Any]]
+    lost: dict[str, str]
+    others: dict[str, str]
+    interpreters: dict[str, str]
+
+    def plays(self, hosts: Sequence[str]) -> dict[str, list[str]]:
+        """Return the hosts of the plays that see to those who gave no answer, in the order of HOSTS.
+
+        Where there is one, a host that was reached is added at the end: when all hosts of a play are lost,
+        Ansible ends the whole run.
+        """
+        plays = {}
+        for play, chosen in (("lost", self.lost), ("others", self.others)):
+            mine = [host for host in hosts if host in chosen]
+            company = next((host for host in hosts if host in self.answers), None)
+            if company is None and play == "lost":
+                company = next((host for host in hosts if host in self.others), None)
+            plays[play] = [*mine, *([company] if mine and company is not None else [])]
+        return plays
+
+
+def sort(outcomes: Iterable[Outcome], patience: float) -> Asked:
+    """Sort how the calls ended; PATIENCE is how many seconds each had.
+
+    Only what is beyond doubt is taken: an answer without anything to tell beside it, or that a host cannot be
+    reached. For the rest Ansible itself is to find the words.
+    """
+    asked = Asked({}, {}, {}, {})
+    for name, value, error in outcomes:
+        if isinstance(error, TimeoutError):
+            asked.others[name] = f"it has not answered within {patience:g} s"
+        elif isinstance(error, AnsibleConnectionFailure):
+            asked.lost[name] = str(error)
+        elif error is not None:
+            asked.others[name] = f"{type(error).__name__}: {error}"
+        elif not _is_clean(value):
+            asked.others[name] = str(value.get("msg") or "the module has more to tell")
+        else:
+            interpreter = (value.get("ansible_facts") or {}).get(_INTERPRETER)
+            if interpreter:
+                asked.interpreters[name] = interpreter
+            asked.answers[name] = {
+                key: one
+                for key, one in value.items()
+                if key not in _INTERNAL and not key.startswith("_ansible")
+            }
+    return asked
+
+
+def _is_clean(value: Mapping[str, Any]) -> bool:
+    """Whether a module did well, and has nothing to say that Ansible shows by itself."""
+    bad = ("failed", "changed", "skipped", "warnings", "deprecations", "exception")
+    return bool(value.get("_ansible_parsed")) and not any(value.get(key) for key in bad)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Many calls at the same time, in a bounded number of threads, each with a bound on its time."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GRACE_S = 1.0
+"""Seconds that a call has to end when the programs that it waits for were ended, before it is given up."""
+_POLL_S = 0.2
+
+Call = Callable[[], Any]
+
+
+class Outcome(NamedTuple):
+    """How a call ended.
+
+    Attributes:
+        name: of the call.
+        value: what it returned.
+        error: what it raised instead, TimeoutError where it took too long.
+    """
+
+    name: str
+    value: Any
+    error: BaseException | None
+
+
+class _Running:
+    """A call in its thread."""
+
+    def __init__(self, name: str, call: Call, done: queue.SimpleQueue[tuple[_Running, Outcome]]) -> None:
+        self.name = name
+        self.began = time.monotonic()
+        self.late = False
+        self._call = call
+        self._done = done
+        # A daemon, so that a call that never ends does not keep the process.
+        self._thread = threading.Thread(target=contextvars.copy_context().run, args=(self._run,), daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            outcome = Outcome(self.name, self._call(), None)
+        except BaseException as error:
+            outcome = Outcome(self.name, None, error)
+        self._done.put((self, outcome))
+
+    def end(self) -> None:
+        """End the programs that the thread has started and waits for."""
+        children = Path(f"/proc/self/task/{self._thread.native_id}/children")
+        with contextlib.suppress(OSError):
+            for pid in children.read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGTERM)
+
+
+def together(calls: Mapping[str, Call], threads: int, patience: float) -> Iterator[Outcome]:
+    """Yield how each call ended, as they end.
+
+    Args:
+        calls: by name.
+        threads: how many at the same time.
+        patience: seconds for each. Of a call that takes longer, the programs that it waits for are ended;
+            where that does not end it, it is given up, and its thread left to itself.
+    """
+    done: queue.SimpleQueue[tuple[_Running, Outcome]] = queue.SimpleQueue()
+    waiting = iter(calls.items())
+    running: set[_Running] = set()
+    while True:
+        for name, call in waiting if len(running) < threads else ():
+            running.add(_Running(name, call, done))
+            if len(running) >= threads:
+                break
+        if not running:
+            return
+        with contextlib.suppress(queue.Empty):
+            one, outcome = done.get(timeout=_POLL_S)
+            if one in running:
+                running.remove(one)
+                yield Outcome(one.name, None, TimeoutError()) if one.late else outcome
+        now = time.monotonic()
+        for one in [one for one in running if now - one.began > patience]:
+            if not one.late:
+                one.late = True
+                one.end()
+            elif now - one.began > patience + GRACE_S:
+                running.remove(one)
+                yield Outcome(one.name, None, TimeoutError())

@@ -1,0 +1,161 @@
+"""The real playbook on simulated nodes, all asked by one task: everything odd ends as it always did."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.filter.look_arguments import look_arguments
+from ansible_collections.rdm.provision.plugins.filter.probe_arguments import probe_arguments
+
+from benchmarks.scale import SOME_UNREACHABLE, Cluster, Figures
+
+FAILED = 2
+WITHOUT_THREADS = ("-e", json.dumps({"preflight_threaded_connections": []}))
+FATAL = re.compile(r"^fatal: \[(\w+)\]: (FAILED|UNREACHABLE)! => (.*?)^(?=\S|\Z)", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """Two nodes after a first run."""
+    made = Cluster(tmp_path_factory.mktemp("model"), 2)
+    made.playbook().expect(0)
+    return made
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, model: Cluster) -> Cluster:
+    """Four nodes that need nothing."""
+    made = Cluster(tmp_path / "cluster", 4)
+    made.settle(model)
+    return made
+
+
+def lost(figures: Figures) -> dict[str, tuple[str, str]]:
+    """Return node -> how it was lost, and the message."""
+    found = {}
+    for node, how, said in FATAL.findall(figures.output):
+        message = re.search(r"msg: (.*?)(?=\n {4}\w|\Z)", said, re.DOTALL)
+        found[node] = (how, " ".join(message[1].split()) if message else said)
+    return found
+
+
+def asked_once(figures: Figures, task: str) -> str:
+    """Return what Ansible printed between the heading of a task and the next heading."""
+    return figures.output.split(f" : {task}] ")[1].split("\n\n")[0]
+
+
+def test_nodes_that_are_right_have_no_task_of_their_own(cluster: Cluster) -> None:
+    run = cluster.playbook("site", "--forks", "1").expect(0)
+    assert run.calls == {"rdm.provision.node_facts": 4, "rdm.provision.fabric_probe": 4}
+    assert "Look at the node]" not in run.output
+    assert "Measure how the other containers answer]" not in run.output
+    assert run.output.count("[n2]") == run.output.count("n2: ok") == 0
+    assert "Every container of this run reaches every other" in run.output
+
+
+def test_without_threads_the_run_is_the_same(cluster: Cluster) -> None:
+    cluster.remove_container("n3")
+    run = cluster.playbook("site", *WITHOUT_THREADS).expect(0)
+    assert run.calls["rdm.provision.node_facts"] == run.calls["rdm.provision.fabric_probe"] == 4
+    assert run.changed == ["n3"]
+    assert asked_once(run, "Look at the node").count("ok: [") == 4
+
+
+def test_one_node_with_work_is_the_only_one_that_is_worked_on(cluster: Cluster) -> None:
+    cluster.remove_container("n3")
+    run = cluster.playbook().expect(0)
+    assert (run.changed, run.calls["community.docker.docker_container"]) == (["n3"], 1)
+    assert (run.calls["rdm.provision.node_facts"], run.calls["rdm.provision.fabric_probe"]) == (4, 4)
+
+
+@pytest.mark.parametrize("nodes", [["n1"], ["n2", "n4"]])
+def test_nodes_that_cannot_be_reached_are_lost_as_ever_and_tried_once(
+    cluster: Cluster, nodes: list[str]
+) -> None:
+    cluster.unreachable(nodes, True)
+    cluster.remove_container("n3")
+    run = cluster.playbook().expect(SOME_UNREACHABLE)
+    assert (run.unreachable, run.changed) == (nodes, ["n3"])
+    assert run.calls["unreachable"] == len(nodes)
+    ordinary = cluster.playbook("site", *WITHOUT_THREADS).expect(SOME_UNREACHABLE)
+    assert lost(run) == lost(ordinary)
+    assert f"{nodes[0]} is simulated to be unreachable" in lost(run)[nodes[0]][1]
+
+
+def test_when_no_node_can_be_reached_the_run_is_over(cluster: Cluster) -> None:
+    cluster.unreachable(cluster.nodes, True)
+    run = cluster.playbook().expect(SOME_UNREACHABLE)
+    assert run.unreachable == cluster.nodes
+    assert "Decide who has what to do" not in run.output
+
+
+def test_a_node_on_which_the_module_fails_is_told_by_a_task_of_its_own(cluster: Cluster) -> None:
+    cluster.break_node("n2", "broken")
+    cluster.remove_container("n3")
+    run = cluster.playbook().expect(FAILED)
+    assert lost(run)["n2"][0] == "FAILED"
+    assert "n2 is simulated to be broken" in lost(run)["n2"][1]
+    assert run.changed == ["n3"]
+    assert run.calls["rdm.provision.node_facts"] == 4 + 2  # that node again, and one to accompany it
+
+
+def test_what_ansible_does_not_know_it_says_in_its_own_words(cluster: Cluster) -> None:
+    cluster.own_variables("n2", ansible_become_method="wishes")
+    cluster.own_variables("n3", ansible_remote_tmp="{{ nobody_knows }}")
+    cluster.remove_container("n4")
+    run = cluster.playbook().expect(FAILED)
+    assert "Invalid become method specified" in lost(run)["n2"][1]
+    assert "nobody_knows" in lost(run)["n3"][1]
+    assert run.changed == ["n4"]
+
+
+def test_a_node_that_never_answers_holds_up_nobody_else(cluster: Cluster) -> None:
+    cluster.break_node("n2", "hanging")
+    cluster.remove_container("n3")
+    run = cluster.playbook("site", "-vv", "-e", "preflight_patience=3", "-e", "verify_deadline=-57").expect(0)
+    assert "<n2> left to an ordinary task: it has not answered within 3 s" in run.output
+    assert run.changed == ["n3"]
+
+
+def test_passwords_and_other_variables_are_left_to_ordinary_tasks(cluster: Cluster) -> None:
+    cluster.own_variables("n2", ansible_become_password="hush")
+    cluster.own_variables("n3", ansible_password="hush")
+    cluster.own_variables("n4", verify_tries=5)
+    run = cluster.playbook("site", "-vv").expect(0)
+    assert "<n2> left to an ordinary task: a password is used" in run.output
+    assert "<n3> left to an ordinary task: a password is used" in run.output
+    assert "<n4> left to an ordinary task: variables that the arguments depend on differ" in run.output
+    assert "hush" not in run.output
+
+
+def test_limit_check_and_tags_go_the_same_way(cluster: Cluster) -> None:
+    cluster.remove_container("n3")
+    check = cluster.playbook("site", "--check").expect(0)
+    assert check.changed == ["n3"]
+    limited = cluster.playbook("site", "--limit", "n2").expect(0)
+    assert (limited.changed, limited.calls["rdm.provision.node_facts"]) == ([], 1)
+    tagged = cluster.playbook("site", "--tags", "container", "--limit", "n3,n4").expect(0)
+    assert (tagged.changed, tagged.calls["rdm.provision.fabric_probe"]) == (["n3"], 0)
+
+
+def test_arguments_of_all_nodes_are_those_of_each() -> None:
+    receipt = {"config_dir": "~/.rdm", "directory": "/x", "inputs": {"my_ip": "1"}, "key_digests": {"id": ""}}
+    assert look_arguments({"a": {**receipt, "watch": {}}}) == {
+        "a": {
+            "config_dir": "~/.rdm",
+            "node": "a",
+            "receipt_directory": "/x",
+            "inputs": {"my_ip": "1"},
+            "key_digests": {"id": ""},
+        }
+    }
+    lines = [f"n{number} 10.0.0.{number}\n" for number in range(1, 9)]
+    found = probe_arguments("".join(lines), ["n2", "n7"], peers=2, above=4)
+    assert list(found) == ["n2", "n7"]
+    assert found["n2"]["node"] == "n2"
+    assert found["n2"]["nodes"].splitlines()[0].startswith("n")
+    assert len(found["n2"]["nodes"].splitlines()) < len(lines)
+    assert probe_arguments("".join(lines), ["n2"])["n2"]["nodes"] == "".join(lines)
