@@ -68,7 +68,8 @@ class ActionModule(ActionBase):
             wants = {node: node_plan(reader, node, plan, images[node]) for node in facts}
             try:
                 changes = options["write"] and not self._task.check_mode
-                planned = plan_nodes(plan, wants, facts, changes)
+                failed = reader.failed(options["facts"], plan.addresses.nodes)
+                planned = plan_nodes(plan, wants, facts, changes, failed)
             except Refused as refused:
                 return {**result, **refused.result("nodes")}
             for node, more in planned.nodes.items():

@@ -114,6 +114,7 @@ def plan_nodes(
     wants: Mapping[str, NodePlan],
     facts: Mapping[str, Mapping[str, Any]],
     changes: bool = True,
+    failed: Mapping[str, str] | None = None,
 ) -> NodesPlan:
     """Check the plan against what the nodes report, and decide what their containers get.
 
@@ -122,6 +123,8 @@ def plan_nodes(
         wants: what the cluster wants of each node that has facts.
         facts: node name -> what `node_facts` found there.
         changes: whether the nodes are changed afterwards; if not, no job has to be spared.
+        failed: node name -> why it was reached and could not be looked at. What one cannot reach may be dead,
+            and the others go on without it; what answers with an error is for a person to decide about.
 
     Raises:
         Refused: with every problem of every node.
@@ -133,6 +136,12 @@ def plan_nodes(
         plan.inventory.cluster,
         plan.inventory.ssh_addresses.values(),
     )
+    problems += [
+        Problem(
+            node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
+        )
+        for node, why in (failed or {}).items()
+    ]
     ended = ended_jobs({node: ended_by_plan(wants[node], found) for node, found in facts.items()})
     if changes:
         problems += ended

@@ -110,6 +110,16 @@ class HostVariables:
             if isinstance(registered.get("node"), dict):
                 yield host, registered["node"]
 
+    def failed(self, name: str, hosts: Mapping[str, str]) -> dict[str, str]:
+        """Return the hosts on which `node_facts`, registered as `name`, has failed, and why, in one line."""
+        found = {}
+        for host in hosts:
+            registered = answer(name, host, self._raw[host]) or {}
+            if registered.get("failed") and not registered.get("unreachable"):
+                said = str(registered.get("msg") or "the module says nothing").strip()
+                found[host] = said.splitlines()[0].rstrip(".: ")
+        return found
+
     def archives(self, name: str, host: str) -> list[dict[str, Any]]:
         """Return what the inspections of image archives registered as `name`; none where there was none."""
         registered = self._raw[host].get(name) or {}
