@@ -392,7 +392,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(clust
     kill = ["docker", "exec", "rdm", "kill", "-KILL"]
 
     def pid() -> str:
-        return str(json.loads(cluster.on("n2", "cat", f"{directory}/ranks/1.json"))["pid"])
+        return str(json.loads(cluster.on("n2", "cat", f"{directory}/ranks/n2/1.json"))["pid"])
 
     first = pid()
     cluster.on("n2", *kill, first)
@@ -418,7 +418,7 @@ def test_a_process_that_dies_ends_the_job_under_every_other_launcher(
 ) -> None:
     job = f"e2e-killed-{launcher}"
     start(cluster, config, job, "--launcher", launcher)
-    rank = json.loads(cluster.on("n2", "cat", f"/var/lib/rdm/{cluster.name}/{job}/ranks/1.json"))
+    rank = json.loads(cluster.on("n2", "cat", f"/var/lib/rdm/{cluster.name}/{job}/ranks/n2/1.json"))
     cluster.on("n2", "docker", "exec", "rdm", "kill", "-KILL", str(rank["pid"]))
     nothing_left(cluster, job)
     ended = end(cluster, job)

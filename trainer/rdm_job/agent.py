@@ -11,7 +11,6 @@ processes, whoever is cut off from whom.
 
 from __future__ import annotations
 
-import resource
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rdm_job import culprit, network, wire
+from rdm_job import culprit, network, processes, wire
 from rdm_job.directory import JobDirectory
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.part import Part
@@ -156,7 +155,7 @@ class Master:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         request = agent.part.request
-        _allow_files(2 * len(request.nodes) + _FILES)
+        processes.allow_files(2 * len(request.nodes) + _FILES)
         self._hub = wire.Hub(request.master.address, request.offer.agent_port, wire.job_key(request.name))
         self._others = [node.name for node in request.nodes[1:]]
         self._network = network.network_of(request.master.address)
@@ -417,14 +416,6 @@ class Master:
         agent.finish(state, reason)
         if newest.get("time", 0) > agent.state.progress.get("time", 0):
             agent.write(progress=newest)
-
-
-def _allow_files(wanted: int) -> None:
-    """Allow this process the open files that it takes to hear all nodes, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _has_failed(report: dict[str, Any]) -> bool:

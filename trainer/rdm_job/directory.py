@@ -173,22 +173,27 @@ class JobDirectory:
     # The ranks.
 
     def write_rank(self, rank: int, record: dict[str, Any]) -> None:
-        """Write how a process is."""
-        write_atomically(self.ranks / f"{rank}.json", json.dumps(record) + "\n")
+        """Write how a process of this node is."""
+        self._own_ranks.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._own_ranks / f"{rank}.json", json.dumps(record) + "\n")
 
     def read_ranks(self) -> list[dict[str, Any]]:
-        """Return how this directory's processes are, by rank."""
+        """Return how this node's processes are, by rank."""
         found = []
-        for path in self.ranks.glob("*.json"):
+        for path in self._own_ranks.glob("*.json"):
             with contextlib.suppress(OSError, ValueError):
                 found.append(json.loads(path.read_text()))
         return sorted(found, key=lambda record: int(record["rank"]))
 
-    def forget_ranks(self, node: str) -> None:
-        """Remove the records of a node's processes of an earlier attempt."""
+    def forget_ranks(self) -> None:
+        """Remove the records of this node's processes of an earlier attempt."""
         for record in self.read_ranks():
-            if record["node"] == node:
-                (self.ranks / f"{record['rank']}.json").unlink(missing_ok=True)
+            (self._own_ranks / f"{record['rank']}.json").unlink(missing_ok=True)
+
+    @property
+    def _own_ranks(self) -> Path:
+        # Nodes may share the directory, and there may be many.
+        return self.ranks / self.node
 
     # Asking it to stop.
 

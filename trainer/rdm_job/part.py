@@ -54,7 +54,7 @@ class Part:
         self.attempt = number
         self._alive_at.clear()
         self._asked.clear()
-        self.directory.forget_ranks(self.node)
+        self.directory.forget_ranks()
         self._errors_before = self.directory.log(self.node, "err").stat().st_size
         if self._sampling is None:
             self._sampling = threading.Thread(target=self._sample, daemon=True)
@@ -128,11 +128,7 @@ class Part:
 
     def _records(self) -> list[dict[str, Any]]:
         """Return what this node's processes of this attempt have said of themselves."""
-        return [
-            record
-            for record in self.directory.read_ranks()
-            if record["node"] == self.node and record["attempt"] == self.attempt
-        ]
+        return [record for record in self.directory.read_ranks() if record["attempt"] == self.attempt]
 
     def _look(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return a process' record, as failed when the process is gone without a last word."""

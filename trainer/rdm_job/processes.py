@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["JOB_VARIABLE", "alive", "end", "of_job", "usage"]
+__all__ = ["JOB_VARIABLE", "alive", "allow_files", "end", "of_job", "usage"]
 
 JOB_VARIABLE = "RDM_JOB_ID"
+
+_MANY_FILES = 1 << 20
 
 
 def of_job(job: str, *, apart_from: Iterable[int] = ()) -> list[int]:
@@ -63,6 +66,16 @@ def end_all(job: str, *, apart_from: Iterable[int] = (), patience: float = 10.0)
             break
         time.sleep(0.1)
     return found
+
+
+def allow_files(wanted: int | None = None) -> None:
+    """Allow this process so many open files, as far as it may; without a number, as many as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if wanted is None:
+        wanted = _MANY_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def usage(processes: Iterable[int]) -> dict[int, tuple[float, int]]:

@@ -24,6 +24,7 @@ from rdm_job.culprit import LINES, how_it_ended
 from rdm_job.directory import JobDirectory
 from rdm_job.environment import adopt_launcher_environment
 from rdm_job.network import interface_of
+from rdm_job.processes import allow_files
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["main"]
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     adopt_launcher_environment(os.environ)
     _redirect(directory, node)
     faulthandler.enable()
+    # A rank has a connection to each of the others, and more.
+    allow_files()
     # Gloo would take what the host's name resolves to, and NCCL any interface.
     address = next(one.address for one in request.nodes if one.name == node)
     interface = interface_of(address)

@@ -47,7 +47,7 @@ def start(request: Request) -> dict[str, Any]:
         job.write_config(request.config)
     job.write_resolved(configuration.dump(configuration.resolve(config, world)))
     job.forget_stop()
-    job.forget_ranks(request.node)
+    job.forget_ranks()
     before = job.version
     with (job.path / ".agent.log").open("ab") as log:
         agent = subprocess.Popen(  # our own program

@@ -224,7 +224,7 @@ class Checkpoints:
 
     def _load(self, storage: Storage, manifest: Manifest, inventories: dict[int, Inventory]) -> None:
         name = files.tag(manifest.iteration)
-        needed = self._collective.gather(restore.needed_files(manifest, self._engine, self._topology))
+        needed = self._needed(storage, restore.needed_files(manifest, self._engine, self._topology))
         self._spread(storage, name, manifest, needed, inventories)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             restore.load_same_layout(self._engine, storage.directory, name)
@@ -255,7 +255,7 @@ class Checkpoints:
                     "it?",
                     exit_code=FAILED,
                 )
-        needed = self._collective.gather(restore.needed_universal_files(converted, self._engine))
+        needed = self._needed(storage, restore.needed_universal_files(converted, self._engine))
         self._spread(storage, name, converted, needed, inventories)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             restore.load_universal(self._engine, storage.directory / name, self._topology, manifest.state)
@@ -263,6 +263,12 @@ class Checkpoints:
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
             f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})"
         )
+
+    def _needed(self, storage: Storage, own: set[str]) -> list[set[str]]:
+        """Return the files that each rank reads; of one directory for all, only what this rank reads."""
+        if storage.is_shared:
+            return [own if rank == self._collective.rank else set() for rank in range(self._collective.size)]
+        return self._collective.gather(own)
 
     def _spread(
         self,

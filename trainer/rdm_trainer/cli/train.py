@@ -43,6 +43,7 @@ def train(
     import os
 
     from rdm_job.environment import adopt_launcher_environment
+    from rdm_job.processes import allow_files
     from rdm_trainer.data.checks import checks as data_problems
     from rdm_trainer.errors import ConfigError
 
@@ -51,7 +52,10 @@ def train(
     # Before torch is imported: it reads the environment while it loads.
     adopt_launcher_environment(os.environ)
     configuration.require(job, int(os.environ.get("WORLD_SIZE", "1")))
-    problems = [] if job.launcher.program else data_problems(job)
+    allow_files()
+    # One process of each node looks: the others would read the same.
+    looks = os.environ.get("LOCAL_RANK", "0") == "0" and not job.launcher.program
+    problems = data_problems(job) if looks else []
     if problems:
         raise ConfigError(problems, source="the data")
 

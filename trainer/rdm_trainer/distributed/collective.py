@@ -9,6 +9,7 @@ and again, and each question is short.
 from __future__ import annotations
 
 import datetime
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ __all__ = ["CHUNK", "Collective", "Flags"]
 
 # Bytes of one message when a file is sent.
 CHUNK = 16 * 1024 * 1024
+
+# A gathering may send so many times what there is, and so many bytes more.
+_PADDING = 2
+_LITTLE = 1024 * 1024
 
 
 class Collective:
@@ -35,12 +40,45 @@ class Collective:
         self._patience = min(5.0, timeout.total_seconds() / 4)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's VALUE, by rank."""
+        """Return every rank's VALUE, by rank.
+
+        What few ranks have, or one of them much of, is sent as it is: padded to the largest, as many times as
+        there are ranks, the names of a checkpoint's files would fill the memory of a large job's hosts.
+        """
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+        data = b"" if value is None else pickle.dumps(value)
+        every = torch.empty(self.size, dtype=torch.int64)
+        dist.all_gather(list(every.split(1)), torch.tensor([len(data)]), group=self.group)
+        sizes: list[int] = every.tolist()
+        if max(sizes) * self.size <= _PADDING * sum(sizes) + _LITTLE:
+            blocks = self._gather_padded(data, max(sizes))
+        else:
+            blocks = [self._broadcast(data, size, rank) for rank, size in enumerate(sizes)]
+        return [
+            # Of this job's own ranks.
+            pickle.loads(bytes(block[:size])) if size else None  # noqa: S301
+            for block, size in zip(blocks, sizes, strict=True)
+        ]
+
+    def _gather_padded(self, data: bytes, size: int) -> list[memoryview]:
+        blocks = torch.empty(self.size, size, dtype=torch.uint8)
+        own = torch.zeros(size, dtype=torch.uint8)
+        if data:
+            own[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if size:
+            dist.all_gather(list(blocks.unbind()), own, group=self.group)
+        return [block.numpy().data for block in blocks]
+
+    def _broadcast(self, data: bytes, size: int, source: int) -> memoryview:
+        if not size:
+            return memoryview(b"")
+        if self.rank == source:
+            block = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        else:
+            block = torch.empty(size, dtype=torch.uint8)
+        dist.broadcast(block, source, group=self.group)
+        return block.numpy().data
 
     def first_error(self, error: str | None) -> str | None:
         """Return the error of the lowest rank that has one, with the rank's number; None if none has."""

@@ -24,6 +24,25 @@ def quiet() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _groups_of_one_at_home() -> Iterator[None]:
+    """Let only its rank make a group of one. All ranks would wait for each other, once for each rank."""
+    make = dist.new_group
+
+    def new_group(ranks: Any = None, **options: Any) -> Any:
+        if ranks is None or len(ranks) > 1:
+            return make(ranks, **options)
+        if dist.get_rank() not in ranks:
+            return dist.GroupMember.NON_GROUP_MEMBER
+        return make(ranks, **options, use_local_synchronization=True)
+
+    dist.new_group = new_group  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        dist.new_group = make
+
+
 @dataclass(frozen=True)
 class Topology:
     """This rank's place. Ranks count tensor first, then data, then pipeline, as DeepSpeed's grid does.
@@ -72,7 +91,7 @@ class Topology:
         # Sums over tensor ranks go on beside the matrix products, which would otherwise leave them no
         # multiprocessor until they are done.
         os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
-        with quiet():
+        with quiet(), _groups_of_one_at_home():
             grid = PipelineParallelGrid(topology=axes)
         rank = dist.get_rank()
         place = axes.get_coord(rank)

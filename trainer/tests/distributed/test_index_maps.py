@@ -32,7 +32,7 @@ def make(root: str) -> list[int]:
         wait_until=collective.wait_until,
         first_error=collective.first_error,
     )
-    maps.make("corpus", [path], build)
+    maps.make("corpus", [path], build, lambda: None)
     found: list[int] = np.load(path).tolist()
     return found
 

@@ -143,7 +143,7 @@ class Nodes:
 
     def process_of(self, rank: int, job: str) -> int:
         node = self.nodes[rank]["name"]
-        return int(json.loads((self.folder / f"{node}/{job}/ranks/{rank}.json").read_text())["pid"])
+        return int(json.loads((self.folder / f"{node}/{job}/ranks/{node}/{rank}.json").read_text())["pid"])
 
     def agent_of(self, node: str, job: str) -> int:
         found = subprocess.run(
@@ -206,7 +206,7 @@ def test_of_two_processes_the_one_that_failed_is_named(nodes: Nodes, launcher: s
     nodes.nodes[:] = [{"name": "n1", "address": "127.0.0.1", "slots": 2}]
     job = nodes.name(launcher)
     nodes.run(job, f"launcher.kind={launcher}")
-    assert {record.name for record in (nodes.folder / f"n1/{job}/ranks").iterdir()} == {"0.json", "1.json"}
+    assert {record.name for record in (nodes.folder / f"n1/{job}/ranks/n1").iterdir()} == {"0.json", "1.json"}
     nodes.end(1, "fail 0")
     state = nodes.ended(job)
     (failure,) = state["failures"]

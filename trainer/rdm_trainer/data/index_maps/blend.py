@@ -55,14 +55,11 @@ def load_or_build(
         weights: As given to :func:`blend`.
         size: As given to :func:`blend`.
         directory: Where its two files lie. They depend on nothing but the weights and the size. Where it
-            cannot be written, every process makes its own.
+            cannot be written, or what is there is damaged, every process makes its own.
         maps: Makes what is missing.
 
     Returns:
         As :func:`blend`, mapped into memory.
-
-    Raises:
-        TrainerError: A file is damaged.
     """
     digest = hashlib.sha256(np.asarray(weights, np.float64).tobytes()).hexdigest()[:16]
     files = [directory / f"blend_{digest}_{size}ns_{name}.npy" for name in ("dataset", "sample")]
@@ -70,13 +67,16 @@ def load_or_build(
     def make(_: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
         yield from zip(files, blend(weights, size), strict=True)
 
+    def check() -> None:
+        for path in files:
+            array = read(path)
+            inside = not size or 0 <= int(array.min()) <= int(array.max()) < max(len(weights), size)
+            if array.shape != (size,) or array.dtype.kind != "i" or not inside:
+                raise misfit(path, "another blend")
+
     try:
-        maps.make(f"a blend of {len(weights)} data sets", files, make)
+        maps.make(f"a blend of {len(weights)} data sets", files, make, check)
     except TrainerError:
         return blend(weights, size)
     chosen, number = (read(path) for path in files)
-    inside = not size or (int(chosen.min()) >= 0 and int(chosen.max()) < len(weights))
-    for path, array in zip(files, (chosen, number), strict=True):
-        if array.shape != (size,) or array.dtype.kind != "i" or not inside:
-            raise misfit(path, "another blend")
     return chosen, number  # type: ignore[return-value]

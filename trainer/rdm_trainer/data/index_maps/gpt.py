@@ -286,5 +286,8 @@ def load_or_build(
             yield path, array
             progress(number / len(files))
 
-    maps.make(f"{prefix}, split {split}", files, make)
-    return load(files, sizes, documents, samples, seq_length)
+    def check() -> None:
+        load(files, sizes, documents, samples, seq_length)
+
+    maps.make(f"{prefix}, split {split}", files, make, check)
+    return GPTIndex(*(read(path) for path in files))  # type: ignore[arg-type]

@@ -49,20 +49,22 @@ class MapMaker:
     first_error: Callable[[str | None], str | None] = lambda error: error
     say: Callable[[str], None] = lambda _: None
 
-    def make(self, name: str, files: Sequence[Path], build: Build) -> None:
-        """Return when the files are there. Every process calls this, in the same order.
+    def make(self, name: str, files: Sequence[Path], build: Build, check: Callable[[], object]) -> None:
+        """Return when the files are there, and sound. Every process calls this, in the same order.
 
         Args:
             name: Of the map, for the log and for errors.
             files: Of the map.
             build: Makes them.
+            check: Reads them and holds them to the data. The writer does, so that the others need not.
 
         Raises:
-            TrainerError: They could not be made or written; the same in every process.
+            TrainerError: They could not be made or written, or are not sound; the same in every process.
         """
         work = None
-        if self.is_writer and not all(path.is_file() for path in files):
-            work = _Work(name, build, self.say)
+        if self.is_writer:
+            missing = not all(path.is_file() for path in files)
+            work = _Work(name, build if missing else None, check, self.say)
         self.wait_until(work.wait if work is not None else lambda _: True)
         error = self.first_error(work.error if work is not None else None)
         if error is not None:
@@ -72,9 +74,11 @@ class MapMaker:
 class _Work:
     """A map that is being made by a thread of its own, so that this process can answer the others."""
 
-    def __init__(self, name: str, build: Build, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, name: str, build: Build | None, check: Callable[[], object], say: Callable[[str], None]
+    ) -> None:
         self.error: str | None = None
-        self._name, self._build, self._say = name, build, say
+        self._name, self._build, self._check, self._say = name, build, check, say
         self._part = 0.0
         self._began = self._said = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="index-map", daemon=True)
@@ -92,12 +96,20 @@ class _Work:
 
     def _run(self) -> None:
         try:
-            for path, array in self._build(self._advance):
+            if self._build is not None:
+                self._make(self._build)
+            self._check()
+        except TrainerError as error:
+            self.error = str(error)
+        except Exception as error:  # the other processes wait, and must hear of it
+            self.error = f"The index map of {self._name} could not be made: {type(error).__name__}: {error}."
+
+    def _make(self, build: Build) -> None:
+        try:
+            for path, array in build(self._advance):
                 save(path, array)
         except TrainerError as error:
-            self.error = f"{self._name}: {error}"
-        except (MemoryError, ValueError, OSError) as error:
-            self.error = f"The index map of {self._name} could not be made: {type(error).__name__}: {error}."
+            raise TrainerError(f"{self._name}: {error}") from None
 
     def _advance(self, part: float) -> None:
         self._part = part

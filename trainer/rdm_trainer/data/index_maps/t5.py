@@ -200,19 +200,25 @@ def load_or_build(
     def make(progress: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
         yield path, build(sizes, document_index, samples, seq_length, short_probability, seed, progress)
 
-    maps.make(f"{prefix}, split {split}", [path], make)
-    table = read(path)
-    first, last = int(document_index[0]), int(document_index[-1])
-    sound = table.ndim == 2 and table.shape[1] == 3 and table.dtype.kind in "iu" and len(table) >= samples
-    if sound and len(table):
-        begins, ends, lengths = table.T.astype(np.int64)
-        sound = bool(
-            (begins >= first).all()
-            and (begins < ends).all()
-            and (ends <= last).all()
-            and (lengths >= 2).all()
-            and (lengths <= seq_length).all()
-        )
-    if not sound:
-        raise misfit(path, "other samples")
-    return table
+    def check() -> None:
+        if not _fits(read(path), document_index, samples, seq_length):
+            raise misfit(path, "other samples")
+
+    maps.make(f"{prefix}, split {split}", [path], make, check)
+    return read(path)
+
+
+def _fits(
+    table: npt.NDArray[np.generic], document_index: npt.NDArray[np.int64], samples: int, seq_length: int
+) -> bool:
+    """Whether each row is a run of sentences of this split."""
+    if table.ndim != 2 or table.shape[1] != 3 or table.dtype.kind not in "iu" or len(table) < samples:
+        return False
+    begins, ends, lengths = table.T.astype(np.int64)
+    return bool(
+        (begins >= document_index[0]).all()
+        and (begins < ends).all()
+        and (ends <= document_index[-1]).all()
+        and (lengths >= 2).all()
+        and (lengths <= seq_length).all()
+    )

@@ -149,11 +149,12 @@ def load_or_build(
     def make(_: Progress) -> Iterator[tuple[Path, npt.NDArray[np.generic]]]:
         yield path, build(sizes, sequences, samples, seq_length, short_probability, seed)
 
-    maps.make(f"{prefix}, split {split}", [path], make)
-    table = read(path)
-    if not _fits(table, sizes, sequences, samples, seq_length):
-        raise misfit(path, "other samples")
-    return table
+    def check() -> None:
+        if not _fits(read(path), sizes, sequences, samples, seq_length):
+            raise misfit(path, "other samples")
+
+    maps.make(f"{prefix}, split {split}", [path], make, check)
+    return read(path)
 
 
 def _fits(
