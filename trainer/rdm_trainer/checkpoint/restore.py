@@ -176,9 +176,10 @@ def _load_partitioned(engine: Engine, folder: Path, topology: Topology) -> None:
         weight: Any = parameter
         size = weight.ds_tensor.numel()
         for state in STATES:
-            flat = _part(folder, name, state, weight.ds_shape, topology).flatten()
-            flat = torch.nn.functional.pad(flat, (0, size * topology.data - flat.numel()))
-            own = flat.narrow(0, size * topology.data_rank, size).to(engine.device)
+            # A view, where it can be one: of a file that is mapped, only this rank's slice is read.
+            flat = _part(folder, name, state, weight.ds_shape, topology).reshape(-1)
+            own = flat[size * topology.data_rank :][:size]
+            own = torch.nn.functional.pad(own, (0, size - own.numel())).to(engine.device)
             if state == "fp32":
                 safe_set_local_fp32_param(weight, own)
             else:

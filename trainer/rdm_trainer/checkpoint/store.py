@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rdm_trainer import models
-from rdm_trainer.checkpoint import damage, files, identity, restore
+from rdm_trainer.checkpoint import damage, files, identity, restore, universal
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.checkpoint.names import has_former_names
 from rdm_trainer.checkpoint.storage import Storage
@@ -29,6 +29,8 @@ from rdm_trainer.errors import FAILED, TrainerError
 __all__ = ["Checkpoints"]
 
 _RANDOM = "rng_states.pt"
+# Processes that convert a checkpoint at the most: each looks into every file.
+_PARTS = 64
 
 
 class Checkpoints:
@@ -283,20 +285,23 @@ class Checkpoints:
             self._say(f"brought {sent / 1e6:.1f} MB of {name} to nodes that did not have it")
 
     def _convert(self, storage: Storage, manifest: Manifest) -> None:
-        """Convert in a process of rank 0's while the others ask now and then whether it is done."""
+        """Convert in processes of the ranks that see rank 0's directory, while all ask now and then."""
         self._say(
             f"converting the checkpoint of iteration {manifest.iteration} for another layout:"
             f" {_short(manifest.layout)} -> {_short(self._layout)}"
         )
+        workers = [rank for rank, store in enumerate(storage.stores) if store == storage.stores[0]][:_PARTS]
+        rank, place = self._collective.rank, (storage.directory, manifest.iteration)
+        self._on_first(lambda: universal.begin(*place))
         process: subprocess.Popen[str] | None = None
         error = None
-        if self._collective.rank == 0:
+        if rank in workers:
             # Without an accelerator: the conversion is the CPU's, and the memory there is the ranks'.
             hidden = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "")
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "rdm_trainer.checkpoint.universal"),
-                    *(str(storage.directory), str(manifest.iteration)),
+                    *(sys.executable, "-m", "rdm_trainer.checkpoint.universal", *map(str, place)),
+                    *(str(workers.index(rank)), str(len(workers))),
                 ],
                 env={**os.environ, **hidden},
                 stdout=subprocess.DEVNULL,
@@ -321,9 +326,24 @@ class Checkpoints:
         finally:
             if process is not None and process.poll() is None:
                 process.kill()
-        first = self._collective.gather(error)[0]
-        if first is not None:
-            raise TrainerError(first, exit_code=FAILED)
+        errors = [found for found in self._collective.gather(error) if found is not None]
+        if errors:
+            if rank == 0:
+                universal.abandon(*place)
+            raise TrainerError(errors[0], exit_code=FAILED)
+        self._on_first(lambda: universal.finish(*place))
+
+    def _on_first(self, action: Callable[[], object]) -> None:
+        """Let rank 0 do ACTION, and fail everywhere when it fails."""
+        error = None
+        if self._collective.rank == 0:
+            try:
+                action()
+            except TrainerError as problem:
+                error = str(problem)
+        error = self._collective.gather(error)[0]
+        if error is not None:
+            raise TrainerError(error, exit_code=FAILED)
 
 
 def _whole_universal(inventories: Mapping[int, Inventory], iteration: int) -> Manifest | None:

@@ -7,12 +7,15 @@ before; every layout then takes its part. DeepSpeed's ``ds_to_universal`` makes 
 without ZeRO none. It also writes every piece of every parameter to the disk in between. Here the checkpoint's
 files are mapped, and one parameter at a time is put together and written.
 
-Run as ``python -m rdm_trainer.checkpoint.universal DIRECTORY ITERATION`` in a process of its own, so that its
-memory is given back and the ranks can wait without a time limit.
+Parameters are divided over all ranks that see the files. Each starts ``python -m
+rdm_trainer.checkpoint.universal DIRECTORY ITERATION PART PARTS``, a process of its own, so that its memory is
+given back and the ranks can wait without a time limit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import re
 import shutil
 import sys
@@ -29,7 +32,7 @@ from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.errors import FAILED, TrainerError
 
-__all__ = ["STATES", "convert", "parameter_folder"]
+__all__ = ["STATES", "abandon", "begin", "convert", "convert_part", "finish", "parameter_folder", "shares"]
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
@@ -204,56 +207,116 @@ def convert(directory: Path, iteration: int) -> Path:
     Raises:
         TrainerError: The step is not complete or damaged, or the disk is full.
     """
-    step_directory = directory / files.tag(iteration)
-    manifest = Manifest.read(step_directory)
+    begin(directory, iteration)
+    try:
+        convert_part(directory, iteration, 0, 1)
+        return finish(directory, iteration)
+    except TrainerError:
+        abandon(directory, iteration)
+        raise
+
+
+def begin(directory: Path, iteration: int) -> None:
+    """Make room for a copy, of which several processes then make a part each.
+
+    Raises:
+        TrainerError: The step is not complete, or the directory cannot be written.
+    """
+    manifest = Manifest.read(directory / files.tag(iteration))
     if manifest is None or files.missing(manifest, [files.scan(directory).steps.get(iteration)]):
         raise TrainerError(
-            f"{step_directory} is not a complete checkpoint; see `rdm-trainer checkpoint list`."
+            f"{directory / files.tag(iteration)} is not a complete checkpoint; see "
+            "`rdm-trainer checkpoint list`."
         )
+    abandon(directory, iteration)
+    with _told(directory, iteration):
+        (_partial(directory, iteration) / "zero").mkdir(parents=True)
+
+
+def convert_part(directory: Path, iteration: int, part: int, parts: int) -> None:
+    """Make part PART of PARTS of a copy that was begun: some of the parameters.
+
+    Raises:
+        TrainerError: The step is damaged, or the disk is full.
+    """
+    step_directory = directory / files.tag(iteration)
+    manifest = Manifest.read(step_directory)
+    assert manifest is not None
+    with _told(directory, iteration), damage.naming(step_directory, manifest.files):
+        _convert(_Source(step_directory, manifest.layout), _partial(directory, iteration), part, parts)
+
+
+def finish(directory: Path, iteration: int) -> Path:
+    """Give a copy whose parts are all there its name, and return its directory."""
+    manifest = Manifest.read(directory / files.tag(iteration))
+    assert manifest is not None
     name = files.universal_tag(iteration)
-    partial = directory / f"{name}{files.PARTIAL}"
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with damage.naming(step_directory, manifest.files):
-            _convert(_Source(step_directory, manifest.layout), partial)
-        contents = files.measure(partial)
+    with _told(directory, iteration):
+        contents = files.measure(_partial(directory, iteration))
         files.commit(
             directory,
             name,
             Manifest(iteration, contents, manifest.model, {"universal": True}, manifest.state),
         )
-    except TrainerError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    except (OSError, RuntimeError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
-        raise TrainerError(
-            f"{step_directory} could not be converted for another layout: {reason}.", exit_code=FAILED
-        ) from error
     return directory / name
 
 
-def _convert(source: _Source, target: Path) -> None:
+def abandon(directory: Path, iteration: int) -> None:
+    """Take away what there is of a copy that was begun."""
+    shutil.rmtree(_partial(directory, iteration), ignore_errors=True)
+
+
+def _partial(directory: Path, iteration: int) -> Path:
+    return directory / f"{files.universal_tag(iteration)}{files.PARTIAL}"
+
+
+@contextlib.contextmanager
+def _told(directory: Path, iteration: int) -> Iterator[None]:
+    """Turn what goes wrong into one sentence."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+        raise TrainerError(
+            f"{directory / files.tag(iteration)} could not be converted for another layout: {reason}.",
+            exit_code=FAILED,
+        ) from error
+
+
+def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
+    """Divide names over PARTS so that what each has in all is about as large: the largest come first."""
+    found: list[set[str]] = [set() for _ in range(parts)]
+    loads = [(0, part) for part in range(parts)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, part = heapq.heappop(loads)
+        found[part].add(name)
+        heapq.heappush(loads, (load + sizes[name], part))
+    return found
+
+
+def _convert(source: _Source, target: Path, part: int, parts: int) -> None:
     first = source.model_state(0, 0)
     info = first[keys.UNIVERSAL_CHECKPOINT_INFO]
-    done: set[str] = set()
+    # Mapped: what is another one's part is not read. Of a tied one, the first stage's counts.
+    whole: dict[str, list[_Piece]] = {}
     for pipe in range(source.pipeline):
-        parts = [{piece.name: piece for piece in source.pieces(pipe, part)} for part in range(source.tensor)]
-        for name, first_part in parts[0].items():
-            if name in done:
-                # Tied: the first stage that has it counts.
-                continue
-            done.add(name)
-            folder = parameter_folder(target, present_name(name))
-            folder.mkdir(parents=True)
-            for state in STATES:
-                _save(_merge([part[name].whole(state) for part in parts], name, info), folder / f"{state}.pt")
-            _save(_plain_step(first_part.step), folder / "step.pt")
-    _save(_common(source, first), target / "zero" / "optimizer_state.pt")
-    dropped = {"module", "optimizer", keys.PARAM_SHAPES, "frozen_param_shapes", "frozen_param_fragments"}
-    slim = {key: value for key, value in first.items() if key not in dropped}
-    _save({**slim, "module": None, "optimizer": None}, target / "mp_rank_00_model_states.pt")
+        ranks = [{piece.name: piece for piece in source.pieces(pipe, rank)} for rank in range(source.tensor)]
+        for name in ranks[0]:
+            whole.setdefault(name, [pieces[name] for pieces in ranks])
+    mine = shares({name: pieces[0].shape.numel() for name, pieces in whole.items()}, parts)[part]
+    for name, pieces in whole.items():
+        if name not in mine:
+            continue
+        folder = parameter_folder(target, present_name(name))
+        folder.mkdir(parents=True)
+        for state in STATES:
+            _save(_merge([piece.whole(state) for piece in pieces], name, info), folder / f"{state}.pt")
+        _save(_plain_step(pieces[0].step), folder / "step.pt")
+    if part == 0:
+        _save(_common(source, first), target / "zero" / "optimizer_state.pt")
+        dropped = {"module", "optimizer", keys.PARAM_SHAPES, "frozen_param_shapes", "frozen_param_fragments"}
+        slim = {key: value for key, value in first.items() if key not in dropped}
+        _save({**slim, "module": None, "optimizer": None}, target / "mp_rank_00_model_states.pt")
 
 
 def _plain_step(step: Any) -> Any:
@@ -286,9 +349,10 @@ def _common(source: _Source, first: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    """Convert; a failure is one sentence on stderr."""
+    """Convert a part; a failure is one sentence on stderr."""
+    directory, *numbers = arguments
     try:
-        convert(Path(arguments[0]), int(arguments[1]))
+        convert_part(Path(directory), *map(int, numbers))
     except TrainerError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rdm_trainer.checkpoint.universal import convert
+from rdm_trainer.checkpoint.universal import begin, convert, convert_part, finish, shares
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import GPT, Case, parallel
 
@@ -70,3 +70,32 @@ def test_is_what_deepspeed_makes(case: Case, jobs: Path, tmp_path: Path) -> None
         assert torch.equal(one.pop("param"), other.pop("param")), name
         if one.get("cat_dim") is not None:
             assert one == other, name
+
+
+def test_parts_together_are_the_whole(jobs: Path) -> None:
+    checkpoints = jobs / "one" / "checkpoints"
+
+    def contents(made: Path) -> dict[Path, Any]:
+        return {path.relative_to(made): load(path) for path in made.rglob("fp32.pt")}
+
+    whole = contents(convert(checkpoints, 4))
+    begin(checkpoints, 4)
+    counts = []
+    for part in range(3):
+        convert_part(checkpoints, 4, part, 3)
+        counts.append(len(list((checkpoints / "global_step4_universal.partial").rglob("fp32.pt"))))
+    assert 0 < counts[0] < counts[1] < counts[2]
+    parts = contents(finish(checkpoints, 4))
+    assert parts.keys() == whole.keys()
+    assert all(torch.equal(parts[name]["param"], whole[name]["param"]) for name in whole)
+
+
+def test_parts_are_about_as_large() -> None:
+    sizes = {
+        f"{layer}.{name}": size for layer in range(8) for name, size in (("a", 100), ("b", 300), ("c", 1))
+    }
+    found = shares(sizes, 4)
+    assert set().union(*found) == set(sizes)
+    assert sum(map(len, found)) == len(sizes)
+    loads = [sum(sizes[name] for name in part) for part in found]
+    assert max(loads) - min(loads) <= 300
