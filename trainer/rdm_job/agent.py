@@ -4,13 +4,14 @@
 There is one on each node, whatever the launcher. It starts this node's part, watches this node's processes,
 and tells the master's agent once a second how they are. The master's agent decides: it starts an attempt when
 all have come, ends it everywhere when anything fails anywhere, and begins another one where restarts are
-left. An agent that hears nothing from the master ends its own processes, and a process whose agent is gone
-ends itself. So nothing of a job outlives its failure by more than ``SILENCE_S`` and the time to kill
-processes, whoever is cut off from whom.
+left, when all nodes are there, or have come back. An agent that hears nothing from the master ends its own
+processes, and itself unless restarts are left; a process whose agent is gone ends itself. So no process of a
+job outlives its failure by more than ``SILENCE_S`` and the time to kill it, whoever is cut off from whom.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -25,13 +26,15 @@ from rdm_job.launchers import LAUNCHERS
 from rdm_job.part import Part
 from rdm_job.protocol import Failure, State
 
-__all__ = ["GATHER_S", "SILENCE_S", "Agent", "main"]
+__all__ = ["GATHER_S", "RETURN_S", "SILENCE_S", "Agent", "main"]
 
 GATHER_S = 60.0
 """How long the master waits for the other nodes' agents, in seconds, and for each node a little more."""
 _GATHER_NODE_S = 0.25
 SILENCE_S = 12.0
 """After so many seconds without a word, an agent counts as lost."""
+RETURN_S = 600.0
+"""For how long a job with restarts left waits for a node that was lost, or for its master, in seconds."""
 SETTLE_S = 5.0
 """For how long a failed attempt is watched for the process that failed first, in seconds."""
 BEAT_S = 1.0
@@ -61,6 +64,7 @@ class Agent:
             progress=directory.progress(),
         )
         self.gather_s = GATHER_S + _GATHER_NODE_S * len(request.nodes)
+        self.may_restart = self.part.config.launcher.max_restarts > 0
 
     def run(self) -> None:
         """Work until the job has ended."""
@@ -108,9 +112,11 @@ class Worker:
             request.master.address, request.offer.agent_port, request.node, wire.job_key(request.name)
         )
         self._ended = False
+        # By which the master knows this agent from another one of the same node.
+        self._life = f"{os.getpid()} {time.time()}"
 
     def run(self) -> None:
-        """Obey until the job has ended or the master is lost."""
+        """Obey until the job has ended, or the master is lost and does not come back."""
         agent, link = self._agent, self._link
         beat, met = 0.0, False
         while not self._ended:
@@ -119,13 +125,28 @@ class Worker:
                 self._obey(message)
             if time.monotonic() - beat >= BEAT_S and not self._ended:
                 beat = time.monotonic()
-                link.send(agent.part.report())
-            if link.silent_for() > (SILENCE_S if met else agent.gather_s):
-                master = agent.state.master
-                agent.finish("failed", f"{agent.part.node} has heard nothing from the master {master}.")
+                link.send({**agent.part.report(), "life": self._life})
+            if link.silent_for() > (SILENCE_S if met else agent.gather_s) and not self._waits(met):
                 return
             wire.wait([link], _TICK_S)
         link.close()
+
+    def _waits(self, met: bool) -> bool:
+        """Wait without processes for a master that is lost; return whether it may still come back."""
+        agent = self._agent
+        if agent.directory.asked_to_stop() is not None:
+            agent.finish("stopped", "It was stopped while its master was lost.")
+            return False
+        if not (met and agent.may_restart) or self._link.silent_for() > RETURN_S:
+            master = agent.state.master
+            agent.finish("failed", f"{agent.part.node} has heard nothing from the master {master}.")
+            return False
+        if agent.state.state != "restarting":
+            agent.part.kill()
+            # A master that has begun anew counts its attempts from 0.
+            agent.part.attempt = -1
+            agent.write(state="restarting")
+        return True
 
     def _obey(self, message: dict[str, Any]) -> None:
         """Do what the master says. It repeats itself: a connection may have been lost in between."""
@@ -165,6 +186,8 @@ class Master:
         self._beat = 0.0
         self._attempt = 0
         self._short_since: float | None = None
+        self._lives: dict[str, str] = {}
+        self._begun_anew: list[str] = []
 
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
@@ -174,8 +197,10 @@ class Master:
             if not self._gather():
                 return
             while not self._try():
-                if self._attempt >= restarts or not self._can_restart():
-                    self._end("failed", agent.state.failures[-1].reason)
+                agent.write(state="restarting" if self._attempt < restarts else agent.state.state)
+                if self._attempt >= restarts or not self._all_return():
+                    if not agent.state.has_ended:
+                        self._end("failed", agent.state.failures[-1].reason)
                     return
                 self._attempt += 1
                 agent.write(state="restarting", restarts=self._attempt)
@@ -207,6 +232,7 @@ class Master:
         agent = self._agent
         port = self._port()
         self._reports.clear()
+        self._begun_anew.clear()
         self._short_since = None
         self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
         agent.part.start(self._attempt, port, self._network)
@@ -245,6 +271,10 @@ class Master:
             self._reports[self._agent.part.node] = self._agent.part.report()
         for node, messages in self._hub.receive().items():
             for message in messages:
+                life = str(message.get("life") or self._lives.get(node))
+                if self._lives.setdefault(node, life) != life:
+                    self._lives[node] = life
+                    self._begun_anew.append(node)
                 if message.get("attempt") != self._attempt:
                     continue
                 if message.get("quiet"):
@@ -332,7 +362,10 @@ class Master:
         return silent is not None and silent > SILENCE_S
 
     def _note_lost(self) -> bool:
-        """Return whether a node is lost, and keep which."""
+        """Return whether a node is lost, or was and is back, and keep which."""
+        for name in self._begun_anew:
+            self._fail(name, None, f"The agent of {name} was started again: its container was restarted.")
+            return True
         for name in self._others:
             if self._is_lost(name):
                 self._mark_lost(name)
@@ -398,9 +431,18 @@ class Master:
                 return
             self._tick()
 
-    def _can_restart(self) -> bool:
-        """Whether all nodes are there."""
-        return all((self._hub.silent_for(name) or 0.0) < SILENCE_S for name in self._others)
+    def _all_return(self) -> bool:
+        """Wait for lost nodes. Return whether all are there, with nothing left of the attempt."""
+        deadline = time.monotonic() + RETURN_S
+        while away := [name for name in self._others if self._is_lost(name)]:
+            self._tick()
+            if self._agent.directory.asked_to_stop() is not None:
+                self._end("stopped", f"It was stopped while it waited for {', '.join(away)}.")
+                return False
+            if time.monotonic() > deadline:
+                return False
+        self._silence()
+        return True
 
     def _end(self, state: str, reason: str = "") -> None:
         agent = self._agent

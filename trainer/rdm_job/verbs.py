@@ -17,7 +17,7 @@ from rdm_job.protocol import Request, State
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["jobs", "logs", "start", "state", "stop"]
+__all__ = ["jobs", "logs", "revive", "start", "state", "stop"]
 
 _START_S = 30
 _KILL_S = 20.0
@@ -48,6 +48,32 @@ def start(request: Request) -> dict[str, Any]:
     job.write_resolved(configuration.dump(configuration.resolve(config, world)))
     job.forget_stop()
     job.forget_ranks()
+    _start_agent(job, request.node)
+    return {"directory": str(job.path), "started": True}
+
+
+def revive() -> dict[str, Any]:
+    """Start the agents of jobs that were at work when this container, or the node, was restarted.
+
+    A job that has no restart left, or whose other agents have given up, ends; see ``agent``.
+    """
+    found = []
+    for job in JobDirectory.all():
+        known = job.read_state()
+        if known.has_ended or not known.started or job.has_agent:
+            continue
+        job.forget_ranks()
+        _start_agent(job, job.node)
+        found.append(job.path.name)
+    return {"revived": found}
+
+
+def _start_agent(job: JobDirectory, node: str) -> None:
+    """Start a job's agent, which outlives this process, and return when it is at work.
+
+    Raises:
+        TrainerError: It did not come up.
+    """
     before = job.version
     with (job.path / ".agent.log").open("ab") as log:
         agent = subprocess.Popen(  # our own program
@@ -55,7 +81,7 @@ def start(request: Request) -> dict[str, Any]:
             cwd=job.path,
             env={
                 **{key: value for key, value in os.environ.items() if key != processes.JOB_VARIABLE},
-                NODE_VARIABLE: request.node,
+                NODE_VARIABLE: node,
             },
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -68,7 +94,6 @@ def start(request: Request) -> dict[str, Any]:
             said = tail(job.path / ".agent.log", 1) or ["it wrote nothing"]
             raise TrainerError(f"The job's agent did not start: {said[0]}.")
         time.sleep(0.05)
-    return {"directory": str(job.path), "started": True}
 
 
 def state(name: str, wait: float = 0.0) -> dict[str, Any]:

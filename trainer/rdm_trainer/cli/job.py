@@ -50,6 +50,18 @@ def start() -> int:
 
 
 @job.command()
+def revive() -> int:
+    """Start the agents of jobs that were at work when this container was restarted."""
+
+    def work() -> dict[str, Any]:
+        from rdm_job.verbs import revive
+
+        return revive()
+
+    return _answer(work)
+
+
+@job.command()
 @click.argument("name")
 @click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for news.")
 def state(name: str, wait: float) -> int:

@@ -291,6 +291,30 @@ def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
         assert "is gone" in nodes.ended(job, lost)["reason"]
 
 
+@pytest.mark.parametrize("how", ["frozen", "restarted"])
+def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes, how: str) -> None:
+    job = nodes.name(f"back-{how}")
+    nodes.run(job, "launcher.max_restarts=1")
+    agent = nodes.agent_of("n2", job)
+    directory = JobDirectory(nodes.folder / "n1" / job, "n1")
+    os.kill(agent, signal.SIGSTOP if how == "frozen" else signal.SIGKILL)
+    lost = wait_until("n2 is lost", directory.read_state, lambda state: state.nodes["n2"] == "lost")
+    assert not lost.has_ended
+    if how == "frozen":
+        os.kill(agent, signal.SIGCONT)
+    else:
+        # What the container does when it has been restarted.
+        assert nodes.ask("n2", "revive")["revived"] == [job]
+    nodes.wait_for_attempt(job, 1)
+    nodes.end(0)
+    nodes.end(1)
+    state = nodes.ended(job)
+    assert (state["state"], state["restarts"]) == ("finished", 1)
+    assert [failure["node"] for failure in state["failures"]] == ["n2"]
+    assert nodes.ended(job, "n2")["state"] == "finished"
+    assert processes.of_job(job) == []
+
+
 def test_what_is_wrong_is_said_before_anything_starts(nodes: Nodes) -> None:
     request = nodes.request("bad", "n1", "launcher.kind=torchrum", "optimisation.lr=fast")
     answer = nodes.ask("n1", "check", request=request)
