@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError
@@ -29,7 +29,8 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         hosts = [str(host) for host in variables["ansible_play_hosts"]]
-        calls, others = self._calls(hosts, options, variables)
+        others: dict[str, str] = {}
+        calls = self._calls(hosts, options, variables, others)
         threads = max(1, int(variables["ansible_forks"]))
         asked = sort(together(calls, threads, options["patience"]), options["patience"])
         asked.others.update(others)
@@ -39,14 +40,22 @@ class ActionModule(ActionBase):
         return result
 
     def _calls(
-        self, hosts: Sequence[str], options: dict[str, Any], variables: dict[str, Any]
-    ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-        """Return the calls by host, and why there is none for the others."""
+        self,
+        hosts: Sequence[str],
+        options: dict[str, Any],
+        variables: dict[str, Any],
+        others: dict[str, str],
+    ) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield the calls with their hosts, and note in OTHERS why there is none for a host."""
         if not options["connections"]:
-            return {}, dict.fromkeys(hosts, "nobody is to be asked in threads")
+            others.update(dict.fromkeys(hosts, "nobody is to be asked in threads"))
+            return
         reach = Reach(self, variables, options["connections"])
-        own = reach.host(variables["inventory_hostname"]).values(options["alike"])
-        calls, others = {}, {}
+        try:
+            own = reach.host(variables["inventory_hostname"]).values(options["alike"])
+        except AnsibleError as error:
+            others.update(dict.fromkeys(hosts, str(error)))
+            return
         for name in hosts:
             try:
                 host = reach.host(name)
@@ -54,13 +63,14 @@ class ActionModule(ActionBase):
                     raise OrdinaryError("variables that the arguments depend on differ")
                 _remember(host, options["interpreters"])
                 arguments = {**options["common"], **options["arguments"].get(name, {})}
-                calls[name] = reach.call(host, options["module"], arguments)
+                call = reach.call(host, options["module"], arguments)
             except (OrdinaryError, AnsibleError) as error:
                 others[name] = str(error)
             except Exception as error:
                 # Whatever an inventory or another Ansible may bring: it makes the way longer, no more.
                 others[name] = f"{type(error).__name__}: {error}"
-        return calls, others
+            else:
+                yield name, call
 
 
 def _remember(host: Host, interpreters: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,17 +64,17 @@ class _Running:
                     os.kill(int(pid), signal.SIGTERM)
 
 
-def together(calls: Mapping[str, Call], threads: int, patience: float) -> Iterator[Outcome]:
+def together(calls: Iterable[tuple[str, Call]], threads: int, patience: float) -> Iterator[Outcome]:
     """Yield how each call ended, as they end.
 
     Args:
-        calls: by name.
+        calls: with their names; each is asked for when there is a thread for it.
         threads: how many at the same time.
         patience: seconds for each. Of a call that takes longer, the programs that it waits for are ended;
             where that does not end it, it is given up, and its thread left to itself.
     """
     done: queue.SimpleQueue[tuple[_Running, Outcome]] = queue.SimpleQueue()
-    waiting = iter(calls.items())
+    waiting = iter(calls)
     running: set[_Running] = set()
     while True:
         for name, call in waiting if len(running) < threads else ():
