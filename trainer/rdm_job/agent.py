@@ -271,8 +271,8 @@ class Master:
             self._reports[self._agent.part.node] = self._agent.part.report()
         for node, messages in self._hub.receive().items():
             for message in messages:
-                life = str(message.get("life") or self._lives.get(node))
-                if self._lives.setdefault(node, life) != life:
+                life = message.get("life")
+                if life and self._lives.setdefault(node, life) != life:
                     self._lives[node] = life
                     self._begun_anew.append(node)
                 if message.get("attempt") != self._attempt:
@@ -390,6 +390,8 @@ class Master:
         return True
 
     def _mark_lost(self, name: str) -> None:
+        # Whichever agent of the node comes next is its agent.
+        self._lives.pop(name, None)
         self._fail(
             name,
             None,
