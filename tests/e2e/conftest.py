@@ -7,12 +7,33 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.demo import SHORT, Demo
 from tests.e2e.product import ROOT, Lab, Product, running_lab
-from tests.labs import lab_name
+from tests.labs import lab_name, left_over
+
+# Each of these files begins with nodes as the one before it leaves them. Each can be run alone, too, and then
+# brings them there first.
+_ORDER = (
+    "test_wheel",  # needs none
+    *("test_bad_input", "test_cycle", "test_drift", "test_down", "test_api", "test_faults"),
+    *("test_demo", "test_train", "test_demo_down"),  # have a lab of their own
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files in an order in which few runs only prepare a test."""
+
+    def place(item: pytest.Item) -> int:
+        if item.path.parent != Path(__file__).parent:
+            return -1
+        return _ORDER.index(item.path.stem) if item.path.stem in _ORDER else len(_ORDER)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -50,3 +71,18 @@ def lab(product: Product) -> Iterator[Lab]:
     """Three nodes that all tests share; each test leaves them running and plugged in."""
     with running_lab(product, lab_name("e2e"), "--nodes", "3") as lab:
         yield lab
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    """A fresh clone after its first `make demo`; what a killed run has left of its lab goes first."""
+    clone = tmp_path_factory.mktemp("demo") / "clone"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    demo = Demo(clone, lab_name("e2e-demo"))
+    if left_over(demo.name):
+        demo.make("demo-down")
+    try:
+        yield replace(demo, shown=demo.make("demo", "NODES=2", SHORT))
+    finally:
+        if left_over(demo.name):
+            demo.make("demo-down")

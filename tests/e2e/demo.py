@@ -1,0 +1,46 @@
+"""A fresh clone of this checkout, in which somebody without hardware types the README's two commands."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.product import environment
+
+# A training as the demo's, but for its length.
+SHORT = "TRAIN=optimisation.train_iterations=4 logging.interval=1"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A clone, and the lab of the demo in it.
+
+    Attributes:
+        clone: the directory.
+        name: of the lab: one that leaves a developer's own lab alone.
+        shown: what the first `make demo` printed.
+    """
+
+    clone: Path
+    name: str
+    shown: str = ""
+
+    def run(self, *argv: str) -> str:
+        """Run a program in the clone and return all it printed."""
+        done = subprocess.run(
+            argv,
+            cwd=self.clone,
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=2400,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def make(self, *argv: str) -> str:
+        """Run make in the clone."""
+        return self.run("make", *argv, f"LAB={self.name}")

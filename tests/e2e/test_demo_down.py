@@ -1,0 +1,17 @@
+"""`make demo-down`, whatever was done with the demo's cluster: it goes, and nothing is left of it."""
+
+from __future__ import annotations
+
+from tests.e2e.demo import Demo
+from tests.labs import left_over
+
+
+def test_make_demo_down_leaves_nothing(demo: Demo) -> None:
+    assert left_over(demo.name)
+    demo.make("demo-down")
+    assert left_over(demo.name) == []
+    assert not (demo.clone / "inventory" / demo.name).exists()
+    assert demo.run("git", "status", "--porcelain") == ""
+    ignored = demo.run("git", "status", "--porcelain", "--ignored").splitlines()
+    # Python may keep compiled modules wherever it likes.
+    assert [line for line in ignored if not line.endswith("__pycache__/")] == ["!! .venv/"]
