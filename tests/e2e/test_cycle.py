@@ -1,4 +1,4 @@
-"""The way of a cluster: look, up, use, drift, mend, down. In this order, on one lab."""
+"""The way of a cluster: look, up, use, drift, mend. In this order, on one lab. Its end is in test_down.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nasty(lab: Lab) -> Iterator[str]:
     words = json.dumps({"NOTE": NASTY.replace("{{ no }}", "{{ '{{ no }}' }}")})
     file = lab.inventory_text(f"container_env: {words}\n")
     yield NASTY
-    file.unlink()
+    file.unlink(missing_ok=True)
 
 
 def test_lab_status_shows_every_node(lab: Lab) -> None:
@@ -157,6 +157,16 @@ def test_drift_is_named_by_content_and_mended_where_it_is(lab: Lab, nasty: str) 
     assert lab.json("check", "--exit-code")["in_sync"]
 
 
+def test_a_changed_variable_is_the_work_of_its_role_alone(lab: Lab, nasty: str) -> None:
+    (lab.inventory / "group_vars" / "all.yml").unlink()
+    result = lab.json("up")
+    assert result["work"].keys() == set(NODES)
+    assert [list(roles) for roles in result["work"].values()] == [["container"]] * 3
+    assert changed(result) == list(NODES)
+    assert "NOTE=" not in lab.container("n2", "{{.Config.Env}}")
+    assert lab.json("up")["work"] == {}
+
+
 def test_tags_choose_the_parts_of_a_run(lab: Lab) -> None:
     lab.on("n1", "rm", "/etc/rdm/job/hostfile")
     lab.on("n1", "sh", "-c", "echo 'stray line' >> /etc/rdm/nodes")
@@ -179,23 +189,3 @@ def test_no_secret_is_readable_by_others_or_in_a_record(lab: Lab) -> None:
     records = [path for path in (lab.inventory / ".rdm" / "runs").rglob("*") if path.is_file()]
     assert records
     assert [path for path in records if body in path.read_text(encoding="utf-8", errors="replace")] == []
-
-
-def test_down_of_one_node_leaves_the_others_alone(lab: Lab) -> None:
-    result = lab.json("down", "--limit", "n3")
-    assert list(result["nodes"]) == ["n3"]
-    assert [lab.container(node) for node in NODES] == ["running", "running", ""]
-    assert not lab.there("n3", "/etc/rdm")
-
-
-def test_down_removes_what_is_ours_and_a_second_down_nothing(lab: Lab) -> None:
-    assert changed(lab.json("down")) == ["n1", "n2"]
-    for node in NODES:
-        assert lab.on(node, "docker", "ps", "--all", "--quiet") == ""
-        networks = lab.on(node, "docker", "network", "ls", "--format", "{{.Name}}").split()
-        assert sorted(networks) == ["bridge", "host", "none"]
-        assert not lab.there(node, "/etc/rdm")
-        assert "MY_IP" not in lab.on(node, "cat", "/etc/environment", check=False)
-        assert lab.images(node) != ""
-    assert changed(lab.json("down")) == []
-    assert (lab.inventory / "address_plan.cfg").exists()
