@@ -6,6 +6,8 @@ import hashlib
 import subprocess
 from pathlib import Path
 
+from ansible_collections.rdm.provision.plugins.modules.lab import marked_processes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -25,3 +27,15 @@ def lab_name(kind: str, checkout: Path = ROOT) -> str:
 def engine_answers() -> bool:
     """Whether this machine's engine runs; where it does not, the first lab starts it."""
     return subprocess.run(["docker", "version"], capture_output=True, timeout=60).returncode == 0
+
+
+def left_over(name: str) -> list[str]:
+    """Return what there is of a lab, whole or of a killed start: objects of the engine, processes."""
+    if not engine_answers():
+        return []
+    mine = ["--quiet", "--filter", f"label=rdm.provision.lab={name}"]
+    found = [str(process) for process in marked_processes(name)]
+    for kind in (["ps", "--all"], ["volume", "ls"], ["network", "ls"]):
+        done = subprocess.run(["docker", *kind, *mine], check=True, capture_output=True, text=True)
+        found += done.stdout.split()
+    return found

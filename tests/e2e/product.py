@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.labs import engine_answers
+from tests.labs import left_over
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
@@ -66,11 +66,13 @@ class Product:
         """The environment of a user whose PATH has this installation."""
         return environment(PATH=f"{self.bin}:{os.environ['PATH']}", **env)
 
-    def run(self, *argv: str | Path, expect: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *argv: str | Path, expect: int = 0, cwd: Path | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment; fail the test, with its output, on another exit code."""
         done = subprocess.run(
             [str(part) for part in argv],
-            cwd=self.directory,
+            cwd=cwd or self.directory,
             env=self.environment(**env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -124,10 +126,17 @@ class Background:
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab, and how to reach into its nodes from the machine they run on."""
+    """A lab, and how to reach into its nodes from the machine they run on.
+
+    Attributes:
+        product: what is used on it.
+        name: the lab's.
+        made_in: the directory where it was made, and can be made again; default: the product's.
+    """
 
     product: Product
     name: str
+    made_in: Path | None = None
 
     @property
     def inventory(self) -> Path:
@@ -165,7 +174,13 @@ class Lab:
 
     def lab(self, verb: str, *argv: str) -> Any:
         """Run ``rdm-provision lab VERB`` for this lab, and return what it printed as JSON."""
-        return json.loads(self.product.rdm("lab", verb, "--name", self.name, "--json", *argv).stdout)
+        words = ["rdm-provision", "lab", verb, "--name", self.name, "--json", *argv]
+        if self.made_in is None:
+            return json.loads(self.product.run(*words).stdout)
+        # There may be an ansible.cfg, and a collection that is not the wheel's.
+        empty = self.product.bin.parent / "ansible.cfg"
+        empty.write_text("[defaults]\n", encoding="utf-8")
+        return json.loads(self.product.run(*words, cwd=self.made_in, ANSIBLE_CONFIG=str(empty)).stdout)
 
     def inventory_text(self, words: str) -> Path:
         """Write variables for all nodes beside the inventory; return the file, to be removed after."""
@@ -246,7 +261,7 @@ def running_lab(product: Product, name: str, *argv: str) -> Iterator[Lab]:
     """A lab, made with these options of ``lab up``; what a killed run has left of it goes first."""
     lab = Lab(product, name)
     try:
-        if engine_answers():
+        if left_over(name):
             lab.lab("down")
         lab.lab("up", *argv)
         yield lab

@@ -20,7 +20,7 @@ from ansible_collections.rdm.provision.plugins.modules import lab_images
 
 from tests.integration.engine import Engine, wait_until
 from tests.integration.images import busybox_rootfs, import_image
-from tests.labs import engine_answers, lab_name
+from tests.labs import lab_name, left_over
 
 ROOT = Path(__file__).parents[2]
 NAME = lab_name("lab")
@@ -92,9 +92,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A lab of two nodes, in a directory whose name needs quoting."""
     lab = Lab(tmp_path_factory.mktemp("a directory"), NAME)
     # What a killed run has left of its labs.
-    if engine_answers():
-        for kind in ("", "-2", "-k", "-b"):
-            Lab(lab.directory, f"{NAME}{kind}").run("down")
+    for name in (f"{NAME}{kind}" for kind in ("", "-2", "-k", "-b")):
+        if left_over(name):
+            Lab(lab.directory, name).run("down")
     try:
         result = lab.json("up", "--nodes", "2")
         assert result["ok"]
@@ -107,12 +107,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def assert_nothing_left(lab: Lab, ids: tuple[str, ...]) -> None:
     """No container, volume, network, link, cgroup, process or file of the lab exists."""
-    api = DockerAPI()
-    mine = {"label": [f"rdm.provision.lab={lab.name}"]}
-    assert api.get("/containers/json", all=True, filters=mine) == []
-    assert not api.get("/volumes", filters=mine)["Volumes"]
-    assert api.get("/networks", filters=mine) == []
-    assert lab_module.marked_processes(lab.name) == []
+    assert left_over(lab.name) == []
     assert list(lab.directory.iterdir()) == []
     assert not lab_module.Files(lab.name, lab.files).control_path.exists()
     links = {path.name for path in Path("/sys/class/net").iterdir()}
