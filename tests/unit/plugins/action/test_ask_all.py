@@ -27,8 +27,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, model: Cluster) -> Cluster:
-    """Four nodes that need nothing."""
+    """Four nodes that need nothing, and that one task looks at."""
     made = Cluster(tmp_path / "cluster", 4)
+    for node in made.nodes:
+        made.own_variables(node, preflight_threaded_above=0)
     made.settle(model)
     return made
 
@@ -62,6 +64,12 @@ def test_without_threads_the_run_is_the_same(cluster: Cluster) -> None:
     assert run.calls["rdm.provision.node_facts"] == run.calls["rdm.provision.fabric_probe"] == 4
     assert run.changed == ["n3"]
     assert asked_once(run, "Look at the node").count("ok: [") == 4
+
+
+def test_few_nodes_have_tasks_of_their_own_and_are_in_the_recap(cluster: Cluster) -> None:
+    run = cluster.playbook("site", "-e", "preflight_threaded_above=4").expect(0)
+    assert run.calls == {"rdm.provision.node_facts": 4, "rdm.provision.fabric_probe": 4}
+    assert all(re.search(rf"^{node} +: ok=", run.output, re.MULTILINE) for node in cluster.nodes)
 
 
 def test_one_node_with_work_is_the_only_one_that_is_worked_on(cluster: Cluster) -> None:
