@@ -154,8 +154,21 @@ def test_an_override_mends_a_line_and_is_not_blamed_on_it(tmp_path: Path) -> Non
     assert problems_of(path, "model.layers=few") == ("model.layers must be an integer, not 'few'.",)
 
 
+def test_the_documents_fp16_is_kept_beside_what_is_shipped() -> None:
+    named = {path.name for path in CONFIGS.glob("*.yaml")} - {"demo.yaml"}
+    assert {path.name for path in (CONFIGS / "fp16").glob("*.yaml")} == named
+    for name in sorted(named):
+        ours, theirs = (load(path) for path in (CONFIGS / name, CONFIGS / "fp16" / name))
+        assert (ours.optimisation.precision, ours.optimisation.compile) == ("bf16", True), name
+        assert (theirs.optimisation.precision, theirs.optimisation.compile) == ("fp16", False), name
+        scale = ("initial_loss_scale_power", "loss_scale_window", "loss_scale_hysteresis", "min_loss_scale")
+        plain = {key: getattr(ours.optimisation, key) for key in ("precision", "compile", *scale)}
+        optimisation = dataclasses.replace(theirs.optimisation, **plain)
+        assert dataclasses.replace(theirs, optimisation=optimisation) == ours, name
+
+
 def test_a_configuration_survives_yaml_and_dictionaries(tmp_path: Path) -> None:
-    for path in sorted(CONFIGS.glob("*.yaml")):
+    for path in sorted(CONFIGS.rglob("*.yaml")):
         config = load(path)
         assert from_dict(config.to_dict()) == config
         assert load(written(tmp_path, dump(config))) == config
