@@ -23,7 +23,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import RoleInputs
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
-KEYS = ("id_ed25519", "ssh_host_ed25519_key")
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
 
 
@@ -146,9 +145,10 @@ class _Node:
                 yield [path, now.st_size, now.st_mtime_ns]
 
     def keys(self) -> dict[str, str]:
-        """Return the digests of the cluster's ssh keys on the controller; empty for one yet to be made."""
+        """Return the digests of the files that hold the cluster's keys; empty for one yet to be made."""
         given = self.reader.text(self.node, "container_ssh_key_dir")
-        return _keys(os.path.expanduser(given) or os.path.join(self.inventory_dir, STATE_DIR, "ssh"))
+        directory = os.path.expanduser(given) or os.path.join(self.inventory_dir, STATE_DIR, "ssh")
+        return _keys(directory, self.cluster)
 
     def _archives(self, on_the_node: bool) -> Iterator[str]:
         for image in self.listed:
@@ -197,17 +197,21 @@ class _Node:
 
 
 @functools.cache
-def _keys(directory: str) -> dict[str, str]:
+def _keys(directory: str, cluster: str) -> dict[str, str]:
+    """Return the digests of what the role container writes from the keys in a directory."""
     found = {}
-    for name in KEYS:
+    # The public keys as the role writes them: who may log in, and whom to believe.
+    for name, public, prefix in (
+        ("id_ed25519", "authorized_keys", ""),
+        ("ssh_host_ed25519_key", "known_hosts", f"rdm-{cluster} "),
+    ):
         path = os.path.join(directory, name)
         try:
-            with open(path, "rb") as stream:
-                found[name] = (
-                    hashlib.sha256(stream.read()).hexdigest()[:16] if os.path.exists(f"{path}.pub") else ""
-                )
-        except OSError:
-            found[name] = ""
+            with open(path, "rb") as private, open(f"{path}.pub", encoding="utf-8") as line:
+                found[name] = hashlib.sha256(private.read()).hexdigest()[:16]
+                found[public] = _short(f"{prefix}{line.read().rstrip()}\n")
+        except (OSError, UnicodeError):
+            found[name] = found[public] = ""
     return found
 
 

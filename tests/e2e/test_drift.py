@@ -80,8 +80,7 @@ def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> N
     assert [right.container(node) for node in NODES] == ["running"] * 3
     again = right.json("check")
     assert again["in_sync"], again["nodes"]
-    if "settings" not in name:  # a network that others have added stays, and is in the new receipt
-        assert again["work"] == {}
+    assert again["work"] == {}
 
 
 def test_another_version_of_the_collection_looks_at_everything_and_so_does_recheck(right: Lab) -> None:
