@@ -9,11 +9,9 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.ask_all import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils.asked import sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.asked import INTERPRETER, sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Host, OrdinaryError, Reach
 from ansible_collections.rdm.provision.plugins.plugin_utils.together import together
-
-_INTERPRETER = "discovered_interpreter_python"
 
 
 class ActionModule(ActionBase):
@@ -76,4 +74,4 @@ class ActionModule(ActionBase):
 def _remember(host: Host, interpreters: dict[str, str]) -> None:
     """Tell a host's plugins the interpreter that was found there before."""
     if host.name in interpreters:
-        host.variables["ansible_facts"].setdefault(_INTERPRETER, interpreters[host.name])
+        host.variables["ansible_facts"].setdefault(INTERPRETER, interpreters[host.name])

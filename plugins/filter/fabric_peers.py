@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -65,6 +66,12 @@ _value:
 """
 
 
+@functools.lru_cache(maxsize=1)
+def _nodes(dictionary: str) -> dict[str, str]:
+    """Return MY_IP by name; it is asked for every node of a run with the same dictionary."""
+    return parse_nodes(dictionary)
+
+
 def fabric_peers(
     dictionary: str,
     node: str,
@@ -77,7 +84,7 @@ def fabric_peers(
     if int(peers) < 1:
         raise AnsibleFilterError(f"a node must measure at least 1 peer, not {peers}")
     try:
-        nodes = parse_nodes(dictionary)
+        nodes = _nodes(dictionary)
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
     if all_pairs or len(nodes) <= int(above) or node not in nodes:

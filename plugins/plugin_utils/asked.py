@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.rdm.provision.plugins.plugin_utils.together import Outcome
 
-_INTERPRETER = "discovered_interpreter_python"
+INTERPRETER = "discovered_interpreter_python"
+"""The fact in which Ansible keeps the Python that it found on a host."""
+
 _INTERNAL = ("invocation", "ansible_facts")
 
 
@@ -61,7 +63,7 @@ def sort(outcomes: Iterable[Outcome], patience: float) -> Asked:
         elif not _is_clean(value):
             asked.others[name] = str(value.get("msg") or "the module has more to tell")
         else:
-            interpreter = (value.get("ansible_facts") or {}).get(_INTERPRETER)
+            interpreter = (value.get("ansible_facts") or {}).get(INTERPRETER)
             if interpreter:
                 asked.interpreters[name] = interpreter
             asked.answers[name] = {

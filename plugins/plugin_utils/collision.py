@@ -118,18 +118,24 @@ def pool_warnings(
         facts: node name -> what `node_facts` found there.
         settled: nodes on which the network is there.
     """
-    pools = {node: list(_pools(found)) for node, found in facts.items() if node not in settled}
-    everywhere = [pool for found in pools.values() for pool in found]
+    hits = {
+        node: pool
+        for node, found in facts.items()
+        if node not in settled
+        for pool in [next((one for one in _pools(found) if one.overlaps(subnet)), None)]
+        if pool is not None
+    }
+    if not hits:
+        return []
+    pools = [pool for found in facts.values() for pool in _pools(found)]
     used = [use.network for found in facts.values() for use in _uses(found, [])]
-    outside = free_subnet([*everywhere, *used, subnet], subnet.prefixlen)
+    outside = free_subnet([*pools, *used, subnet], subnet.prefixlen)
     remedy = "keep it while nobody makes networks there, or choose one outside of the pools with rdm_subnet"
     if outside is not None:
         remedy += f", for example {outside}"
     return [
         Problem(node, str(subnet), f"lies in the Docker daemon's address pool {pool}", remedy)
-        for node, found in pools.items()
-        for pool in [next((one for one in found if one.overlaps(subnet)), None)]
-        if pool is not None
+        for node, pool in hits.items()
     ]
 
 
