@@ -90,7 +90,7 @@ node:
       type: dict
       sample: {id: ubuntu, version: "22.04", name: Ubuntu 22.04.3 LTS}
     user: {description: "Who the module runs as: C(name), C(uid), C(home), C(shell), C(root).", type: dict}
-    login_user: {description: "Who logged in, before sudo: C(name), C(home).", type: dict}
+    login_user: {description: "Who logged in, before sudo: C(name), C(uid), C(home).", type: dict}
     groups: {description: "Ids of the groups C(video), C(render) and C(docker), null for none.", type: dict}
     shells: {description: "Whether C(bash) and C(zsh) are installed.", type: dict}
     interfaces:
@@ -104,7 +104,10 @@ node:
       elements: dict
       sample: [{table: main, destination: default, interface: eth0, gateway: 10.0.0.254, type: unicast}]
     ssh: {description: "Ends of the ssh connection: C(client), C(server); empty without one.", type: dict}
-    docker_state: {description: "One of C(ok), C(absent), C(stopped), C(forbidden).", type: str, sample: ok}
+    docker_state:
+      description: One of C(ok), C(absent), C(stopped), C(forbidden), C(podman).
+      type: str
+      sample: ok
     docker_error: {description: Why C(docker) is null; empty when it is not., type: str, sample: ""}
     docker:
       description: The Docker Engine; null when it cannot be used.
@@ -122,6 +125,10 @@ node:
         live_restore: {description: Whether containers outlive the daemon., type: bool}
         cgroup_version: {description: Version of the control groups., type: str, sample: "2"}
         network_plugins: {description: Network drivers that the engine has., type: list, elements: str}
+        security_options:
+          description: What secures the engine, such as C(selinux), C(userns) and C(rootless).
+          type: list
+          elements: str
         default_address_pools:
           description: Where the engine takes subnets of its own choice from, as C(base) and C(size).
           type: list
@@ -143,6 +150,13 @@ node:
           type: list
           elements: dict
         images: {description: "Images with C(id) and C(tags).", type: list, elements: dict}
+    other_engines:
+      description:
+        - Engines that the login user may mean instead, as C(kind) (C(rootless) or C(context)), C(name),
+          C(address) and C(user).
+        - Empty where somebody has said which socket to use.
+      type: list
+      elements: dict
     disk: {description: "Bytes C(total) and C(free) where images are stored, C(path).", type: dict}
     memlock:
       description:
@@ -206,7 +220,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerForbidden,
     DockerProblem,
     DockerUnavailable,
+    NotDocker,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.engine.other_engines import other_engines
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.node import (
     host_state,
@@ -277,6 +293,10 @@ def node_facts(
     }
     found.update(_network(findings, sysfs_root))
     found.update(_docker(findings, docker_socket, login_user["name"], node))
+    said = docker_socket or os.environ.get("DOCKER_HOST", "")
+    found["other_engines"] = (
+        [] if said else findings.guard("contexts", other_engines, login_user, DEFAULT_SOCKET, otherwise=[])
+    )
     found.update(_hardware(findings, sysfs_root, dev_root))
     found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])
     found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {})
@@ -338,6 +358,8 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
         state, error = "forbidden", str(problem)
     except DockerUnavailable as problem:
         state, error = "stopped" if host_state.installed("dockerd") else "absent", str(problem)
+    except NotDocker as problem:
+        state, error = "podman", str(problem)
     except DockerProblem as problem:
         state, error = "stopped", str(problem)
     except Exception as problem:

@@ -22,6 +22,7 @@ CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
     "rdm_slots": {"type": "int", "default": 8},
     "rdm_become": {"type": "bool", "default": True},
     "rdm_config_dir": {"type": "str", "default": ""},
+    "rdm_docker_socket": {"type": "str", "default": ""},
     "my_ip": {"type": "str", "required": False},
 }
 # Ansible's own variables that say how a host is reached.
@@ -32,6 +33,7 @@ SHARED = ("rdm_cluster", "rdm_subnet", "rdm_gateway")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _CONFIG_DIR = re.compile(r"/[^\0-\x1f:]*[^\0-\x1f:/]")
+_SOCKET = re.compile(r"/[^\0-\x20:]*[^\0-\x20:/]")
 _OVER_SSH = {"ssh", "smart", "paramiko", "paramiko_ssh", "ansible.builtin.ssh"}
 
 
@@ -215,6 +217,11 @@ def _check_node(host: Host, problems: list[Problem]) -> Node:
     if config_dir and not _CONFIG_DIR.fullmatch(config_dir):
         remedy = "give an absolute path such as /etc/rdm, without ':' and line breaks"
         reject("rdm_config_dir", config_dir, "is not a usable directory", remedy)
+
+    docker_socket = str(host.variables.get("rdm_docker_socket") or "")
+    if docker_socket and not _SOCKET.fullmatch(docker_socket):
+        remedy = "give the path of a unix socket on the node, such as /run/docker.sock, without unix://"
+        reject("rdm_docker_socket", docker_socket, "is not the path of an engine's socket", remedy)
 
     return Node(
         accelerator=str(accelerator) if accelerator in ACCELERATORS else "cpu",

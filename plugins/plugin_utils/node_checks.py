@@ -157,6 +157,7 @@ def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any
 
 def _engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     docker = facts.get("docker")
+    others = facts.get("other_engines") or []
     if not docker:
         if want.engine_install and facts.get("docker_state") in ("absent", "stopped"):
             return
@@ -164,11 +165,35 @@ def _engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
             "absent": "install Docker Engine 20.10 or newer, or set docker_engine_install: true",
             "stopped": "start the Docker daemon, or set docker_engine_install: true",
             "forbidden": "add the user to group docker, or set rdm_become: true",
+            "podman": (
+                "install Docker Engine 20.10 or newer, and name its socket with rdm_docker_socket while "
+                "Podman keeps this one"
+            ),
         }
         reason = str(facts.get("docker_error") or "Docker cannot be used").rstrip(". ")
         remedy = remedies.get(str(facts.get("docker_state")), "make sure that the Docker daemon runs")
+        for other in others:
+            reason += f"; {_described(other)}"
+            if other["address"].startswith("/") and _fits(want, other["kind"] == "rootless"):
+                remedy = f"set rdm_docker_socket: {other['address']}, or {remedy}"
         findings.problems.append(Problem(want.node, "", reason, remedy))
         return
+    for other in others:
+        if other["kind"] == "context":
+            findings.warn(
+                want.node,
+                f"{_described(other)}, and the cluster is on {docker['socket']} (rdm_docker_socket says "
+                f"otherwise): `docker --context default` shows {other['user']} what runs there.",
+            )
+    if not _fits(want, "rootless" in (docker.get("security_options") or [])):
+        findings.problems.append(
+            Problem(
+                want.node,
+                f"the engine at {docker['socket']}",
+                f"is rootless, and network_driver {want.network_driver} needs the node's own interfaces",
+                "use an engine that root runs (rdm_docker_socket), or network_driver bridge on a single node",
+            )
+        )
     too_old = "install Docker Engine 20.10 or newer"
     if _version(docker.get("version")) < OLDEST_ENGINE:
         findings.problems.append(
@@ -379,6 +404,19 @@ def _address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
 
 
 # --- helpers -----------------------------------------------------------------------------------------
+
+
+def _described(other: Mapping[str, Any]) -> str:
+    """Return in words which other engine of the node a user may mean."""
+    if other["kind"] == "rootless":
+        return f"user {other['user']} has a rootless one at {other['address']}"
+    at = "is not on this node" if "://" in other["address"] else f"is at {other['address']}"
+    return f"the engine of {other['user']}'s Docker context {other['name']} {at}"
+
+
+def _fits(want: NodePlan, rootless: bool) -> bool:
+    """Return whether such an engine can make the network: a rootless one has a network stack of its own."""
+    return not rootless or want.network_driver not in DRIVERS_ON_A_PARENT
 
 
 def _existing(want: NodePlan, facts: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -37,7 +37,9 @@ class Reach:
         self, action: ActionBase, task_vars: Mapping[str, Any], connections: Sequence[str] = ("ssh",)
     ) -> None:
         self._action = action
-        self._task = action._task
+        # The task's own environment is that of its one host by now; the play's is as it was written.
+        self._task = action._task.copy()
+        self._task.environment = action._task.get_play().environment
         self._hostvars = task_vars["hostvars"]
         self._play_vars = play_variables(self._task, action._loader)
         self._connections = {name.removeprefix("ansible.builtin.") for name in connections}

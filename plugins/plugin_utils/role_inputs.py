@@ -21,7 +21,7 @@ import jinja2.filters
 import jinja2.nodes
 import jinja2.tests
 
-CLUSTER_WIDE = ("rdm_cluster", "rdm_become", "rdm_config_dir")
+CLUSTER_WIDE = ("rdm_cluster", "rdm_become", "rdm_config_dir", "rdm_docker_socket")
 """Cluster-wide variables that roles read themselves. The others reach them through the plan."""
 
 # What Jinja and Ansible give every template, and what is the same in every run.

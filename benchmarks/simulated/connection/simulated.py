@@ -32,6 +32,12 @@ options:
     default: 0
     vars:
       - name: simulated_latency
+  socket:
+    description: The engine's socket that modules have to be told; empty for Docker's own choice.
+    type: str
+    default: ""
+    vars:
+      - name: rdm_docker_socket
   host:
     description: The node's name.
     type: str
@@ -67,6 +73,9 @@ class Connection(ConnectionBase):
         if in_data is None:
             raise AnsibleConnectionFailure(f"no simulated node knows the command {cmd}")
         module, parameters = module_call(in_data)
+        socket = self.get_option("socket")
+        if socket and f"DOCKER_HOST=unix://{socket} " not in cmd:
+            raise AnsibleConnectionFailure(f"{module} is not told that the engine is at {socket}")
         answer = json.dumps(node.answer(module, parameters)).encode()
         node.count(module, len(in_data), len(answer))
         return 0, answer, b""

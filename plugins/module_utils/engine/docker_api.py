@@ -40,6 +40,10 @@ class DockerForbidden(DockerProblem):
     """There is a socket, but this user may not use it."""
 
 
+class NotDocker(DockerProblem):
+    """What answers is not a Docker Engine."""
+
+
 class DockerTimeout(DockerProblem):
     """A command in a container did not finish before its deadline."""
 
@@ -120,9 +124,21 @@ class DockerAPI:
     # ---- what the engine is
 
     def version(self) -> dict[str, Any]:
-        """Return the engine's /version, asked once."""
+        """Return the engine's /version, asked once.
+
+        Raises:
+            NotDocker: Podman answers, whose API is Docker's up to a point: its networks are others.
+        """
         if self._version is None:
-            self._version = self._json("GET", "/version")
+            version = self._json("GET", "/version")
+            for component in version.get("Components") or []:
+                if component.get("Name") == "Podman Engine":
+                    raise NotDocker(
+                        "Podman {0} answers at {1}, not a Docker Engine".format(
+                            component.get("Version", "?"), self.socket
+                        )
+                    )
+            self._version = version
         return self._version
 
     @property

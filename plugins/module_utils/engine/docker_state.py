@@ -58,7 +58,14 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
         "containers": containers(found),
         "images": images(api.get("/images/json")),
         "network_plugins": (info.get("Plugins") or {}).get("Network") or [],
+        "security_options": security_options(info),
     }
+
+
+def security_options(info: dict[str, Any]) -> list[str]:
+    """Return the names of what secures the engine, such as seccomp, selinux, userns and rootless."""
+    words = (option.partition(",")[0] for option in info.get("SecurityOptions") or [])
+    return [word[len("name=") :] for word in words if word.startswith("name=")]
 
 
 def image_store(info: dict[str, Any]) -> str:

@@ -41,14 +41,14 @@ def user() -> dict[str, Any]:
     }
 
 
-def login_user() -> dict[str, str]:
-    """Return the user who logged in (SUDO_USER, where sudo changed it): name, home."""
+def login_user() -> dict[str, Any]:
+    """Return the user who logged in (SUDO_USER, where sudo changed it): name, uid, home."""
     try:
         entry = pwd.getpwnam(os.environ["SUDO_USER"])
     except KeyError:
         current = user()
-        return {"name": current["name"], "home": current["home"]}
-    return {"name": entry.pw_name, "home": entry.pw_dir}
+        return {"name": current["name"], "uid": current["uid"], "home": current["home"]}
+    return {"name": entry.pw_name, "uid": entry.pw_uid, "home": entry.pw_dir}
 
 
 def may_use(name: str, path: str) -> bool:

@@ -60,6 +60,7 @@ SOUND: dict[str, Any] = {
         "images": [],
     },
     "docker_error": "",
+    "other_engines": [],
     "docker_state": "ok",
     "python_requests": True,
     "disk": {"path": "/var/lib/docker", "total": 200 * 2**30, "free": 100 * 2**30},

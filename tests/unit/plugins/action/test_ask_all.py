@@ -154,6 +154,18 @@ def test_limit_check_and_tags_go_the_same_way(cluster: Cluster) -> None:
     assert (tagged.changed, tagged.calls["rdm.provision.fabric_probe"]) == (["n3"], 0)
 
 
+@pytest.mark.parametrize("above", [0, 4], ids=["threads", "tasks"])
+def test_every_module_is_told_where_its_nodes_engine_is(tmp_path: Path, above: int) -> None:
+    cluster = Cluster(tmp_path / "cluster", 2)
+    for node in cluster.nodes:
+        cluster.own_variables(node, preflight_threaded_above=above, rdm_docker_socket=f"/run/{node}.sock")
+    assert cluster.playbook().expect(0).changed == cluster.nodes
+    assert cluster.playbook().expect(0).calls == {
+        "rdm.provision.node_facts": 2,
+        "rdm.provision.fabric_probe": 2,
+    }
+
+
 def test_arguments_of_all_nodes_are_those_of_each() -> None:
     receipt = {"config_dir": "~/.rdm", "directory": "/x", "inputs": {"my_ip": "1"}, "key_digests": {"id": ""}}
     assert look_arguments({"a": {**receipt, "watch": {}}}) == {

@@ -92,6 +92,15 @@ def test_bad_config_dir(directory: str) -> None:
     assert sentence.startswith("w1: rdm_config_dir")
 
 
+@pytest.mark.parametrize(
+    "socket", ["docker.sock", "unix:///run/docker.sock", "tcp://n1:2375", "/run/a b", "/"]
+)
+def test_bad_docker_socket(socket: str) -> None:
+    [sentence] = problems(w1__rdm_docker_socket=socket)
+    assert sentence.startswith(f"w1: rdm_docker_socket {socket!r} is not the path of an engine's socket")
+    assert problems(w1__rdm_docker_socket="/run/user/1000/docker.sock") == []
+
+
 def test_odd_but_usable_config_dir_is_kept() -> None:
     assert inventory(rdm_config_dir="/srv/a b'$(c)").nodes["m"].config_dir == "/srv/a b'$(c)"
 

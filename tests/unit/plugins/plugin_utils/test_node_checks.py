@@ -70,6 +70,51 @@ def test_node_whose_engine_cannot_be_used_is_refused(state: str, remedy: str) ->
     assert sentence.startswith("no engine answers at /var/run/docker.sock: " + remedy)
 
 
+ROOTLESS = {"kind": "rootless", "name": "ops", "user": "ops", "address": "/run/user/1000/docker.sock"}
+CONTEXT = {"kind": "context", "name": "big", "user": "ops", "address": "/srv/docker.sock"}
+FAR = {"kind": "context", "name": "far", "user": "ops", "address": "ssh://ops@far"}
+
+
+def test_another_engine_is_named_where_the_one_asked_is_missing() -> None:
+    absent = {"docker": None, "docker_state": "absent", "docker_error": "no engine answers"}
+    [sentence] = problems(report(**absent, other_engines=[ROOTLESS]), network_driver="bridge")
+    assert sentence.startswith(
+        "no engine answers; user ops has a rootless one at /run/user/1000/docker.sock: "
+    )
+    assert "set rdm_docker_socket: /run/user/1000/docker.sock, or install" in sentence
+    [sentence] = problems(report(**absent, other_engines=[ROOTLESS]))
+    assert "rootless one at" in sentence
+    assert "rdm_docker_socket" not in sentence, "it could not make the network"
+    [sentence] = problems(report(**absent, other_engines=[CONTEXT]))
+    assert "the engine of ops's Docker context big is at /srv/docker.sock: set rdm_docker_socket:" in sentence
+    [sentence] = problems(report(**absent, other_engines=[FAR]))
+    assert "the engine of ops's Docker context far is not on this node: install Docker" in sentence
+    assert problems(report(**absent, other_engines=[ROOTLESS]), engine_install=True) == []
+
+
+def test_a_users_other_context_is_a_warning_beside_an_engine_that_answers() -> None:
+    found = report(docker_socket="/var/run/docker.sock", other_engines=[ROOTLESS, CONTEXT])
+    assert problems(found) == []
+    [sentence] = warnings(found)
+    assert "Docker context big is at /srv/docker.sock, and the cluster is on /var/run/docker.sock" in sentence
+
+
+def test_a_rootless_engine_has_no_interface_of_the_node() -> None:
+    found = report(docker_socket="/run/user/1000/docker.sock", docker_security_options=["rootless"])
+    [sentence] = problems(found)
+    assert sentence.startswith(
+        "the engine at /run/user/1000/docker.sock is rootless, and network_driver macvlan"
+    )
+    assert problems(found, network_driver="bridge") == []
+
+
+def test_podman_is_named_with_what_works() -> None:
+    found = report(docker=None, docker_state="podman", docker_error="Podman 4.9.3 answers at /x, not Docker")
+    [sentence] = problems(found, engine_install=True)
+    assert sentence.startswith("Podman 4.9.3 answers at /x, not Docker: install Docker Engine")
+    assert "rdm_docker_socket" in sentence
+
+
 def test_missing_engine_is_no_problem_when_it_will_be_installed() -> None:
     absent = report(docker=None, docker_state="absent", docker_error="none", python_requests=False)
     assert problems(absent, engine_install=True) == []

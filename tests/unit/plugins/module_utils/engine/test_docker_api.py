@@ -14,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerAPI,
     DockerError,
     DockerUnavailable,
+    NotDocker,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +108,11 @@ VERSION_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-
     len(VERSION),
     VERSION,
 )
+PODMAN = b'{"ApiVersion":"1.41","Components":[{"Name":"Podman Engine","Version":"4.9.3"},{"Name":"Conmon"}]}'
+PODMAN_ANSWER = VERSION_ANSWER.partition(b"Content-Length")[0] + b"Content-Length: %d\r\n\r\n%s" % (
+    len(PODMAN),
+    PODMAN,
+)
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 ONE_LINE = b'd\r\n{"ok": true}\n\r\n'
 
@@ -129,6 +135,12 @@ def test_an_answer_that_never_comes(tmp_path: Path, answers: list[bytes]) -> Non
     answers += [b""]
     with pytest.raises(DockerUnavailable, match="it broke the connection off"):
         DockerAPI(str(tmp_path / "s")).version()
+
+
+def test_podman_is_recognised(tmp_path: Path, answers: list[bytes]) -> None:
+    answers += [PODMAN_ANSWER]
+    with pytest.raises(NotDocker, match=f"^Podman 4.9.3 answers at {tmp_path}/s, not a Docker Engine$"):
+        DockerAPI(str(tmp_path / "s")).get("/info")
 
 
 def test_an_error_is_one_sentence() -> None:

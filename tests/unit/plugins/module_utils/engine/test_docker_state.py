@@ -93,6 +93,12 @@ def test_built_in_pools(text: str) -> None:
     assert pools[-1] == {"base": "192.168.0.0/16", "size": 20}
 
 
+def test_security_options() -> None:
+    options = ["name=apparmor", "name=seccomp,profile=builtin", "name=userns", "odd"]
+    assert docker_state.security_options({"SecurityOptions": options}) == ["apparmor", "seccomp", "userns"]
+    assert docker_state.security_options({"SecurityOptions": None}) == []
+
+
 def test_classic_image_store() -> None:
     info = {"DriverStatus": [["Backing Filesystem", "extfs"]], "DockerRootDir": "/data/docker"}
     assert docker_state.image_store(info) == "classic"

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Engines of a node beside the one that is used: a user's rootless one, and that of a user's Docker context.
+
+Somebody who types `docker ps` may see one of these. Everything is read from files; no engine is asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from typing import Any
+
+
+def other_engines(user: dict[str, Any], used: str, run_root: str = "/run/user") -> list[dict[str, str]]:
+    """Return the engines that a user may mean instead of the one in use.
+
+    Args:
+        user: `name`, `uid` and `home`.
+        used: path of the socket in use.
+        run_root: where users have their runtime directories.
+
+    Returns:
+        For each engine `kind` (`rootless` or `context`), `name` (the user's or the context's), `user`, and
+        `address`: a path for a unix socket, else the whole address.
+    """
+    found = []
+    rootless = os.path.join(run_root, str(user["uid"]), "docker.sock")
+    if _is_socket(rootless):
+        found.append({"kind": "rootless", "name": user["name"], "address": rootless})
+    context = current_context(os.path.join(user["home"], ".docker"))
+    if context:
+        found.append({"kind": "context", "name": context[0], "address": context[1]})
+    taken = os.path.realpath(used)
+    return [
+        {**one, "user": user["name"]}
+        for one in found
+        if not one["address"].startswith("/") or os.path.realpath(one["address"]) != taken
+    ]
+
+
+def current_context(directory: str) -> tuple[str, str] | None:
+    """Return name and address of the Docker context in use, None for the default one.
+
+    Args:
+        directory: the user's `.docker`.
+    """
+    name = _json(os.path.join(directory, "config.json")).get("currentContext")
+    if not isinstance(name, str) or name in ("", "default"):
+        return None
+    # Docker keeps a context under the digest of its name.
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    meta = _json(os.path.join(directory, "contexts", "meta", digest, "meta.json"))
+    try:
+        address = str(meta["Endpoints"]["docker"]["Host"])
+    except (KeyError, TypeError):
+        return None
+    return name, address[len("unix://") :] if address.startswith("unix://") else address
+
+
+def _is_socket(path: str) -> bool:
+    try:
+        return stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _json(path: str) -> dict[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
