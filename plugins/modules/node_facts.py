@@ -129,6 +129,10 @@ node:
           description: What secures the engine, such as C(selinux), C(userns) and C(rootless).
           type: list
           elements: str
+        nvidia:
+          description: How the engine says that it gives out NVIDIA GPUs, C(runtime) and C(cdi).
+          type: list
+          elements: str
         default_address_pools:
           description: Where the engine takes subnets of its own choice from, as C(base) and C(size).
           type: list
@@ -170,7 +174,12 @@ node:
       description: GPUs with C(vendor), C(pci), C(device_id), C(driver) and C(render_node).
       type: list
       elements: dict
-    devices: {description: "Device nodes: C(kfd), C(dri), C(nvidia), C(rdma_cm).", type: dict}
+    devices:
+      description:
+        - Device nodes C(kfd), C(dri), C(nvidia), C(rdma_cm).
+        - C(groups) has the ids of the groups that own those of AMD's GPUs.
+      type: dict
+    nvidia_hook: {description: Whether the hook of NVIDIA's container toolkit is installed., type: bool}
     infiniband:
       description:
         - RDMA devices with C(name), C(node_guid), C(firmware), C(board_id), C(pci), C(virtual),
@@ -400,11 +409,11 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
         "devices",
         sysfs.device_nodes,
         dev_root,
-        otherwise={"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False},
+        otherwise={"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False, "groups": []},
     )
     infiniband = findings.guard("infiniband", sysfs.infiniband, sysfs_root, dev_root, otherwise=[])
     sriov = findings.guard("sriov", sysfs.sriov, sysfs_root, otherwise=[])
-    _judge_gpus(findings, gpus, devices)
+    _judge_gpus(findings, gpus)
     _judge_infiniband(findings, infiniband)
     for function in sriov:
         others = sysfs.siblings(function["pf"], sysfs_root)
@@ -419,12 +428,13 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
         "gpus": gpus,
         "accelerator": sysfs.accelerator(gpus),
         "devices": devices,
+        "nvidia_hook": host_state.installed("nvidia-container-runtime-hook"),
         "infiniband": infiniband,
         "sriov": sriov,
     }
 
 
-def _judge_gpus(findings: Findings, gpus: list[dict[str, Any]], devices: dict[str, Any]) -> None:
+def _judge_gpus(findings: Findings, gpus: list[dict[str, Any]]) -> None:
     unserved = sysfs.unserved(gpus)
     if unserved:
         described = [
@@ -433,8 +443,6 @@ def _judge_gpus(findings: Findings, gpus: list[dict[str, Any]], devices: dict[st
         findings.add("warning", "gpu-driver", "no compute driver serves " + ", ".join(described))
     elif len({gpu["vendor"] for gpu in gpus}) > 1:
         findings.add("warning", "gpu-vendors", "there are AMD and NVIDIA GPUs; containers get one kind only")
-    if sysfs.accelerator(gpus) == "rocm" and not devices["kfd"]:
-        findings.add("warning", "kfd-missing", "amdgpu serves the GPUs, but /dev/kfd is missing")
 
 
 def _judge_infiniband(findings: Findings, infiniband: list[dict[str, Any]]) -> None:

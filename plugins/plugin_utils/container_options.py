@@ -59,6 +59,28 @@ def _typed(value: Any, check: Any) -> Any:
     return value
 
 
+MOUNT_OPTIONS = ("volumes", "ipc_mode", "shm_size", "security_opts")
+"""The options of the container that say whether SELinux has a word in what it mounts."""
+
+
+def unlabelled_volumes(options: Mapping[str, Any]) -> list[str]:
+    """Return the directories of the node that SELinux, where it runs, may keep from the container.
+
+    Args:
+        options: those of MOUNT_OPTIONS, None for what the user has not set.
+    """
+    ipc_mode = options["ipc_mode"] or ("private" if options["shm_size"] else "host")
+    # Docker switches labels off for a container that shares the node's memory.
+    if ipc_mode == "host" or any(str(one).startswith("label") for one in options["security_opts"] or []):
+        return []
+    volumes = (volume.split(":") for volume in _typed(options["volumes"] or [], _volumes))
+    return [
+        parts[0]
+        for parts in volumes
+        if parts[0].startswith("/") and not {"z", "Z"} & set(parts[2].split(",") if len(parts) == 3 else ())
+    ]
+
+
 Complaint = tuple[str, str, str]
 """The part of the value at fault, what is wrong with it, and what would work."""
 

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Network, ip_network
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import memlock_shortage
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
+    memlock_shortage,
+    nvidia_way,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
@@ -46,6 +49,10 @@ class NodePlan(NamedTuple):
         image: what the training container runs; empty when that is not known.
         image_listed: whether images_list brings it; otherwise the node must have it.
         spare_jobs: refuse what would end a training job.
+        own_devices: whether the user says which devices the container gets, and how.
+        groups: the groups that the user gives the container, None for those of the node.
+        userns_mode: `host` when the container is left out of the engine's user namespaces.
+        unlabelled: mounts of the user that SELinux would have to allow.
     """
 
     node: str
@@ -66,6 +73,10 @@ class NodePlan(NamedTuple):
     image: str = ""
     image_listed: bool = True
     spare_jobs: bool = True
+    own_devices: bool = False
+    groups: Sequence[str] | None = None
+    userns_mode: str = ""
+    unlabelled: Sequence[str] = ()
 
 
 class Findings(NamedTuple):
@@ -86,6 +97,9 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         _engine,
         _reported,
         _accelerator,
+        _gpu_access,
+        _user_namespaces,
+        _selinux,
         _parent,
         _memlock,
         _image,
@@ -248,6 +262,68 @@ def _accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -
             f"set rdm_accelerator: {has} for this node, or install the GPU driver",
         )
     )
+
+
+def _gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """See that a container can get the GPUs, before the engine says no to it."""
+    if want.accelerator != facts.get("accelerator") or want.own_devices:
+        return
+    devices = facts.get("devices") or {}
+    value = f"rdm_accelerator {want.accelerator}"
+    if want.accelerator == "cuda" and not nvidia_way(facts):
+        reason = "needs NVIDIA's container toolkit, and neither it nor a CDI specification is on the node"
+        remedy = (
+            "install nvidia-container-toolkit, run nvidia-ctk runtime configure --runtime=docker, and "
+            "restart Docker"
+        )
+        findings.problems.append(Problem(want.node, value, reason, remedy))
+    elif want.accelerator == "cuda" and not devices.get("nvidia"):
+        findings.warn(
+            want.node,
+            "the NVIDIA driver is loaded, and there is no /dev/nvidia0 yet: nvidia-smi or "
+            "nvidia-persistenced makes it, and the toolkit tries to.",
+        )
+    elif want.accelerator == "rocm":
+        missing = [
+            path for path, there in (("/dev/kfd", "kfd"), ("/dev/dri", "dri")) if not devices.get(there)
+        ]
+        if missing:
+            remedy = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
+            findings.problems.append(
+                Problem(want.node, value, f"needs {names(missing)}, missing here", remedy)
+            )
+        lacking = [str(gid) for gid in devices.get("groups") or [] if str(gid) not in (want.groups or [])]
+        if lacking and want.groups is not None and all(group.isdigit() for group in want.groups):
+            findings.warn(
+                want.node,
+                f"container_groups lacks {names(lacking)}, which owns the GPUs' devices: only root can use "
+                "them in the container.",
+            )
+
+
+def _user_namespaces(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse an engine that makes the container's root somebody else: the node's root owns what it reads."""
+    if (
+        "userns" not in ((facts.get("docker") or {}).get("security_options") or [])
+        or want.userns_mode == "host"
+    ):
+        return
+    reason = "hides the cluster's keys, job directories and devices from the containers' root"
+    remedy = (
+        "set container_userns_mode: host, which runs the cluster's containers without it, or take it out of "
+        "the engine's daemon.json"
+    )
+    findings.problems.append(Problem(want.node, "userns-remap of the engine", reason, remedy))
+
+
+def _selinux(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """The cluster's own mounts are labelled; whether those of users may be is for them to say."""
+    if want.unlabelled and "selinux" in ((facts.get("docker") or {}).get("security_options") or []):
+        findings.warn(
+            want.node,
+            f"SELinux may keep the container from {names(want.unlabelled)} of container_volumes: give them "
+            "the mode z (or Z for this container alone), or set container_security_opts: [label=disable].",
+        )
 
 
 def _parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -14,7 +14,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import 
     ClusterPlan,
     plan_cluster,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import container_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
+    MOUNT_OPTIONS,
+    container_problems,
+    unlabelled_volumes,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     REGISTERED,
     ROLES,
@@ -181,7 +185,23 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         image=images.image,
         image_listed=images.listed,
         spare_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
+        own_devices=any(
+            reader.role_value(node, f"container_{what}") is not None
+            for what in ("devices", "device_requests")
+        ),
+        groups=_texts(reader.role_value(node, "container_groups")),
+        userns_mode=reader.text(node, "container_userns_mode"),
+        unlabelled=unlabelled_volumes(
+            {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
+        ),
     )
+
+
+def _texts(value: Any) -> list[str] | None:
+    """Return a list of texts as Ansible takes it, None for none."""
+    if value is None:
+        return None
+    return [str(item) for item in (value.split(",") if isinstance(value, str) else value)]
 
 
 def base_of_nodes(

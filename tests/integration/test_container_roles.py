@@ -25,8 +25,11 @@ def bare(engine: Engine) -> Iterator[Engine]:
     engine.api.delete("/networks/fabric")
 
 
-def play(role: str, directory: Path, engine: str, **variables: Any) -> Played:
-    """Run a role's present.yml, after a preflight that has seen no container and a network."""
+def play(role: str, directory: Path, engine: str, *secured: str, **variables: Any) -> Played:
+    """Run a role's present.yml, after a preflight that has seen no container and a network.
+
+    The engine is `secured` by what it names itself, such as selinux.
+    """
     task = {
         "name": "Run the role",
         "ansible.builtin.include_role": {"name": f"rdm.provision.{role}", "tasks_from": "present"},
@@ -35,7 +38,7 @@ def play(role: str, directory: Path, engine: str, **variables: Any) -> Played:
         directory,
         [{"tasks": [task]}],
         docker_host=f"unix://{engine}",
-        preflight_facts={"node": {"docker": {"containers": []}}},
+        preflight_facts={"node": {"docker": {"containers": [], "security_options": secured}}},
         preflight_plan={"nodes": {HOST: {"network_present": True}}},
         container_ssh_key_dir=str(directory / "keys"),
         container_config_dir=str(directory / "config"),
@@ -89,6 +92,27 @@ def test_a_plugin_that_never_came_up_is_a_failure_each_time(
         assert played.status != 0
         assert "container rdm-sriov-plugin ended with status 3" in played.output, played.output
         assert wait_until(restarting, 120)
+
+
+def test_mounts_are_labelled_where_selinux_confines_the_container(
+    bare: Engine, busybox_image: str, tmp_path: Path
+) -> None:
+    variables: dict[str, Any] = {
+        "container_image": busybox_image,
+        "container_sshd": False,
+        "container_userns_mode": "host",
+    }
+
+    def mounts(*secured: str, **more: Any) -> list[str]:
+        played = [play("container", tmp_path, bare.socket, *secured, **variables, **more) for _ in range(2)]
+        assert [one.status for one in played] == [0, 0], played[0].output
+        assert played[1].changes == [0], "the engine tells them as they were asked for"
+        host: dict[str, Any] = bare.api.get("/containers/rdm/json")["HostConfig"]
+        assert host["UsernsMode"] == "host"
+        return sorted(bind.partition(":")[2] for bind in host["Binds"])
+
+    assert mounts("selinux", container_shm_size="64M") == ["/etc/rdm:ro,z", "/job:ro,z", "/jobs:z"]
+    assert mounts("selinux") == ["/etc/rdm:ro", "/job:ro", "/jobs:rw"], "memory of the node: not confined"
 
 
 def make_keys(directory: Path) -> None:

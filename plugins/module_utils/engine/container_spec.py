@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import NVIDIA_CDI
+
 RDMA_CM = "/dev/infiniband/rdma_cm"
 
 
@@ -46,10 +48,15 @@ def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
         paths += ["/dev/kfd", "/dev/dri"]
         groups.append(str(ids["video"]) if ids.get("video") is not None else "video")
         groups += [str(ids["render"])] if ids.get("render") is not None else []
+        owners = (facts.get("devices") or {}).get("groups") or []
+        groups += [str(gid) for gid in owners if str(gid) not in groups]
         capabilities.append("SYS_PTRACE")
         security_opts.append("seccomp=unconfined")
     elif accelerator == "cuda":
-        requests.append({"driver": "nvidia", "count": -1, "capabilities": [["gpu"]]})
+        if nvidia_way(facts) == "cdi":
+            requests.append({"driver": "cdi", "count": 0, "device_ids": [NVIDIA_CDI + "=all"]})
+        else:
+            requests.append({"driver": "nvidia", "count": -1, "capabilities": [["gpu"]]})
     rdma = _rdma_devices(facts)
     if rdma:
         paths += rdma
@@ -63,6 +70,14 @@ def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
         capabilities=capabilities,
         security_opts=security_opts,
     )
+
+
+def nvidia_way(facts: Mapping[str, Any]) -> str:
+    """Return how containers on the node get NVIDIA GPUs: toolkit, cdi, or "" when they cannot."""
+    said = (facts.get("docker") or {}).get("nvidia") or []
+    if facts.get("nvidia_hook") or "runtime" in said:
+        return "toolkit"
+    return "cdi" if "cdi" in said else ""
 
 
 def memlock_limit(facts: Mapping[str, Any]) -> int:

@@ -7,10 +7,14 @@ read() asks the engine; everything else shapes its answers and is pure.
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+
+NVIDIA_CDI = "nvidia.com/gpu"
+"""The kind of NVIDIA's GPUs in the Container Device Interface."""
 
 JOBS = "/jobs"
 """Where the jobs' directory is in a training container."""
@@ -59,6 +63,7 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
         "images": images(api.get("/images/json")),
         "network_plugins": (info.get("Plugins") or {}).get("Network") or [],
         "security_options": security_options(info),
+        "nvidia": nvidia(info),
     }
 
 
@@ -66,6 +71,20 @@ def security_options(info: dict[str, Any]) -> list[str]:
     """Return the names of what secures the engine, such as seccomp, selinux, userns and rootless."""
     words = (option.partition(",")[0] for option in info.get("SecurityOptions") or [])
     return [word[len("name=") :] for word in words if word.startswith("name=")]
+
+
+def nvidia(info: dict[str, Any]) -> list[str]:
+    """Return the ways in which the engine says that it gives out NVIDIA GPUs: runtime, cdi.
+
+    A way that it does not speak of is the hook of NVIDIA's toolkit, which it looks for in its PATH.
+    """
+    ways = ["runtime"] if "nvidia" in (info.get("Runtimes") or {}) else []
+    discovered = (str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or [])
+    if any(name.startswith(NVIDIA_CDI + "=") for name in discovered) or any(
+        _mentions(directory, NVIDIA_CDI) for directory in info.get("CDISpecDirs") or []
+    ):
+        ways.append("cdi")
+    return ways
 
 
 def image_store(info: dict[str, Any]) -> str:
@@ -159,6 +178,23 @@ def images(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         {"id": image["Id"], "tags": [tag for tag in image.get("RepoTags") or [] if tag != "<none>:<none>"]}
         for image in found
     ]
+
+
+def _mentions(directory: str, kind: str) -> bool:
+    """Return whether a file of a directory of CDI specifications is about a kind of devices."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return False
+    for name in names:
+        if name.endswith((".json", ".yaml", ".yml")):
+            try:
+                with open(os.path.join(directory, name), encoding="utf-8", errors="replace") as file:
+                    if kind in file.read():
+                        return True
+            except OSError:
+                continue
+    return False
 
 
 def _trains(container: dict[str, Any]) -> bool:

@@ -79,8 +79,13 @@ def unserved(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
-    """Return the device nodes that containers may need: kfd, dri, nvidia, rdma_cm."""
+    """Return the device nodes that containers may need: kfd, dri, nvidia, rdma_cm.
+
+    `groups` has the ids of the groups, other than root's, that own those of AMD's GPUs.
+    """
+    amd = ["kfd", *("dri/" + name for name in _entries(dev_root, "dri") if name.startswith("renderD"))]
     return {
+        "groups": sorted({_gid(os.path.join(dev_root, name)) for name in amd} - {0}),
         "kfd": os.path.exists(os.path.join(dev_root, "kfd")),
         "dri": [
             "/dev/dri/" + name for name in _entries(dev_root, "dri") if name.startswith(("card", "renderD"))
@@ -234,6 +239,14 @@ def _read(*parts: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def _gid(path: str) -> int:
+    """Return the group that owns a file; 0 where there is none."""
+    try:
+        return os.stat(path).st_gid
+    except OSError:
+        return 0
 
 
 def _number(*parts: str) -> int:

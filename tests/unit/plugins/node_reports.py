@@ -68,6 +68,7 @@ SOUND: dict[str, Any] = {
     "gpus": [],
     "accelerator": "cpu",
     "devices": {"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False},
+    "nvidia_hook": False,
     "groups": {"video": 44, "render": None, "docker": 998},
     "infiniband": [],
     "sriov": [],

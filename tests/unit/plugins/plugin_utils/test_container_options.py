@@ -5,9 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import container_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
+    MOUNT_OPTIONS,
+    container_problems,
+    unlabelled_volumes,
+)
 from hypothesis import given
 from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({"volumes": ["/data:/data"]}, []),
+        ({"volumes": ["/data:/data"], "shm_size": "64G"}, ["/data"]),
+        ({"volumes": ["/data:/data"], "ipc_mode": "private"}, ["/data"]),
+        ({"volumes": "/data:/data,/m:/m:z", "ipc_mode": "private"}, ["/data"]),
+        ({"volumes": ["/data:/data:ro,z", "/m:/m:ro", "name:/n"], "ipc_mode": "private"}, ["/m"]),
+        ({"volumes": ["/m:/m"], "ipc_mode": "private", "security_opts": ["label=disable"]}, []),
+        ({}, []),
+    ],
+)
+def test_mounts_that_selinux_would_have_to_allow(options: dict[str, Any], found: list[str]) -> None:
+    assert unlabelled_volumes({**dict.fromkeys(MOUNT_OPTIONS), **options}) == found
 
 
 def sentences(**options: Any) -> list[str]:

@@ -163,7 +163,65 @@ def test_accelerator_that_the_node_lacks_is_refused() -> None:
     )
     [sentence] = problems(report(accelerator="cuda", gpus=[{}] * 8), accelerator="rocm")
     assert "which has 8 GPUs (cuda): set rdm_accelerator: cuda" in sentence
-    assert problems(report(accelerator="rocm", gpus=[{}] * 8), accelerator="rocm") == []
+    whole = {"kfd": True, "dri": ["/dev/dri/renderD128"]}
+    assert problems(report(accelerator="rocm", gpus=[{}] * 8, devices=whole), accelerator="rocm") == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "missing"),
+    [
+        ({"kfd": False, "dri": ["/dev/dri/renderD128"]}, "/dev/kfd"),
+        ({"kfd": True, "dri": []}, "/dev/dri"),
+        ({}, "/dev/kfd, /dev/dri"),
+    ],
+)
+def test_rocm_without_its_devices_is_refused(devices: dict[str, Any], missing: str) -> None:
+    found = report(accelerator="rocm", gpus=[{}] * 8, devices=devices)
+    [sentence] = problems(found, accelerator="rocm")
+    assert sentence.startswith(f"rdm_accelerator rocm needs {missing}, missing here: load amdgpu")
+    assert problems(found, accelerator="rocm", own_devices=True) == []
+    assert problems(found) == [], "a cpu cluster needs none of it"
+
+
+def test_groups_of_the_user_that_do_not_own_the_gpus_are_a_warning() -> None:
+    devices = {"kfd": True, "dri": ["/dev/dri/renderD128"], "groups": [44, 992]}
+    found = report(accelerator="rocm", gpus=[{}], devices=devices)
+    [sentence] = warnings(found, accelerator="rocm", groups=["44"])
+    assert "container_groups lacks 992" in sentence
+    for groups in (None, ["44", "992"], ["video"]):
+        assert warnings(found, accelerator="rocm", groups=groups) == []
+
+
+def test_cuda_without_a_way_to_its_gpus_is_refused() -> None:
+    cuda = {"accelerator": "cuda", "gpus": [{}] * 8, "devices": {"nvidia": ["/dev/nvidia0"]}}
+    [sentence] = problems(report(**cuda), accelerator="cuda")
+    assert sentence.startswith("rdm_accelerator cuda needs NVIDIA's container toolkit, and neither")
+    assert "nvidia-ctk runtime configure" in sentence
+    for more in ({"nvidia_hook": True}, {"docker_nvidia": ["runtime"]}, {"docker_nvidia": ["cdi"]}):
+        assert check_node(want(accelerator="cuda"), report(**cuda, **more)) == ([], [])
+    assert problems(report(**cuda), accelerator="cuda", own_devices=True) == []
+    to_come = report(**cuda, docker=None, docker_state="absent")
+    assert problems(to_come, accelerator="cuda", engine_install=True) != [], (
+        "the role installs the engine only"
+    )
+    bare = report(**{**cuda, "devices": {"nvidia": []}}, nvidia_hook=True)
+    assert "there is no /dev/nvidia0 yet" in warnings(bare, accelerator="cuda")[0]
+
+
+def test_remapped_users_are_refused_unless_the_container_is_left_out() -> None:
+    found = report(docker_security_options=["seccomp", "userns"])
+    [sentence] = problems(found)
+    assert sentence.startswith("userns-remap of the engine hides the cluster's keys")
+    assert "set container_userns_mode: host" in sentence
+    assert problems(found, userns_mode="host") == []
+
+
+def test_mounts_of_the_user_under_selinux_are_a_warning() -> None:
+    found = report(docker_security_options=["selinux"])
+    [sentence] = warnings(found, unlabelled=["/data", "/more"])
+    assert "SELinux may keep the container from /data, /more of container_volumes" in sentence
+    assert warnings(found) == []
+    assert warnings(report(), unlabelled=["/data"]) == []
 
 
 def test_unused_gpus_are_a_warning() -> None:

@@ -46,6 +46,18 @@ def test_cuda_node_requests_all_gpus() -> None:
     assert spec.devices == []
 
 
+def test_cuda_node_whose_engine_knows_cdi_only_asks_for_that() -> None:
+    cdi = [{"driver": "cdi", "count": 0, "device_ids": ["nvidia.com/gpu=all"]}]
+    assert container_spec(report(docker_nvidia=["cdi"]), "cuda").device_requests == cdi
+    for found in (report(docker_nvidia=["cdi"], nvidia_hook=True), report(docker_nvidia=["runtime", "cdi"])):
+        assert container_spec(found, "cuda").device_requests[0]["driver"] == "nvidia"
+
+
+def test_rocm_node_gets_the_groups_that_own_its_devices() -> None:
+    found = report(groups={"video": 44, "render": 109}, devices={"groups": [44, 992]})
+    assert container_spec(found, "rocm").groups == ["44", "109", "992"]
+
+
 @pytest.mark.parametrize("accelerator", ["rocm", "cuda", "cpu"])
 def test_rdma_devices_go_with_every_accelerator(accelerator: str) -> None:
     spec = container_spec(report(infiniband=INFINIBAND, devices={"rdma_cm": True}), accelerator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,19 @@ def test_security_options() -> None:
     options = ["name=apparmor", "name=seccomp,profile=builtin", "name=userns", "odd"]
     assert docker_state.security_options({"SecurityOptions": options}) == ["apparmor", "seccomp", "userns"]
     assert docker_state.security_options({"SecurityOptions": None}) == []
+
+
+def test_ways_to_nvidia_gpus(tmp_path: Path) -> None:
+    assert docker_state.nvidia({"Runtimes": {"runc": {}, "nvidia": {}}}) == ["runtime"]
+    assert docker_state.nvidia({"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=0"}]}) == [
+        "cdi"
+    ]
+    nothing = {"Runtimes": None, "DiscoveredDevices": None, "CDISpecDirs": [str(tmp_path), "/missing"]}
+    (tmp_path / "other.yaml").write_text("kind: vendor.com/net\n")
+    (tmp_path / "README").write_text("nvidia.com/gpu\n")
+    assert docker_state.nvidia(nothing) == []
+    (tmp_path / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\n")
+    assert docker_state.nvidia(nothing) == ["cdi"]
 
 
 def test_classic_image_store() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import sysfs
 
 from tests.fixtures.sysfs.build import build
 
-BARE_NODES = {"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False}
+BARE_NODES = {"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False, "groups": []}
 
 
 class Node:
@@ -57,6 +58,13 @@ def test_mi250_has_the_device_nodes_of_rocm(mi250: Node) -> None:
     assert nodes["nvidia"] == []
     assert nodes["dri"][0] == "/dev/dri/card0"
     assert nodes["dri"][-1] == "/dev/dri/renderD135"
+
+
+def test_groups_that_own_amd_gpus(mi250: Node) -> None:
+    os.chown(f"{mi250.dev}/kfd", -1, 44)
+    os.chown(f"{mi250.dev}/dri/renderD128", -1, 992)
+    os.chown(f"{mi250.dev}/dri/card0", -1, 7)
+    assert sysfs.device_nodes(mi250.dev)["groups"] == [44, 992]
 
 
 def test_amd_graphics_without_compute_is_no_accelerator(mi250: Node) -> None:
