@@ -138,6 +138,10 @@ node:
           type: list
           elements: dict
           sample: [{base: 172.17.0.0/16, size: 16}]
+        swarm_address_pools:
+          description: Where its swarm takes those of overlay networks from; empty without a swarm.
+          type: list
+          elements: dict
         networks:
           description:
             - Networks with C(id), C(name), C(driver), C(scope), C(internal), C(subnets), C(options),
@@ -154,6 +158,18 @@ node:
           type: list
           elements: dict
         images: {description: "Images with C(id) and C(tags).", type: list, elements: dict}
+    pools_to_come:
+      description:
+        - The default address pools, as in C(docker), that an engine on this node would have; empty where
+          there is one.
+      type: list
+      elements: dict
+    kubernetes:
+      description:
+        - The Kubernetes that runs on the node, C(name) (empty for none) and C(ranges) with C(range), C(of)
+          (C(pods) or C(services)) and C(known), false for what is only usual.
+      type: dict
+      sample: {name: k3s, ranges: [{range: 10.43.0.0/16, of: services, known: false}]}
     other_engines:
       description:
         - Engines that the login user may mean instead, as C(kind) (C(rootless) or C(context)), C(name),
@@ -235,6 +251,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.other_engines
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.node import (
     host_state,
+    kubernetes,
     network_state,
     receipt,
     sysfs,
@@ -301,6 +318,9 @@ def node_facts(
         "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
     }
     found.update(_network(findings, sysfs_root))
+    found["kubernetes"] = findings.guard(
+        "kubernetes", kubernetes.kubernetes, otherwise={"name": "", "ranges": []}
+    )
     found.update(_docker(findings, docker_socket, login_user["name"], node))
     said = docker_socket or os.environ.get("DOCKER_HOST", "")
     found["other_engines"] = (
@@ -396,6 +416,9 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
         "docker": docker,
         "docker_state": state,
         "docker_error": error,
+        "pools_to_come": []
+        if docker
+        else docker_state.default_address_pools({}, host_state.read_text(host_state.daemon_config(0))),
         "disk": findings.guard(
             "disk", host_state.disk, image_dir, otherwise={"path": image_dir, "total": 0, "free": 0}
         ),

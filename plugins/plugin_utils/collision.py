@@ -3,8 +3,9 @@
 
 The engine itself refuses only an overlap with its own networks; an interface or a route with the
 same range silently sends traffic the wrong way. So the subnet is compared with every address,
-route and Docker network that the nodes report, and with the addresses ssh uses. The address pools of
-the engine are no uses: with them, the user is warned.
+route and Docker network that the nodes report, with the ranges of a Kubernetes there, and with the
+addresses ssh uses. The address pools of the engine are no uses: with them, the user is warned.
+IPv6 is out of scope: the container network is IPv4.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def collisions(
     hits: dict[str, list[str]] = {}
     for node, found in facts.items():
         uses = list(_uses(found, _own_networks(found, network_names[node], cluster, subnet)))
-        used.update([*(use.network for use in uses), *_pools(found)])
+        used.update(use.network for use in (*uses, *_pools(found)))
         what = [use.what for use in uses if use.network.overlaps(subnet)]
         if what:
             hits[node] = what
@@ -108,7 +109,7 @@ def collisions(
 def pool_warnings(
     subnet: IPv4Network, facts: Mapping[str, Mapping[str, Any]], settled: Container[str] = ()
 ) -> list[Problem]:
-    """Return one warning for each node whose engine may give a part of the subnet to another network.
+    """Return one warning for each node on which a part of the subnet may get another use later.
 
     An engine takes subnets for networks that ask for none from its pools, and passes over those in use. Once
     the cluster's network is there, it is safe.
@@ -122,19 +123,18 @@ def pool_warnings(
         node: pool
         for node, found in facts.items()
         if node not in settled
-        for pool in [next((one for one in _pools(found) if one.overlaps(subnet)), None)]
+        for pool in [next((one for one in _pools(found) if one.network.overlaps(subnet)), None)]
         if pool is not None
     }
     if not hits:
         return []
-    pools = [pool for found in facts.values() for pool in _pools(found)]
-    used = [use.network for found in facts.values() for use in _uses(found, [])]
-    outside = free_subnet([*pools, *used, subnet], subnet.prefixlen)
-    remedy = "keep it while nobody makes networks there, or choose one outside of the pools with rdm_subnet"
+    used = [use.network for found in facts.values() for use in (*_uses(found, []), *_pools(found))]
+    outside = free_subnet([*used, subnet], subnet.prefixlen)
+    remedy = "keep it while nobody makes networks there, or choose one outside with rdm_subnet"
     if outside is not None:
         remedy += f", for example {outside}"
     return [
-        Problem(node, str(subnet), f"lies in the Docker daemon's address pool {pool}", remedy)
+        Problem(node, str(subnet), f"lies in {pool.what} {pool.network}", remedy)
         for node, pool in hits.items()
     ]
 
@@ -199,18 +199,41 @@ def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Us
         way = f" via {route['gateway']}" if route.get("gateway") else ""
         device = f" on {route['interface']}" if route.get("interface") else ""
         yield Use(found, f"route {found}{way}{device} (table {route.get('table') or 'main'})")
+    kubernetes, its_ranges = _kubernetes(facts)
+    for its in its_ranges:
+        found = ipv4_network(its["range"])
+        if found is not None and its["known"]:
+            yield Use(found, f"the range of {kubernetes}'s {its['of']} ({found})")
     for end, address in (facts.get("ssh") or {}).items():
         found = ipv4_network(address)
         if found is not None:
             yield Use(found, f"the address {address} of the ssh {end}")
 
 
-def _pools(facts: Mapping[str, Any]) -> Iterator[IPv4Network]:
-    """Yield the ranges from which the engine takes subnets for networks that ask for none."""
-    for pool in (facts.get("docker") or {}).get("default_address_pools") or []:
-        base = ipv4_network(pool.get("base", ""))
-        if base is not None:
-            yield base
+def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
+    """Yield the ranges from which something on the node may take a part without being asked."""
+    docker = facts.get("docker") or {}
+    for pools, whose in (
+        (docker.get("default_address_pools"), "the Docker daemon's address pool"),
+        (docker.get("swarm_address_pools"), "the swarm's address pool"),
+        (facts.get("pools_to_come"), "an address pool of the engine that is yet to be installed,"),
+    ):
+        for pool in pools or []:
+            base = ipv4_network(pool.get("base", ""))
+            if base is not None:
+                yield Use(base, whose)
+    name, ranges = _kubernetes(facts)
+    for one in ranges:
+        found = ipv4_network(one["range"])
+        if found is not None and not one["known"]:
+            yield Use(found, f"the range that {name} gives {one['of']} unless it is told otherwise,")
+
+
+def _kubernetes(facts: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return the name of the Kubernetes on a node, for a sentence, and its ranges."""
+    found = facts.get("kubernetes") or {}
+    name = str(found.get("name", ""))
+    return f"Kubernetes ({name})", found.get("ranges") or []
 
 
 def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:

@@ -41,7 +41,9 @@ def parse_subnet(text: Any) -> IPv4Network:
     except ValueError:
         raise ValueError("is not a subnet in CIDR form; write it like 192.169.16.0/24") from None
     if interface.version != 4:
-        raise ValueError("is IPv6; the container network is IPv4, write it like 192.169.16.0/24")
+        raise ValueError(
+            "is IPv6, which is out of scope: the container network is IPv4; write it like 192.169.16.0/24"
+        )
     if interface.ip != interface.network.network_address:
         raise ValueError(f"has host bits set; the subnet is {interface.network}")
     if interface.network.prefixlen > SMALLEST_PREFIX:

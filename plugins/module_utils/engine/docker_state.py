@@ -58,6 +58,7 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
         "live_restore": bool(info.get("LiveRestoreEnabled")),
         "cgroup_version": str(info.get("CgroupVersion", "")),
         "default_address_pools": default_address_pools(info, daemon_json),
+        "swarm_address_pools": swarm_address_pools(info),
         "networks": networks(api.get("/networks"), found),
         "containers": containers(found),
         "images": images(api.get("/images/json")),
@@ -112,6 +113,19 @@ def default_address_pools(info: dict[str, Any], daemon_json: str) -> list[dict[s
     except (ValueError, KeyError, TypeError, AttributeError):
         pools = []
     return pools or [{"base": base, "size": size} for base, size in BUILT_IN_POOLS]
+
+
+def swarm_address_pools(info: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pools from which the engine's swarm takes subnets of overlay networks: base, size.
+
+    Only managers know what was said; a worker gives what a swarm takes otherwise.
+    """
+    swarm = info.get("Swarm") or {}
+    if swarm.get("LocalNodeState") != "active":
+        return []
+    cluster = swarm.get("Cluster") or {}
+    bases = cluster.get("DefaultAddrPool") or ["10.0.0.0/8"]
+    return [{"base": str(base), "size": cluster.get("SubnetSize") or 24} for base in bases]
 
 
 def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -61,6 +61,8 @@ SOUND: dict[str, Any] = {
     },
     "docker_error": "",
     "other_engines": [],
+    "pools_to_come": [],
+    "kubernetes": {"name": "", "ranges": []},
     "docker_state": "ok",
     "python_requests": True,
     "disk": {"path": "/var/lib/docker", "total": 200 * 2**30, "free": 100 * 2**30},

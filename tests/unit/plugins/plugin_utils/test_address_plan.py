@@ -92,7 +92,7 @@ def test_bad_gateway_is_refused(gateway: str) -> None:
     ("subnet", "reason"),
     [
         ("192.169.16.5/24", "has host bits set; the subnet is 192.169.16.0/24"),
-        ("fd00::/64", "is IPv6"),
+        ("fd00::/64", "is IPv6, which is out of scope"),
         ("192.169.16.0", "is not a subnet in CIDR form"),
         ("192.169.16.0/33", "is not a subnet in CIDR form"),
         ("192.169.16.0/255.255.255.0", "is not a subnet in CIDR form"),

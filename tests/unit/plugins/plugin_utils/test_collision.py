@@ -112,6 +112,36 @@ def test_a_subnet_that_is_proposed_lies_outside_of_the_pools() -> None:
     assert problem.remedy.endswith("for example 10.24.0.0/24")
 
 
+def test_an_address_pool_of_the_swarm_is_a_warning_and_not_proposed() -> None:
+    swarm = report(docker_swarm_address_pools=[{"base": "10.0.0.0/8", "size": 24}])
+    assert overlaps(swarm, "10.60.0.0/24") == ""
+    [warning] = pool_warnings(IPv4Network("10.60.0.0/24"), {"n1": swarm})
+    assert warning.reason == "lies in the swarm's address pool 10.0.0.0/8"
+    assert warning.remedy.endswith("for example 172.16.0.0/24")
+
+
+def test_pools_of_an_engine_that_is_yet_to_be_installed() -> None:
+    bare = report(docker=None, pools_to_come=[{"base": "10.20.0.0/14", "size": 24}])
+    [warning] = pool_warnings(IPv4Network("10.21.0.0/24"), {"n1": bare})
+    assert warning.reason == "lies in an address pool of the engine that is yet to be installed, 10.20.0.0/14"
+    assert warning.remedy.endswith("for example 10.24.0.0/24")
+
+
+def test_ranges_of_kubernetes_are_uses_where_they_are_known() -> None:
+    pods = {"range": "10.42.0.0/16", "of": "pods", "known": True}
+    services = {"range": "10.43.0.0/16", "of": "services", "known": False}
+    found = report(kubernetes={"name": "k3s", "ranges": [pods, services, {**pods, "range": "2001:db8::/56"}]})
+    assert overlaps(found, "10.42.7.0/24") == "overlaps the range of Kubernetes (k3s)'s pods (10.42.0.0/16)"
+    assert pool_warnings(IPv4Network("10.42.7.0/24"), {"n1": found}) == []
+    assert overlaps(found, "10.43.7.0/24") == ""
+    [warning] = pool_warnings(IPv4Network("10.43.7.0/24"), {"n1": found})
+    assert warning.reason == (
+        "lies in the range that Kubernetes (k3s) gives services unless it is told otherwise, 10.43.0.0/16"
+    )
+    [problem] = collisions(IPv4Network("10.42.0.0/15"), {"n1": found}, {"n1": "ibnet"}, "rdm")
+    assert problem.remedy.endswith("for example 10.20.0.0/15")
+
+
 def test_docker_gwbridge_counts() -> None:
     found = report(docker_networks=with_network(network("docker_gwbridge", "172.18.0.0/16", driver="bridge")))
     assert overlaps(found, "172.18.5.0/24") == "overlaps Docker network docker_gwbridge (172.18.0.0/16)"

@@ -94,6 +94,22 @@ def test_built_in_pools(text: str) -> None:
     assert pools[-1] == {"base": "192.168.0.0/16", "size": 20}
 
 
+@pytest.mark.parametrize(
+    ("swarm", "pools"),
+    [
+        (None, []),
+        ({"LocalNodeState": "inactive", "Cluster": None}, []),
+        ({"LocalNodeState": "active", "Cluster": None}, [{"base": "10.0.0.0/8", "size": 24}]),
+        (
+            {"LocalNodeState": "active", "Cluster": {"DefaultAddrPool": ["10.9.0.0/16"], "SubnetSize": 26}},
+            [{"base": "10.9.0.0/16", "size": 26}],
+        ),
+    ],
+)
+def test_pools_of_a_swarm(swarm: Any, pools: list[dict[str, Any]]) -> None:
+    assert docker_state.swarm_address_pools({"Swarm": swarm}) == pools
+
+
 def test_security_options() -> None:
     options = ["name=apparmor", "name=seccomp,profile=builtin", "name=userns", "odd"]
     assert docker_state.security_options({"SecurityOptions": options}) == ["apparmor", "seccomp", "userns"]
