@@ -167,6 +167,7 @@ new_layers:
 
 import contextlib
 import os
+import re
 from typing import Any
 from urllib.parse import quote
 
@@ -189,8 +190,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.archive.images impor
     spare_members,
     wanted_images,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.archive.load import load_chunks
-from ansible_collections.rdm.provision.plugins.module_utils.archive.stream import file_sha256
+from ansible_collections.rdm.provision.plugins.module_utils.archive.load import ArchiveChanged, load_chunks
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
     DockerError,
@@ -210,6 +210,8 @@ ARGUMENT_SPEC: dict[str, Any] = {
 }
 
 NO_IMAGE = "absent"
+# What an engine says of each image of an archive.
+_LOADED = re.compile(r"Loaded image(?: ID)?: (\S+)")
 PUT_IT_THERE = "put it there, or set remote_src: false to take it from the controller"
 
 
@@ -242,6 +244,8 @@ class Images:
         self.after = dict(self.before)
         self.actions: list[str] = []
         self.copy_needed = False
+        self.loaded: list[str] = []
+        self.tags: dict[str, str] = {}
 
     def inspect(self) -> dict[str, Any]:
         """Return what `present` would find to do."""
@@ -277,8 +281,11 @@ class Images:
                 self._tag(image, tag)
         for image, _tags in self.wanted:
             if self._find(image) is None:
+                self._take_back()
                 raise ArchiveProblem(
-                    "the engine accepted {0}, but image {1} is not in it".format(self.path, image.ids[0])
+                    "the engine accepted {0}, and what it loaded is not image {1}: it was removed".format(
+                        self.path, image.ids[0]
+                    )
                 )
         self.after = {name: self._id(name) for name in self._names()}
 
@@ -381,7 +388,12 @@ class Images:
     def _load(self) -> None:
         source = self.path if self.copy is None else self.copy
         if self.copy is not None:
-            self._verify_copy(self.copy)
+            self._check_copy(self.copy)
+        self.tags = {
+            tag: str(image["Id"])
+            for image in self.api.get("/images/json")
+            for tag in image.get("RepoTags") or []
+        }
         # An archive may hold images for other architectures under the same tags.
         index = self.index._replace(images=[image for image, _tags in self.wanted])
         classic = image_store(self.api.get("/info")) == "classic"
@@ -402,8 +414,19 @@ class Images:
                 progress = self.api.post_stream(
                     "/images/load", chunks, {"Content-Type": "application/x-tar"}, quiet=True
                 )
-                for _line in progress:
-                    pass
+                for line in progress:
+                    name = _LOADED.match(str(line.get("stream", "")))
+                    if name:
+                        self.loaded.append(name.group(1))
+        except ArchiveChanged as changed:
+            self._take_back()
+            what = self.path if self.copy is None else "the copy of {0}".format(self.path)
+            raise ArchiveProblem(
+                "{0} has sha256 {1} while it is loaded, not {2}, so none of it was kept".format(
+                    what, changed.sha256, self.index.sha256
+                ),
+                "see who has changed it",
+            ) from None
         except DockerError as error:
             if "no space left" in error.message:
                 raise ArchiveProblem(
@@ -414,7 +437,19 @@ class Images:
                 ) from None
             raise
 
-    def _verify_copy(self, copy: str) -> None:
+    def _take_back(self) -> None:
+        """Remove what was loaded and is another image; a name that was another's is so again."""
+        were = {**self.tags, **self.before}
+        for name in dict.fromkeys([*self.loaded, *self.before]):
+            now, was = self._id(name), were.get(name, NO_IMAGE)
+            if now in (was, NO_IMAGE):
+                continue
+            self.api.delete("/images/{0}".format(quote(name, safe="/:@")), force=True)
+            if was != NO_IMAGE and not name.startswith("sha256:"):
+                repository, _, word = name.rpartition(":")
+                self.api.post("/images/{0}/tag".format(was), repo=repository, tag=word)
+
+    def _check_copy(self, copy: str) -> None:
         try:
             size = os.stat(copy).st_size
         except OSError as error:
@@ -423,8 +458,6 @@ class Images:
             raise ArchiveProblem(
                 "the copy of {0} has {1} bytes, not {2}".format(self.path, size, self.index.size)
             )
-        if self.index.sha256 and file_sha256(copy) != self.index.sha256:
-            raise ArchiveProblem("the copy of {0} is corrupt: its sha256 differs".format(self.path))
 
 
 def _size(count: int) -> str:

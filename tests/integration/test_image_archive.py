@@ -34,6 +34,19 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 
+# Another archive takes the place of one in the moment between the look at it and its load.
+SWAPPED = """
+import os, sys
+from ansible_collections.rdm.provision.plugins.modules import image_archive
+load_chunks, other = image_archive.load_chunks, sys.argv.pop()
+def swapped(path, *arguments):
+    os.replace(other, path)
+    return load_chunks(path, *arguments)
+image_archive.load_chunks = swapped
+image_archive.main()
+"""
+
+
 class Failed(Exception):  # noqa: N818
     """What the module said when it failed."""
 
@@ -47,10 +60,15 @@ def arguments(directory: Path, check: bool, **options: Any) -> str:
     return json.dumps({"ANSIBLE_MODULE_ARGS": {**options, "_ansible_check_mode": check}})
 
 
-def run(engine: Engine, directory: Path, *, check: bool = False, **options: Any) -> dict[str, Any]:
-    """Run the module in a process of its own, as on a node."""
+def run(
+    engine: Engine, directory: Path, *, check: bool = False, swap: bytes | None = None, **options: Any
+) -> dict[str, Any]:
+    """Run the module in a process of its own, as on a node; `swap` takes the archive's place in between."""
+    argv = ["-m", MODULE]
+    if swap is not None:
+        argv = ["-c", SWAPPED, put(directory, swap, "swapped")]
     done = subprocess.run(
-        [sys.executable, "-m", MODULE],
+        [sys.executable, *argv],
         input=arguments(directory, check, **options),
         env=environment(engine),
         capture_output=True,
@@ -407,6 +425,39 @@ def test_layers_that_the_engine_has_are_not_sent_again(
     with tarfile.open(kept) as archive:
         sizes = sorted(member.size for member in archive if member.name.endswith("layer.tar"))
     assert sizes == sorted(len(one) for one in newer.layers)
+
+
+@pytest.mark.parametrize("padding", [0, 5_000_000])
+@pytest.mark.parametrize("packing", [bytes, gzip.compress, zstd])
+def test_an_archive_that_is_swapped_is_not_loaded(
+    engine: Engine,
+    tmp_path: Path,
+    image: MadeImage,
+    packing: Any,
+    padding: int,
+) -> None:
+    data = packing(saved(image))
+    path = put(tmp_path, data)
+    other = MadeImage([layer("evil", 3_000_000)], [NAME, "rdm-test/evil:1"])
+    swapped = packing(saved(other) + bytes(padding))
+    words = (
+        f"{path} has sha256 {digest(swapped)[7:]} while it is loaded, not {digest(data)[7:]}, so none of it"
+    )
+    with pytest.raises(Failed, match=words):
+        run(engine, tmp_path, path=path, sha256=digest(data)[7:], swap=swapped)
+    assert [image_id(engine, name) for name in (NAME, "rdm-test/evil:1", other.id)] == ["", "", ""]
+
+
+def test_what_turns_out_to_be_another_image_is_removed(
+    engine: Engine, tmp_path: Path, image: MadeImage
+) -> None:
+    before = MadeImage([layer("before")], [NAME])
+    run(engine, tmp_path, path=put(tmp_path, saved(before)))
+    path = put(tmp_path, saved(image))
+    other = MadeImage([layer("evil")], [NAME, "rdm-test/evil:1"])
+    with pytest.raises(Failed, match=f"what it loaded is not image {image.id}: it was removed"):
+        run(engine, tmp_path, path=path, swap=saved(other))
+    assert [image_id(engine, name) for name in (NAME, "rdm-test/evil:1", other.id)] == [before.id, "", ""]
 
 
 def test_a_module_killed_while_loading(engine: Engine, tmp_path: Path, image: MadeImage) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gzip
-import hashlib
 import os
 import subprocess
 import tarfile
@@ -33,19 +32,6 @@ _MAGIC = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh", "bzip2"
 
 
 _SUPPORTED = ("plain", "gzip", "zstd")
-
-
-def file_sha256(path: str) -> str:
-    """Return the sha256 of a file, in hexadecimal.
-
-    Raises:
-        ArchiveProblem: missing or unreadable.
-    """
-    hasher = hashlib.sha256()
-    with explained(path), open(path, "rb") as raw:
-        for _chunk in chunks(Hashing(raw, hasher)):
-            pass
-    return hasher.hexdigest()
 
 
 class Hashing:

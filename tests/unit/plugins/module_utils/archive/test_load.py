@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import (
@@ -16,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.archive.images impor
     spare_members,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.archive.load import load_chunks
+from ansible_collections.rdm.provision.plugins.module_utils.archive.load import ArchiveChanged, load_chunks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +84,37 @@ def test_what_is_left_out_is_what_the_engine_has(height: int, others: int, known
     for made in (one, two):
         for diff_id, content in zip(made.diff_ids, made.layers, strict=True):
             assert contents.get(f"{diff_id[7:]}/layer.tar", content) == content
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+@pytest.mark.parametrize("make", [saved, oci_layout])
+def test_the_end_of_an_archive_that_was_changed_is_never_sent(
+    tmp_path: Path, image: MadeImage, make: Any, packing: str
+) -> None:
+    path = put(tmp_path, PACKERS[packing](make(image)))
+    index = index_archive(path, digest=True)
+    other = MadeImage([layer("other", 4_000_000)], image.tags)
+    swapped = PACKERS[packing](make(other))
+    put(tmp_path, swapped)
+    sent: list[bytes] = []
+    with pytest.raises(ArchiveChanged) as changed:
+        sent.extend(load_chunks(path, index))
+    assert changed.value.sha256 == hashlib.sha256(swapped).hexdigest()
+    if packing == "plain":
+        assert sum(map(len, sent)) < max(1, len(swapped) - 1_000_000), "an engine waits for the end of the tar"
+
+
+def test_members_that_are_left_out_are_hashed(tmp_path: Path) -> None:
+    one = MadeImage([layer("low", 3_000_000), layer("high")], ["one:1"])
+    path = put(tmp_path, saved(one))
+    index = index_archive(path, digest=True)
+    spare = spare_members(index, new_layers(index.images, [one.diff_ids[:1]]))
+    assert len(b"".join(load_chunks(path, index, spare))) < 3_000_000
+    data = bytearray(saved(one))
+    data[data.index(layer("low", 3_000_000)) + 2_000_000] ^= 1
+    put(tmp_path, bytes(data))
+    with pytest.raises(ArchiveChanged):
+        list(load_chunks(path, index, spare))
 
 
 def test_a_load_that_is_given_up_ends_the_zstd_program(tmp_path: Path) -> None:
