@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -330,6 +331,7 @@ class Cluster(JobVerbs):
         limit: str = "",
         user: str = "",
         timeout: float = DEFAULT_TIMEOUT_S,
+        stdin: bytes | None = None,
         forks: int = 0,
         verbosity: int = 0,
     ) -> Run:
@@ -340,6 +342,7 @@ class Cluster(JobVerbs):
             limit: only on these nodes.
             user: as this user of the container; default: the container's own.
             timeout: seconds after which the wait ends and the node counts as failed.
+            stdin: what the command reads, the same on every node; None means that it has no standard input.
 
         The other arguments and the errors are those of :meth:`up`.
 
@@ -354,6 +357,8 @@ class Cluster(JobVerbs):
         extra: dict[str, Any] = {"exec_timeout": timeout}
         if user:
             extra["exec_user"] = user
+        if stdin is not None:
+            extra["exec_stdin"] = base64.b64encode(stdin).decode()
         return self._run(
             "exec",
             "exec",

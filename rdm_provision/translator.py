@@ -127,7 +127,7 @@ class Translator:
             yield from self._warn(text, node=None)
         elif kind == "playbook_on_stats":
             self._stats(details)
-        elif text.startswith(("[ERROR]:", "ERROR!")) or kind == "error":
+        elif text.startswith(("[ERROR]:", "ERROR!", "ERROR:")) or kind == "error":
             self.errors.append(text)
 
     def _job_news(self, details: Mapping[str, Any]) -> Iterator[Event]:
@@ -426,7 +426,7 @@ def error_sentence(text: str) -> str:
     'no such file (x.yml:3:4)'
     """
     text = plain(text)
-    match = re.search(r"(?:\[ERROR\]:|ERROR!)\s*(.+?)(?=\n\s*\n|\nOrigin:|<<< caused|\Z)", text, re.DOTALL)
+    match = re.search(r"(?:\[ERROR\]:|ERROR[!:])\s*(.+?)(?=\n\s*\n|\nOrigin:|<<< caused|\Z)", text, re.DOTALL)
     said = _one_line(match.group(1) if match else (text.splitlines() or [""])[0])
     origin = re.search(r"^Origin: (\S+:\d+:\d+)", text, re.MULTILINE)
     return f"{said.rstrip('.')} ({origin.group(1)})" if origin and said else said

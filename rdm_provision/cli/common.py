@@ -83,7 +83,7 @@ def emit_json(data: Any) -> None:
 def _parse_extra_vars(
     _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Turn ``KEY=VALUE`` and ``@FILE`` into variables. VALUE is YAML: ``false`` is false."""
+    """Turn ``KEY=VALUE``, ``{JSON}`` and ``@FILE`` into variables. VALUE is YAML: ``false`` is false."""
     if not values:
         return {}
     import yaml
@@ -92,19 +92,43 @@ def _parse_extra_vars(
     for value in values:
         try:
             if value.startswith("@"):
-                loaded = yaml.safe_load(Path(value[1:]).expanduser().read_text(encoding="utf-8"))
-                if not isinstance(loaded, dict):
-                    raise click.BadParameter(f"{value[1:]} does not hold variables (KEY: VALUE).")
-                found |= loaded
+                text = Path(value[1:]).expanduser().read_text(encoding="utf-8")
+                found |= _variables(text, value[1:])
+                continue
+            if value.lstrip().startswith(("{", "[")):
+                found |= _variables(value, repr(value))
                 continue
             key, equals, text = value.partition("=")
             if not equals or not key.isidentifier():
-                raise click.BadParameter(f"{value!r} is neither KEY=VALUE nor @FILE.")
+                raise click.BadParameter(f"{value!r} is neither KEY=VALUE, {{JSON}} nor @FILE.")
             found[key] = yaml.safe_load(text) if text else ""
         except OSError as error:
             raise click.BadParameter(f"{value[1:]} cannot be read: {error.strerror}.") from None
         except (yaml.YAMLError, UnicodeError):
             raise click.BadParameter(f"{value!r} is not YAML; quote the value.") from None
+    return found
+
+
+def _variables(text: str, where: str) -> dict[str, Any]:
+    """Return the variables that YAML (or JSON) from WHERE holds, as ansible-playbook takes them."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Knows the tag of what is never templated, which recorded commands have."""
+
+    def literal(loader: Loader, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.SequenceNode):
+            value: Any = loader.construct_sequence(node, deep=True)
+        else:
+            value = loader.construct_scalar(node)  # type: ignore[arg-type]
+        if "{{" in repr(value) or "{%" in repr(value):
+            raise click.BadParameter(f"{value!r} would be templated here: give it to the verb itself.")
+        return value
+
+    Loader.add_constructor("!unsafe", literal)
+    found = yaml.load(text, Loader=Loader)  # noqa: S506  # it is the safe one
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise click.BadParameter(f"{where} does not hold variables (KEY: VALUE).")
     return found
 
 
@@ -145,7 +169,7 @@ _EXTRA = click.option(
     multiple=True,
     callback=_parse_extra_vars,
     metavar="KEY=VALUE",
-    help="Set a variable over the inventory's; VALUE is YAML. Or @FILE. Repeatable.",
+    help="Set a variable over the inventory's; VALUE is YAML. Or {JSON}, or @FILE. Repeatable.",
 )
 _LIMIT = click.option(
     "-l",

@@ -162,7 +162,7 @@ class View:
         self.task = ""
         self.busy: set[str] = set()
         self.work: Mapping[str, Mapping[str, Sequence[str]]] | None = None
-        self.lost: dict[str, Status] = {}
+        self.lost: set[str] = set()
         self.stopping = False
         self.verb = ""
         self.check = False
@@ -209,7 +209,7 @@ class View:
             self.phases[-1].note(event.node, status)
         bad = status in (Status.FAILED, Status.UNREACHABLE)
         if bad:
-            self.lost.setdefault(event.node, status)
+            self.lost.add(event.node)
         if self.verbose >= 2 or self.brief:
             return
         if bad or (self.verbose and status is Status.CHANGED):
@@ -248,14 +248,14 @@ class View:
                 status = phase.states.get(node)
                 working = node in self.busy and phase is self.phases[-1]
                 if working or status is None:
-                    gone = _sign(self.lost[node], self.console) if node in self.lost else " "
-                    text.append(f"{'…' if working else gone} {node}  ", "dim")
+                    text.append(f"{'…' if working else ' '} {node}  ", "dim")
                 else:
                     text.append(f"{_sign(status, self.console)} {node}  ", _STYLE[status])
             return text
         counts = phase.counts()
         parts = [(f"{counts[s]} {s}", _STYLE[s]) for s in reversed(_GRAVITY) if counts[s]]
-        waiting = sum(self._has_work(node, phase.name) for node in self.nodes) - sum(counts.values())
+        done = {*phase.states, *self.lost}
+        waiting = sum(node not in done and self._has_work(node, phase.name) for node in self.nodes)
         if waiting and phase.ended is None:
             parts.append((f"{waiting} to go", "dim"))
         for index, (part, style) in enumerate(parts):

@@ -324,6 +324,7 @@ def test_what_the_log_must_not_show_is_noted() -> None:
         ("[WARNING]: x\n[ERROR]: no such thing.\n", "no such thing."),
         ("[ERROR]: bad colon\nOrigin: /x/y.yml:3:7\n\n3 - a: b: c\n", "bad colon (/x/y.yml:3:7)"),
         ("ERROR! old\nstyle\n\nmore", "old style"),
+        ("ERROR: Error reading config file (a.cfg)\n\nTraceback", "Error reading config file (a.cfg)"),
         ("", ""),
     ],
 )

@@ -83,6 +83,20 @@ def test_a_failure_is_told_at_once_with_its_reason() -> None:
     assert "no space left" in lines[2]
 
 
+def test_a_phase_that_a_failed_node_never_ran_says_nothing_of_it() -> None:
+    events = [
+        *run_of("a", "b"),
+        result("a", Status.FAILED, message="no space left"),
+        result("b", Status.OK),
+        PhaseStarted(3.0, "network"),
+        result("b", Status.CHANGED, phase="network"),
+        RunFinished(4.0, RunResult(verb="up")),
+    ]
+    images, network = (line for line in show(events).splitlines() if " s " in line)
+    assert images.split()[3:] == ["✘", "a", "✔", "b"]
+    assert network.split()[3:] == ["a", "✱", "b"]
+
+
 def test_a_refusal_is_left_to_the_end() -> None:
     assert "failed" not in show([*run_of("a"), result("a", Status.FAILED, message="no", refused=True)])
 
