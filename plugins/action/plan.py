@@ -16,14 +16,15 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import 
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     HostVariables,
-    play_variables,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_alone import alone
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
     base_of_nodes,
     node_plan,
     plan_inventory,
+    planned_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import unseen, variables_in_play
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
@@ -42,20 +43,20 @@ class ActionModule(ActionBase):
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         if self._task.get_play().serial:
             _refuse_batches(variables)
-        reader = HostVariables(variables, play_variables(self._task, self._loader), self._loader)
+        reader = HostVariables(variables, variables_in_play(self._task, variables), self._loader)
         try:
             with alone(reader, options["write"] and not self._task.check_mode):
-                return self._decide(result, reader, options)
+                return self._decide(result, reader, options, self._unseen(reader, variables))
         except Refused as refused:
             return {**result, **refused.result("inventory")}
 
     def _decide(
-        self, result: dict[str, Any], reader: HostVariables, options: dict[str, Any]
+        self, result: dict[str, Any], reader: HostVariables, options: dict[str, Any], unseen: list[Problem]
     ) -> dict[str, Any]:
         """Read the plan file, plan, and keep the plan."""
         stage = options["stage"]
         try:
-            plan, previous, images = plan_inventory(reader, options["release"])
+            plan, previous, images = plan_inventory(reader, options["release"], unseen)
         except Refused as refused:
             return {**result, **refused.result("inventory")}
         nodes = base_of_nodes(plan, previous, images)
@@ -99,6 +100,11 @@ class ActionModule(ActionBase):
             brings = {name: bool(one.image and one.listed) for name, one in images.items()}
             result["receipts"] = receipts(reader, result, become, brings)
         return result
+
+    def _unseen(self, reader: HostVariables, variables: Mapping[str, Any]) -> list[Problem]:
+        """Return the problems with variables that the playbook gives to a role alone."""
+        seen = {host: reader.written(host) for host in reader.hosts}
+        return unseen(self._task, variables, seen, reader.written_defaults, planned_variables())
 
     def _keep(
         self, reader: HostVariables, plan: AddressPlan, previous: AddressPlan | None, write: bool

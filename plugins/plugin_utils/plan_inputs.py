@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError
@@ -34,18 +34,25 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables impor
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 
 
+def planned_variables() -> set[str]:
+    """Return the names of the variables that the plan depends on."""
+    return {name for role, name, _ in role_options() if role in WORKERS} | set(CLUSTER_OPTIONS)
+
+
 def plan_inventory(
-    reader: HostVariables, release: list[str]
+    reader: HostVariables, release: list[str], unseen: Sequence[Problem] = ()
 ) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
     """Return the plan by the inventory alone, the plan before, and each node's images.
 
-    The plan before is the file's; addresses that `release` sets free may be given away again.
+    The plan before is the file's; addresses that `release` sets free may be given away again. `unseen` are
+    the problems with variables that the reader does not have.
     """
-    problems: list[Problem] = []
+    problems: list[Problem] = list(unseen)
     variables: dict[str, dict[str, Any]] = {}
     for host in reader.hosts:
         variables[host] = {}
