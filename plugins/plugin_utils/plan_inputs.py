@@ -69,7 +69,10 @@ def plan_inventory(
     if reader.hosts:
         try:
             path = reader.plan_file()
-            previous = base = address_plan.read_plan(str(path))
+            found_plan = address_plan.read_plan(str(path))
+            if found_plan:
+                address_plan.check_owner(found_plan, reader.hosts, str(path))
+            previous = base = found_plan
             if release:
                 base = _release(previous, release, reader.hosts)
         except Refused as refused:

@@ -465,6 +465,19 @@ def test_a_plan_file_that_is_a_link_stays_one(cluster: Cluster, tmp_path: Path) 
     assert "a = " in real.read_text()
 
 
+def test_two_inventories_in_one_directory_do_not_share_a_plan(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {}}, CPU)
+    cluster.run()
+    before = cluster.plan_file.read_bytes()
+    (cluster.home / "hosts.yml").rename(cluster.home / "first.yml")
+    cluster.write({"c": {}}, {"d": {}}, CPU | {"rdm_subnet": "10.1.0.0/24"})
+    rc, result, _ = cluster.run(inventory=str(cluster.home / "hosts.yml"))
+    assert (rc, result["rdm_refused"]) == (2, "inventory")
+    [problem] = result["problems"]
+    assert (problem["value"], "(a, b)" in problem["reason"]) == (str(cluster.plan_file), True)
+    assert cluster.plan_file.read_bytes() == before
+
+
 # --- variables of the playbook ------------------------------------------------------------------------------
 
 
