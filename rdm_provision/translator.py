@@ -407,6 +407,8 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
     if unreachable:
         message = _SSH_NOISE.sub("", message)
         return re.sub(r"^ssh: ", "", message).rstrip(". ") or "no connection"
+    if "undecryptable variable" in message:
+        return f"{message.rstrip('. ')} (--ask-vault-pass or --vault-password-file FILE gives its password)"
     last_words = _last_line(res.get("stderr") or res.get("module_stderr") or res.get("stdout"))
     if message.startswith(("non-zero return code", "MODULE FAILURE")) or not message:
         ended = f"exit code {res['rc']}" if "rc" in res else "it failed"

@@ -27,6 +27,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import unseen, variables_in_play
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.vault import undecryptable
 
 
 class ActionModule(ActionBase):
@@ -46,6 +47,8 @@ class ActionModule(ActionBase):
         reader = HostVariables(variables, variables_in_play(self._task, variables), self._loader)
         try:
             with alone(reader, options["write"] and not self._task.check_mode):
+                if options["stage"] == "inventory":
+                    _refuse_secrets(reader)
                 return self._decide(result, reader, options, self._unseen(reader, variables))
         except Refused as refused:
             return {**result, **refused.result("inventory")}
@@ -127,6 +130,12 @@ class ActionModule(ActionBase):
             header = str(path)
             kept["diff"] = {"before": before, "after": after, "before_header": header, "after_header": header}
         return kept
+
+
+def _refuse_secrets(reader: HostVariables) -> None:
+    """See to it that encrypted variables can be read; Refused when not."""
+    if found := undecryptable({host: reader.written(host) for host in reader.hosts}):
+        raise Refused(found)
 
 
 def _refuse_batches(task_vars: Mapping[str, Any]) -> None:

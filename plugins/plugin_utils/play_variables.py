@@ -9,10 +9,9 @@ from typing import Any
 from ansible.playbook.block import Block
 from ansible.playbook.role_include import IncludeRole
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import as_written
 
 COLLECTION = "rdm.provision"
-
-_NO_VALUE = object()
 
 
 def variables_in_play(task: Any, task_vars: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
@@ -51,14 +50,22 @@ def unseen(
     found: set[str] = set()
     if own is not None:
         here = names.intersection(task_vars)
-        found = {name for name in here if task_vars[name] != own.get(name, defaults.get(name))}
+        found = {name for name in here if _differ(task_vars[name], own.get(name, defaults.get(name)))}
     for variables in _given(task.get_play()):
         for name in names.intersection(variables):
-            if any(variables[name] != host.get(name, _NO_VALUE) for host in seen.values()):
+            if any(name not in host or _differ(variables[name], host[name]) for host in seen.values()):
                 found.add(name)
     reason = "is given to a role or a block of the playbook, where the plan does not see it"
     remedy = "set it in the inventory, or in vars or vars_files of the play"
     return [Problem(None, name, reason, remedy) for name in sorted(found)]
+
+
+def _differ(one: Any, other: Any) -> bool:
+    # To compare secrets themselves would be to decrypt them.
+    try:
+        return as_written(one) != as_written(other)
+    except TypeError:
+        return False
 
 
 def _given(play: Any) -> Iterator[Mapping[str, Any]]:

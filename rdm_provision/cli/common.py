@@ -41,6 +41,8 @@ class Options:
 
     inventory: Path | None = None
     extra_vars: Mapping[str, Any] | None = None
+    vault_password_file: str = ""
+    ask_vault_pass: bool = False
     limit: str = ""
     tags: str = ""
     forks: int = 0
@@ -52,7 +54,13 @@ class Options:
         """Load the inventory."""
         from rdm_provision.cluster import Cluster
 
-        return Cluster.load(self.inventory, extra_vars=self.extra_vars)
+        asked = click.prompt("Vault password", hide_input=True, err=True) if self.ask_vault_pass else ""
+        return Cluster.load(
+            self.inventory,
+            extra_vars=self.extra_vars,
+            vault_password_file=self.vault_password_file,
+            vault_password=asked,
+        )
 
     @property
     def run(self) -> dict[str, Any]:
@@ -126,6 +134,9 @@ def _variables(text: str, where: str) -> dict[str, Any]:
         return value
 
     Loader.add_constructor("!unsafe", literal)
+    if text.startswith("$ANSIBLE_VAULT;") or "!vault" in text:
+        hint = "put it into group_vars beside the inventory, where --vault-password-file opens it"
+        raise click.BadParameter(f"{where} is encrypted: {hint}.")
     found = yaml.load(text, Loader=Loader)  # noqa: S506  # it is the safe one
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise click.BadParameter(f"{where} does not hold variables (KEY: VALUE).")
@@ -171,6 +182,16 @@ _EXTRA = click.option(
     metavar="KEY=VALUE",
     help="Set a variable over the inventory's; VALUE is YAML. Or {JSON}, or @FILE. Repeatable.",
 )
+_VAULT_FILE = click.option(
+    "--vault-password-file",
+    default="",
+    type=click.Path(),
+    metavar="FILE",
+    help="Read the password of encrypted variables from FILE, or from the program FILE.",
+)
+_ASK_VAULT = click.option(
+    "--ask-vault-pass", is_flag=True, help="Ask for the password of encrypted variables."
+)
 _LIMIT = click.option(
     "-l",
     "--limit",
@@ -215,6 +236,8 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
             options = Options(
                 inventory=given.pop("inventory", None),
                 extra_vars=given.pop("extra_vars", None),
+                vault_password_file=given.pop("vault_password_file", ""),
+                ask_vault_pass=given.pop("ask_vault_pass", False),
                 limit=given.pop("limit", ""),
                 tags=given.pop("tags", ""),
                 forks=given.pop("forks", None) or 0,
@@ -232,7 +255,7 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
     return decorate
 
 
-inventory_options = _with(_INVENTORY, _EXTRA, _JSON)
+inventory_options = _with(_INVENTORY, _EXTRA, _VAULT_FILE, _ASK_VAULT, _JSON)
 """The options of a verb that reads an inventory and touches no node."""
 
 json_option = _with(_JSON)
@@ -245,10 +268,14 @@ recheck_option = click.option(
 )
 """The option of the verbs that work only where a look finds something to do."""
 
-limited_run_options = _with(_INVENTORY, _LIMIT, _EXTRA, _FORKS, _JSON, _SHOW, _VERBOSE)
+limited_run_options = _with(
+    _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE
+)
 """The options of a verb that runs as a whole or not at all."""
 
-run_options = _with(_INVENTORY, _LIMIT, _TAGS, _EXTRA, _FORKS, _JSON, _SHOW, _VERBOSE)
+run_options = _with(
+    _INVENTORY, _LIMIT, _TAGS, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE
+)
 """The options of a verb that runs a playbook of several parts."""
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
+from ansible.parsing.vault import VaultLib, VaultSecret
 
 from rdm_provision.cli import VERBS, cli, main
 from rdm_provision.cluster import Cluster
@@ -89,6 +91,7 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["plan", "-e", "novalue"], ["novalue", "KEY=VALUE"]),
         (["plan", "-e", "@/nowhere.yml"], ["/nowhere.yml"]),
         (["plan", "-e", "x=[1"], ["YAML"]),
+        (["plan", "--vault-password-file", "/nowhere", "-i", "/"], ["/nowhere", "password"]),
         (["plan", "-e", "{x: 1"], ["YAML"]),
         (["plan", "-e", "[1, 2]"], ["[1, 2]", "KEY: VALUE"]),
         (["plan", "-e", '{"x": !unsafe ["{{ y }}"]}'], ["{{ y }}", "templated"]),
@@ -209,6 +212,37 @@ def test_extra_variables_are_taken_as_recorded_commands_have_them(
     assert call("up", "-i", path, "-e", printed, "--show-command").out.strip() == shlex.join(shown)
     release = call("plan", "-i", path, "-e", '{"rdm_slots": 3, "plan_release": !unsafe []}', "--json")
     assert {node["slots"] for node in json.loads(release.out)["nodes"]} == {3}
+
+
+def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_asked_for(
+    call: Call, make_inventory: MakeInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_inventory(rdm_cluster=None)
+    encrypted, inline = path / "group_vars" / "all" / "file.yml", path / "group_vars" / "all" / "inline.yml"
+    encrypted.parent.mkdir(parents=True)
+    password = VaultLib([("default", VaultSecret(b"open sesame"))])
+    encrypted.write_bytes(password.encrypt("rdm_slots: 3"))
+    secret = password.encrypt("10.79.0.0/24").decode()
+    inline.write_text(yaml.safe_dump({"rdm_subnet": secret}).replace("rdm_subnet:", "rdm_subnet: !vault"))
+
+    said = call("plan", "-i", path)
+    assert (said.code, str(encrypted) in said.err, "--ask-vault-pass" in said.err) == (3, True, True)
+    assert call("plan", "-i", path, "-e", f"@{encrypted}").code == 3
+
+    file = tmp_path / "password"
+    file.write_text("open sesame\n", encoding="utf-8")
+    plan = json.loads(call("plan", "-i", path, "--vault-password-file", file, "--json").out)
+    assert (plan["subnet"], {node["slots"] for node in plan["nodes"]}) == ("10.79.0.0/24", {3})
+    monkeypatch.setattr("getpass.getpass", lambda _prompt: "open sesame")
+    asked = call("plan", "-i", path, "--ask-vault-pass", "--json")
+    assert json.loads(asked.out[asked.out.index("{") :]) == plan
+    shown = call("up", "-i", path, "--ask-vault-pass", "--show-command").out
+    assert shown.rstrip().endswith("--ask-vault-pass")
+
+    encrypted.unlink()
+    said = call("plan", "-i", path)
+    assert said.code == 3
+    assert "rdm_subnet is encrypted and cannot be read: Attempting to decrypt" in said.err
 
 
 @pytest.mark.parametrize("verb", ["up", "check", "verify", "status", "down"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.rdm.provision.plugins.modules import plan as module
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import (
     brief_lock,
@@ -476,6 +477,25 @@ def test_two_inventories_in_one_directory_do_not_share_a_plan(cluster: Cluster) 
     [problem] = result["problems"]
     assert (problem["value"], "(a, b)" in problem["reason"]) == (str(cluster.plan_file), True)
     assert cluster.plan_file.read_bytes() == before
+
+
+def test_every_encrypted_variable_that_cannot_be_read_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write({"a": {}}, {"b": {}}, CPU)
+    encrypted = VaultLib([("default", VaultSecret(b"right"))]).encrypt("x").decode()
+    text = yaml.safe_dump({"container_env": {"T": encrypted}, "rdm_gateway": encrypted, "mine": [encrypted]})
+    variables = cluster.home / "group_vars" / "all.yml"
+    variables.parent.mkdir()
+    variables.write_text(text.replace("'$ANSIBLE", "!vault '$ANSIBLE"))
+    password = tmp_path / "password"
+    password.write_text("wrong")
+    for options in ([], ["--vault-password-file", str(password)]):
+        _, result, output = cluster.run(*options)
+        named = {(problem["node"], problem["value"]) for problem in result.get("problems", ())}
+        names = ("container_env", "rdm_gateway", "mine")
+        assert named == {(node, name) for node in "ab" for name in names}, output
+    password.write_text("right")
+    _, result, _ = cluster.run("--vault-password-file", str(password), "-e", "rdm_gateway=192.169.16.1")
+    assert result["cluster"] == "rdm"
 
 
 # --- variables of the playbook ------------------------------------------------------------------------------
