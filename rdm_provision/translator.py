@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -48,6 +49,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
 _SSH_NOISE = re.compile(
     r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
+)
+_OTHER_HOST_KEY = re.compile(
+    r"Offending \S+ key in (?P<file>.+?):(?P<line>\d+) .*Host key for (?P<host>\S+) has changed"
 )
 # What a role looks at before anything changes is a part of the phase that asks for it: of preflight.
 _INSPECTION = re.compile(r"/tasks/inspect\.yml:\d+$")
@@ -405,6 +409,8 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
             return named + _why(item, unreachable=unreachable)
     message = _WRAPPERS.sub("", _one_line(str(res.get("msg") or "")))
     if unreachable:
+        if changed := _OTHER_HOST_KEY.search(message):
+            return _other_host_key(**changed.groupdict())
         message = _SSH_NOISE.sub("", message)
         return re.sub(r"^ssh: ", "", message).rstrip(". ") or "no connection"
     if "undecryptable variable" in message:
@@ -414,6 +420,15 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
         ended = f"exit code {res['rc']}" if "rc" in res else "it failed"
         return f"{ended}: {last_words}" if last_words else ended
     return message
+
+
+def _other_host_key(file: str, line: str, host: str) -> str:
+    """Return in one line what ssh says in ten."""
+    forget = shlex.join(["ssh-keygen", "-f", file, "-R", host])
+    return (
+        f"the ssh host key of {host} is not the one in {file}:{line}. "
+        f"If the host was made anew: {forget}; if not, somebody else answers there"
+    )
 
 
 def _last_line(text: Any) -> str:

@@ -243,17 +243,13 @@ def _parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
 
 
 def _memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    shortage = memlock_shortage(facts)
-    if shortage is None:
-        return
-    if want.memlock_required:
+    shortage = memlock_shortage(facts) if want.memlock_required else None
+    if shortage is not None:
         remedy = (
             "set LimitMEMLOCK=infinity for the docker service, "
             "or go on with less with container_memlock_required: false"
         )
         findings.problems.append(Problem(want.node, "", shortage, remedy))
-    else:
-        findings.warn(want.node, f"{shortage}; the container gets that.")
 
 
 def _image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

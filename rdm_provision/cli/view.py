@@ -40,6 +40,8 @@ __all__ = ["View", "complain", "err", "heading", "no_echo", "out", "problems", "
 
 COMPACT_FROM = 21
 """From this many nodes on, progress shows counts instead of names."""
+LONGEST_NAME = 24
+"""Where a name is longer, too: it is in the recap, and with each failure."""
 SHOWN = 20
 """How many nodes a recap lists before it sums up those that are well."""
 DIFFS_SHOWN = 2
@@ -243,7 +245,8 @@ class View:
         ended = phase.ended if phase.ended is not None else time.monotonic() - self._began
         text = Text(f"  {phase.name:<14} {seconds(ended - phase.began):>8}   ")
         width = sum(len(name) + 4 for name in self.nodes)
-        if len(self.nodes) < COMPACT_FROM and width < self.console.width - len(text):
+        short = all(len(name) <= LONGEST_NAME for name in self.nodes)
+        if len(self.nodes) < COMPACT_FROM and short and width < self.console.width - len(text):
             for node in self.nodes:
                 status = phase.states.get(node)
                 working = node in self.busy and phase is self.phases[-1]

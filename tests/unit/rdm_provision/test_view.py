@@ -113,6 +113,14 @@ def test_many_nodes_are_counted() -> None:
     assert "n17" not in shown
 
 
+def test_long_names_do_not_repeat_in_every_phase() -> None:
+    long = "node-17.rack-4.row-b.hall-2.cluster.research.example.org"
+    events = [*run_of(long), result(long, Status.FAILED, message="no space"), PhaseStarted(2.0, "network")]
+    shown = show(events)
+    assert shown.count(long) == 1
+    assert "1 failed" in shown
+
+
 def test_the_live_display_says_who_is_still_busy() -> None:
     made = console(terminal=True)
     progress = view.View(made, "demo")
