@@ -266,6 +266,9 @@ class Run:
     def _run_in(self, folder: Path) -> None:
         import ansible_runner
 
+        environment.make_importable()
+        from ansible_collections.rdm.provision.plugins.plugin_utils.progress import DIRECTORY, told
+
         spec = self.spec
         record = Record(spec.home, spec.verb, spec.command(show_values=False))
         translator = Translator(spec)
@@ -286,6 +289,14 @@ class Run:
             # False: ansible-runner writes no file for the event.
             return False
 
+        answers = folder / "answers"
+        answers.mkdir()
+
+        def look_in() -> bool:
+            if translator.asking is not None:
+                emit(translator.answered(told(answers, translator.asking.task)))
+            return self._cancel_now()
+
         if variables := spec.variables():
             (folder / "env").mkdir(mode=0o700)
             # ansible-runner hands this file to ansible-playbook.
@@ -297,6 +308,7 @@ class Run:
         # What ansible-playbook leaves behind when it is killed goes with the folder.
         env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
         env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}
+        env |= {DIRECTORY: str(answers)}
         env |= {"RDM_COLLECTIONS": str(environment.collections_root())}
         if self._lock is not None and self._lock.held and spec.home is not None:
             env["RDM_LOCKED"] = str(spec.home.resolve())
@@ -317,7 +329,7 @@ class Run:
             settings={"pexpect_timeout": _POLL_S},
             quiet=True,
             event_handler=on_event,
-            cancel_callback=self._cancel_now,
+            cancel_callback=look_in,
         )
         result = translator.end(runner.rc, cancelled=self._cancelled_at is not None, record=record.folder)
         record.finish(result, Path(runner.config.artifact_dir) / "stdout", translator.hidden)

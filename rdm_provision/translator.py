@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +75,16 @@ class _Counts:
         return NodeRecap(**{**vars(self), "changes": tuple(self.changes)})
 
 
+@dataclass
+class _Asking:
+    """A task that asks all nodes: its uuid, the host that it is of, and of which ones it was told."""
+
+    task: str
+    host: str
+    began: float
+    told: set[str] = field(default_factory=set)
+
+
 class Translator:
     """Turns ansible-runner's event dictionaries into our events, and adds up the result."""
 
@@ -98,6 +108,7 @@ class Translator:
         self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
         self.any_change = False
         self.playing = False
+        self.asking: _Asking | None = None
         self.errors: list[str] = []
 
     def _now(self) -> float:
@@ -118,6 +129,9 @@ class Translator:
         elif kind == "playbook_on_task_start":
             yield from self._task_started(details)
         elif kind == "runner_on_start":
+            if _action(details) == ASK_ACTION:
+                host, uuid = (str(details.get(key)) for key in ("host", "task_uuid"))
+                self.asking = _Asking(uuid, host, time.monotonic())
             for node in self._asked_in(details):
                 self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
                 yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
@@ -227,9 +241,22 @@ class Translator:
         """Yield what a task that asks all nodes did on each, as if it had been a task there."""
         if _action(details) != ASK_ACTION:
             return
-        for node in (details.get("res") or {}).get("answers") or ():
-            if node == str(details.get("host")):
-                continue  # told already
+        yield from self.answered((details.get("res") or {}).get("answers") or ())
+        # Who gave no answer has a task of his own next.
+        self.running.clear()
+        self.asking = None
+
+    def answered(self, nodes: Iterable[str]) -> Iterator[Event]:
+        """Yield what the task that asks all nodes did on these, also while it runs; each is told once."""
+        asking = self.asking
+        if asking is None:
+            return
+        for node in nodes:
+            # The task's own host has the task's own result.
+            if node == asking.host or node in asking.told:
+                continue
+            asking.told.add(node)
+            self.running.pop(node, None)
             yield NodeResult(
                 at=self._now(),
                 node=node,
@@ -239,11 +266,9 @@ class Translator:
                 changed=False,
                 message="",
                 diff="",
-                seconds=round(float(details.get("duration") or 0.0), 3),
+                seconds=round(time.monotonic() - asking.began, 3),
             )
             self.counts.setdefault(node, _Counts()).ok += 1
-        # Who gave no answer has a task of his own next.
-        self.running.clear()
 
     def _keep(self, action: str, node: str, res: Mapping[str, Any]) -> None:
         """Note what the collection's own modules hand back."""
