@@ -101,6 +101,14 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     return findings
 
 
+def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the engine and with the node itself, whatever is planned for it."""
+    findings = Findings([], [])
+    _engine(want, facts, findings)
+    _reported(want, facts, findings)
+    return findings.problems
+
+
 def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     """Return how the existing network of our name differs from the plan; empty when it does not."""
     network = _existing(want, facts)
