@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from rdm_provision.parts import check_tags
 from rdm_provision.plan_table import PlanTable, planned_nodes
 from rdm_provision.run import Run, RunSpec
 from rdm_provision.selection import did_you_mean, select
+from rdm_provision.vault import password_file, password_in_memory
 
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
@@ -82,8 +84,10 @@ class Cluster(JobVerbs):
         groups: Mapping[str, Sequence[str]],
         hostvars: Mapping[str, Mapping[str, Any]],
         extra_vars: Mapping[str, Any] | None = None,
+        vault: str = "",
     ) -> None:
         """Make a cluster of an inventory that is already read; :meth:`load` reads one."""
+        self._vault = vault
         self.inventory = inventory
         self.home = inventory if inventory.is_dir() else inventory.parent
         self.extra_vars = dict(extra_vars or {})
@@ -108,16 +112,23 @@ class Cluster(JobVerbs):
 
     @classmethod
     def load(
-        cls, inventory: str | Path | None = None, *, extra_vars: Mapping[str, Any] | None = None
+        cls,
+        inventory: str | Path | None = None,
+        *,
+        extra_vars: Mapping[str, Any] | None = None,
+        vault_password_file: str | Path = "",
+        vault_password: str = "",
     ) -> Cluster:
         """Read an inventory. No node is touched.
 
         Args:
             inventory: path of an inventory folder or file; default: see :func:`find_inventory`.
             extra_vars: variables that win over the inventory's.
+            vault_password_file: file with the password of encrypted variables, or a program that prints it.
+            vault_password: the password itself.
 
         Raises:
-            InputError: no inventory was named and none was found.
+            InputError: no inventory was named and none was found, or there is no such password file.
             InventoryError: it is missing, cannot be parsed, or has no nodes.
 
         >>> Cluster.load("inventory/lab").name  # doctest: +SKIP
@@ -126,12 +137,15 @@ class Cluster(JobVerbs):
         path = Path(inventory) if inventory is not None else find_inventory()
         if not path.exists():
             raise InventoryError(f"there is no inventory at {path}", hint=similar_inventories(path))
-        listing = read_inventory(path)
+        vault = password_file(vault_password_file) if vault_password_file else ""
+        if vault_password:
+            vault = password_in_memory(vault_password)
+        listing = read_inventory(path, vault)
         hostvars: dict[str, dict[str, Any]] = listing.pop("_meta", {}).get("hostvars", {})
         groups = {name: members_of(name, listing) for name in listing}
         for name in {host for hosts in groups.values() for host in hosts}:
             hostvars.setdefault(name, {})
-        cluster = cls(path, groups, hostvars, extra_vars)
+        cluster = cls(path, groups, hostvars, extra_vars, vault)
         if not cluster.nodes:
             raise InventoryError(
                 f"{path} has no host in the groups master and workers",
@@ -330,6 +344,7 @@ class Cluster(JobVerbs):
         limit: str = "",
         user: str = "",
         timeout: float = DEFAULT_TIMEOUT_S,
+        stdin: bytes | None = None,
         forks: int = 0,
         verbosity: int = 0,
     ) -> Run:
@@ -340,6 +355,7 @@ class Cluster(JobVerbs):
             limit: only on these nodes.
             user: as this user of the container; default: the container's own.
             timeout: seconds after which the wait ends and the node counts as failed.
+            stdin: what the command reads, the same on every node; None means that it has no standard input.
 
         The other arguments and the errors are those of :meth:`up`.
 
@@ -354,6 +370,8 @@ class Cluster(JobVerbs):
         extra: dict[str, Any] = {"exec_timeout": timeout}
         if user:
             extra["exec_user"] = user
+        if stdin is not None:
+            extra["exec_stdin"] = base64.b64encode(stdin).decode()
         return self._run(
             "exec",
             "exec",
@@ -403,6 +421,7 @@ class Cluster(JobVerbs):
                 exclusive=exclusive,
                 onlooking=onlooking,
                 keep=keep,
+                vault=self._vault,
             )
         )
 

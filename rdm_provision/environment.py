@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from rdm_provision.errors import ToolMissingError
+from rdm_provision.errors import InputError, ToolMissingError
 
 __all__ = [
     "ansible_environment",
@@ -139,6 +139,9 @@ def ansible_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
 
     Args:
         base: the environment to look at; default: this process's.
+
+    Raises:
+        InputError: ANSIBLE_CONFIG names what Ansible does not take.
     """
     base = os.environ if base is None else base
     configured = _ansible_cfg(base)
@@ -182,6 +185,11 @@ def _ansible_cfg(base: Mapping[str, str]) -> configparser.RawConfigParser:
     if chosen := base.get("ANSIBLE_CONFIG"):
         given = Path(chosen).expanduser()
         candidates.insert(0, given / "ansible.cfg" if given.is_dir() else given)
+        if candidates[0].exists() and candidates[0].suffix not in (".cfg", ".ini"):
+            raise InputError(
+                f"ANSIBLE_CONFIG is {chosen}, and Ansible takes only a file whose name ends in .cfg or .ini",
+                hint="unset it; or, for Ansible's defaults, name an empty file such as empty.cfg",
+            )
     for candidate in candidates:
         if candidate.is_file():
             try:

@@ -15,9 +15,11 @@ from typing import Any
 from rdm_provision import environment
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.translator import error_sentence, plain
+from rdm_provision.vault import vault_environment
 
 __all__ = ["find_inventory", "members_of", "read_inventory", "similar_inventories"]
 
+_VAULT = b"$ANSIBLE_VAULT;"
 _INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
 
 
@@ -58,20 +60,29 @@ def similar_inventories(path: Path) -> str:
     return "make a lab with: rdm-provision lab up" if path.name == "lab" else "check the path after -i"
 
 
-def read_inventory(path: Path) -> dict[str, Any]:
+def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
     """Return what ``ansible-inventory --list`` says.
+
+    Args:
+        path: of the inventory.
+        vault: file with the password of encrypted files, if any.
 
     Raises:
         InventoryError: a part of it cannot be read.
     """
     argv = [environment.program("ansible-inventory"), "-i", str(path.resolve()), "--list"]
-    env = {**os.environ, **environment.ansible_environment()}
+    env = {**os.environ, **environment.ansible_environment(), **vault_environment(vault)}
     done = subprocess.run(
         argv, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     unparsed = list(_unparsed(plain(done.stderr)))
     if done.returncode != 0:
         said = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
+        if "decrypt" in said.lower() and (encrypted := next(_encrypted(path), None)):
+            what = f"{path} cannot be read: {encrypted} is encrypted: {said.rstrip('.')}"
+            raise InventoryError(
+                what, hint="give its password: --ask-vault-pass or --vault-password-file FILE"
+            )
         raise InventoryError(f"{path} cannot be read: {said}")
     for file, complaints in unparsed:
         # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
@@ -118,6 +129,15 @@ def _other_error(stderr: str, path: Path) -> str:
     sentence = error_sentence(stderr) or "ansible-inventory does not say why"
     where = _bad_yaml(path) if sentence.startswith("YAML parsing failed") else ""
     return f"{sentence.rstrip('.')} ({where})" if where else sentence
+
+
+def _encrypted(path: Path) -> Iterator[Path]:
+    """Yield the encrypted files of an inventory; Ansible does not say which one it could not read."""
+    home = path if path.is_dir() else path.parent
+    for file in sorted(home.rglob("*")):
+        with contextlib.suppress(OSError):
+            if file.is_file() and file.open("rb").read(len(_VAULT)) == _VAULT:
+                yield file
 
 
 def _bad_yaml(path: Path) -> str:

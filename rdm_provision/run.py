@@ -25,6 +25,7 @@ from rdm_provision.events import Event, RunFinished, RunResult
 from rdm_provision.lock import Lock
 from rdm_provision.record import Record
 from rdm_provision.translator import Translator
+from rdm_provision.vault import vault_arguments, vault_environment
 
 __all__ = ["Run", "RunSpec"]
 
@@ -60,6 +61,7 @@ class RunSpec:
         onlooking: the play from which on the run only looks on; it lets go of the lock there.
         keep: modules whose results the caller wants in ``RunResult.returned``.
         env: more environment variables.
+        vault: file with the password of encrypted variables; empty for none but the user's own settings.
     """
 
     verb: str
@@ -79,6 +81,7 @@ class RunSpec:
     onlooking: str = ""
     keep: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict)
+    vault: str = ""
 
     @property
     def effective_forks(self) -> int:
@@ -102,7 +105,7 @@ class RunSpec:
             for part in (flag, value)
         ]
         argv += [flag for flag, wanted in (("--check", self.check), ("--diff", self.diff)) if wanted]
-        argv += ["--forks", str(self.effective_forks)]
+        argv += ["--forks", str(self.effective_forks), *vault_arguments(self.vault)]
         if self.verbosity:
             argv.append("-" + "v" * self.verbosity)
         if variables := self.variables(show_values=show_values):
@@ -263,6 +266,9 @@ class Run:
     def _run_in(self, folder: Path) -> None:
         import ansible_runner
 
+        environment.make_importable()
+        from ansible_collections.rdm.provision.plugins.plugin_utils.progress import DIRECTORY, told
+
         spec = self.spec
         record = Record(spec.home, spec.verb, spec.command(show_values=False))
         translator = Translator(spec)
@@ -283,17 +289,26 @@ class Run:
             # False: ansible-runner writes no file for the event.
             return False
 
+        answers = folder / "answers"
+        answers.mkdir()
+
+        def look_in() -> bool:
+            if translator.asking is not None:
+                emit(translator.answered(told(answers, translator.asking.task)))
+            return self._cancel_now()
+
         if variables := spec.variables():
             (folder / "env").mkdir(mode=0o700)
             # ansible-runner hands this file to ansible-playbook.
             (folder / "env" / "extravars").write_text(variables + "\n", encoding="utf-8")
         emit(translator.begin())
-        env = {**environment.ansible_environment(), **spec.env}
+        env = {**environment.ansible_environment(), **spec.env, **vault_environment(spec.vault)}
         # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
         env |= {"MAX_EVENT_RES": "1000000000", "ANSIBLE_STDOUT_CALLBACK": "default"}
         # What ansible-playbook leaves behind when it is killed goes with the folder.
         env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
         env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}
+        env |= {DIRECTORY: str(answers)}
         env |= {"RDM_COLLECTIONS": str(environment.collections_root())}
         if self._lock is not None and self._lock.held and spec.home is not None:
             env["RDM_LOCKED"] = str(spec.home.resolve())
@@ -314,7 +329,7 @@ class Run:
             settings={"pexpect_timeout": _POLL_S},
             quiet=True,
             event_handler=on_event,
-            cancel_callback=self._cancel_now,
+            cancel_callback=look_in,
         )
         result = translator.end(runner.rc, cancelled=self._cancelled_at is not None, record=record.folder)
         record.finish(result, Path(runner.config.artifact_dir) / "stdout", translator.hidden)

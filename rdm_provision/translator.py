@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,9 @@ _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
 _SSH_NOISE = re.compile(
     r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
 )
+_OTHER_HOST_KEY = re.compile(
+    r"Offending \S+ key in (?P<file>.+?):(?P<line>\d+) .*Host key for (?P<host>\S+) has changed"
+)
 # What a role looks at before anything changes is a part of the phase that asks for it: of preflight.
 _INSPECTION = re.compile(r"/tasks/inspect\.yml:\d+$")
 _NO_HOSTS = "leaves us with no hosts to target"
@@ -69,6 +73,16 @@ class _Counts:
 
     def frozen(self) -> NodeRecap:
         return NodeRecap(**{**vars(self), "changes": tuple(self.changes)})
+
+
+@dataclass
+class _Asking:
+    """A task that asks all nodes: its uuid, the host that it is of, and of which ones it was told."""
+
+    task: str
+    host: str
+    began: float
+    told: set[str] = field(default_factory=set)
 
 
 class Translator:
@@ -94,6 +108,7 @@ class Translator:
         self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
         self.any_change = False
         self.playing = False
+        self.asking: _Asking | None = None
         self.errors: list[str] = []
 
     def _now(self) -> float:
@@ -114,6 +129,9 @@ class Translator:
         elif kind == "playbook_on_task_start":
             yield from self._task_started(details)
         elif kind == "runner_on_start":
+            if _action(details) == ASK_ACTION:
+                host, uuid = (str(details.get(key)) for key in ("host", "task_uuid"))
+                self.asking = _Asking(uuid, host, time.monotonic())
             for node in self._asked_in(details):
                 self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
                 yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
@@ -127,7 +145,7 @@ class Translator:
             yield from self._warn(text, node=None)
         elif kind == "playbook_on_stats":
             self._stats(details)
-        elif text.startswith(("[ERROR]:", "ERROR!")) or kind == "error":
+        elif text.startswith(("[ERROR]:", "ERROR!", "ERROR:")) or kind == "error":
             self.errors.append(text)
 
     def _job_news(self, details: Mapping[str, Any]) -> Iterator[Event]:
@@ -223,9 +241,22 @@ class Translator:
         """Yield what a task that asks all nodes did on each, as if it had been a task there."""
         if _action(details) != ASK_ACTION:
             return
-        for node in (details.get("res") or {}).get("answers") or ():
-            if node == str(details.get("host")):
-                continue  # told already
+        yield from self.answered((details.get("res") or {}).get("answers") or ())
+        # Who gave no answer has a task of his own next.
+        self.running.clear()
+        self.asking = None
+
+    def answered(self, nodes: Iterable[str]) -> Iterator[Event]:
+        """Yield what the task that asks all nodes did on these, also while it runs; each is told once."""
+        asking = self.asking
+        if asking is None:
+            return
+        for node in nodes:
+            # The task's own host has the task's own result.
+            if node == asking.host or node in asking.told:
+                continue
+            asking.told.add(node)
+            self.running.pop(node, None)
             yield NodeResult(
                 at=self._now(),
                 node=node,
@@ -235,11 +266,9 @@ class Translator:
                 changed=False,
                 message="",
                 diff="",
-                seconds=round(float(details.get("duration") or 0.0), 3),
+                seconds=round(time.monotonic() - asking.began, 3),
             )
             self.counts.setdefault(node, _Counts()).ok += 1
-        # Who gave no answer has a task of his own next.
-        self.running.clear()
 
     def _keep(self, action: str, node: str, res: Mapping[str, Any]) -> None:
         """Note what the collection's own modules hand back."""
@@ -405,13 +434,26 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
             return named + _why(item, unreachable=unreachable)
     message = _WRAPPERS.sub("", _one_line(str(res.get("msg") or "")))
     if unreachable:
+        if changed := _OTHER_HOST_KEY.search(message):
+            return _other_host_key(**changed.groupdict())
         message = _SSH_NOISE.sub("", message)
         return re.sub(r"^ssh: ", "", message).rstrip(". ") or "no connection"
+    if "undecryptable variable" in message:
+        return f"{message.rstrip('. ')} (--ask-vault-pass or --vault-password-file FILE gives its password)"
     last_words = _last_line(res.get("stderr") or res.get("module_stderr") or res.get("stdout"))
     if message.startswith(("non-zero return code", "MODULE FAILURE")) or not message:
         ended = f"exit code {res['rc']}" if "rc" in res else "it failed"
         return f"{ended}: {last_words}" if last_words else ended
     return message
+
+
+def _other_host_key(file: str, line: str, host: str) -> str:
+    """Return in one line what ssh says in ten."""
+    forget = shlex.join(["ssh-keygen", "-f", file, "-R", host])
+    return (
+        f"the ssh host key of {host} is not the one in {file}:{line}. "
+        f"If the host was made anew: {forget}; if not, somebody else answers there"
+    )
 
 
 def _last_line(text: Any) -> str:
@@ -426,7 +468,7 @@ def error_sentence(text: str) -> str:
     'no such file (x.yml:3:4)'
     """
     text = plain(text)
-    match = re.search(r"(?:\[ERROR\]:|ERROR!)\s*(.+?)(?=\n\s*\n|\nOrigin:|<<< caused|\Z)", text, re.DOTALL)
+    match = re.search(r"(?:\[ERROR\]:|ERROR[!:])\s*(.+?)(?=\n\s*\n|\nOrigin:|<<< caused|\Z)", text, re.DOTALL)
     said = _one_line(match.group(1) if match else (text.splitlines() or [""])[0])
     origin = re.search(r"^Origin: (\S+:\d+:\d+)", text, re.MULTILINE)
     return f"{said.rstrip('.')} ({origin.group(1)})" if origin and said else said

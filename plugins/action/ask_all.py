@@ -10,6 +10,7 @@ from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.ask_all import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.asked import INTERPRETER, sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.progress import telling
 from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Host, OrdinaryError, Reach
 from ansible_collections.rdm.provision.plugins.plugin_utils.together import together
 
@@ -30,7 +31,8 @@ class ActionModule(ActionBase):
         others: dict[str, str] = {}
         calls = self._calls(hosts, options, variables, others)
         threads = max(1, int(variables["ansible_forks"]))
-        asked = sort(together(calls, threads, options["patience"]), options["patience"])
+        with telling(self._task._uuid) as tell:
+            asked = sort(together(calls, threads, options["patience"]), options["patience"], tell)
         asked.others.update(others)
         for host, why in asked.others.items():
             self._display.vv(f"left to an ordinary task: {why}", host=host)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -11,21 +12,31 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.asked import sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
+    ClusterPlan,
     plan_nodes,
+    presumed_config_dir,
+    problems_beside,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     HostVariables,
-    play_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_alone import alone
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
+    bare_node_plan,
     base_of_nodes,
     node_plan,
     plan_inventory,
+    planned_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import unseen, variables_in_play
+from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Reach
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.together import together
+from ansible_collections.rdm.provision.plugins.plugin_utils.vault import undecryptable
 
 
 class ActionModule(ActionBase):
@@ -38,26 +49,29 @@ class ActionModule(ActionBase):
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the plan, or the refusal."""
         variables: dict[str, Any] = task_vars or {}
+        self._variables = variables
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         if self._task.get_play().serial:
             _refuse_batches(variables)
-        reader = HostVariables(variables, play_variables(self._task, self._loader), self._loader)
+        reader = HostVariables(variables, variables_in_play(self._task, variables), self._loader)
         try:
             with alone(reader, options["write"] and not self._task.check_mode):
-                return self._decide(result, reader, options)
+                if options["stage"] == "inventory":
+                    _refuse_secrets(reader)
+                return self._decide(result, reader, options, self._unseen(reader, variables))
         except Refused as refused:
             return {**result, **refused.result("inventory")}
 
     def _decide(
-        self, result: dict[str, Any], reader: HostVariables, options: dict[str, Any]
+        self, result: dict[str, Any], reader: HostVariables, options: dict[str, Any], unseen: list[Problem]
     ) -> dict[str, Any]:
         """Read the plan file, plan, and keep the plan."""
         stage = options["stage"]
-        try:
-            plan, previous, images = plan_inventory(reader, options["release"])
-        except Refused as refused:
-            return {**result, **refused.result("inventory")}
+        plan, previous, images, problems = plan_inventory(reader, options["release"], unseen)
+        if problems or plan is None:
+            beside = self._beside(reader, plan, images, problems, options) if plan else []
+            return {**result, **Refused([*problems, *beside]).result("inventory")}
         nodes = base_of_nodes(plan, previous, images)
         warnings = plan.warnings
         if stage == "nodes":
@@ -100,6 +114,45 @@ class ActionModule(ActionBase):
             result["receipts"] = receipts(reader, result, become, brings)
         return result
 
+    def _unseen(self, reader: HostVariables, variables: Mapping[str, Any]) -> list[Problem]:
+        """Return the problems with variables that the playbook gives to a role alone."""
+        seen = {host: reader.written(host) for host in reader.hosts}
+        return unseen(self._task, variables, seen, reader.written_defaults, planned_variables())
+
+    def _beside(
+        self,
+        reader: HostVariables,
+        plan: ClusterPlan,
+        images: dict[str, Images],
+        problems: list[Problem],
+        options: dict[str, Any],
+    ) -> list[Problem]:
+        """Return what is wrong with the nodes themselves, as far as they answer at once."""
+        hosts = [host for host in self._variables["ansible_play_hosts"] if host in reader.hosts]
+        threads, patience = max(1, int(self._variables["ansible_forks"])), options["patience"]
+        calls = self._calls(plan, hosts, options["look"]) if options["look"] else ()
+        answers = sort(together(calls, threads, patience), patience).answers
+        facts = {host: answers[host]["node"] for host in hosts if host in answers}
+        doubtful = {problem.node for problem in problems}
+        wants = {}
+        for host in facts:
+            if doubtful.isdisjoint({None, host}):
+                wants[host] = node_plan(reader, host, plan, images[host])
+            else:
+                wants[host] = bare_node_plan(reader, host, plan)
+        return problems_beside(plan, problems, wants, facts)
+
+    def _calls(
+        self, plan: ClusterPlan, hosts: list[str], connections: list[str]
+    ) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield what looks at the nodes that can be asked in threads, with their names."""
+        reach = Reach(self, self._variables, connections)
+        for name in hosts:
+            # Whatever the inventory may bring: what is wrong with it is to be told in any case.
+            with contextlib.suppress(Exception):
+                arguments = {"config_dir": presumed_config_dir(plan, name), "node": name}
+                yield name, reach.call(reach.host(name), "rdm.provision.node_facts", arguments)
+
     def _keep(
         self, reader: HostVariables, plan: AddressPlan, previous: AddressPlan | None, write: bool
     ) -> dict[str, Any]:
@@ -121,6 +174,12 @@ class ActionModule(ActionBase):
             header = str(path)
             kept["diff"] = {"before": before, "after": after, "before_header": header, "after_header": header}
         return kept
+
+
+def _refuse_secrets(reader: HostVariables) -> None:
+    """See to it that encrypted variables can be read; Refused when not."""
+    if found := undecryptable({host: reader.written(host) for host in reader.hosts}):
+        raise Refused(found)
 
 
 def _refuse_batches(task_vars: Mapping[str, Any]) -> None:

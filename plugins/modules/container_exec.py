@@ -44,6 +44,9 @@ options:
       - The engine cannot end a command that it has started, so that the command itself goes on.
     type: float
     default: 600
+  stdin:
+    description: What the command reads, in Base64. Without it the command has no standard input.
+    type: str
 """
 
 EXAMPLES = r"""
@@ -76,6 +79,7 @@ stderr:
   sample: ""
 """
 
+import base64
 import re
 from typing import Any
 
@@ -92,6 +96,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "argv": {"type": "list", "elements": "str", "required": True},
     "user": {"type": "str", "default": ""},
     "timeout": {"type": "float", "default": 600},
+    "stdin": {"type": "str"},
 }
 
 # What the engine writes in place of the command when it could not start it.
@@ -124,10 +129,11 @@ def run(module: AnsibleModule) -> dict[str, Any]:
     options = module.params
     if not options["argv"]:
         return {"failed": True, "msg": "argv is empty: give a command to run"}
+    stdin = None if options["stdin"] is None else base64.b64decode(options["stdin"])
     api = DockerAPI()
     try:
         name = find_container(api, options["cluster"])["name"]
-        ended = api.exec(name, options["argv"], timeout=options["timeout"], user=options["user"])
+        ended = api.exec(name, options["argv"], options["timeout"], options["user"], stdin)
     except (DockerProblem, ValueError) as problem:
         return {"failed": True, "msg": str(problem)}
     result = {

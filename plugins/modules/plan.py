@@ -9,7 +9,7 @@ short_description: Plan the cluster, or refuse with every problem of every node
 description:
   - Decides once for the whole cluster, on the controller, before anything changes anywhere. Run it once.
   - Stage V(inventory) checks groups, names and variables of all hosts of the groups C(master) and C(workers),
-    and the list of images, and makes the address plan. It needs no connection.
+    and the list of images, and makes the address plan. It needs no connection, but see O(look).
   - Stage V(nodes) does the same and compares the plan with what M(rdm.provision.node_facts) registered on
     the hosts of the play. Hosts without such facts (because of C(--limit), or because they were not reached)
     keep their addresses and are not checked.
@@ -57,6 +57,18 @@ options:
     description: Return RV(receipts), too.
     type: bool
     default: false
+  look:
+    description:
+      - The connection plugins by which nodes are looked at when the inventory is refused, so that what is
+        wrong with them comes in the same report; for stage V(inventory). With none no node is connected to.
+      - Nodes that do not answer plainly are left to the next run.
+    type: list
+    elements: str
+    default: []
+  patience:
+    description: Seconds that each node has for that.
+    type: float
+    default: 60
 """
 
 EXAMPLES = r"""
@@ -233,4 +245,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "release": {"type": "list", "elements": "str", "default": []},
     "write": {"type": "bool", "default": False},
     "receipts": {"type": "bool", "default": False},
+    "look": {"type": "list", "elements": "str", "default": []},
+    "patience": {"type": "float", "default": 60},
 }

@@ -149,6 +149,19 @@ def release(plan: AddressPlan, nodes: Iterable[str], hosts: Iterable[str] | None
     )
 
 
+def check_owner(plan: AddressPlan, hosts: Iterable[str], path: str) -> None:
+    """See to it that the plan in the file at `path` is not that of another inventory in the same directory.
+
+    Raises:
+        Refused: it knows none of the inventory's nodes.
+    """
+    known = {**plan.nodes, **plan.removed}
+    if known and known.keys().isdisjoint(hosts):
+        reason = f"is the plan of other nodes ({names(known)}), and has none of this inventory"
+        remedy = "give each inventory a directory of its own, or delete the file if those nodes are gone"
+        raise Refused([Problem(None, path, reason, remedy)])
+
+
 def notes(plan: AddressPlan, previous: AddressPlan | None, pins: Mapping[str, str]) -> dict[str, str]:
     """Return for each node of the plan how it came to its address: pinned, new, kept or moved."""
     had = {**previous.removed, **previous.nodes} if previous else {}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleConnectionFailure
@@ -46,8 +46,10 @@ class Asked(NamedTuple):
         return plays
 
 
-def sort(outcomes: Iterable[Outcome], patience: float) -> Asked:
-    """Sort how the calls ended; PATIENCE is how many seconds each had.
+def sort(
+    outcomes: Iterable[Outcome], patience: float, tell: Callable[[str], None] = lambda _name: None
+) -> Asked:
+    """Sort how the calls ended; PATIENCE is how many seconds each had. TELL is told who has answered.
 
     Only what is beyond doubt is taken: an answer without anything to tell beside it, or that a host cannot be
     reached. For the rest Ansible itself is to find the words.
@@ -71,6 +73,7 @@ def sort(outcomes: Iterable[Outcome], patience: float) -> Asked:
                 for key, one in value.items()
                 if key not in _INTERNAL and not key.startswith("_ansible")
             }
+            tell(name)
     return asked
 
 

@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import en
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
     NodePlan,
+    check_engine,
     check_node,
     config_dir_problems,
     container_seen,
@@ -73,6 +74,21 @@ def plan_cluster(
     Raises:
         Refused: with every problem of every node.
     """
+    plan, found = draft_cluster(masters, workers, variables, previous, replace_network, problems)
+    if found or plan is None:
+        raise Refused(found)
+    return plan
+
+
+def draft_cluster(
+    masters: Sequence[str],
+    workers: Sequence[str],
+    variables: Mapping[str, Mapping[str, Any]],
+    previous: AddressPlan | None = None,
+    replace_network: bool = False,
+    problems: Sequence[Problem] = (),
+) -> tuple[ClusterPlan | None, list[Problem]]:
+    """Return every problem as well, and the plan as far as there is one, with defaults for what is wrong."""
     inventory = check_inventory(masters, workers, variables)
     found = [*problems, *inventory.problems]
     addresses: AddressPlan | None = None
@@ -91,10 +107,10 @@ def plan_cluster(
         else:
             found += subnet_problems(addresses.subnet)
             found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
-    if found or addresses is None:
-        raise Refused(found)
+    if addresses is None:
+        return None, found
     warning = public_space_warning(addresses.subnet)
-    return ClusterPlan(inventory, addresses, [warning] if warning else [])
+    return ClusterPlan(inventory, addresses, [warning] if warning else []), found
 
 
 class NodesPlan(NamedTuple):
@@ -168,6 +184,46 @@ def plan_nodes(
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
     return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+
+
+def problems_beside(
+    plan: ClusterPlan,
+    found: Sequence[Problem],
+    wants: Mapping[str, NodePlan],
+    facts: Mapping[str, Mapping[str, Any]],
+) -> list[Problem]:
+    """Return what stands against the plan on the nodes, where the inventory is refused already.
+
+    Args:
+        plan: what the inventory decided, but for what is wrong with it.
+        found: what that is. On a node that it is about, only the engine is judged; on all of them, where
+            something is wrong with the whole cluster.
+        wants: what the cluster wants of each node that has facts.
+        facts: node name -> what `node_facts` found there.
+    """
+    doubtful = {problem.node for problem in found}
+    clear = {node: one for node, one in facts.items() if None not in doubtful and node not in doubtful}
+    try:
+        plan_nodes(plan, {node: wants[node] for node in clear}, clear, changes=False)
+    except Refused as refused:
+        problems = refused.problems
+    else:
+        problems = []
+    return [
+        *problems,
+        *(
+            problem
+            for node in facts
+            if node not in clear
+            for problem in check_engine(wants[node], facts[node])
+        ),
+    ]
+
+
+def presumed_config_dir(plan: ClusterPlan, node: str) -> str:
+    """Return the directory that the cluster's files go to, as it is written before the node is known."""
+    mine = plan.inventory.nodes[node]
+    return mine.config_dir or (CONFIG_DIR if mine.become else f"~/{USER_CONFIG_DIR}")
 
 
 def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> str:

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible.utils.vars import load_extra_vars
 from ansible.vars.hostvars import HostVarsVars
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
@@ -39,7 +38,7 @@ class HostVariables:
 
     Args:
         task_vars: of the task.
-        play_vars: variables of the play, such as those given to import_playbook, without extra variables.
+        raw: what gives a host's variables as they are written; default: the inventory's.
         loader: Ansible's loader of data.
 
     Attributes:
@@ -49,14 +48,17 @@ class HostVariables:
     """
 
     def __init__(
-        self, task_vars: Mapping[str, Any], play_vars: Mapping[str, Any] | None = None, loader: Any = None
+        self,
+        task_vars: Mapping[str, Any],
+        raw: Callable[[str], dict[str, Any]] | None = None,
+        loader: Any = None,
     ) -> None:
-        self._hostvars = task_vars["hostvars"]
+        raw = raw or task_vars["hostvars"].raw_get
         groups = task_vars["groups"]
         self.masters = [str(name) for name in groups.get("master", [])]
         self.workers = [str(name) for name in groups.get("workers", [])]
         self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))
-        self._raw = {host: {**self._hostvars.raw_get(host), **(play_vars or {})} for host in self.hosts}
+        self._raw = {host: raw(host) for host in self.hosts}
         self._by_host = {host: HostVarsVars(raw, loader, host) for host, raw in self._raw.items()}
         self._written: dict[str, Mapping[str, Any]] = {}
         self.written_defaults = dict(role_defaults())
@@ -148,12 +150,6 @@ class HostVariables:
             return Path(os.path.realpath(self.plan_file()))
         except (Refused, IndexError):
             return None
-
-
-def play_variables(task: Any, loader: Any) -> dict[str, Any]:
-    """Return the variables of a task's play, which those of hosts do not include; extra ones come before."""
-    extra = load_extra_vars(loader=loader)
-    return {name: value for name, value in task.get_play().vars.items() if name not in extra}
 
 
 def role_options() -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -115,6 +115,14 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     return findings
 
 
+def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with the engine and with the node itself, whatever is planned for it."""
+    findings = Findings([], [])
+    _engine(want, facts, findings)
+    _reported(want, facts, findings)
+    return findings.problems
+
+
 def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     """Return how the existing network of our name differs from the plan; empty when it does not."""
     network = _existing(want, facts)
@@ -344,17 +352,13 @@ def _parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
 
 
 def _memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    shortage = memlock_shortage(facts)
-    if shortage is None:
-        return
-    if want.memlock_required:
+    shortage = memlock_shortage(facts) if want.memlock_required else None
+    if shortage is not None:
         remedy = (
             "set LimitMEMLOCK=infinity for the docker service, "
             "or go on with less with container_memlock_required: false"
         )
         findings.problems.append(Problem(want.node, "", shortage, remedy))
-    else:
-        findings.warn(want.node, f"{shortage}; the container gets that.")
 
 
 def _image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, PLAN_FILE
@@ -12,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
-    plan_cluster,
+    draft_cluster,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
@@ -38,18 +38,39 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables impor
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 
 
-def plan_inventory(
-    reader: HostVariables, release: list[str]
-) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
-    """Return the plan by the inventory alone, the plan before, and each node's images.
+def planned_variables() -> set[str]:
+    """Return the names of the variables that the plan depends on."""
+    return {name for role, name, _ in role_options() if role in WORKERS} | set(CLUSTER_OPTIONS)
 
-    The plan before is the file's; addresses that `release` sets free may be given away again.
+
+class Draft(NamedTuple):
+    """What the inventory alone decides, before anybody refuses.
+
+    Attributes:
+        plan: the plan, with defaults for what is wrong; None where there can be none.
+        previous: the plan file's.
+        images: of each node.
+        problems: what is wrong with the inventory.
     """
-    problems: list[Problem] = []
+
+    plan: ClusterPlan | None
+    previous: AddressPlan | None
+    images: dict[str, Images]
+    problems: list[Problem]
+
+
+def plan_inventory(reader: HostVariables, release: list[str], unseen: Sequence[Problem] = ()) -> Draft:
+    """Return the plan by the inventory alone.
+
+    Addresses that `release` sets free may be given away again. `unseen` are the problems with variables that
+    the reader does not have.
+    """
+    problems: list[Problem] = list(unseen)
     variables: dict[str, dict[str, Any]] = {}
     for host in reader.hosts:
         variables[host] = {}
@@ -66,7 +87,10 @@ def plan_inventory(
     if reader.hosts:
         try:
             path = reader.plan_file()
-            previous = base = address_plan.read_plan(str(path))
+            found_plan = address_plan.read_plan(str(path))
+            if found_plan:
+                address_plan.check_owner(found_plan, reader.hosts, str(path))
+            previous = base = found_plan
             if release:
                 base = _release(previous, release, reader.hosts)
         except Refused as refused:
@@ -76,9 +100,10 @@ def plan_inventory(
             problems.append(Problem(None, str(path), str(error), remedy))
     # The network is one for all nodes, so it is made anew only when every node says so.
     replace = all(reader.true(host, "network_replace") for host in reader.hosts)
-    plan = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
-    plan.warnings.extend(warnings)
-    return plan, previous, images
+    plan, problems = draft_cluster(reader.masters, reader.workers, variables, base, replace, problems)
+    if plan:
+        plan.warnings.extend(warnings)
+    return Draft(plan, previous, images, problems)
 
 
 def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:
@@ -161,6 +186,21 @@ def _network_options(reader: HostVariables, host: str) -> dict[str, str]:
         privileged=reader.true(host, "network_privileged"),
         prefix=reader.text(host, "network_prefix"),
         extra=reader.role_value(host, "network_options") or {},
+    )
+
+
+def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodePlan:
+    """Return what the cluster wants of a node whose variables are not to be trusted."""
+    return NodePlan(
+        node=node,
+        cluster=plan.inventory.cluster,
+        accelerator=plan.inventory.nodes[node].accelerator,
+        my_ip=plan.addresses.nodes[node],
+        subnet=plan.addresses.subnet,
+        gateway=plan.addresses.gateway,
+        network_name="",
+        network_driver="",
+        engine_install=reader.true(node, "docker_engine_install"),
     )
 
 

@@ -13,7 +13,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.plugins.loader import action_loader, become_loader, connection_loader
 from ansible.template import Templar
-from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import play_variables
+from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import variables_in_play
 
 Result = dict[str, Any]
 
@@ -41,12 +41,12 @@ class Reach:
         self._task = action._task.copy()
         self._task.environment = action._task.get_play().environment
         self._hostvars = task_vars["hostvars"]
-        self._play_vars = play_variables(self._task, action._loader)
+        self._raw = variables_in_play(self._task, task_vars)
         self._connections = {name.removeprefix("ansible.builtin.") for name in connections}
 
     def host(self, name: str) -> Host:
         """Return a host of the play, with its variables as they are now."""
-        variables = {**self._hostvars.raw_get(name), **self._play_vars, "hostvars": self._hostvars}
+        variables = {**self._raw(name), "hostvars": self._hostvars}
         # A module that runs there may find its interpreter, and is to keep that for itself.
         variables["ansible_facts"] = dict(variables.get("ansible_facts") or {})
         return Host(name, variables, Templar(loader=self._action._loader, variables=variables))

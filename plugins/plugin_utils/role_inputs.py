@@ -96,6 +96,16 @@ class RoleInputs:
         return True
 
 
+def as_written(value: Any) -> str:
+    """Return a variable's value as text, what is encrypted in it as it is written.
+
+    Raises:
+        TypeError: keys of a dictionary have no order.
+    """
+    # What JSON does not know is a secret or another object of Ansible's.
+    return json.dumps(value, sort_keys=True, default=_written)
+
+
 @functools.cache
 def code_digest(directories: tuple[Path, ...]) -> str:
     """Return the digest of all files below these directories, by name and content."""
@@ -146,9 +156,7 @@ _JINJA = jinja2.Environment()  # noqa: S701 - nothing is rendered
 
 
 def _digest(value: Any) -> str:
-    # What JSON does not know is a secret or another object of Ansible's: as it is written.
-    text = json.dumps(value, sort_keys=True, default=_written)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(as_written(value).encode()).hexdigest()[:16]
 
 
 def _written(value: Any) -> str:

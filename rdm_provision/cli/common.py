@@ -41,6 +41,8 @@ class Options:
 
     inventory: Path | None = None
     extra_vars: Mapping[str, Any] | None = None
+    vault_password_file: str = ""
+    ask_vault_pass: bool = False
     limit: str = ""
     tags: str = ""
     forks: int = 0
@@ -52,7 +54,13 @@ class Options:
         """Load the inventory."""
         from rdm_provision.cluster import Cluster
 
-        return Cluster.load(self.inventory, extra_vars=self.extra_vars)
+        asked = click.prompt("Vault password", hide_input=True, err=True) if self.ask_vault_pass else ""
+        return Cluster.load(
+            self.inventory,
+            extra_vars=self.extra_vars,
+            vault_password_file=self.vault_password_file,
+            vault_password=asked,
+        )
 
     @property
     def run(self) -> dict[str, Any]:
@@ -83,7 +91,7 @@ def emit_json(data: Any) -> None:
 def _parse_extra_vars(
     _ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Turn ``KEY=VALUE`` and ``@FILE`` into variables. VALUE is YAML: ``false`` is false."""
+    """Turn ``KEY=VALUE``, ``{JSON}`` and ``@FILE`` into variables. VALUE is YAML: ``false`` is false."""
     if not values:
         return {}
     import yaml
@@ -92,19 +100,46 @@ def _parse_extra_vars(
     for value in values:
         try:
             if value.startswith("@"):
-                loaded = yaml.safe_load(Path(value[1:]).expanduser().read_text(encoding="utf-8"))
-                if not isinstance(loaded, dict):
-                    raise click.BadParameter(f"{value[1:]} does not hold variables (KEY: VALUE).")
-                found |= loaded
+                text = Path(value[1:]).expanduser().read_text(encoding="utf-8")
+                found |= _variables(text, value[1:])
+                continue
+            if value.lstrip().startswith(("{", "[")):
+                found |= _variables(value, repr(value))
                 continue
             key, equals, text = value.partition("=")
             if not equals or not key.isidentifier():
-                raise click.BadParameter(f"{value!r} is neither KEY=VALUE nor @FILE.")
+                raise click.BadParameter(f"{value!r} is neither KEY=VALUE, {{JSON}} nor @FILE.")
             found[key] = yaml.safe_load(text) if text else ""
         except OSError as error:
             raise click.BadParameter(f"{value[1:]} cannot be read: {error.strerror}.") from None
         except (yaml.YAMLError, UnicodeError):
             raise click.BadParameter(f"{value!r} is not YAML; quote the value.") from None
+    return found
+
+
+def _variables(text: str, where: str) -> dict[str, Any]:
+    """Return the variables that YAML (or JSON) from WHERE holds, as ansible-playbook takes them."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Knows the tag of what is never templated, which recorded commands have."""
+
+    def literal(loader: Loader, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.SequenceNode):
+            value: Any = loader.construct_sequence(node, deep=True)
+        else:
+            value = loader.construct_scalar(node)  # type: ignore[arg-type]
+        if "{{" in repr(value) or "{%" in repr(value):
+            raise click.BadParameter(f"{value!r} would be templated here: give it to the verb itself.")
+        return value
+
+    Loader.add_constructor("!unsafe", literal)
+    if text.startswith("$ANSIBLE_VAULT;") or "!vault" in text:
+        hint = "put it into group_vars beside the inventory, where --vault-password-file opens it"
+        raise click.BadParameter(f"{where} is encrypted: {hint}.")
+    found = yaml.load(text, Loader=Loader)  # noqa: S506  # it is the safe one
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise click.BadParameter(f"{where} does not hold variables (KEY: VALUE).")
     return found
 
 
@@ -145,7 +180,17 @@ _EXTRA = click.option(
     multiple=True,
     callback=_parse_extra_vars,
     metavar="KEY=VALUE",
-    help="Set a variable over the inventory's; VALUE is YAML. Or @FILE. Repeatable.",
+    help="Set a variable over the inventory's; VALUE is YAML. Or {JSON}, or @FILE. Repeatable.",
+)
+_VAULT_FILE = click.option(
+    "--vault-password-file",
+    default="",
+    type=click.Path(),
+    metavar="FILE",
+    help="Read the password of encrypted variables from FILE, or from the program FILE.",
+)
+_ASK_VAULT = click.option(
+    "--ask-vault-pass", is_flag=True, help="Ask for the password of encrypted variables."
 )
 _LIMIT = click.option(
     "-l",
@@ -191,6 +236,8 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
             options = Options(
                 inventory=given.pop("inventory", None),
                 extra_vars=given.pop("extra_vars", None),
+                vault_password_file=given.pop("vault_password_file", ""),
+                ask_vault_pass=given.pop("ask_vault_pass", False),
                 limit=given.pop("limit", ""),
                 tags=given.pop("tags", ""),
                 forks=given.pop("forks", None) or 0,
@@ -208,7 +255,7 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
     return decorate
 
 
-inventory_options = _with(_INVENTORY, _EXTRA, _JSON)
+inventory_options = _with(_INVENTORY, _EXTRA, _VAULT_FILE, _ASK_VAULT, _JSON)
 """The options of a verb that reads an inventory and touches no node."""
 
 json_option = _with(_JSON)
@@ -221,10 +268,14 @@ recheck_option = click.option(
 )
 """The option of the verbs that work only where a look finds something to do."""
 
-limited_run_options = _with(_INVENTORY, _LIMIT, _EXTRA, _FORKS, _JSON, _SHOW, _VERBOSE)
+limited_run_options = _with(
+    _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE
+)
 """The options of a verb that runs as a whole or not at all."""
 
-run_options = _with(_INVENTORY, _LIMIT, _TAGS, _EXTRA, _FORKS, _JSON, _SHOW, _VERBOSE)
+run_options = _with(
+    _INVENTORY, _LIMIT, _TAGS, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE
+)
 """The options of a verb that runs a playbook of several parts."""
 
 

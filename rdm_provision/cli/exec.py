@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
+import termios
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,9 +27,13 @@ Examples:
   rdm-provision exec --limit node2 -- cat /etc/hosts
   rdm-provision exec -- sh -c 'echo $MY_IP'       a shell only when you ask for one
   rdm-provision exec --json -- nvidia-smi -L
+  rdm-provision exec --stdin -- tee /tmp/note < note
 """,
 )
 @click.option("-u", "--user", default="", metavar="USER", help="As this user of the container.")
+@click.option(
+    "--stdin", is_flag=True, help="Give what comes on standard input to the command, on every node."
+)
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -38,33 +44,51 @@ Examples:
 )
 @click.argument("argv", nargs=-1, required=True, metavar="[--] COMMAND [ARGUMENT]...")
 @limited_run_options
-def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float) -> int:
+def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float, stdin: bool) -> int:
     """Run COMMAND in the training container of every node, or of those that --limit selects.
 
-    No shell sees the command. Lines come back with the node's name in front, in the order of ranks; from a
-    single node they come back as they are. Exits with 1 when the command failed on any node.
+    No shell sees the command, and without --stdin it has no standard input. Lines come back with the node's
+    name in front, in the order of ranks; from a single node they come back as they are. Exits with 1 when the
+    command failed on any node; with a single node, with the command's own exit code.
     """
     cluster = options.cluster()
-    run = cluster.exec(argv, user=user, timeout=timeout, **options.run)
+    given = sys.stdin.buffer.read() if stdin else None
+    run = cluster.exec(argv, user=user, timeout=timeout, stdin=given, **options.run)
     result = options.carry_out(cluster, run, brief=True)
     if result is None:
         return 0
     outputs = cluster.outputs(result)
+    own = outputs[0].rc if len(outputs) == 1 and not result.cancelled else None
+    code = result.exit_code if own is None else own
+    if not stdin and _unread():
+        click.echo("Standard input is not given to the command: add --stdin.", err=True)
     if options.as_json:
         from rdm_provision.events import to_json
 
         data = result.to_json()
         for output in outputs:
             data["nodes"][output.node] |= to_json(output)
-        emit_json(data)
-        return result.exit_code
+        emit_json(data | {"exit_code": code})
+        return code
 
     from rdm_provision.cli import view
 
     if view.unhappy_end(result):
         return result.exit_code
     _write(outputs)
-    return result.exit_code
+    return code
+
+
+def _unread() -> bool:
+    """Whether something lies on standard input that was piped or redirected to this program."""
+    waiting = bytearray(4)
+    try:
+        if sys.stdin.isatty():
+            return False
+        fcntl.ioctl(sys.stdin, termios.FIONREAD, waiting)
+    except (OSError, ValueError, AttributeError):
+        return False
+    return any(waiting)
 
 
 def _write(outputs: Sequence[CommandOutput]) -> None:

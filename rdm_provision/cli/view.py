@@ -40,6 +40,8 @@ __all__ = ["View", "complain", "err", "heading", "no_echo", "out", "problems", "
 
 COMPACT_FROM = 21
 """From this many nodes on, progress shows counts instead of names."""
+LONGEST_NAME = 24
+"""Where a name is longer, too: it is in the recap, and with each failure."""
 SHOWN = 20
 """How many nodes a recap lists before it sums up those that are well."""
 DIFFS_SHOWN = 2
@@ -162,7 +164,7 @@ class View:
         self.task = ""
         self.busy: set[str] = set()
         self.work: Mapping[str, Mapping[str, Sequence[str]]] | None = None
-        self.lost: dict[str, Status] = {}
+        self.lost: set[str] = set()
         self.stopping = False
         self.verb = ""
         self.check = False
@@ -209,7 +211,7 @@ class View:
             self.phases[-1].note(event.node, status)
         bad = status in (Status.FAILED, Status.UNREACHABLE)
         if bad:
-            self.lost.setdefault(event.node, status)
+            self.lost.add(event.node)
         if self.verbose >= 2 or self.brief:
             return
         if bad or (self.verbose and status is Status.CHANGED):
@@ -243,19 +245,20 @@ class View:
         ended = phase.ended if phase.ended is not None else time.monotonic() - self._began
         text = Text(f"  {phase.name:<14} {seconds(ended - phase.began):>8}   ")
         width = sum(len(name) + 4 for name in self.nodes)
-        if len(self.nodes) < COMPACT_FROM and width < self.console.width - len(text):
+        short = all(len(name) <= LONGEST_NAME for name in self.nodes)
+        if len(self.nodes) < COMPACT_FROM and short and width < self.console.width - len(text):
             for node in self.nodes:
                 status = phase.states.get(node)
                 working = node in self.busy and phase is self.phases[-1]
                 if working or status is None:
-                    gone = _sign(self.lost[node], self.console) if node in self.lost else " "
-                    text.append(f"{'…' if working else gone} {node}  ", "dim")
+                    text.append(f"{'…' if working else ' '} {node}  ", "dim")
                 else:
                     text.append(f"{_sign(status, self.console)} {node}  ", _STYLE[status])
             return text
         counts = phase.counts()
         parts = [(f"{counts[s]} {s}", _STYLE[s]) for s in reversed(_GRAVITY) if counts[s]]
-        waiting = sum(self._has_work(node, phase.name) for node in self.nodes) - sum(counts.values())
+        done = {*phase.states, *self.lost}
+        waiting = sum(node not in done and self._has_work(node, phase.name) for node in self.nodes)
         if waiting and phase.ended is None:
             parts.append((f"{waiting} to go", "dim"))
         for index, (part, style) in enumerate(parts):

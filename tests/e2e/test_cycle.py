@@ -106,7 +106,7 @@ def test_exec_runs_in_every_container_with_the_nodes_name_before_each_line(lab: 
 
 def test_exec_gives_its_words_to_no_shell_and_its_exit_code_back(lab: Lab) -> None:
     argv = ["sh", "-c", 'printf %s "$1"; exit 3', "sh", NASTY]
-    result = lab.json("exec", "--limit", "n2", "--", *argv, expect=1)
+    result = lab.json("exec", "--limit", "n2", "--", *argv, expect=3)
     assert list(result["nodes"]) == ["n2"]
     assert result["nodes"]["n2"]["stdout"] == NASTY
     assert result["nodes"]["n2"]["rc"] == 3
@@ -131,7 +131,7 @@ def test_containers_reach_each_other_by_ssh_with_host_keys_checked(lab: Lab) -> 
         for target in 192.169.16.102 n3; do ssh -o BatchMode=yes $target 'hostname; printenv MY_IP'; done
         ssh -o UserKnownHostsFile=/dev/null -o GlobalKnownHostsFile=/dev/null -o BatchMode=yes n3 hostname
     """
-    out = lab.json("exec", "--limit", "n1", "--", "sh", "-c", script, expect=1)["nodes"]["n1"]
+    out = lab.json("exec", "--limit", "n1", "--", "sh", "-c", script, expect=255)["nodes"]["n1"]
     assert out["stdout"].split() == ["n3", ADDRESSES["n3"]] * 2, out["stderr"]
     assert "Host key verification failed" in out["stderr"]
 

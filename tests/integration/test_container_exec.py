@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +61,13 @@ def test_words_reach_the_command_as_they_are(container: str) -> None:
 def test_output_is_kept_apart_and_need_not_be_text(container: str) -> None:
     result = run("sh", "-c", "printf '\\377x'; echo oops >&2")
     assert (result["stdout"], result["stderr"]) == ("\ufffdx", "oops\n")
+
+
+def test_standard_input_is_what_it_was_and_else_empty(container: str) -> None:
+    given = b"two\nlines\xff\0"
+    told = run("md5sum", stdin=base64.b64encode(given).decode())["stdout"]
+    assert told.split()[0] == hashlib.md5(given).hexdigest()
+    assert run("cat")["stdout"] == ""
 
 
 def test_another_user(container: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
+from ansible.parsing.vault import VaultLib, VaultSecret
 
 from rdm_provision.cli import VERBS, cli, main
+from rdm_provision.cluster import Cluster
+from rdm_provision.events import RunResult
+from rdm_provision.outcomes import CommandOutput
 from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory
 
@@ -85,6 +91,10 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["plan", "-e", "novalue"], ["novalue", "KEY=VALUE"]),
         (["plan", "-e", "@/nowhere.yml"], ["/nowhere.yml"]),
         (["plan", "-e", "x=[1"], ["YAML"]),
+        (["plan", "--vault-password-file", "/nowhere", "-i", "/"], ["/nowhere", "password"]),
+        (["plan", "-e", "{x: 1"], ["YAML"]),
+        (["plan", "-e", "[1, 2]"], ["[1, 2]", "KEY: VALUE"]),
+        (["plan", "-e", '{"x": !unsafe ["{{ y }}"]}'], ["{{ y }}", "templated"]),
     ],
 )
 def test_bad_command_lines_are_bad_input_with_a_way_out(
@@ -191,6 +201,50 @@ def test_extra_variables_are_yaml(call: Call, make_inventory: MakeInventory, tmp
     assert {node["slots"] for node in data["nodes"]} == {3}
 
 
+def test_extra_variables_are_taken_as_recorded_commands_have_them(
+    call: Call, make_inventory: MakeInventory
+) -> None:
+    path = make_inventory()
+    given = ["-e", "rdm_slots=3", "-e", 'words=["x: y", "ü"]']
+    shown = shlex.split(call("up", "-i", path, *given, "--recheck", "--show-command").out)
+    printed = shown[shown.index("-e") + 1]
+    assert printed.startswith("{")
+    assert call("up", "-i", path, "-e", printed, "--show-command").out.strip() == shlex.join(shown)
+    release = call("plan", "-i", path, "-e", '{"rdm_slots": 3, "plan_release": !unsafe []}', "--json")
+    assert {node["slots"] for node in json.loads(release.out)["nodes"]} == {3}
+
+
+def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_asked_for(
+    call: Call, make_inventory: MakeInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_inventory(rdm_cluster=None)
+    encrypted, inline = path / "group_vars" / "all" / "file.yml", path / "group_vars" / "all" / "inline.yml"
+    encrypted.parent.mkdir(parents=True)
+    password = VaultLib([("default", VaultSecret(b"open sesame"))])
+    encrypted.write_bytes(password.encrypt("rdm_slots: 3"))
+    secret = password.encrypt("10.79.0.0/24").decode()
+    inline.write_text(yaml.safe_dump({"rdm_subnet": secret}).replace("rdm_subnet:", "rdm_subnet: !vault"))
+
+    said = call("plan", "-i", path)
+    assert (said.code, str(encrypted) in said.err, "--ask-vault-pass" in said.err) == (3, True, True)
+    assert call("plan", "-i", path, "-e", f"@{encrypted}").code == 3
+
+    file = tmp_path / "password"
+    file.write_text("open sesame\n", encoding="utf-8")
+    plan = json.loads(call("plan", "-i", path, "--vault-password-file", file, "--json").out)
+    assert (plan["subnet"], {node["slots"] for node in plan["nodes"]}) == ("10.79.0.0/24", {3})
+    monkeypatch.setattr("getpass.getpass", lambda _prompt: "open sesame")
+    asked = call("plan", "-i", path, "--ask-vault-pass", "--json")
+    assert json.loads(asked.out[asked.out.index("{") :]) == plan
+    shown = call("up", "-i", path, "--ask-vault-pass", "--show-command").out
+    assert shown.rstrip().endswith("--ask-vault-pass")
+
+    encrypted.unlink()
+    said = call("plan", "-i", path)
+    assert said.code == 3
+    assert "rdm_subnet is encrypted and cannot be read: Attempting to decrypt" in said.err
+
+
 @pytest.mark.parametrize("verb", ["up", "check", "verify", "status", "down"])
 def test_show_command_prints_one_line_and_does_nothing(
     call: Call, make_inventory: MakeInventory, verb: str
@@ -214,6 +268,38 @@ def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: Mak
     data = json.loads(call("exec", "-i", path, "--json", "--", "hostname").out)
     assert data["failed"] == list(NODES)
     assert data["nodes"]["node1"]["rc"] is None
+
+
+def test_exec_ends_as_its_command_did_on_a_single_node(
+    call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_inventory(rdm_cluster="no-such-cluster")
+
+    def outputs(_self: Cluster, result: RunResult) -> tuple[CommandOutput, ...]:
+        return tuple(CommandOutput(node, 7) for node in result.nodes)
+
+    monkeypatch.setattr(Cluster, "outputs", outputs)
+    assert call("exec", "-i", path, "--limit", "node1", "--", "false").code == 7
+    said = call("exec", "-i", path, "--limit", "node1", "--json", "--", "false")
+    assert (said.code, json.loads(said.out)["exit_code"]) == (7, 7)
+    assert call("exec", "-i", path, "--", "false").code == 1
+
+
+def test_exec_gives_standard_input_to_the_command_or_says_that_it_does_not(
+    make_inventory: MakeInventory,
+) -> None:
+    path = make_inventory(rdm_cluster="no-such-cluster")
+
+    def told(*options: str) -> tuple[str, str]:
+        argv = [sys.executable, "-c", "from rdm_provision.cli import main; main()"]
+        argv += ["exec", "-i", str(path), *options, "--", "cat"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(argv, env=env, input="abc", capture_output=True, text=True, check=False)
+        return done.stdout, done.stderr
+
+    assert "add --stdin" in told()[1]
+    assert "add --stdin" not in told("--stdin")[1]
+    assert '"exec_stdin": "YWJj"' in told("--stdin", "--show-command")[0]
 
 
 def test_status_of_nodes_without_an_engine(

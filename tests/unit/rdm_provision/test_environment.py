@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rdm_provision import environment
-from rdm_provision.errors import ToolMissingError
+from rdm_provision.errors import InputError, ToolMissingError
 
 
 def test_defaults_are_safe_and_fast() -> None:
@@ -38,6 +38,13 @@ def test_the_configuration_that_the_environment_names_comes_first(tmp_path: Path
     env = environment.ansible_environment({"ANSIBLE_CONFIG": str(other)})
     assert "ANSIBLE_PIPELINING" not in env
     assert env["ANSIBLE_TIMEOUT"] == "20"
+
+
+def test_a_configuration_that_ansible_does_not_take_is_refused() -> None:
+    with pytest.raises(InputError, match=r"ANSIBLE_CONFIG is /dev/null.*\.cfg") as error:
+        environment.ansible_environment({"ANSIBLE_CONFIG": "/dev/null"})
+    assert "unset it" in error.value.hint
+    environment.ansible_environment({"ANSIBLE_CONFIG": "/no/such/file"})  # Ansible looks elsewhere
 
 
 def test_a_broken_configuration_is_left_to_ansible() -> None:

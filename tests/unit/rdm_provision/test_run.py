@@ -328,3 +328,21 @@ def test_forks_default_to_the_nodes_up_to_fifty() -> None:
         return RunSpec(verb="up", playbook="site", inventory="x", nodes=names, forks=given).effective_forks
 
     assert [forks(3), forks(50), forks(1000), forks(1000, 200)] == [3, 50, 50, 200]
+
+
+def test_a_task_that_asks_all_nodes_counts_up_while_it_works(play: Play, tmp_path: Path) -> None:
+    there, later = tmp_path / "there", tmp_path / "later"
+    there.touch()
+    paths = dict(zip(NODES, (there, later, there), strict=True))
+    arguments = {node: {"path": str(path), "timeout": 60} for node, path in paths.items()}
+    ask = {"module": "ansible.builtin.wait_for", "arguments": arguments, "connections": ["local"]}
+    alone = {"name": "Ask", "rdm.provision.ask_all": {**ask, "patience": 90}, "run_once": True}
+    told = []
+    with play([alone, task("Go on", "debug", {"msg": "x"})]) as run:
+        for event in run:
+            if isinstance(event, NodeResult) and event.task == "Ask":
+                told.append(event.node)
+                later.touch()  # not before somebody else is told of
+    assert sorted(told) == list(NODES)
+    assert told[0] == "node3"
+    assert {recap.ok for recap in run.result().nodes.values()} == {2}

@@ -318,12 +318,32 @@ def test_what_the_log_must_not_show_is_noted() -> None:
     assert into.hidden == {"KEY=old", "KEY=hush"}
 
 
+BANNER = """Task failed: Failed to connect to the host via ssh: @@@@@@@@@@@@@@@@@\r
+@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\r\n@@@@@@@@@@@@@@@@@\r
+IT IS POSSIBLE THAT SOMEONE IS DOING SOMETHING NASTY!\r
+Add correct host key in /my keys/known_hosts to get rid of this message.\r
+Offending ED25519 key in /my keys/known_hosts:3\r
+  remove with:\r\n  ssh-keygen -f "/my keys/known_hosts" -R "[10.0.0.1]:2222"\r
+Host key for [10.0.0.1]:2222 has changed and you have requested strict checking.\r
+Host key verification failed."""
+
+
+def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
+    made = translator()
+    feed(made, outcome("unreachable", "a", {"msg": BANNER}))
+    assert end(made, rc=4).nodes["a"].why == (
+        "the ssh host key of [10.0.0.1]:2222 is not the one in /my keys/known_hosts:3. If the host was made "
+        "anew: ssh-keygen -f '/my keys/known_hosts' -R '[10.0.0.1]:2222'; if not, somebody else answers there"
+    )
+
+
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
         ("[WARNING]: x\n[ERROR]: no such thing.\n", "no such thing."),
         ("[ERROR]: bad colon\nOrigin: /x/y.yml:3:7\n\n3 - a: b: c\n", "bad colon (/x/y.yml:3:7)"),
         ("ERROR! old\nstyle\n\nmore", "old style"),
+        ("ERROR: Error reading config file (a.cfg)\n\nTraceback", "Error reading config file (a.cfg)"),
         ("", ""),
     ],
 )

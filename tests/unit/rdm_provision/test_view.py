@@ -83,6 +83,20 @@ def test_a_failure_is_told_at_once_with_its_reason() -> None:
     assert "no space left" in lines[2]
 
 
+def test_a_phase_that_a_failed_node_never_ran_says_nothing_of_it() -> None:
+    events = [
+        *run_of("a", "b"),
+        result("a", Status.FAILED, message="no space left"),
+        result("b", Status.OK),
+        PhaseStarted(3.0, "network"),
+        result("b", Status.CHANGED, phase="network"),
+        RunFinished(4.0, RunResult(verb="up")),
+    ]
+    images, network = (line for line in show(events).splitlines() if " s " in line)
+    assert images.split()[3:] == ["✘", "a", "✔", "b"]
+    assert network.split()[3:] == ["a", "✱", "b"]
+
+
 def test_a_refusal_is_left_to_the_end() -> None:
     assert "failed" not in show([*run_of("a"), result("a", Status.FAILED, message="no", refused=True)])
 
@@ -97,6 +111,14 @@ def test_many_nodes_are_counted() -> None:
     shown = show([*events, PhaseStarted(2.0, "network")])
     assert "1 unreachable, 29 ok" in shown
     assert "n17" not in shown
+
+
+def test_long_names_do_not_repeat_in_every_phase() -> None:
+    long = "node-17.rack-4.row-b.hall-2.cluster.research.example.org"
+    events = [*run_of(long), result(long, Status.FAILED, message="no space"), PhaseStarted(2.0, "network")]
+    shown = show(events)
+    assert shown.count(long) == 1
+    assert "1 failed" in shown
 
 
 def test_the_live_display_says_who_is_still_busy() -> None:

@@ -184,3 +184,18 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
     assert found["n2"]["nodes"].splitlines()[0].startswith("n")
     assert len(found["n2"]["nodes"].splitlines()) < len(lines)
     assert probe_arguments("".join(lines), ["n2"])["n2"]["nodes"] == "".join(lines)
+
+
+def test_problems_of_the_inventory_and_of_nodes_come_in_one_report(cluster: Cluster) -> None:
+    cluster.own_variables("n2", rdm_slots="many", ansible_port="{{ nobody_knows }}")
+    cluster.own_variables("n3", network_parent="ib7")
+    cluster.unreachable(["n4"], True)
+    run = cluster.playbook().expect(FAILED)
+    assert "because of 4 problems" in run.output  # the interface, and the network that is on another
+    assert "n2: rdm_slots 'many'" in run.output
+    assert "n3: network_parent ib7 is not an interface of the node" in run.output
+    assert "n2: ansible_port cannot be evaluated" in run.output
+    assert run.calls == {"rdm.provision.node_facts": 2, "unreachable": 1}
+    silent = cluster.playbook("site", *WITHOUT_THREADS).expect(FAILED)
+    assert "because of 2 problems:" in silent.output
+    assert silent.calls == {}

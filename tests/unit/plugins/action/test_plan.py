@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.parsing.vault import VaultLib, VaultSecret
 from ansible_collections.rdm.provision.plugins.modules import plan as module
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import (
     brief_lock,
@@ -463,3 +464,80 @@ def test_a_plan_file_that_is_a_link_stays_one(cluster: Cluster, tmp_path: Path) 
     assert cluster.run()[0] == 0
     assert cluster.plan_file.is_symlink()
     assert "a = " in real.read_text()
+
+
+def test_two_inventories_in_one_directory_do_not_share_a_plan(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {}}, CPU)
+    cluster.run()
+    before = cluster.plan_file.read_bytes()
+    (cluster.home / "hosts.yml").rename(cluster.home / "first.yml")
+    cluster.write({"c": {}}, {"d": {}}, CPU | {"rdm_subnet": "10.1.0.0/24"})
+    rc, result, _ = cluster.run(inventory=str(cluster.home / "hosts.yml"))
+    assert (rc, result["rdm_refused"]) == (2, "inventory")
+    [problem] = result["problems"]
+    assert (problem["value"], "(a, b)" in problem["reason"]) == (str(cluster.plan_file), True)
+    assert cluster.plan_file.read_bytes() == before
+
+
+def test_every_encrypted_variable_that_cannot_be_read_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.write({"a": {}}, {"b": {}}, CPU)
+    encrypted = VaultLib([("default", VaultSecret(b"right"))]).encrypt("x").decode()
+    text = yaml.safe_dump({"container_env": {"T": encrypted}, "rdm_gateway": encrypted, "mine": [encrypted]})
+    variables = cluster.home / "group_vars" / "all.yml"
+    variables.parent.mkdir()
+    variables.write_text(text.replace("'$ANSIBLE", "!vault '$ANSIBLE"))
+    password = tmp_path / "password"
+    password.write_text("wrong")
+    for options in ([], ["--vault-password-file", str(password)]):
+        _, result, output = cluster.run(*options)
+        named = {(problem["node"], problem["value"]) for problem in result.get("problems", ())}
+        names = ("container_env", "rdm_gateway", "mine")
+        assert named == {(node, name) for node in "ab" for name in names}, output
+    password.write_text("right")
+    _, result, _ = cluster.run("--vault-password-file", str(password), "-e", "rdm_gateway=192.169.16.1")
+    assert result["cluster"] == "rdm"
+
+
+# --- variables of the playbook ------------------------------------------------------------------------------
+
+
+def test_vars_files_of_the_play_are_planned_with_in_ansibles_order(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {}}, {**CPU, "rdm_subnet": "10.1.0.0/24"})
+    home = cluster.play.parent
+    (home / "all.yml").write_text("{rdm_subnet: 10.2.0.0/24, rdm_slots: 3, rdm_cluster: ours}")
+    (home / "of-b.yml").write_text("my_ip: 10.2.0.77")
+    (home / "of-a.yml").write_text("{}")
+    play = yaml.safe_load(PLAY)
+    play[0] |= {"vars": {"rdm_slots": 2}, "vars_files": ["all.yml", "of-{{ inventory_hostname }}.yml"]}
+    cluster.play.write_text(yaml.safe_dump(play))
+    _, result, output = cluster.run("-e", "rdm_cluster=theirs")
+    assert (result.get("subnet"), result.get("cluster")) == ("10.2.0.0/24", "theirs"), output
+    assert {name: (node["my_ip"], node["slots"]) for name, node in result["nodes"].items()} == {
+        "a": ("10.2.0.100", 3),
+        "b": ("10.2.0.77", 3),
+    }
+
+
+def test_a_variable_that_one_role_is_given_is_refused_by_name(cluster: Cluster) -> None:
+    def network(way: str) -> dict[str, Any]:
+        return {f"ansible.builtin.{way}_role": {"name": "rdm.provision.network"}, "when": False}
+
+    cluster.write({"a": {}}, {"b": {}}, {**CPU, "container_name": "seen"})
+    play = yaml.safe_load(PLAY)[0]
+    plan = {"block": play.pop("tasks"), "vars": {"network_driver": "ipvlan"}}
+    role = {"role": "rdm.provision.network", "when": False, "network_name": "x"}
+    play["roles"] = [role | {"vars": {"network_parent": "x"}}]
+    play["pre_tasks"] = [plan]
+    play["tasks"] = [
+        {**network("import"), "vars": {"network_mode": "x", "container_name": "seen", "mine": 1}},
+        {"block": [network("import")], "vars": {"network_vlan": 3}},
+        {**network("include"), "vars": {"network_options": {}}},
+        {"block": [{"block": [network("include")]}], "vars": {"network_replace": True}},
+    ]
+    cluster.play.write_text(yaml.safe_dump([play]))
+    _, result, output = cluster.run()
+    named = [problem["value"] for problem in result.get("problems", ())]
+    parts = ("driver", "mode", "name", "options", "parent", "replace", "vlan")
+    assert named == [f"network_{part}" for part in parts], output
+    assert "vars_files of the play" in result["msg"]
+    assert not cluster.plan_file.exists()

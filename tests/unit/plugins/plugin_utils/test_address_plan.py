@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import (
     AddressPlan,
     PlanFileError,
+    check_owner,
     dictionary,
     format_plan,
     hostfile,
@@ -202,6 +203,15 @@ def test_release_names_what_it_cannot_release() -> None:
         release(plan, ["node7"])
     with pytest.raises(Refused, match="node0 is still in the inventory"):
         release(plan, ["node0"])
+
+
+def test_a_plan_without_any_of_the_nodes_is_another_inventorys() -> None:
+    plan = make_plan(["node0", "new"], previous=make_plan(nodes(2)))
+    check_owner(plan, ["x", "node1"], "p")  # it was removed, and comes back
+    with pytest.raises(
+        Refused, match=r"p is the plan of other nodes \(node0, new, node1\).*a directory of its own"
+    ):
+        check_owner(plan, ["x"], "p")
 
 
 # --- pins ---

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
+    draft_cluster,
     plan_cluster,
     plan_nodes,
+    problems_beside,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
@@ -60,6 +62,24 @@ def test_problems_of_the_inventory_the_addresses_and_the_caller_come_together() 
         ("m", "my_ip 10.0.0.1"),
         ("w2", "my_ip 192.169.16.7"),
     ]
+
+
+def test_what_is_wrong_with_nodes_comes_beside_what_is_wrong_with_the_inventory() -> None:
+    plan, found = draft_cluster(
+        ["m"], ["w1", "w2"], {"m": CPU, "w1": CPU, "w2": {**CPU, "rdm_slots": "many"}}
+    )
+    assert plan is not None
+    without_engine = report(docker=None, docker_state="absent", docker_error="Docker is not installed")
+    wanted = {node: want._replace(network_parent="ib7") for node, want in wants(plan).items()}
+
+    def beside(found: list[Problem]) -> list[tuple[str | None, str]]:
+        facts = {"m": report(), "w2": without_engine}
+        return [(one.node, one.sentence[:20]) for one in problems_beside(plan, found, wanted, facts)]
+
+    parent, engine = ("m", "network_parent ib7 i"), ("w2", "Docker is not instal")
+    assert beside(found) == [parent, engine]
+    assert beside([Problem(None, "the plan", "is bad", "")]) == [engine]
+    assert beside([Problem("m", "x", "is bad", "")])[0][0] == "w2"
 
 
 def test_empty_cluster_is_refused() -> None:
