@@ -24,6 +24,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
     node_plan,
     plan_inventory,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import keys_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
@@ -55,7 +56,7 @@ class ActionModule(ActionBase):
         """Read the plan file, plan, and keep the plan."""
         stage = options["stage"]
         try:
-            plan, previous, images = plan_inventory(reader, options["release"])
+            plan, previous, images = plan_inventory(reader, options["release"], options["keys"])
         except Refused as refused:
             return {**result, **refused.result("inventory")}
         nodes = base_of_nodes(plan, previous, images)
@@ -75,11 +76,15 @@ class ActionModule(ActionBase):
             for node, more in planned.nodes.items():
                 nodes[node].update(more)
             warnings = planned.warnings
+        writes = options["write"] and not self._task.check_mode
+        addresses = plan.addresses
         try:
-            result.update(self._keep(reader, plan.addresses, previous, options["write"]))
+            keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
+            if keys:
+                addresses = addresses._replace(keys=keys.fingerprints)
+            result.update(self._keep(reader, addresses, previous, options["write"]))
         except Refused as refused:
             return {**result, **refused.result("inventory")}
-        addresses = plan.addresses
         master = next(iter(addresses.nodes))
         result.update(
             cluster=plan.inventory.cluster,
@@ -97,7 +102,7 @@ class ActionModule(ActionBase):
         if options["receipts"]:
             become = {name: node.become for name, node in plan.inventory.nodes.items()}
             brings = {name: bool(one.image and one.listed) for name, one in images.items()}
-            result["receipts"] = receipts(reader, result, become, brings)
+            result["receipts"] = receipts(reader, result, become, brings, keys)
         return result
 
     def _keep(

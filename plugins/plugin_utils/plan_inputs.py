@@ -28,6 +28,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
@@ -39,11 +40,12 @@ IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 
 
 def plan_inventory(
-    reader: HostVariables, release: list[str]
+    reader: HostVariables, release: list[str], keys: bool = False
 ) -> tuple[ClusterPlan, AddressPlan | None, dict[str, Images]]:
     """Return the plan by the inventory alone, the plan before, and each node's images.
 
-    The plan before is the file's; addresses that `release` sets free may be given away again.
+    The plan before is the file's; addresses that `release` sets free may be given away again. With `keys`,
+    the controller must have the ssh keys that it knows.
     """
     problems: list[Problem] = []
     variables: dict[str, dict[str, Any]] = {}
@@ -63,6 +65,8 @@ def plan_inventory(
         try:
             path = reader.plan_file()
             previous = base = address_plan.read_plan(str(path))
+            if keys:
+                problems += key_problems(reader, previous, str(path))
             if release:
                 base = _release(previous, release, reader.hosts)
         except Refused as refused:
@@ -74,6 +78,8 @@ def plan_inventory(
     replace = all(reader.true(host, "network_replace") for host in reader.hosts)
     plan = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     plan.warnings.extend(warnings)
+    if previous:
+        plan = plan._replace(addresses=plan.addresses._replace(keys=previous.keys))
     return plan, previous, images
 
 
