@@ -188,9 +188,7 @@ def test_no_secret_is_readable_by_others_or_in_a_record(lab: Lab) -> None:
     readable = lab.on("n1", "find", "/etc/rdm", "-type", "f", "-perm", "/077").split()
     assert not any(body in lab.on("n1", "cat", path) for path in readable)
     assert body in lab.on("n1", "cat", "/etc/rdm/ssh/id_ed25519")
-    assert lab.on("n1", "grep", "-rlF", authority, "/etc/rdm", check=False) == "", (
-        "only the controller has it"
-    )
+    assert lab.on("n1", "grep", "-rlF", authority, "/etc/rdm", check=False) == "", "a node has it"
     records = [path for path in (lab.inventory / ".rdm" / "runs").rglob("*") if path.is_file()]
     assert records
     assert [path for path in records if body in path.read_text(encoding="utf-8", errors="replace")] == []
