@@ -156,6 +156,9 @@ class Cluster:
             node.save()
         keys = Path(".rdm", "ssh")
         shutil.copytree(model.inventory / keys, self.inventory / keys)
+        theirs = address_plan.read_plan(str(model.inventory / PLAN_FILE))
+        if theirs:
+            address_plan.write_plan(str(self.inventory / PLAN_FILE), plan._replace(keys=theirs.keys))
 
     def remove_container(self, name: str) -> None:
         """Remove the container of node NAME, as somebody does by hand."""

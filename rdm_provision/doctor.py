@@ -24,7 +24,7 @@ __all__ = ["Check", "examine"]
 MIB_PER_FORK = 60
 """Memory that one of Ansible's forks takes, in MiB; 30 to 80 were seen."""
 _GIB = 1 << 30
-_NEEDED_COLLECTIONS = {"community.crypto": (2, 0), "community.docker": (4, 8)}
+_NEEDED_COLLECTIONS = {"community.docker": (4, 8)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def examine(inventory: Path | None = None) -> Iterator[Check]:
         ("collection rdm.provision", "runs", _own_collection),
         *((f"collection {name}", "runs", _collection(name)) for name in _NEEDED_COLLECTIONS),
         ("ssh", "runs", _ssh),
-        ("ssh-keygen", "runs", lambda: _on_path("ssh-keygen", "openssh-client")),
+        ("ssh-keygen", "lab", lambda: _on_path("ssh-keygen", "openssh-client")),
         ("disk", "runs", _disk),
         ("temporary folder", "runs", lambda: _writable(Path(tempfile.gettempdir()))),
         ("current folder", "runs", lambda: _writable(Path.cwd())),

@@ -362,6 +362,7 @@ def fabric_probe(node: Node, parameters: Parameters) -> Result:
         "rtt_us": "".join(
             f"{name} {time:.1f} {time - 4.5:.1f}\n" for name, time in zip(peers, times, strict=True)
         ),
+        "login": dict.fromkeys([node.name, *peers[:1]], ""),
         "ssh": dict.fromkeys(peers[: parameters["ssh_peers"]], ""),
         "invocation": shortened(echo(parameters)),
     }

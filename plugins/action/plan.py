@@ -31,6 +31,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
     plan_inventory,
     planned_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import keys_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import unseen, variables_in_play
 from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Reach
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
@@ -68,7 +69,7 @@ class ActionModule(ActionBase):
     ) -> dict[str, Any]:
         """Read the plan file, plan, and keep the plan."""
         stage = options["stage"]
-        plan, previous, images, problems = plan_inventory(reader, options["release"], unseen)
+        plan, previous, images, problems = plan_inventory(reader, options["release"], unseen, options["keys"])
         if problems or plan is None:
             beside = self._beside(reader, plan, images, problems, options) if plan else []
             return {**result, **Refused([*problems, *beside]).result("inventory")}
@@ -89,11 +90,15 @@ class ActionModule(ActionBase):
             for node, more in planned.nodes.items():
                 nodes[node].update(more)
             warnings = planned.warnings
+        writes = options["write"] and not self._task.check_mode
+        addresses = plan.addresses
         try:
-            result.update(self._keep(reader, plan.addresses, previous, options["write"]))
+            keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
+            if keys:
+                addresses = addresses._replace(keys=keys.fingerprints)
+            result.update(self._keep(reader, addresses, previous, options["write"]))
         except Refused as refused:
             return {**result, **refused.result("inventory")}
-        addresses = plan.addresses
         master = next(iter(addresses.nodes))
         result.update(
             cluster=plan.inventory.cluster,
@@ -111,7 +116,7 @@ class ActionModule(ActionBase):
         if options["receipts"]:
             become = {name: node.become for name, node in plan.inventory.nodes.items()}
             brings = {name: bool(one.image and one.listed) for name, one in images.items()}
-            result["receipts"] = receipts(reader, result, become, brings)
+            result["receipts"] = receipts(reader, result, become, brings, keys)
         return result
 
     def _unseen(self, reader: HostVariables, variables: Mapping[str, Any]) -> list[Problem]:

@@ -10,6 +10,8 @@ short_description: Measure how the other containers of a cluster answer over the
 description:
   - Runs one small program in the training container of this node. It sends ICMP echo requests to MY_IP of
     every other node in O(nodes), all at the same time, and asks the sshd of the next few for its greeting.
+  - With O(ssh) it also logs in to its own container and to that of the next node, as root does, with key and
+    host key. So each container of a cluster is tried as a client and as a server.
   - Whatever the number of nodes, it ends within O(deadline), plus what the engine needs to start a process.
   - What cannot be measured is not a failure of this module but a RV(reason). The action
     M(rdm.provision.fabric_verdict) judges the measurements of all nodes together.
@@ -138,6 +140,11 @@ ssh:
   returned: when measured
   type: dict
   sample: {n2: "", n3: connection refused}
+login:
+  description: For this node and the next, why ssh could not log in there; empty when it could.
+  returned: when measured
+  type: dict
+  sample: {n1: "", n2: Host key verification failed}
 """
 
 import json
@@ -228,6 +235,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
     rank = names.index(node)
     # Everyone begins with the node after itself, so that no node is asked by all the others at once.
     peers = names[rank + 1 :] + names[:rank]
+    login = {nodes[name]: name for name in [node, *peers[:1]]} if parameters["ssh"] else {}
     settings = {
         "source": nodes[node],
         "peers": [nodes[name] for name in peers],
@@ -236,6 +244,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "patience": parameters["patience"],
         "port": parameters["ssh_port"],
         "ssh": list(range(min(len(peers), parameters["ssh_peers"]))) if parameters["ssh"] else [],
+        "login": list(login),
     }
     text = json.dumps(settings, separators=(",", ":"))
     pieces = [text[start : start + _ARGUMENT_LENGTH] for start in range(0, len(text), _ARGUMENT_LENGTH)]
@@ -255,6 +264,7 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "loss": {name: round(1 - got / sent, 2) for name, sent, got in counts if 0 < got < sent},
         "errors": {peers[int(index)]: text for index, text in result["errors"].items()},
         "ssh": {peers[int(index)]: text for index, text in result["ssh"].items()},
+        "login": {login[address]: text for address, text in result["login"].items()},
     }
 
 

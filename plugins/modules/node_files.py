@@ -77,10 +77,6 @@ options:
             description: One line C(node MY_IP) for each node.
             type: str
             required: true
-          alias:
-            description: The name under which known_hosts has the one host key of all containers.
-            type: str
-            required: true
           port:
             description: Where the containers' sshd listens.
             type: int
@@ -235,7 +231,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
                 "type": "dict",
                 "options": {
                     "dictionary": {"type": "str", "required": True},
-                    "alias": {"type": "str", "required": True},
                     "port": {"type": "int", "default": 22},
                     "directory": {"type": "str", "default": "/etc/rdm/ssh"},
                 },

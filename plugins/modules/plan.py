@@ -53,6 +53,12 @@ options:
     description: Write the plan file when it differs.
     type: bool
     default: false
+  keys:
+    description:
+      - Refuse where the controller's ssh keys are not those of which the plan file has the fingerprints.
+      - With O(write) keys that were never made are made, and their fingerprints kept in the plan file.
+    type: bool
+    default: false
   receipts:
     description: Return RV(receipts), too.
     type: bool
@@ -244,6 +250,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "inspection": {"type": "str", "default": "images_inspection"},
     "release": {"type": "list", "elements": "str", "default": []},
     "write": {"type": "bool", "default": False},
+    "keys": {"type": "bool", "default": False},
     "receipts": {"type": "bool", "default": False},
     "look": {"type": "list", "elements": "str", "default": []},
     "patience": {"type": "float", "default": 60},

@@ -40,6 +40,7 @@ DEFAULT_SUBNET = IPv4Network("192.169.16.0/24")
 WIDE_PREFIX = 16
 MASTER_OFFSET = 100
 
+_KEYS = "ssh keys"
 _HEADER = """\
 # The address of each node on the container network, kept by rdm-provision. Commit it with the inventory.
 # A removed node's address stays reserved until its line below [removed] is deleted
@@ -55,12 +56,14 @@ class AddressPlan(NamedTuple):
         gateway: its gateway, never given to a node.
         nodes: node name -> address, master first, in inventory order.
         removed: name -> address of nodes that left the inventory and whose address is reserved.
+        keys: name of each ssh key of the cluster -> its fingerprint; empty before the keys are made.
     """
 
     subnet: IPv4Network
     gateway: str
     nodes: dict[str, str]
     removed: dict[str, str]
+    keys: Mapping[str, str] = {}
 
 
 class PlanFileError(ValueError):
@@ -424,7 +427,11 @@ def _example(free: Iterator[int]) -> str:
 
 def format_plan(plan: AddressPlan) -> str:
     """Return the text of the plan file."""
-    lines = [_HEADER, "[network]", f"subnet = {plan.subnet}", f"gateway = {plan.gateway}", "", "[nodes]"]
+    lines = [_HEADER, "[network]", f"subnet = {plan.subnet}", f"gateway = {plan.gateway}", ""]
+    if plan.keys:
+        lines += ["# Who changes the cluster must have these keys: see container_ssh_key_dir.", f"[{_KEYS}]"]
+        lines += [*(f"{name} = {fingerprint}" for name, fingerprint in plan.keys.items()), ""]
+    lines.append("[nodes]")
     lines += [f"{name} = {at}" for name, at in plan.nodes.items()]
     if plan.removed:
         lines += ["", "[removed]"]
@@ -446,7 +453,7 @@ def parse_plan(text: str) -> AddressPlan:
         parser.read_string(text, source=PLAN_FILE)
     except configparser.Error as error:
         raise PlanFileError("cannot be read: " + " ".join(str(error).split())) from None
-    unknown = set(parser.sections()) - {"network", "nodes", "removed"}
+    unknown = set(parser.sections()) - {"network", "nodes", "removed", _KEYS}
     if unknown:
         raise PlanFileError(f"has an unknown section [{sorted(unknown)[0]}]")
     try:
@@ -459,8 +466,12 @@ def parse_plan(text: str) -> AddressPlan:
         raise PlanFileError(f"has a bad subnet: {subnet_text} {error}") from None
     nodes = dict(parser["nodes"]) if parser.has_section("nodes") else {}
     removed = dict(parser["removed"]) if parser.has_section("removed") else {}
+    keys = dict(parser[_KEYS]) if parser.has_section(_KEYS) else {}
+    for name, fingerprint in keys.items():
+        if not fingerprint.startswith("SHA256:"):
+            raise PlanFileError(f"has a bad fingerprint of the ssh key {name}: {fingerprint}")
     _check_consistency(subnet, gateway, nodes, removed)
-    return AddressPlan(subnet, gateway, nodes, removed)
+    return AddressPlan(subnet, gateway, nodes, removed, keys)
 
 
 def _check_consistency(

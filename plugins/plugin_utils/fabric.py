@@ -30,6 +30,7 @@ class Measurement(NamedTuple):
         loss: share of requests without answer, for peers that answered some of them.
         errors: the kernel's words where a request could not be sent.
         ssh: for the peers whose sshd was asked, what is wrong; empty when it greets.
+        login: for its own container and others, why ssh could not log in there; empty when it could.
     """
 
     measured: bool
@@ -43,6 +44,7 @@ class Measurement(NamedTuple):
     loss: Mapping[str, float] = {}
     errors: Mapping[str, str] = {}
     ssh: Mapping[str, str] = {}
+    login: Mapping[str, str] = {}
 
 
 class Verdict(NamedTuple):
@@ -128,6 +130,7 @@ def measurement(result: Mapping[str, Any]) -> Measurement:
         loss=result["loss"],
         errors=result["errors"],
         ssh=result["ssh"],
+        login=result["login"],
     )
 
 

@@ -14,6 +14,7 @@ Pure: it reads nothing and prints nothing. Times are in microseconds.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric import (
@@ -91,7 +92,7 @@ class _Judge:
         explained = self._not_measured()
         explained |= self._cut_off(explained)
         self._pairs([pair for pair in failed_pairs if not explained & set(pair)])
-        self._sshd(explained)
+        self._logins(explained | self._sshd(explained))
         medians, usual, slow = self._slow()
         self._outside()
         self._losses()
@@ -207,8 +208,9 @@ class _Judge:
                 f"{', though there is one the other way' if one_way else ''}{f' ({error})' if error else ''}",
             )
 
-    def _sshd(self, explained: set[str]) -> None:
-        """Name the sshds that do not answer on nodes that are otherwise reached."""
+    def _sshd(self, explained: set[str]) -> set[str]:
+        """Name the sshds that do not answer on nodes that are reached; return those that answer nobody."""
+        dead = set()
         for name in self.nodes:
             if name in explained:
                 continue
@@ -225,9 +227,37 @@ class _Judge:
             if len(wrong) == len(asked):
                 text = statistics.mode(sorted(wrong.values()))
                 self._blame([name], f"its sshd does not answer: {text}")
+                dead.add(name)
                 continue
             for peer, text in wrong.items():
                 self._tell_pair(peer, name, f"{peer} -> {name}: the sshd does not answer: {text}")
+        return dead
+
+    def _logins(self, explained: set[str]) -> None:
+        """Name the nodes between which ssh cannot log in, though the sshd answers."""
+        failed = {
+            (name, peer): text
+            for name in self.measuring
+            for peer, text in self.measurements[name].login.items()
+            if text and not explained & {name, peer}
+        }
+        alone = [name for name, peer in failed if name == peer]
+        for name in alone:
+            self._blame([name], f"ssh from its container to itself fails: {failed[name, name]}")
+        pairs = {
+            (name, peer): text
+            for (name, peer), text in failed.items()
+            if not {name, peer} & set(alone) and self._answers(name, peer)
+        }
+        met = Counter(name for pair in pairs for name in pair)
+        for (name, peer), text in pairs.items():
+            finding = f"{name} -> {peer}: ssh fails: {text}"
+            # Whoever fails as a client and as a server is at fault, and not who met it.
+            worst = [one for one in (name, peer) if met[one] == 2 and one in self.reasons]
+            told = worst if len(worst) == 1 else [one for one in (name, peer) if one in self.reasons]
+            for one in told:
+                self.reasons[one].append(finding)
+            self.findings.append(finding)
 
     def _slow(self) -> tuple[dict[str, float | None], float | None, list[str]]:
         """Return what each node's links take, what is usual, and who is slow.
@@ -356,6 +386,11 @@ class _Judge:
     def _greets(self, one: str, other: str) -> bool:
         """Whether the sshd of `other` greeted `one`: then they talk, even where ICMP is not let through."""
         return self.measurements[one].ssh.get(other) == ""
+
+    def _answers(self, one: str, other: str) -> bool:
+        """Whether `other` answers `one`, and so does its sshd where it was asked."""
+        own = self.measurements[one]
+        return own.rtt_us.get(other) is not None if other not in own.ssh else self._greets(one, other)
 
     def _groups(self, names: list[str]) -> list[list[str]]:
         """Return the groups that reach each other, the largest first, members in the order of ranks."""

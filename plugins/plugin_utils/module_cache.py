@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-COLLECTIONS = ("rdm.provision", "community.docker", "community.crypto")
+COLLECTIONS = ("rdm.provision", "community.docker")
 """The collections of which modules are kept; those of others are not known to be what the key says."""
 
 KEPT = 4

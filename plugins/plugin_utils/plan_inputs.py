@@ -32,6 +32,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
@@ -64,11 +65,13 @@ class Draft(NamedTuple):
     problems: list[Problem]
 
 
-def plan_inventory(reader: HostVariables, release: list[str], unseen: Sequence[Problem] = ()) -> Draft:
+def plan_inventory(
+    reader: HostVariables, release: list[str], unseen: Sequence[Problem] = (), keys: bool = False
+) -> Draft:
     """Return the plan by the inventory alone.
 
     Addresses that `release` sets free may be given away again. `unseen` are the problems with variables that
-    the reader does not have.
+    the reader does not have. With `keys`, the controller must have the ssh keys that the plan before knows.
     """
     problems: list[Problem] = list(unseen)
     variables: dict[str, dict[str, Any]] = {}
@@ -91,6 +94,8 @@ def plan_inventory(reader: HostVariables, release: list[str], unseen: Sequence[P
             if found_plan:
                 address_plan.check_owner(found_plan, reader.hosts, str(path))
             previous = base = found_plan
+            if keys:
+                problems += key_problems(reader, previous, str(path))
             if release:
                 base = _release(previous, release, reader.hosts)
         except Refused as refused:
@@ -103,6 +108,8 @@ def plan_inventory(reader: HostVariables, release: list[str], unseen: Sequence[P
     plan, problems = draft_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     if plan:
         plan.warnings.extend(warnings)
+        if previous:
+            plan = plan._replace(addresses=plan.addresses._replace(keys=previous.keys))
     return Draft(plan, previous, images, problems)
 
 

@@ -3,18 +3,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.module_utils.constants import (
-    CONFIG_DIR,
-    STATE_DIR,
-    USER_CONFIG_DIR,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     ROLES,
     HostVariables,
@@ -27,7 +23,11 @@ _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config
 
 
 def receipts(
-    reader: HostVariables, plan: Mapping[str, Any], become: Mapping[str, bool], images: Mapping[str, bool]
+    reader: HostVariables,
+    plan: Mapping[str, Any],
+    become: Mapping[str, bool],
+    images: Mapping[str, bool],
+    keys: cluster_keys.Keys | None,
 ) -> dict[str, dict[str, Any]]:
     """Return for each node what its receipt compares, as documented in plugins/modules/plan.py.
 
@@ -36,6 +36,7 @@ def receipts(
         plan: what the action plan returns.
         become: node -> whether root works there.
         images: node -> whether there is an image to bring.
+        keys: the cluster's ssh keys; None where they are yet to be made.
     """
     options: dict[str, list[str]] = {role: [] for role in WORKERS}
     for role, name, _ in role_options():
@@ -71,7 +72,7 @@ def receipts(
             "config_dir": one.config_dir(),
             "absent": one.absent,
             "watch": one.watch(),
-            "key_digests": one.keys(),
+            "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
         }
     return found
 
@@ -144,12 +145,6 @@ class _Node:
             else:
                 yield [path, now.st_size, now.st_mtime_ns]
 
-    def keys(self) -> dict[str, str]:
-        """Return the digests of the files that hold the cluster's keys; empty for one yet to be made."""
-        given = self.reader.text(self.node, "container_ssh_key_dir")
-        directory = os.path.expanduser(given) or os.path.join(self.inventory_dir, STATE_DIR, "ssh")
-        return _keys(directory, self.cluster)
-
     def _archives(self, on_the_node: bool) -> Iterator[str]:
         for image in self.listed:
             if image.get("source") == "archive" and bool(image.get("remote_src", True)) is on_the_node:
@@ -196,23 +191,11 @@ class _Node:
         return given or (f"/var/lib/rdm/{self.cluster}" if self.become else f"{config_dir}/jobs")
 
 
-@functools.cache
-def _keys(directory: str, cluster: str) -> dict[str, str]:
-    """Return the digests of what the role container writes from the keys in a directory."""
-    found = {}
-    # The public keys as the role writes them: who may log in, and whom to believe.
-    for name, public, prefix in (
-        ("id_ed25519", "authorized_keys", ""),
-        ("ssh_host_ed25519_key", "known_hosts", f"rdm-{cluster} "),
-    ):
-        path = os.path.join(directory, name)
-        try:
-            with open(path, "rb") as private, open(f"{path}.pub", encoding="utf-8") as line:
-                found[name] = hashlib.sha256(private.read()).hexdigest()[:16]
-                found[public] = _short(f"{prefix}{line.read().rstrip()}\n")
-        except (OSError, UnicodeError):
-            found[name] = found[public] = ""
-    return found
+def key_digests(keys: cluster_keys.Keys | None, cluster: str, node: str, my_ip: str) -> dict[str, str]:
+    """Return the digest of each file that a node has of the cluster's keys; empty for one yet to be made."""
+    if keys is None:
+        return dict.fromkeys(cluster_keys.FILES, "")
+    return {name: _short(text) for name, text in cluster_keys.of_node(keys, cluster, node, my_ip).items()}
 
 
 def _short(text: str) -> str:

@@ -128,12 +128,14 @@ def test_my_ip_is_right_in_every_kind_of_shell(lab: Lab) -> None:
 
 def test_containers_reach_each_other_by_ssh_with_host_keys_checked(lab: Lab) -> None:
     script = """
-        for target in 192.169.16.102 n3; do ssh -o BatchMode=yes $target 'hostname; printenv MY_IP'; done
+        for target in 192.169.16.102 N3; do ssh -o BatchMode=yes $target 'hostname; printenv MY_IP'; done
         ssh -o UserKnownHostsFile=/dev/null -o GlobalKnownHostsFile=/dev/null -o BatchMode=yes n3 hostname
     """
     out = lab.json("exec", "--limit", "n1", "--", "sh", "-c", script, expect=255)["nodes"]["n1"]
     assert out["stdout"].split() == ["n3", ADDRESSES["n3"]] * 2, out["stderr"]
     assert "Host key verification failed" in out["stderr"]
+    own = {lab.on(node, "cat", "/etc/rdm/ssh/ssh_host_ed25519_key") for node in NODES}
+    assert len(own) == len(NODES), "nodes share a host key"
 
 
 def test_the_hostfile_is_where_deepspeed_looks(lab: Lab) -> None:
@@ -181,11 +183,12 @@ def test_no_training_container_is_privileged(lab: Lab) -> None:
 
 
 def test_no_secret_is_readable_by_others_or_in_a_record(lab: Lab) -> None:
-    private = (lab.inventory / ".rdm" / "ssh" / "id_ed25519").read_text(encoding="utf-8")
-    body = private.splitlines()[2]
+    keys = [(lab.inventory / ".rdm" / "ssh" / name).read_text("utf-8") for name in ("id_ed25519", "host_ca")]
+    body, authority = (key.splitlines()[4] for key in keys)
     readable = lab.on("n1", "find", "/etc/rdm", "-type", "f", "-perm", "/077").split()
     assert not any(body in lab.on("n1", "cat", path) for path in readable)
     assert body in lab.on("n1", "cat", "/etc/rdm/ssh/id_ed25519")
+    assert lab.on("n1", "grep", "-rlF", authority, "/etc/rdm", check=False) == "", "a node has it"
     records = [path for path in (lab.inventory / ".rdm" / "runs").rglob("*") if path.is_file()]
     assert records
     assert [path for path in records if body in path.read_text(encoding="utf-8", errors="replace")] == []

@@ -77,15 +77,20 @@ def test_the_engine_of_a_node_is_restarted(lab: Lab) -> None:
     assert_mended(lab)
 
 
-def test_a_cut_cable_is_found_and_named(lab: Lab) -> None:
+def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -> None:
     lab.provisioned()
+    allowed = "/etc/rdm/ssh/authorized_keys"
+    lab.on("n2", "sh", "-c", f"cp -p {allowed} /root/allowed; echo nobody > {allowed}")
     lab.lab("cut", "n3")
     assert [node["cable"] for node in lab.lab("status")["nodes"]] == ["plugged", "plugged", "cut"]
     result = lab.json("verify", expect=1)
     verdicts = result["fabric"]["verdicts"]
-    assert [verdicts[node]["ok"] for node in NODES] == [True, True, False]
+    assert [verdicts[node]["ok"] for node in NODES] == [True, False, False]
     assert verdicts["n3"]["reason"]
-    assert result["failed"] == ["n3"]
+    assert "ssh from its container to itself fails" in verdicts["n2"]["reason"]
+    assert "Permission denied" in verdicts["n2"]["reason"]
+    assert result["failed"] == ["n2", "n3"]
+    lab.on("n2", "cp", "-p", "/root/allowed", allowed)
     lab.lab("heal", "n3")
     assert lab.json("verify")["ok"]
 

@@ -7,11 +7,12 @@ uses nothing but the standard library of Python 3.7 or newer, and no other file 
 It takes one JSON object, cut into as many arguments as needed (Linux allows 128 KiB for one), and prints one:
 
     {"source": MY_IP, "peers": [address…], "tries": 3, "deadline": 10, "patience": 5, "port": 22,
-     "ssh": [index…]}
+     "ssh": [index…], "login": [address…]}
 
     {"problem": "", "method": "icmp", "note": "", "link": {"name": "eth0", "up": true},
      "rtt_us": [median or null…], "min_us": [least or null…], "sent": [n…], "answered": [n…],
-     "errors": {"index": text}, "ssh": {"index": "" or what is wrong}}
+     "errors": {"index": text}, "ssh": {"index": "" or what is wrong},
+     "login": {address: "" or what is wrong}}
 
 Peers are asked in the order given, so a caller that turns the list by its own rank keeps all nodes from
 asking the same peer at once. `patience` is what a silent peer gets after its regular tries; nothing lasts
@@ -50,6 +51,7 @@ GAP = 0.001  # between two sends: nobody floods the switch
 SPACING = 0.02  # between two tries to the same peer
 LATE = 0.5  # what the other answers of a peer that did answer may take
 AGAIN = 0.25  # between two tries to a silent peer
+REFUSED = ("Permission denied", "verification failed")  # ssh's words: another try would not help
 CONNECTIONS = 500  # at a time, below the usual limit of open files
 
 
@@ -63,6 +65,7 @@ class Settings(NamedTuple):
     patience: float
     port: int
     ssh: list[int]
+    login: list[str]
 
 
 class Peer:
@@ -265,6 +268,50 @@ async def ask_ssh(peer: Peer, settings: Settings, until: float) -> None:
         await asyncio.sleep(min(AGAIN, left))
 
 
+async def log_in(address: str, settings: Settings) -> str:
+    """Return "" when ssh logs in at an address, with key and host key, else what it says instead.
+
+    Raises:
+        FileNotFoundError: the container has no ssh.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + settings.patience
+    options = ["-o", "BatchMode=yes", "-o", "ControlPath=none", "-p", str(settings.port)]
+    while True:
+        ssh = await asyncio.create_subprocess_exec(
+            *["ssh", "-n", "-T", *options, address, "exit"],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            _, said = await asyncio.wait_for(ssh.communicate(), max(until - loop.time(), AGAIN))
+        except asyncio.TimeoutError:
+            return "no answer"
+        finally:
+            if ssh.returncode is None:
+                ssh.kill()
+                await ssh.wait()
+        if ssh.returncode == 0:
+            return ""
+        lines = said.decode("utf-8", "replace").split("\n")
+        last = next((line.strip(" .\r") for line in reversed(lines) if line.strip()), "it failed")
+        if loop.time() + AGAIN >= until or any(word in last for word in REFUSED):
+            return last
+        await asyncio.sleep(AGAIN)
+
+
+async def log_ins(settings: Settings, result: dict[str, Any]) -> None:
+    """Log in at all addresses at once, and put into the result how each ended."""
+    try:
+        ends = await asyncio.gather(*(log_in(address, settings) for address in settings.login))
+    except FileNotFoundError:
+        said = "there is no ssh in the container, so no login was tried"
+        result["note"] = "; ".join(filter(None, [result["note"], said]))
+        return
+    result["login"].update(zip(settings.login, ends))
+
+
 async def heard(peer: Peer, seconds: float) -> None:
     """Wait for the next answer of a peer, but not longer than so many seconds."""
     peer.heard.clear()
@@ -304,6 +351,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
     peers = [Peer(index, address) for index, address in enumerate(settings.peers)]
     source = settings.source
     result: dict[str, Any] = {"problem": "", "method": "icmp", "note": "", "link": link_of(source)}
+    result["login"] = {}
     try:
         prober: Icmp | Tcp = Icmp(source, peers)
     except PermissionError:
@@ -318,12 +366,12 @@ async def measure(settings: Settings) -> dict[str, Any]:
         result["problem"] = "the container does not have the address %s" % source
         return result
     tasks = [asyncio.ensure_future(watch(peer, prober, settings)) for peer in peers]
-    if tasks:
-        done, pending = await asyncio.wait(tasks, timeout=settings.deadline)
-        for task in pending:
-            task.cancel()
-        for task in done:
-            task.result()  # an error of ours must not pass for silence
+    tasks.append(asyncio.ensure_future(log_ins(settings, result)))
+    done, pending = await asyncio.wait(tasks, timeout=settings.deadline)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        task.result()  # an error of ours must not pass for silence
     result.update(
         rtt_us=[round(statistics.median(peer.rtts), 1) if peer.rtts else None for peer in peers],
         min_us=[round(min(peer.rtts), 1) if peer.rtts else None for peer in peers],

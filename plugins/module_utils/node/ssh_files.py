@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PATTERNS_PER_LINE = 50  # old versions of ssh limit the length of a line
@@ -25,43 +26,47 @@ def parse_dictionary(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def ssh_client_config(dictionary: str, alias: str, port: int, directory: str) -> str:
+def ssh_client_config(dictionary: str, port: int, directory: str) -> str:
     """Return an ssh_config with which root reaches every container of the cluster.
 
     For other hosts it leaves everything to the image's own configuration.
 
-    All containers have one host key, known under one alias, so that a node more or less changes no
-    known_hosts. Names are looked up here, not in DNS.
+    Names are looked up here, not in DNS, but whatever their case, as there: `Match originalhost` compares so,
+    and `Host` does not. A container's host key is believed for its MY_IP, by the certificate that comes with
+    it, so that a node more or less changes no known_hosts.
 
     Args:
         dictionary: lines `node MY_IP`.
-        alias: the name under which known_hosts has the host key.
         port: where the containers' sshd listens.
         directory: where the keys are, in the container.
 
     Raises:
-        ValueError: the dictionary or the alias is not well-formed.
+        ValueError: the dictionary is not well-formed.
     """
-    if not _NAME.fullmatch(alias):
-        raise ValueError("{0!r} cannot name a host key".format(alias))
     pairs = parse_dictionary(dictionary)
     settings = (
         "  User root\n"
         "  Port {port}\n"
         "  IdentityFile {directory}/id_ed25519\n"
         "  IdentitiesOnly yes\n"
-        "  HostKeyAlias {alias}\n"
+        "  HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com\n"
         "  StrictHostKeyChecking yes\n"
         "  UserKnownHostsFile {directory}/known_hosts\n"
         "  GlobalKnownHostsFile /dev/null\n"
         "  CheckHostIP no\n"
         "  UpdateHostKeys no\n"
         "  PasswordAuthentication no\n"
-    ).format(port=int(port), directory=directory, alias=alias)
+    ).format(port=int(port), directory=directory)
     parts = ["# Written by rdm-provision.\n"]
     patterns = [word for pair in pairs for word in dict.fromkeys(pair)]
     for start in range(0, len(patterns), _PATTERNS_PER_LINE):
-        parts.append("Host {0}\n{1}".format(" ".join(patterns[start : start + _PATTERNS_PER_LINE]), settings))
-    parts += ["Host {0}\n  HostName {1}\n".format(*pair) for pair in pairs if pair[0] != pair[1]]
+        some = patterns[start : start + _PATTERNS_PER_LINE]
+        parts.append("Match originalhost {0}\n{1}".format(",".join(some), settings))
+    alike = Counter(name.lower() for name, _ in pairs)
+    for name, my_ip in pairs:
+        if name != my_ip:
+            # Of two names that differ by their case, each is the one that is written so.
+            match = "Match originalhost" if alike[name.lower()] == 1 else "Host"
+            parts.append("{0} {1}\n  HostName {2}\n".format(match, name, my_ip))
     parts.append("Host *\n  Include {0}\n".format(_IMAGES_OWN))
     return "".join(parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +38,7 @@ PLAY = """
         facts: known_facts
         inspection: known_inspection
         release: "{{ release | default([]) }}"
+        keys: "{{ keys | default(false) }}"
         write: true
       register: planned
       run_once: true
@@ -541,3 +544,60 @@ def test_a_variable_that_one_role_is_given_is_refused_by_name(cluster: Cluster) 
     assert named == [f"network_{part}" for part in parts], output
     assert "vars_files of the play" in result["msg"]
     assert not cluster.plan_file.exists()
+def keys_of(cluster: Cluster) -> dict[str, bytes]:
+    return {name: (cluster.home / ".rdm" / "ssh" / name).read_bytes() for name in ("id_ed25519", "host_ca")}
+
+
+def test_keys_are_made_with_the_plan_which_keeps_their_fingerprints(cluster: Cluster) -> None:
+    cluster.write({"a": {**CPU, **facts()}}, {})
+    checked = ("-e", "keys=true")
+    rc, result, _ = cluster.run(*checked, "--check", stage="nodes")
+    assert (rc, (cluster.home / ".rdm" / "ssh").exists()) == (0, False)
+    assert cluster.run(*checked, stage="nodes")[0] == 0
+    assert "[ssh keys]\nid_ed25519 = SHA256:" in cluster.plan_file.read_text()
+    made = keys_of(cluster)
+    rc, result, _ = cluster.run(*checked, stage="nodes")
+    assert (rc, result["changed"], keys_of(cluster)) == (0, False, made)
+    # Who only reads the plan need not have them.
+    (cluster.home / ".rdm" / "ssh" / "host_ca").unlink()
+    rc, result, _ = cluster.run()
+    assert (rc, result["changed"]) == (0, False)
+
+
+def test_a_plan_file_without_fingerprints_gets_those_of_the_keys_that_are_there(cluster: Cluster) -> None:
+    cluster.write({"a": {**CPU, **facts()}}, {})
+    assert cluster.run("-e", "keys=true", stage="nodes")[0] == 0
+    kept, made = cluster.plan_file.read_text(), keys_of(cluster)
+    cluster.plan_file.write_text(re.sub(r"(?s)# Who changes.*?\n\n", "", kept))
+    assert "SHA256" not in cluster.plan_file.read_text()
+    assert cluster.run("-e", "keys=true", stage="nodes")[0] == 0
+    assert (cluster.plan_file.read_text(), keys_of(cluster)) == (kept, made)
+
+
+def test_a_clone_without_the_keys_is_refused_until_it_has_them_or_wants_new_ones(cluster: Cluster) -> None:
+    cluster.write({"a": {**CPU, **facts()}}, {})
+    assert cluster.run("-e", "keys=true", stage="nodes")[0] == 0
+    kept, made = cluster.plan_file.read_text(), keys_of(cluster)
+    shutil.rmtree(cluster.home / ".rdm")
+    for option in ((), ("--check",)):
+        rc, result, _ = cluster.run("-e", "keys=true", *option, stage="nodes")
+        assert (rc, result["rdm_refused"], len(result["problems"])) == (2, "inventory", 1)
+        assert f"lacks keys that {cluster.plan_file} knows by their fingerprints" in result["msg"]
+        assert cluster.plan_file.read_text() == kept
+        assert not (cluster.home / ".rdm" / "ssh").exists()
+    assert cluster.run("-e", "keys=true", "-e", "preflight_new_ssh_keys=true", stage="nodes")[0] == 0
+    new = keys_of(cluster)
+    assert cluster.plan_file.read_text() != kept
+    (cluster.home / ".rdm" / "ssh" / "host_ca").write_bytes(made["host_ca"])
+    rc, result, _ = cluster.run("-e", "keys=true")
+    assert rc == 2
+    assert "has other keys than those" in result["msg"]
+    (cluster.home / ".rdm" / "ssh" / "host_ca").write_bytes(new["host_ca"])
+    assert cluster.run("-e", "keys=true")[0] == 0
+
+
+def test_nodes_with_directories_of_their_own_for_the_keys_are_refused(cluster: Cluster) -> None:
+    cluster.write({"a": CPU}, {"b": {**CPU, "container_ssh_key_dir": "/elsewhere"}})
+    rc, result, _ = cluster.run("-e", "keys=true")
+    assert rc == 2
+    assert "b: container_ssh_key_dir /elsewhere is not " in result["msg"]

@@ -55,6 +55,7 @@ def answer(**changes: Any) -> ExecResult:
         "answered": [3] * peers,
         "errors": {},
         "ssh": {},
+        "login": {},
         **changes,
     }
     return ExecResult(0, json.dumps(result).encode(), b"")
@@ -74,6 +75,7 @@ def test_everyone_begins_with_the_node_after_itself(monkeypatch: pytest.MonkeyPa
     assert engine.settings["source"] == "10.0.0.2"
     assert engine.settings["peers"] == ["10.0.0.3", "10.0.0.4", "10.0.0.0", "10.0.0.1"]
     assert engine.settings["ssh"] == [0]
+    assert engine.settings["login"] == ["10.0.0.2", "10.0.0.3"]
     assert found["rtt_us"] == "n3 10.0 1.0\nn4 20.0 1.0\nn0 30.0 1.0\nn1 40.0 1.0\n"
 
 
@@ -87,12 +89,24 @@ def test_only_those_that_are_given_are_measured(monkeypatch: pytest.MonkeyPatch)
 
 def test_results_are_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(
-        answer(answered=[3, 2, 0, 3], errors={"2": "network is unreachable"}, ssh={"0": "", "1": "no answer"})
+        answer(
+            answered=[3, 2, 0, 3],
+            errors={"2": "network is unreachable"},
+            ssh={"0": "", "1": "no answer"},
+            login={"10.0.0.2": "", "10.0.0.3": "x"},
+        )
     )
     found = measure(monkeypatch, engine)
     assert found["loss"] == {"n4": 0.33}
     assert found["errors"] == {"n0": "network is unreachable"}
     assert found["ssh"] == {"n3": "", "n4": "no answer"}
+    assert found["login"] == {"n2": "", "n3": "x"}
+
+
+def test_where_there_is_no_sshd_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(answer())
+    measure(monkeypatch, engine, ssh=False)
+    assert (engine.settings["ssh"], engine.settings["login"]) == ([], [])
 
 
 def test_no_argument_is_longer_than_the_kernel_allows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_the_difference_shows_lines_but_no_secret(tmp_path: Path) -> None:
 
 
 def ssh_config(tmp_path: Path, dictionary: str) -> dict[str, Any]:
-    cluster = {"dictionary": dictionary, "alias": "rdm-c", "port": 2222}
+    cluster = {"dictionary": dictionary, "port": 2222}
     return {"files": [{"path": str(tmp_path / "config"), "ssh_client_config": cluster}]}
 
 
@@ -81,7 +81,7 @@ def test_an_ssh_config_is_worked_out_on_the_node(tmp_path: Path) -> None:
     nodes = "n1 10.0.0.1\nn2 10.0.0.2\n"
     run(**ssh_config(tmp_path, nodes))
     written = (tmp_path / "config").read_text()
-    assert written == ssh_client_config(nodes, "rdm-c", 2222, "/etc/rdm/ssh")
+    assert written == ssh_client_config(nodes, 2222, "/etc/rdm/ssh")
     assert not run(**ssh_config(tmp_path, nodes))["changed"]
     (part,) = run(diff=True, **ssh_config(tmp_path, nodes + "n3 10.0.0.3\n"))["diff"]
     assert part["before"] == written

@@ -366,6 +366,15 @@ def test_plan_file_is_for_people_and_keeps_case(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o644
 
 
+def test_plan_file_keeps_the_fingerprints_of_the_keys_and_one_without_still_loads() -> None:
+    plan = make_plan(["a"])
+    assert parse_plan(format_plan(plan)).keys == {}
+    keys = {"id_ed25519": "SHA256:8fX+/x", "host_ca": "SHA256:Jq0"}
+    text = format_plan(plan._replace(keys=keys))
+    assert "[ssh keys]\nid_ed25519 = SHA256:8fX+/x\nhost_ca = SHA256:Jq0\n" in text
+    assert parse_plan(text) == plan._replace(keys=keys)
+
+
 def test_missing_plan_file_is_no_plan(tmp_path: Path) -> None:
     assert read_plan(str(tmp_path / "address_plan.cfg")) is None
 
@@ -385,6 +394,7 @@ NETWORK = "[network]\nsubnet = 10.0.0.0/24\ngateway = 10.0.0.1\n"
         (NETWORK + "[nodes]\na = 10.0.0.1\n", "gives 10.0.0.1 twice, to gateway and to a"),
         (NETWORK + "[nodes]\na = 10.0.0.2\na = 10.0.0.3\n", "already exists"),
         (NETWORK + "[nodes]\na = 10.0.0.2\n[removed]\na = 10.0.0.3\n", "lists a as a node and as removed"),
+        (NETWORK + "[ssh keys]\nhost_ca = x\n", "has a bad fingerprint of the ssh key host_ca: x"),
         (NETWORK + "[node]\na = 10.0.0.2\n", r"unknown section \[node\]"),
     ],
 )

@@ -200,6 +200,42 @@ def test_the_silent_sshd_of_a_node_that_is_cut_off_is_not_told_again() -> None:
     assert len(judge(nodes, measurements).findings) == 1
 
 
+def logged_in(count: int, refused: Callable[[str, str], bool]) -> dict[str, Measurement]:
+    """Each node greets its next one, and logs in there and to itself, but for those that are refused."""
+    nodes = names(count)
+    found = cluster(nodes)
+    for rank, node in enumerate(nodes):
+        after = nodes[(rank + 1) % count]
+        login = {peer: "denied" if refused(node, peer) else "" for peer in (node, after)}
+        found[node] = found[node]._replace(ssh={after: ""}, login=login)
+    return found
+
+
+def test_a_node_with_other_keys_is_found_as_client_and_as_server_and_named_alone() -> None:
+    other = logged_in(4, lambda one, peer: one != peer and "n3" in (one, peer))
+    judged = judge(names(4), other)
+    assert failing(judged) == ["n3"]
+    assert judged.findings == ["n2 -> n3: ssh fails: denied", "n3 -> n4: ssh fails: denied"]
+    assert failing(judge(names(2), logged_in(2, lambda one, peer: one != peer))) == ["n1", "n2"]
+
+
+def test_a_node_that_lets_not_even_itself_in_explains_who_fails_with_it() -> None:
+    judged = judge(names(4), logged_in(4, lambda _one, peer: peer == "n3"))
+    assert judged.findings == ["n3: ssh from its container to itself fails: denied"]
+    assert failing(judged) == ["n3"]
+
+
+def test_a_login_fails_the_node_of_the_run_and_not_where_something_else_is_wrong() -> None:
+    nodes = names(4)
+    other = logged_in(4, lambda one, peer: one != peer and "n3" in (one, peer))
+    judged = judge(nodes, {"n3": other["n3"]})
+    assert failing(judged) == ["n3"]
+    silent = other["n3"]._replace(rtt_us={**other["n3"].rtt_us, "n4": None}, ssh={"n4": "no answer"})
+    assert failing(judge(nodes, {"n3": silent, "n4": other["n4"]._replace(ssh={})})) != ["n3"]
+    assert judge(nodes, {"n3": silent}).ok
+    assert judge(nodes, {name: one._replace(login={}, ssh={}) for name, one in other.items()}).ok
+
+
 def test_where_icmp_is_not_let_through_the_sshds_greeting_is_an_answer() -> None:
     nodes = names(2)
     measurements = {
@@ -520,6 +556,7 @@ def test_a_result_of_the_module_becomes_a_measurement() -> None:
         "loss": {},
         "errors": {},
         "ssh": {"n2": ""},
+        "login": {"n1": ""},
     }
     one = fabric.measurement(result)
     assert one.rtt_us == {"n2": 95.0, "n3": None}

@@ -6,62 +6,55 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
-from ansible_collections.rdm.provision.plugins.plugin_utils import receipts
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
+from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import key_digests
 
-KEYS = {"id_ed25519": "private\n", "ssh_host_ed25519_key": "private, too\n"}
-PUBLIC = {"id_ed25519.pub": "ssh-ed25519 AAAA root\n", "ssh_host_ed25519_key.pub": "ssh-ed25519 BBBB node\n"}
-
-
-@pytest.fixture
-def controller(tmp_path: Path) -> Path:
-    directory = tmp_path / "controller"
-    directory.mkdir()
-    for name, text in {**KEYS, **PUBLIC}.items():
-        (directory / name).write_text(text, encoding="utf-8")
-    return directory
+NODE = ("mine", "node1", "10.0.0.1")
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> receipt.Found:
+def keys(tmp_path: Path) -> cluster_keys.Keys:
+    return cluster_keys.make(str(tmp_path / "controller"), "mine")
+
+
+@pytest.fixture
+def found(tmp_path: Path, keys: cluster_keys.Keys) -> receipt.Found:
     """What is found on a node, as the role container has left it."""
     directory = tmp_path / "node" / "ssh"
     directory.mkdir(parents=True)
-    written = {
-        **KEYS,
-        "authorized_keys": "ssh-ed25519 AAAA root\n",
-        "known_hosts": "rdm-mine ssh-ed25519 BBBB node\n",
-    }
-    for name, text in written.items():
+    for name, text in cluster_keys.of_node(keys, *NODE).items():
         (directory / name).write_text(text, encoding="utf-8")
     states = {str(path): receipt._mode_owner_and_content(str(path)) for path in directory.iterdir()}
     return {"container": states}
 
 
-def why(controller: Path, found: receipt.Found) -> list[str]:
-    receipts._keys.cache_clear()
-    keys = receipts._keys(str(controller), "mine")
+def why(digests: dict[str, str], found: receipt.Found) -> list[str]:
     last = {"found": found, "inputs": {"container": "same"}}
-    return receipt.to_do(last, {"container": "same"}, keys, found).get("container", [])
+    return receipt.to_do(last, {"container": "same"}, digests, found).get("container", [])
 
 
-def test_the_keys_of_this_cluster_are_no_work(controller: Path, found: receipt.Found) -> None:
-    assert why(controller, found) == []
+def test_the_keys_of_this_cluster_are_no_work(keys: cluster_keys.Keys, found: receipt.Found) -> None:
+    assert why(key_digests(keys, *NODE), found) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "file"),
+    ("name", "files"),
     [
-        ("id_ed25519", "id_ed25519"),
-        ("id_ed25519.pub", "authorized_keys"),
-        ("ssh_host_ed25519_key", "ssh_host_ed25519_key"),
-        ("ssh_host_ed25519_key.pub", "known_hosts"),
+        (cluster_keys.LOGIN, ["id_ed25519", "authorized_keys"]),
+        (
+            cluster_keys.AUTHORITY,
+            ["ssh_host_ed25519_key", "ssh_host_ed25519_key-cert.pub", "known_hosts"],
+        ),
     ],
 )
-def test_another_key_is_named(controller: Path, found: receipt.Found, name: str, file: str) -> None:
-    (controller / name).write_text("of somebody else\n", encoding="utf-8")
-    assert why(controller, found) == [f"the cluster's key in {file} is another"]
+def test_what_another_key_changes_is_named(
+    tmp_path: Path, found: receipt.Found, name: str, files: list[str]
+) -> None:
+    (tmp_path / "controller" / name).unlink()
+    others = cluster_keys.make(str(tmp_path / "controller"), "mine")
+    said = why(key_digests(others, *NODE), found)
+    assert said == [f"the cluster's key in {file} is another" for file in files]
 
 
-def test_half_a_pair_is_work(controller: Path, found: receipt.Found) -> None:
-    (controller / "id_ed25519.pub").unlink()
-    assert len(why(controller, found)) == 2
+def test_keys_that_are_yet_to_be_made_are_work(found: receipt.Found) -> None:
+    assert len(why(key_digests(None, *NODE), found)) == len(cluster_keys.FILES)

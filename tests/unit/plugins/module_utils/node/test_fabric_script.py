@@ -29,6 +29,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         "patience": 0.5,
         "port": 1,
         "ssh": [],
+        "login": [],
         **changes,
     }
 
@@ -165,3 +166,44 @@ def test_the_checksum_makes_the_sum_of_a_packet_vanish(size: int) -> None:
     packet = bytes(range(size))
     total = fabric_script.checksum(packet)
     assert fabric_script.checksum(packet + total.to_bytes(2, "big")) == 0
+
+
+SSH = """#!/bin/sh
+printf '%s\\n' "$*" >> "$0.calls"
+case "$*" in
+    *127.0.0.2*) exit 0 ;;
+    *127.0.0.3*) echo 'root@127.0.0.3: Permission denied (publickey).' >&2; exit 255 ;;
+    *127.0.0.4*) [ "$(grep -c 127.0.0.4 "$0.calls")" -ge 2 ] || { echo 'refused' >&2; exit 255; } ;;
+    *) exec sleep 60 ;;
+esac
+"""
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stands in for the ssh client, and notes how it is called."""
+    program = tmp_path / "ssh"
+    program.write_text(SSH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return tmp_path / "ssh.calls"
+
+
+def test_ssh_logs_in_and_what_it_says_is_told(ssh: Path) -> None:
+    addresses = [f"127.0.0.{number}" for number in (2, 3, 4)]
+    found = measure(login=addresses, port=2222, patience=60.0, deadline=60.0, peers=[])
+    assert found["login"] == {
+        "127.0.0.2": "",
+        "127.0.0.3": "root@127.0.0.3: Permission denied (publickey)",
+        "127.0.0.4": "",
+    }
+    calls = ssh.read_text().splitlines()
+    assert sum("127.0.0.3" in call for call in calls) == 1, "who is refused does not try again"
+    assert all("BatchMode=yes" in call and "-p 2222" in call for call in calls)
+    assert measure(login=["127.0.0.5"])["login"] == {"127.0.0.5": "no answer"}
+
+
+def test_a_container_without_ssh_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = measure(login=["127.0.0.2"])
+    assert (found["login"], found["note"]) == ({}, "there is no ssh in the container, so no login was tried")

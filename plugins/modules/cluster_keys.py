@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.cluster_keys`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cluster_keys
+short_description: Make the ssh keys of a cluster on the controller
+description:
+  - Makes the key with which the containers log in to each other (C(id_ed25519)) and the one that signs their
+    host keys (C(host_ca)), where they are missing. Everything else is derived from these two; see the lookup
+    P(rdm.provision.node_keys#lookup).
+  - For the role C(container) where it is used without C(preflight), whose plan makes them and keeps their
+    fingerprints. Run it once.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode nothing is made.
+  diff_mode:
+    support: none
+    description: There is nothing to show but secrets.
+  idempotent:
+    support: full
+    description: Keys that are there stay.
+options:
+  directory:
+    description: Where the keys are on the controller. It becomes readable by its owner alone.
+    type: str
+    required: true
+  cluster:
+    description: Name of the cluster, for the comments in the keys.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Make the cluster's ssh keys
+  rdm.provision.cluster_keys:
+    directory: "{{ inventory_dir }}/.rdm/ssh"
+    cluster: rdm
+  run_once: true
+"""
+
+RETURN = r"""
+{}
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "directory": {"type": "str", "required": True},
+    "cluster": {"type": "str", "required": True},
+}

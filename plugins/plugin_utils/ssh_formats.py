@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""OpenSSH's formats of an ed25519 key and of a host certificate, always the same for the same key.
+
+The library `cryptography` and ssh-keygen write a random number into each of them. Here nothing is random, so
+that whoever has a cluster's keys comes to the same files on every machine and in every run.
+
+The formats are those of OpenSSH's PROTOCOL.key and PROTOCOL.certkeys.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import textwrap
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_KEY = b"ssh-ed25519"
+_CERTIFICATE = b"ssh-ed25519-cert-v01@openssh.com"
+_HOST = 2
+_FOR_EVER = 2**64 - 1
+_RAW = serialization.Encoding.Raw
+
+
+def derived(secret: Ed25519PrivateKey, purpose: str) -> Ed25519PrivateKey:
+    """Return the key that a secret one gives for a purpose; it says nothing about the secret one."""
+    seed = secret.private_bytes(_RAW, serialization.PrivateFormat.Raw, serialization.NoEncryption())
+    return Ed25519PrivateKey.from_private_bytes(hmac.digest(seed, purpose.encode(), "sha256"))
+
+
+def private_text(key: Ed25519PrivateKey, comment: str) -> str:
+    """Return the text of a file with a private key."""
+    public = _raw(key)
+    seed = key.private_bytes(_RAW, serialization.PrivateFormat.Raw, serialization.NoEncryption())
+    check = hashlib.sha256(public).digest()[:4]  # it must only be there twice
+    secret = check * 2 + b"".join(map(_string, (_KEY, public, seed + public, comment.encode())))
+    secret += bytes(range(1, 1 + -len(secret) % 8))
+    text = b"openssh-key-v1\0" + b"".join(map(_string, (b"none", b"none", b""))) + _number(1, 4)
+    body = base64.b64encode(text + _string(public_blob(key)) + _string(secret)).decode()
+    name = "OPENSSH PRIVATE KEY"
+    return "\n".join([f"-----BEGIN {name}-----", *textwrap.wrap(body, 70), f"-----END {name}-----", ""])
+
+
+def public_blob(key: Ed25519PrivateKey) -> bytes:
+    """Return a public key as ssh sends it."""
+    return _string(_KEY) + _string(_raw(key))
+
+
+def public_line(key: Ed25519PrivateKey) -> str:
+    """Return a public key as authorized_keys and known_hosts have it."""
+    return f"{_KEY.decode()} {base64.b64encode(public_blob(key)).decode()}"
+
+
+def fingerprint(key: Ed25519PrivateKey) -> str:
+    """Return what `ssh-keygen -l` says of a key."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(public_blob(key)).digest()).decode().rstrip("=")
+
+
+def host_certificate(
+    key: Ed25519PrivateKey, authority: Ed25519PrivateKey, name: str, principals: list[str]
+) -> str:
+    """Return the line of a certificate that says whose host key this is.
+
+    Args:
+        key: the host key.
+        authority: who says so.
+        name: what logs call the certificate.
+        principals: the names and addresses under which the host is believed.
+    """
+    # It keeps who does not know the authority's key from choosing what is signed.
+    nonce = hashlib.sha256(_raw(derived(authority, f"nonce {name}"))).digest()
+    signed = b"".join(
+        [
+            _string(_CERTIFICATE),
+            _string(nonce),
+            _string(_raw(key)),
+            _number(0, 8),  # a serial number, for lists of revoked ones
+            _number(_HOST, 4),
+            _string(name.encode()),
+            _string(b"".join(_string(one.encode()) for one in principals)),
+            _number(0, 8),
+            _number(_FOR_EVER, 8),
+            _string(b""),  # critical options
+            _string(b""),  # extensions
+            _string(b""),  # reserved
+            _string(public_blob(authority)),
+        ]
+    )
+    signature = _string(_KEY) + _string(authority.sign(signed))
+    return f"{_CERTIFICATE.decode()} {base64.b64encode(signed + _string(signature)).decode()}"
+
+
+def _raw(key: Ed25519PrivateKey) -> bytes:
+    return key.public_key().public_bytes(_RAW, serialization.PublicFormat.Raw)
+
+
+def _string(value: bytes) -> bytes:
+    return _number(len(value), 4) + value
+
+
+def _number(value: int, size: int) -> bytes:
+    return value.to_bytes(size, "big")
