@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import memlock_shortage
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
@@ -125,10 +125,10 @@ def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
 
 def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return name, state and image of the cluster's container on the node; empty where there is none."""
-    for one in _containers(facts):
-        if is_ours(one.get("labels"), want.cluster, "container"):
-            return {key: str(one[key]) for key in ("name", "state", "image")}
-    return {}
+    ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
+    # Beside it may be what a run that was killed has left.
+    ours.sort(key=lambda one: one["name"] != want.container_name)
+    return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
 
 
 def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
@@ -326,7 +326,8 @@ def _old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
     named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
     for kind, name, existing in named:
         for one in existing:
-            if one["name"] != name and is_ours(one.get("labels"), want.cluster, kind):
+            left_behind = kind == "container" and one["name"] in (name + NEXT, name + OLD)
+            if one["name"] != name and not left_behind and is_ours(one.get("labels"), want.cluster, kind):
                 reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
                 remedy = f"go back to {one['name']}, or take the cluster down first (rdm-provision down)"
                 findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))

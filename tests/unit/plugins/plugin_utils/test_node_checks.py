@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
     NodePlan,
     check_node,
+    container_seen,
     ended_by_plan,
     network_differences,
     network_present,
@@ -303,6 +304,14 @@ def test_another_name_than_what_the_cluster_has_is_refused(kind: str) -> None:
     [sentence] = problems(found)
     assert f"a {kind} named old" in sentence
     assert "rdm-provision down" in sentence
+
+
+def test_what_a_killed_run_has_left_beside_the_container_is_no_other_name() -> None:
+    labels = {**OURS, "rdm.provision.role": "container"}
+    left = [{**container(name), "image": "i:1", "labels": labels} for name in ("rdm.next", "rdm.old", "rdm")]
+    found = report(docker_containers=left)
+    assert problems(found) == []
+    assert container_seen(want(), found)["name"] == "rdm"
 
 
 def test_a_second_network_on_the_parent_interface_is_refused() -> None:
