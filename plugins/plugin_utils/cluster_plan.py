@@ -147,8 +147,9 @@ def plan_nodes(
         problems += ended
     warnings: list[Problem] = []
     nodes: dict[str, dict[str, Any]] = {}
+    holders = {address: node for node, address in plan.addresses.nodes.items()}
     for node, found in facts.items():
-        want = wants[node]
+        want = wants[node]._replace(others=holders)
         findings = check_node(want, found)
         problems += findings.problems
         config_dir = _config_dir(plan.inventory, node, found)

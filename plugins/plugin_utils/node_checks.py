@@ -46,6 +46,7 @@ class NodePlan(NamedTuple):
         image: what the training container runs; empty when that is not known.
         image_listed: whether images_list brings it; otherwise the node must have it.
         spare_jobs: refuse what would end a training job.
+        others: MY_IP -> node, of all nodes.
     """
 
     node: str
@@ -66,6 +67,7 @@ class NodePlan(NamedTuple):
     image: str = ""
     image_listed: bool = True
     spare_jobs: bool = True
+    others: Mapping[str, str] = {}
 
 
 class Findings(NamedTuple):
@@ -96,6 +98,8 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         _container_name,
         _old_names,
         _address,
+        _guests,
+        _former_cluster,
     ):
         check(want, facts, findings)
     return findings
@@ -376,6 +380,46 @@ def _address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
                     f"is used by the container {container['name']}, which is not this cluster's",
                     "remove that container from the network, or give the node another my_ip",
                 )
+            )
+
+
+def _guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name others on our network: the engine gives them addresses, and knows nothing of other nodes'.
+
+    To keep the plan's addresses from them, the engine would have to be told all of them when the network is
+    made, and each new node would mean making it anew everywhere.
+    """
+    network = _existing(want, facts)
+    guests = _foreign_containers(want, facts, network) if network else []
+    at = {one["name"]: (one.get("networks") or {}).get(want.network_name, "") for one in _containers(facts)}
+    for guest in guests if is_ours(network.get("labels"), want.cluster) else []:
+        address = at.get(guest, "")
+        owner = want.others.get(address, "")
+        if owner and address != want.my_ip:
+            findings.warn(
+                want.node,
+                f"The container {guest}, which is not this cluster's, is on the network {want.network_name} "
+                f"with the address {address} of {owner}: remove it from there.",
+            )
+        elif not owner:
+            findings.warn(
+                want.node,
+                f"The container {guest}, which is not this cluster's, is on the network {want.network_name}"
+                f"{f' at {address}' if address else ''}: the engine may give it the address of another node.",
+            )
+
+
+def _former_cluster(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name jobs in a container of another cluster's name, be it a neighbour or this one's former name."""
+    for one in _containers(facts):
+        theirs = (one.get("labels") or {}).get(LABEL_CLUSTER, "")
+        if theirs and theirs != want.cluster and one.get("jobs"):
+            many = len(one["jobs"]) > 1
+            jobs = f"jobs {names(one['jobs'])} run" if many else f"job {one['jobs'][0]} runs"
+            findings.warn(
+                want.node,
+                f"The {jobs} in the container {one['name']} of the cluster {theirs}, beside which this "
+                "cluster's is started: if that is the former name of this one, stop what runs there first.",
             )
 
 

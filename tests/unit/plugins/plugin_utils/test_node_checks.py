@@ -289,6 +289,37 @@ def test_foreign_container_on_our_address_is_refused() -> None:
     assert sentence.startswith("192.169.16.100 is used by the container guest")
 
 
+def test_another_container_on_the_network_is_named_and_the_node_whose_address_it_has() -> None:
+    ours = network("ibnet", SUBNET, labels=OURS, containers=["guest", "rdm"])
+    mine = container("rdm", cluster="rdm", ibnet="192.169.16.100")
+
+    def said(address: str) -> list[str]:
+        guest = container("guest", ibnet=address)
+        found = with_networks(ours, containers=(mine, guest))
+        assert problems(found) == []
+        return warnings(found, others={"192.169.16.100": "node1", "192.169.16.101": "node2"})
+
+    assert said("192.169.16.101") == [
+        "node1: The container guest, which is not this cluster's, is on the network ibnet with the address "
+        "192.169.16.101 of node2: remove it from there."
+    ]
+    (sentence,) = said("192.169.16.7")
+    assert "is on the network ibnet at 192.169.16.7: the engine may give it the address" in sentence
+    assert warnings(with_networks(ours, containers=(mine,))) != []  # guest, of which the engine knows no more
+    alone = network("ibnet", SUBNET, labels=OURS, containers=["rdm"])
+    assert warnings(with_networks(alone, containers=(mine,))) == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"), [(["gpt"], "The job gpt runs"), (["a", "b"], "The jobs a, b run")]
+)
+def test_jobs_under_another_clusters_name_are_named(jobs: list[str], words: str) -> None:
+    theirs = container("old", cluster="former")
+    assert warnings(report(docker_containers=[theirs])) == []
+    (sentence,) = warnings(report(docker_containers=[{**theirs, "jobs": jobs}]))
+    assert sentence.startswith(f"node1: {words} in the container old of the cluster former")
+
+
 def test_every_problem_is_reported_at_once() -> None:
     found = report(python_requests=False, docker_version="19.03", docker_containers=[container("rdm")])
     assert len(problems(found, accelerator="rocm", network_parent="ib7", min_free_bytes=2**50)) == 6
