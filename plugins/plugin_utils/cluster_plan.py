@@ -29,6 +29,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
     ended_by_plan,
     network_differences,
     network_present,
+    rdma_interface,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     Problem,
@@ -157,7 +158,7 @@ def plan_nodes(
         warnings += findings.warnings
         nodes[node] = {
             "config_dir": config_dir,
-            "container": container_spec(found, want.accelerator)._asdict(),
+            "container": container_spec(found, want.accelerator, rdma_interface(want))._asdict(),
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),
             "shells": dict(found.get("shells") or {}),

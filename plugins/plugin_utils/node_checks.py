@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
-from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import memlock_shortage
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
+    memlock_shortage,
+    rdma_devices,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
@@ -47,6 +50,7 @@ class NodePlan(NamedTuple):
         image_listed: whether images_list brings it; otherwise the node must have it.
         spare_jobs: refuse what would end a training job.
         others: MY_IP -> node, of all nodes.
+        rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
     """
 
     node: str
@@ -68,6 +72,7 @@ class NodePlan(NamedTuple):
     image_listed: bool = True
     spare_jobs: bool = True
     others: Mapping[str, str] = {}
+    rdma: str = "auto"
 
 
 class Findings(NamedTuple):
@@ -100,6 +105,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         _address,
         _guests,
         _former_cluster,
+        _rdma,
     ):
         check(want, facts, findings)
     return findings
@@ -125,6 +131,12 @@ def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
 def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
     """Return whether a network of the cluster's network name exists on the node."""
     return bool(_existing(want, facts))
+
+
+def rdma_interface(want: NodePlan) -> str:
+    """Return the interface whose RDMA devices the container gets; empty for all."""
+    on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT
+    return want.network_parent if on_a_parent and want.rdma != "all" else ""
 
 
 def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
@@ -421,6 +433,18 @@ def _former_cluster(want: NodePlan, facts: Mapping[str, Any], findings: Findings
                 f"The {jobs} in the container {one['name']} of the cluster {theirs}, beside which this "
                 "cluster's is started: if that is the former name of this one, stop what runs there first.",
             )
+
+
+def _rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Say which RDMA devices the container does not get, unless the user has chosen."""
+    interface = rdma_interface(want)
+    left_out = rdma_devices(facts, interface).left_out
+    if left_out and want.rdma == "auto":
+        findings.warn(
+            want.node,
+            f"The container gets the RDMA devices of {interface}, and not {names(left_out)}: set "
+            "container_rdma to all if it shall have every one, or to interface if this is right.",
+        )
 
 
 # --- helpers -----------------------------------------------------------------------------------------

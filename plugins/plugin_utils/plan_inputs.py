@@ -181,6 +181,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         image=images.image,
         image_listed=images.listed,
         spare_jobs=reader.true(node, "container_spare_jobs", otherwise=True),
+        rdma=reader.text(node, "container_rdma"),
     )
 
 

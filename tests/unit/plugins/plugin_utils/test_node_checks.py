@@ -320,6 +320,17 @@ def test_jobs_under_another_clusters_name_are_named(jobs: list[str], words: str)
     assert sentence.startswith(f"node1: {words} in the container old of the cluster former")
 
 
+def test_rdma_devices_that_the_container_does_not_get_are_named_until_the_user_chooses() -> None:
+    found = report(
+        infiniband=[{"name": "mlx5_0", "netdevs": ["ib0"]}, {"name": "mlx5_1", "netdevs": ["ib1"]}]
+    )
+    (sentence,) = warnings(found)
+    assert "gets the RDMA devices of ib0, and not mlx5_1: set container_rdma to all" in sentence
+    assert warnings(found, rdma="interface") == warnings(found, rdma="all") == []
+    # Without a parent there is none to choose by.
+    assert warnings(found, network_driver="bridge") == []
+
+
 def test_every_problem_is_reported_at_once() -> None:
     found = report(python_requests=False, docker_version="19.03", docker_containers=[container("rdm")])
     assert len(problems(found, accelerator="rocm", network_parent="ib7", min_free_bytes=2**50)) == 6
