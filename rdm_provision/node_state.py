@@ -79,9 +79,13 @@ def node_state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str,
 
 
 def _ours(things: Iterable[Mapping[str, Any]], cluster: str, role: str) -> Mapping[str, Any] | None:
-    """Return the container or network with our labels, if there is one."""
+    """Return the container or network with our labels, if there is one.
+
+    Of several containers it is the one that runs: a run that was killed may have left others beside it.
+    """
     wanted = {LABEL_CLUSTER: cluster, LABEL_ROLE: role}
-    return next((t for t in things if wanted.items() <= (t.get("labels") or {}).items()), None)
+    ours = [thing for thing in things if wanted.items() <= (thing.get("labels") or {}).items()]
+    return min(ours, key=lambda thing: thing.get("state") != "running", default=None)
 
 
 def _remarks(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rdm_provision.constants import LABEL_ROLE
 from rdm_provision.events import RunResult
 from rdm_provision.node_state import NodeState, node_state
 
@@ -26,7 +25,7 @@ __all__ = [
 FACTS_MODULE = "rdm.provision.node_facts"
 
 
-CONTAINER_MODULE = "community.docker.docker_container"
+CONTAINER_MODULE = "rdm.provision.container"
 
 
 FILES_MODULE = "rdm.provision.node_files"
@@ -76,16 +75,11 @@ def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str,
             found[name, str(seen["name"])] = (name, running, str(seen["image"]), str(planned["my_ip"]))
     for name, results in result.returned.get(CONTAINER_MODULE, {}).items():
         for res in results:
-            made = res.get("container") or {}
-            labels = (made.get("Config") or {}).get("Labels") or {}
-            if labels.get(LABEL_ROLE) != "container":
-                continue
-            state = str((made.get("State") or {}).get("Status", ""))
-            my_ip = ((result.plan or {}).get("nodes", {}).get(name) or {}).get("my_ip", "")
-            called = str(made.get("Name", "")).lstrip("/")
-            image = str(made["Config"].get("Image", ""))
-            # The last counts: where a job runs, it was looked at before.
-            found[name, called] = (name, f"{called} ({state})", image, str(my_ip))
+            if made := res.get("container"):
+                my_ip = ((result.plan or {}).get("nodes", {}).get(name) or {}).get("my_ip", "")
+                running = f"{made['name']} ({made['state']})"
+                # The last counts: where a job runs, it was looked at before.
+                found[name, made["name"]] = (name, running, str(made["image"]), str(my_ip))
     order = {name: rank for rank, name in enumerate(nodes)}
     return tuple(sorted(found.values(), key=lambda line: order.get(line[0], 0)))
 

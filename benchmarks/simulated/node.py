@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import shortened
 from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
 
@@ -267,30 +268,28 @@ def docker_network(node: Node, parameters: Parameters) -> Result:
     return result
 
 
-def docker_container(node: Node, parameters: Parameters) -> Result:
-    """`community.docker.docker_container`."""
+def container(node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.container`."""
     containers, name = node.kind("containers"), parameters["name"]
     made_anew = {"recreate", "restart"}
     wanted = digest({key: value for key, value in given(parameters).items() if key not in made_anew})
     was = containers.get(name, {"state": "absent", "digest": ""})
     changed = was != {**was, "state": "running", "digest": wanted} or any(map(parameters.get, made_anew))
-    containers[name] = {"digest": wanted, "state": "running", "labels": parameters["labels"]}
+    labels = {LABEL_CLUSTER: parameters["cluster"], LABEL_ROLE: "container"}
+    containers[name] = {"digest": wanted, "state": "running", "labels": labels}
     node.state["my_ip"] = (parameters.get("env") or {}).get("MY_IP", "")
-    recorded = node.recorded()
-    container = recorded["container"]
-    container["Config"]["Labels"] = parameters["labels"]
     result: Result = {
         "changed": changed,
-        "container": container,
-        "invocation": echo(parameters, recorded["container_arguments"]),
+        "actions": ["make" if was["state"] == "absent" else "replace"] if changed else [],
+        "running": [],
+        "container": {"name": name, "state": "running", "image": parameters["image"]},
+        "invocation": shortened(echo(parameters)),
     }
     if parameters["_ansible_diff"]:
-        result["diff"] = {"after": {}, "before": {}}
-        if changed:
-            result["diff"] = {
-                "after": {"exists": True, "running": True},
-                "before": {"exists": was["state"] != "absent", "running": False},
-            }
+        result["diff"] = {
+            "after": {"exists": True, "running": True},
+            "before": {"exists": was["state"] != "absent", "running": not changed},
+        }
     return result
 
 
@@ -339,11 +338,6 @@ def _difference(path: str, before: str, after: str) -> dict[str, str]:
     return {"before": before, "after": after, "before_header": path, "after_header": path}
 
 
-def container_ready(_node: Node, _parameters: Parameters) -> Result:
-    """`rdm.provision.container_ready`."""
-    return {"waited": 0.01}
-
-
 def fabric_probe(node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.fabric_probe`: every container that is asked answers after 80 to 120 µs."""
     names = [line.split()[0] for line in parameters["nodes"].splitlines()]
@@ -370,9 +364,8 @@ def fabric_probe(node: Node, parameters: Parameters) -> Result:
 
 MODULES: dict[str, Callable[[Node, Parameters], Result]] = {
     "ansible.modules.ping": ping,
-    "community.docker.docker_container": docker_container,
     "community.docker.docker_network": docker_network,
-    "rdm.provision.container_ready": container_ready,
+    "rdm.provision.container": container,
     "rdm.provision.fabric_probe": fabric_probe,
     "rdm.provision.image_archive": image_archive,
     "rdm.provision.node_facts": node_facts,

@@ -88,7 +88,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerAPI,
     DockerProblem,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter, the_one
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: dict[str, Any] = {
@@ -117,8 +117,8 @@ def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
         raise ValueError(
             "there is no training container of cluster {0} here: bring it up first".format(cluster)
         )
-    name = str(found[0]["Names"][0]).lstrip("/")
-    state = str(found[0]["State"])
+    container = the_one(found)
+    name, state = str(container["Names"][0]).lstrip("/"), str(container["State"])
     if state != "running":
         raise ValueError("the container {0} does not run (it is {1}): bring it up first".format(name, state))
     return {"name": name, "state": state}

@@ -171,8 +171,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import
     BadConfiguration,
     NoAgent,
     find,
+    find_running,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -293,10 +293,10 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         return {"failed": True, "msg": wrong}
     try:
         api = DockerAPI()
+        if verb == "running":
+            return {"changed": False, "running": find_running(api, options["cluster"], options["node"])}
         place = find(api, options["cluster"])
         result: Dict[str, Any] = {"changed": False, "directory": place.directory}
-        if verb == "running":
-            return dict(result, running=running_jobs(place.directory, options["node"]))
         if verb in ("state", "stop", "logs"):
             # A node that does not take part in a job has no directory of it.
             result["known"] = os.path.isdir(os.path.join(place.directory, options["name"]))

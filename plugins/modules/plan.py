@@ -159,8 +159,8 @@ nodes:
       type: str
     container:
       description:
-        - What the training container gets, in the form that community.docker takes.
-        - C(devices), C(groups), C(device_requests), C(ulimits), C(capabilities) and C(security_opts).
+        - What the training container gets, in the form that M(rdm.provision.container) takes.
+        - C(devices), C(groups), C(device_requests), C(ulimits) and C(capabilities).
       type: dict
     network_present:
       description: Whether a Docker network of the container network's name exists.

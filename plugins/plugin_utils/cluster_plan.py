@@ -30,6 +30,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
     ended_by_plan,
     network_differences,
     network_present,
+    rdma_interface,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     Problem,
@@ -163,8 +164,9 @@ def plan_nodes(
         problems += ended
     warnings: list[Problem] = []
     nodes: dict[str, dict[str, Any]] = {}
+    holders = {address: node for node, address in plan.addresses.nodes.items()}
     for node, found in facts.items():
-        want = wants[node]
+        want = wants[node]._replace(others=holders)
         findings = check_node(want, found)
         problems += findings.problems
         config_dir = _config_dir(plan.inventory, node, found)
@@ -172,7 +174,7 @@ def plan_nodes(
         warnings += findings.warnings
         nodes[node] = {
             "config_dir": config_dir,
-            "container": container_spec(found, want.accelerator)._asdict(),
+            "container": container_spec(found, want.accelerator, rdma_interface(want))._asdict(),
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),
             "shells": dict(found.get("shells") or {}),

@@ -13,8 +13,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import LAB
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
     memlock_shortage,
     nvidia_way,
+    rdma_devices,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
@@ -53,6 +54,8 @@ class NodePlan(NamedTuple):
         groups: the groups that the user gives the container, None for those of the node.
         userns_mode: `host` when the container is left out of the engine's user namespaces.
         unlabelled: mounts of the user that SELinux would have to allow.
+        others: MY_IP -> node, of all nodes.
+        rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
     """
 
     node: str
@@ -77,6 +80,8 @@ class NodePlan(NamedTuple):
     groups: Sequence[str] | None = None
     userns_mode: str = ""
     unlabelled: Sequence[str] = ()
+    others: Mapping[str, str] = {}
+    rdma: str = "auto"
 
 
 class Findings(NamedTuple):
@@ -110,6 +115,9 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         _container_name,
         _old_names,
         _address,
+        _guests,
+        _former_cluster,
+        _rdma,
     ):
         check(want, facts, findings)
     return findings
@@ -145,12 +153,18 @@ def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
     return bool(_existing(want, facts))
 
 
+def rdma_interface(want: NodePlan) -> str:
+    """Return the interface whose RDMA devices the container gets; empty for all."""
+    on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT
+    return want.network_parent if on_a_parent and want.rdma != "all" else ""
+
+
 def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return name, state and image of the cluster's container on the node; empty where there is none."""
-    for one in _containers(facts):
-        if is_ours(one.get("labels"), want.cluster, "container"):
-            return {key: str(one[key]) for key in ("name", "state", "image")}
-    return {}
+    ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
+    # Beside it may be what a run that was killed has left.
+    ours.sort(key=lambda one: one["name"] != want.container_name)
+    return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
 
 
 def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
@@ -431,7 +445,8 @@ def _old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
     named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
     for kind, name, existing in named:
         for one in existing:
-            if one["name"] != name and is_ours(one.get("labels"), want.cluster, kind):
+            left_behind = kind == "container" and one["name"] in (name + NEXT, name + OLD)
+            if one["name"] != name and not left_behind and is_ours(one.get("labels"), want.cluster, kind):
                 reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
                 remedy = f"go back to {one['name']}, or take the cluster down first (rdm-provision down)"
                 findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))
@@ -481,6 +496,58 @@ def _address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
                     "remove that container from the network, or give the node another my_ip",
                 )
             )
+
+
+def _guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name others on our network: the engine gives them addresses, and knows nothing of other nodes'.
+
+    To keep the plan's addresses from them, the engine would have to be told all of them when the network is
+    made, and each new node would mean making it anew everywhere.
+    """
+    network = _existing(want, facts)
+    guests = _foreign_containers(want, facts, network) if network else []
+    at = {one["name"]: (one.get("networks") or {}).get(want.network_name, "") for one in _containers(facts)}
+    for guest in guests if is_ours(network.get("labels"), want.cluster) else []:
+        address = at.get(guest, "")
+        owner = want.others.get(address, "")
+        if owner and address != want.my_ip:
+            findings.warn(
+                want.node,
+                f"The container {guest}, which is not this cluster's, is on the network {want.network_name} "
+                f"with the address {address} of {owner}: remove it from there.",
+            )
+        elif not owner:
+            findings.warn(
+                want.node,
+                f"The container {guest}, which is not this cluster's, is on the network {want.network_name}"
+                f"{f' at {address}' if address else ''}: the engine may give it the address of another node.",
+            )
+
+
+def _former_cluster(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name jobs in a container of another cluster's name, be it a neighbour or this one's former name."""
+    for one in _containers(facts):
+        theirs = (one.get("labels") or {}).get(LABEL_CLUSTER, "")
+        if theirs and theirs != want.cluster and one.get("jobs"):
+            many = len(one["jobs"]) > 1
+            jobs = f"jobs {names(one['jobs'])} run" if many else f"job {one['jobs'][0]} runs"
+            findings.warn(
+                want.node,
+                f"The {jobs} in the container {one['name']} of the cluster {theirs}, beside which this "
+                "cluster's is started: if that is the former name of this one, stop what runs there first.",
+            )
+
+
+def _rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Say which RDMA devices the container does not get, unless the user has chosen."""
+    interface = rdma_interface(want)
+    left_out = rdma_devices(facts, interface).left_out
+    if left_out and want.rdma == "auto":
+        findings.warn(
+            want.node,
+            f"The container gets the RDMA devices of {interface}, and not {names(left_out)}: set "
+            "container_rdma to all if it shall have every one, or to interface if this is right.",
+        )
 
 
 # --- helpers -----------------------------------------------------------------------------------------

@@ -241,6 +241,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         unlabelled=unlabelled_volumes(
             {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
         ),
+        rdma=reader.text(node, "container_rdma"),
     )
 
 

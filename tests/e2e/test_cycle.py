@@ -179,7 +179,11 @@ def test_tags_choose_the_parts_of_a_run(lab: Lab) -> None:
 
 
 def test_no_training_container_is_privileged(lab: Lab) -> None:
-    assert [lab.container(node, "{{.HostConfig.Privileged}}") for node in NODES] == ["false"] * 3
+    look = "{{.HostConfig.Privileged}} {{.HostConfig.CapAdd}} {{.HostConfig.SecurityOpt}}"
+    expected = ["false [] [no-new-privileges label=disable]"] * 3
+    assert [lab.container(node, look) for node in NODES] == expected
+    # A setuid program that the container's root leaves in its jobs is out of reach of the node's users.
+    assert lab.on("n1", "stat", "--format", "%a %U", "/var/lib/rdm").split() == ["700", "root"]
 
 
 def test_no_secret_is_readable_by_others_or_in_a_record(lab: Lab) -> None:

@@ -35,7 +35,7 @@ ROUNDS: dict[str, list[Plant]] = {
     "settings and what a container needs": [
         (
             "n1",
-            "docker update --restart=no rdm",
+            "docker update --restart=no --cpus=1 rdm",
             "the container rdm (limits and devices) has changed",
             "container",
         ),
@@ -67,12 +67,27 @@ def reasons(result: Any, node: str, phase: str) -> list[str]:
     return found
 
 
+def done(result: Any, phase: str = "") -> set[tuple[str, str, str]]:
+    """What a run has changed on which node, or would have."""
+    return {
+        (name, change["phase"], change["task"])
+        for name, node in result["nodes"].items()
+        for change in node["changes"]
+        if phase in ("", change["phase"])
+    }
+
+
 @pytest.mark.parametrize("name", ROUNDS)
 def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> None:
     touched = {node for node, _, _, _ in ROUNDS[name]}
     for node, script, _, _ in ROUNDS[name]:
         right.on(node, "sh", "-c", script)
+    predicted = right.json("check")
     result = right.json("up")
+    # What two roles are in charge of, both predict, and the first of them mends.
+    assert done(result) <= done(predicted)
+    assert done(result, "container") == done(predicted, "container")
+    assert changed(result) == changed(predicted)
     for node, _, sentence, phase in ROUNDS[name]:
         assert any(said.startswith(sentence) for said in reasons(result, node, phase)), (node, result["work"])
     assert set(result["work"]) == touched

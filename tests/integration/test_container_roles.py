@@ -68,6 +68,44 @@ def test_a_training_container_that_never_came_up_is_a_failure_each_time(
         assert wait_until(lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"], 120)
 
 
+@pytest.mark.parametrize(
+    ("given", "capabilities", "options"),
+    [
+        ({}, [], ["no-new-privileges"]),
+        ({"container_no_new_privileges": False}, [], []),
+        ({"container_debug": True}, ["SYS_PTRACE"], ["no-new-privileges", "seccomp=unconfined"]),
+        (
+            {"container_debug": True, "container_security_opts": ["no-new-privileges:false"]},
+            ["SYS_PTRACE"],
+            ["no-new-privileges:false", "seccomp=unconfined"],
+        ),
+    ],
+    ids=["as it is", "may gain privileges", "to debug", "as the user says"],
+)
+def test_what_a_training_container_may_do(
+    bare: Engine,
+    busybox_image: str,
+    tmp_path: Path,
+    given: dict[str, Any],
+    capabilities: list[str],
+    options: list[str],
+) -> None:
+    played = play(
+        "container",
+        tmp_path,
+        bare.socket,
+        container_image=busybox_image,
+        container_sshd=False,
+        container_stop_timeout=0,
+        **given,
+    )
+    assert played.status == 0, played.output
+    host = bare.api.get("/containers/rdm/json")["HostConfig"]
+    assert [name.replace("CAP_", "") for name in host["CapAdd"] or []] == capabilities
+    # For a container that shares the node's memory, Docker adds this one.
+    assert [one for one in host["SecurityOpt"] or [] if one != "label=disable"] == options
+
+
 def test_a_plugin_that_never_came_up_is_a_failure_each_time(
     bare: Engine, busybox_image: str, tmp_path: Path
 ) -> None:

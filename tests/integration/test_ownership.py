@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine import readiness
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels, last_words
 from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned
@@ -174,7 +175,7 @@ def ready(name: str, **params: Any) -> dict[str, Any]:
 @pytest.fixture
 def just_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long this machine takes between a container's start and a look at it."""
-    monkeypatch.setattr(container_ready, "up_for", lambda _container: 0.0)
+    monkeypatch.setattr(readiness, "up_for", lambda _container: 0.0)
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def test_waits_for_the_line_and_for_the_plugin(
             (tmp_path / "go").touch()
         return looks[-1]
 
-    monkeypatch.setattr(container_ready, "last_words", look)
+    monkeypatch.setattr(readiness, "last_words", look)
     script = "echo starting; until test -e /there/go; do sleep 0.1; done; echo 'Ready to accept.' >&2"
     node.run(
         "our",
@@ -250,7 +251,7 @@ def test_what_a_container_said_before_its_last_start_does_not_count(node: Node) 
 def test_one_that_is_up_for_long_needs_no_line(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run("our", SLEEP)
     with monkeypatch.context() as patch:
-        patch.setattr(container_ready, "up_for", lambda _container: 0.0)
+        patch.setattr(readiness, "up_for", lambda _container: 0.0)
         with pytest.raises(Failed, match="has not written"):
             ready("our", ready_line="Ready", timeout=1)
     # By now it has been up for longer than that.

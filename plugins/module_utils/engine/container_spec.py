@@ -19,7 +19,6 @@ class ContainerSpec(NamedTuple):
         device_requests: requests to device drivers, such as the NVIDIA runtime's.
         ulimits: `name:soft:hard`; memlock in bytes, -1 is unlimited.
         capabilities: capabilities to add.
-        security_opts: security options.
     """
 
     devices: List[str]
@@ -27,21 +26,21 @@ class ContainerSpec(NamedTuple):
     device_requests: List[Dict[str, Any]]
     ulimits: List[str]
     capabilities: List[str]
-    security_opts: List[str]
 
 
-def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
+def container_spec(facts: Mapping[str, Any], accelerator: str, interface: str = "") -> ContainerSpec:
     """Return what the container on a node gets.
 
     Args:
         facts: what `node_facts` found on the node.
         accelerator: `rocm`, `cuda` or `cpu`.
+        interface: the node's interface below the container's: of RDMA devices it gets those of that one's
+            function and its VFs. Empty means all.
     """
     paths: List[str] = []
     groups: List[str] = []
     requests: List[Dict[str, Any]] = []
     capabilities: List[str] = []
-    security_opts: List[str] = []
     if accelerator == "rocm":
         # The container's own /etc/group may number these groups otherwise, so the node's numbers count.
         ids = facts.get("groups") or {}
@@ -50,14 +49,12 @@ def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
         groups += [str(ids["render"])] if ids.get("render") is not None else []
         owners = (facts.get("devices") or {}).get("groups") or []
         groups += [str(gid) for gid in owners if str(gid) not in groups]
-        capabilities.append("SYS_PTRACE")
-        security_opts.append("seccomp=unconfined")
     elif accelerator == "cuda":
         if nvidia_way(facts) == "cdi":
             requests.append({"driver": "cdi", "count": 0, "device_ids": [NVIDIA_CDI + "=all"]})
         else:
             requests.append({"driver": "nvidia", "count": -1, "capabilities": [["gpu"]]})
-    rdma = _rdma_devices(facts)
+    rdma = rdma_devices(facts, interface)[0]
     if rdma:
         paths += rdma
         capabilities.append("IPC_LOCK")
@@ -68,7 +65,6 @@ def container_spec(facts: Mapping[str, Any], accelerator: str) -> ContainerSpec:
         device_requests=requests,
         ulimits=[f"memlock:{limit}:{limit}"],
         capabilities=capabilities,
-        security_opts=security_opts,
     )
 
 
@@ -99,9 +95,41 @@ def memlock_shortage(facts: Mapping[str, Any]) -> Optional[str]:
     return f"memlock is limited to {limit} bytes and the Docker daemon may not raise it"
 
 
-def _rdma_devices(facts: Mapping[str, Any]) -> List[str]:
-    """Return the character devices of the node's RDMA devices, each once."""
-    found = [path for device in facts.get("infiniband") or [] for path in device.get("char_devices") or []]
-    if found and (facts.get("devices") or {}).get("rdma_cm"):
-        found.append(RDMA_CM)
-    return list(dict.fromkeys(found))
+class RdmaDevices(NamedTuple):
+    """Which RDMA devices of a node its container gets.
+
+    Attributes:
+        paths: their character devices, each once.
+        left_out: the names of those that it does not get.
+    """
+
+    paths: List[str]
+    left_out: List[str]
+
+
+def rdma_devices(facts: Mapping[str, Any], interface: str = "") -> RdmaDevices:
+    """Return the RDMA devices below an interface: those of its function, and of that one's VFs.
+
+    Args:
+        facts: what `node_facts` found on the node.
+        interface: name of an interface of the node, also one that is yet to be made, such as a VLAN; empty
+            means all devices.
+    """
+    named = {interface, interface.rpartition(".")[0]} - {""}
+    functions = {
+        str(address)
+        for physical in facts.get("sriov") or []
+        if physical["pf"] in named
+        for address in [physical["pci"], *(virtual["pci"] for virtual in physical["vfs"])]
+    }
+    paths: List[str] = []
+    left_out: List[str] = []
+    for device in facts.get("infiniband") or []:
+        below = device.get("pci") in functions or named.intersection(device.get("netdevs") or [])
+        if below or not interface:
+            paths += device.get("char_devices") or []
+        else:
+            left_out.append(str(device["name"]))
+    if paths and (facts.get("devices") or {}).get("rdma_cm"):
+        paths.append(RDMA_CM)
+    return RdmaDevices(list(dict.fromkeys(paths)), left_out)

@@ -19,6 +19,9 @@ from urllib.parse import quote
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 
+NEXT, OLD = ".next", ".old"
+"""Behind the name of a container: its successor before it starts, and the one that makes room for it."""
+
 # The frames in which the engine hands out what a container wrote: stream, three zeros, four bytes of length.
 _FRAME = re.compile("[\x00-\x02]\x00\x00\x00.{4}", re.DOTALL)
 _PLUGIN_TIMEOUT = 5.0  # seconds a plugin may take to answer
@@ -41,20 +44,22 @@ def label_filter(cluster: str, role: str) -> list[str]:
 
 
 def inspect(api: DockerAPI, kind: str, name: str) -> dict[str, Any] | None:
-    """Return what the engine knows of a container or network; None when there is none.
+    """Return what the engine knows of a container, network or image; None when there is none.
 
     Args:
         api: the engine.
-        kind: containers or networks.
+        kind: containers, networks or images.
         name: name or id.
     """
-    path = "/{0}/{1}".format(kind, quote(name, safe=""))
+    path = "/{0}/{1}".format(kind, quote(name, safe="/:@" if kind == "images" else ""))
     try:
-        found = api.get(path + "/json" if kind == "containers" else path)
+        found = api.get(path if kind == "networks" else path + "/json")
     except DockerError as error:
         if error.status == 404:
             return None
         raise
+    if kind == "images":
+        return dict(found)
     # The engine also takes a part of an id for a name.
     return found if name in (found["Name"].lstrip("/"), found["Id"]) else None
 
@@ -131,6 +136,14 @@ def someone_listens(path: str) -> bool:
     finally:
         connection.close()
     return True
+
+
+def the_one(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return, of the engine's list of a cluster's containers, the one that runs; else the first.
+
+    A run that was killed may have left others beside it.
+    """
+    return min(found, key=lambda container: container["State"] != "running")
 
 
 def container_names(found: Iterable[dict[str, Any]]) -> list[str]:

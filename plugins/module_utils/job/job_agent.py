@@ -13,7 +13,8 @@ from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, ExecResult
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import JOBS, job_directory
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter, the_one
+from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 
 PROGRAM = "rdm-trainer"
 BAD_INPUT = 3
@@ -54,7 +55,7 @@ def find(api: DockerAPI, cluster: str) -> Place:
     found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
     if not found:
         raise NoAgent("there is no training container of cluster {0}: {1}".format(cluster, _BRING_UP))
-    container = found[0]
+    container = the_one(found)
     name = str(container["Names"][0]).lstrip("/")
     if container["State"] != "running":
         raise NoAgent(
@@ -68,6 +69,22 @@ def find(api: DockerAPI, cluster: str) -> Place:
             name, JOBS, _BRING_UP.replace(" first", " again")
         )
     )
+
+
+def find_running(api: DockerAPI, cluster: str, node: str) -> List[str]:
+    """Return the names of the cluster's jobs that run on this node, without asking the agent.
+
+    Args:
+        api: the node's engine.
+        cluster: the cluster's name.
+        node: this node's name in the inventory.
+
+    Raises:
+        DockerProblem: the engine cannot be asked.
+    """
+    found = api.get("/containers/json", filters={"label": label_filter(cluster, "container")})
+    directories = {job_directory(container) for container in found} - {""}
+    return sorted({job for directory in directories for job in running_jobs(directory, node)})
 
 
 class Agent:

@@ -9,23 +9,49 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
-from typing import List
+from typing import List, Set
+
+# A line such as `3: FLOCK  ADVISORY  WRITE 812 08:01:131087 0 EOF`; of files that are locked over NFS by
+# other nodes it has none.
+_HELD_HERE = re.compile(r"^\d+: FLOCK +ADVISORY +WRITE +\d+ +[0-9a-f]+:[0-9a-f]+:(\d+) ", re.MULTILINE)
+_AGENT = re.compile(r"\.agent\.(.+)\.lock")
 
 
-def running_jobs(directory: str, node: str) -> List[str]:
+def running_jobs(directory: str, node: str, kernel_locks: str = "/proc/locks") -> List[str]:
     """Return the names of the jobs that run on a node, sorted.
+
+    The inventory may have another name for the node by now than when a job was started. So an agent of
+    another name counts as well, if it is a process of this node.
 
     Args:
         directory: the directory of all jobs; where it cannot be read, none runs.
         node: the node's name in the inventory, since nodes may share the directory.
+        kernel_locks: where the kernel tells which locks processes of this node have.
     """
     try:
         with os.scandir(directory) as entries:
             jobs = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        with open(kernel_locks, encoding="ascii", errors="replace") as stream:
+            here = {int(inode) for inode in _HELD_HERE.findall(stream.read())}
     except OSError:
         return []
-    return sorted(job.name for job in jobs if _is_locked(os.path.join(job.path, f".agent.{node}.lock")))
+    return sorted(job.name for job in jobs if _has_agent(job.path, node, here))
+
+
+def _has_agent(job: str, node: str, here: Set[int]) -> bool:
+    """Return whether a job has an agent on this node."""
+    if _is_locked(os.path.join(job, f".agent.{node}.lock")):
+        return True
+    try:
+        with os.scandir(job) as entries:
+            others = [
+                entry.path for entry in entries if _AGENT.fullmatch(entry.name) and entry.inode() in here
+            ]
+    except OSError:
+        return False
+    return any(map(_is_locked, others))
 
 
 def _is_locked(path: str) -> bool:

@@ -67,16 +67,23 @@ class Entry:
         self.secret = False
 
     @property
+    def _stays(self) -> bool:
+        return self.before is not None and self.after is not None
+
+    @property
     def mode_changes(self) -> bool:
-        """Whether the permissions or the owner of a file that stays are to change."""
-        if self.before is None or self.after is None:
-            return False
-        return (self.mode is not None and self.mode != self.old_mode) or _differs(self.owner, self.old_owner)
+        """Whether the permissions of a file that stays are to change."""
+        return self._stays and self.mode is not None and self.mode != self.old_mode
+
+    @property
+    def owner_changes(self) -> bool:
+        """Whether a file that stays is to have another owner; only a new file can have, without root."""
+        return self._stays and _differs(self.owner, self.old_owner)
 
     @property
     def changes(self) -> bool:
         """Whether anything is to be done here."""
-        return self.before != self.after or self.mode_changes or bool(self.link)
+        return self.before != self.after or self.mode_changes or self.owner_changes or bool(self.link)
 
     def diff(self) -> Dict[str, str]:
         """Return the difference for a person; never the contents of a secret."""
@@ -85,7 +92,9 @@ class Entry:
         shown["after"] = self._shown(self.after)
         if self.secret and self.before is not None and self.after is not None and self.before != self.after:
             shown["after"] = "(another secret)\n"
-        if self.mode_changes and self.mode is not None and self.mode != self.old_mode:
+        if self.owner_changes:
+            shown["before_header"] += " (of {0}:{1})".format(*self.old_owner)
+        if self.mode_changes and self.mode is not None:
             shown["before_header"] += " (mode {0:04o})".format(self.old_mode)
             shown["after_header"] += " (mode {0:04o})".format(self.mode)
         if self.link:
@@ -160,12 +169,10 @@ class Plan:
             if entry.after is None:
                 if os.path.lexists(entry.path):
                     os.unlink(entry.path)
-            elif entry.before != entry.after or entry.link:
+            elif entry.before != entry.after or entry.link or entry.owner_changes:
                 _replace(module, entry)
             elif entry.changes:
-                if entry.mode is not None:
-                    os.chmod(entry.path, entry.mode)
-                os.chown(entry.path, *entry.owner)
+                os.chmod(entry.path, entry.old_mode if entry.mode is None else entry.mode)
         for path in self.removed:
             for name in os.listdir(path):
                 # The mark, or left by a run that was killed while it wrote.
@@ -209,7 +216,8 @@ class Plan:
             return
         entry.after = _content(path, item).encode()
         entry.mode = _mode(item["mode"])
-        entry.owner = self.owner
+        # The whole file is ours, a key perhaps: whoever it was given to shall not keep it.
+        entry.owner = self.owner._replace(uid=os.geteuid() if self.owner.uid == -1 else self.owner.uid)
         self._need_parent(path)
 
     def _block(self, item: Dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.modules import (
-    container_ready,
+    container,
     fabric_probe,
     image_archive,
     node_facts,
@@ -21,6 +21,7 @@ from benchmarks.simulated.node import Node
 
 RUN = {"_ansible_check_mode": False, "_ansible_diff": False}
 ARCHIVE = {"name": "training:1", "path": "/shared/training.tar"}
+CONTAINER = {"name": "rdm", "cluster": "rdm", "image": "training:1", "env": {"MY_IP": "10.1.0.1"}}
 FILE = {"path": "/etc/rdm/id", "secret_content": "hush"}
 
 
@@ -33,7 +34,7 @@ def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
     model = Cluster(tmp_path / "model", 2)
     first = model.playbook()
     assert (first.status, first.changed) == (0, ["n1", "n2"]), first.output
-    assert first.calls["community.docker.docker_container"] == 2
+    assert first.calls["rdm.provision.container"] == 2
 
     cluster = Cluster(tmp_path / "cluster", 3)
     cluster.settle(model)
@@ -50,13 +51,13 @@ def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
     third = cluster.playbook()
     assert (third.status, third.changed) == (SOME_UNREACHABLE, ["n3"]), third.output
     assert third.unreachable == ["n2"]
-    assert third.calls["community.docker.docker_container"] == 1
+    assert third.calls["rdm.provision.container"] == 1
 
 
 def test_answers_have_all_that_the_modules_document(tmp_path: Path) -> None:
     nodes = "n1 192.169.16.100\nn2 192.169.16.101\n"
     answers = (
-        (container_ready, answer(tmp_path, "container_ready")),
+        (container, answer(tmp_path, "container", **CONTAINER)),
         (fabric_probe, answer(tmp_path, "fabric_probe", nodes=nodes, ssh_peers=8)),
         (image_archive, answer(tmp_path, "image_archive", **ARCHIVE)),
         (image_archive, answer(tmp_path, "image_archive", **ARCHIVE, state="inspected")),

@@ -311,6 +311,13 @@ def test_a_node_on_which_all_is_well(tmp_path: Path) -> None:
     assert (found.my_ip, found.container_ip, found.engine) == ("10.77.0.100", "10.77.0.100", "28.1")
 
 
+def test_what_a_killed_run_has_left_beside_the_container_is_not_the_container(tmp_path: Path) -> None:
+    told = facts()
+    containers = told["node"]["docker"]["containers"]
+    containers.insert(0, {**containers[1], "name": "rdm.next", "state": "created", "networks": {}})
+    assert state(told, tmp=tmp_path).container == "rdm (running)"
+
+
 def test_remarks_on_what_is_not_as_planned(tmp_path: Path) -> None:
     assert state(facts(), my_ip="10.77.0.9", tmp=tmp_path).remarks == (
         "the container has 10.77.0.100 instead of 10.77.0.9",
@@ -328,11 +335,10 @@ def test_remarks_on_what_is_not_as_planned(tmp_path: Path) -> None:
 def test_a_container_that_was_looked_at_and_then_run_is_shown_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"master": ("node1",)}, {"node1": {}})
 
-    def ran(name: str, image: str, role: str = "container") -> dict[str, Any]:
-        made = {"Labels": {"rdm.provision.role": role}, "Image": image}
-        return {"container": {"Name": f"/{name}", "Config": made, "State": {"Status": "running"}}}
+    def ran(state: str, image: str) -> dict[str, Any]:
+        return {"container": {"name": "rdm", "state": state, "image": image}}
 
-    results = [ran("plugin", "p:1", "plugin"), ran("rdm", "i:1"), ran("rdm", "i:2")]
+    results = [ran("exited", "i:1"), ran("running", "i:2")]
     result = RunResult(verb="up", nodes={}, returned={CONTAINER_MODULE: {"node1": results}})
     assert cluster.containers(result) == (("node1", "rdm (running)", "i:2", ""),)
 

@@ -75,7 +75,7 @@ def test_few_nodes_have_tasks_of_their_own_and_are_in_the_recap(cluster: Cluster
 def test_one_node_with_work_is_the_only_one_that_is_worked_on(cluster: Cluster) -> None:
     cluster.remove_container("n3")
     run = cluster.playbook().expect(0)
-    assert (run.changed, run.calls["community.docker.docker_container"]) == (["n3"], 1)
+    assert (run.changed, run.calls["rdm.provision.container"]) == (["n3"], 1)
     assert (run.calls["rdm.provision.node_facts"], run.calls["rdm.provision.fabric_probe"]) == (4, 4)
 
 

@@ -544,6 +544,8 @@ def test_a_variable_that_one_role_is_given_is_refused_by_name(cluster: Cluster) 
     assert named == [f"network_{part}" for part in parts], output
     assert "vars_files of the play" in result["msg"]
     assert not cluster.plan_file.exists()
+
+
 def keys_of(cluster: Cluster) -> dict[str, bytes]:
     return {name: (cluster.home / ".rdm" / "ssh" / name).read_bytes() for name in ("id_ed25519", "host_ca")}
 

@@ -148,6 +148,14 @@ def test_jobs_that_run_are_named_without_asking_the_agent(engine: Engine, tmp_pa
     assert engine.argv == []
 
 
+def test_what_a_killed_run_has_left_beside_the_container_is_not_asked(engine: Engine, tmp_path: Path) -> None:
+    engine.containers.insert(0, {**engine.container, "Names": ["/rdm.next"], "State": "created"})
+    engine.says(jobs=[])
+    assert "directory" in run("list")
+    with running_job(tmp_path, "tiny-1"):
+        assert run("running", node="n1")["running"] == ["tiny-1"]
+
+
 def test_where_no_container_runs_no_job_does(engine: Engine, tmp_path: Path) -> None:
     with running_job(tmp_path, "tiny-1"):
         engine.container["Mounts"] = []

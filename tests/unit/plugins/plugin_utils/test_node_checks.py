@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
     NodePlan,
     check_node,
+    container_seen,
     ended_by_plan,
     network_differences,
     network_present,
@@ -391,6 +392,48 @@ def test_foreign_container_on_our_address_is_refused() -> None:
     assert sentence.startswith("192.169.16.100 is used by the container guest")
 
 
+def test_another_container_on_the_network_is_named_and_the_node_whose_address_it_has() -> None:
+    ours = network("ibnet", SUBNET, labels=OURS, containers=["guest", "rdm"])
+    mine = container("rdm", cluster="rdm", ibnet="192.169.16.100")
+
+    def said(address: str) -> list[str]:
+        guest = container("guest", ibnet=address)
+        found = with_networks(ours, containers=(mine, guest))
+        assert problems(found) == []
+        return warnings(found, others={"192.169.16.100": "node1", "192.169.16.101": "node2"})
+
+    assert said("192.169.16.101") == [
+        "node1: The container guest, which is not this cluster's, is on the network ibnet with the address "
+        "192.169.16.101 of node2: remove it from there."
+    ]
+    (sentence,) = said("192.169.16.7")
+    assert "is on the network ibnet at 192.169.16.7: the engine may give it the address" in sentence
+    assert warnings(with_networks(ours, containers=(mine,))) != []  # guest, of which the engine knows no more
+    alone = network("ibnet", SUBNET, labels=OURS, containers=["rdm"])
+    assert warnings(with_networks(alone, containers=(mine,))) == []
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"), [(["gpt"], "The job gpt runs"), (["a", "b"], "The jobs a, b run")]
+)
+def test_jobs_under_another_clusters_name_are_named(jobs: list[str], words: str) -> None:
+    theirs = container("old", cluster="former")
+    assert warnings(report(docker_containers=[theirs])) == []
+    (sentence,) = warnings(report(docker_containers=[{**theirs, "jobs": jobs}]))
+    assert sentence.startswith(f"node1: {words} in the container old of the cluster former")
+
+
+def test_rdma_devices_that_the_container_does_not_get_are_named_until_the_user_chooses() -> None:
+    found = report(
+        infiniband=[{"name": "mlx5_0", "netdevs": ["ib0"]}, {"name": "mlx5_1", "netdevs": ["ib1"]}]
+    )
+    (sentence,) = warnings(found)
+    assert "gets the RDMA devices of ib0, and not mlx5_1: set container_rdma to all" in sentence
+    assert warnings(found, rdma="interface") == warnings(found, rdma="all") == []
+    # Without a parent there is none to choose by.
+    assert warnings(found, network_driver="bridge") == []
+
+
 def test_every_problem_is_reported_at_once() -> None:
     found = report(python_requests=False, docker_version="19.03", docker_containers=[container("rdm")])
     assert len(problems(found, accelerator="rocm", network_parent="ib7", min_free_bytes=2**50)) == 6
@@ -406,6 +449,14 @@ def test_another_name_than_what_the_cluster_has_is_refused(kind: str) -> None:
     [sentence] = problems(found)
     assert f"a {kind} named old" in sentence
     assert "rdm-provision down" in sentence
+
+
+def test_what_a_killed_run_has_left_beside_the_container_is_no_other_name() -> None:
+    labels = {**OURS, "rdm.provision.role": "container"}
+    left = [{**container(name), "image": "i:1", "labels": labels} for name in ("rdm.next", "rdm.old", "rdm")]
+    found = report(docker_containers=left)
+    assert problems(found) == []
+    assert container_seen(want(), found)["name"] == "rdm"
 
 
 def test_a_second_network_on_the_parent_interface_is_refused() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
     container_spec,
     memlock_shortage,
+    rdma_devices,
 )
 
 from tests.unit.plugins.node_reports import report
@@ -24,7 +27,6 @@ def test_cpu_node_gets_nothing_special() -> None:
         "device_requests": [],
         "ulimits": ["memlock:-1:-1"],
         "capabilities": [],
-        "security_opts": [],
     }
 
 
@@ -32,8 +34,7 @@ def test_rocm_node_gets_its_devices_and_the_groups_that_own_them() -> None:
     spec = container_spec(report(groups={"video": 44, "render": 109, "docker": 998}), "rocm")
     assert spec.devices == ["/dev/kfd:/dev/kfd:rwm", "/dev/dri:/dev/dri:rwm"]
     assert spec.groups == ["44", "109"]
-    assert spec.capabilities == ["SYS_PTRACE"]
-    assert spec.security_opts == ["seccomp=unconfined"]
+    assert spec.capabilities == []
 
 
 def test_rocm_node_without_known_groups_uses_the_images_video_group() -> None:
@@ -66,6 +67,54 @@ def test_rdma_devices_go_with_every_accelerator(accelerator: str) -> None:
         for name in ("uverbs0", "umad0", "uverbs1", "rdma_cm")
     ]
     assert "IPC_LOCK" in spec.capabilities
+
+
+def function(pci: str, *netdevs: str, virtual: bool = False, number: int = 0) -> dict[str, Any]:
+    name = f"mlx5_{number}"
+    paths = [f"/dev/infiniband/uverbs{number}"]
+    return {
+        "name": name,
+        "pci": pci,
+        "virtual": virtual,
+        "netdevs": list(netdevs),
+        "char_devices": paths,
+    }
+
+
+TWO_ADAPTERS = report(
+    infiniband=[
+        function("0000:01:00.0", "ib0", number=0),
+        # A VF whose interface has gone into a container.
+        function("0000:01:00.2", virtual=True, number=1),
+        function("0000:02:00.0", "ib1", number=2),
+        function("0000:02:00.2", "ib1v0", virtual=True, number=3),
+    ],
+    sriov=[
+        {"pf": "ib0", "pci": "0000:01:00.0", "vfs": [{"pci": "0000:01:00.2", "netdev": ""}]},
+        {"pf": "ib1", "pci": "0000:02:00.0", "vfs": [{"pci": "0000:02:00.2", "netdev": "ib1v0"}]},
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("interface", "numbers", "left_out"),
+    [
+        ("ib0", [0, 1], ["mlx5_2", "mlx5_3"]),
+        ("ib0.8001", [0, 1], ["mlx5_2", "mlx5_3"]),
+        ("ib1", [2, 3], ["mlx5_0", "mlx5_1"]),
+        ("ib1v0", [3], ["mlx5_0", "mlx5_1", "mlx5_2"]),
+        ("eth0", [], ["mlx5_0", "mlx5_1", "mlx5_2", "mlx5_3"]),
+        ("", [0, 1, 2, 3], []),
+    ],
+)
+def test_rdma_devices_are_those_of_the_containers_interface(
+    interface: str, numbers: list[int], left_out: list[str]
+) -> None:
+    expected = [f"/dev/infiniband/uverbs{number}" for number in numbers]
+    assert rdma_devices(TWO_ADAPTERS, interface) == (expected, left_out)
+    spec = container_spec(TWO_ADAPTERS, "cpu", interface)
+    assert spec.devices == [f"{path}:{path}:rwm" for path in expected]
+    assert ("IPC_LOCK" in spec.capabilities) == bool(expected)
 
 
 def test_rdma_cm_alone_is_no_rdma() -> None:

@@ -19,11 +19,20 @@ def test_a_job_runs_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
 
 
 def test_nodes_may_share_the_directory(tmp_path: Path) -> None:
+    # Of agents on other nodes this kernel knows nothing.
+    elsewhere = tmp_path / "locks"
+    elsewhere.touch()
     with running_job(tmp_path, "one", "n1"), running_job(tmp_path, "both", "n1"):
         with running_job(tmp_path, "both", "n2"):
-            assert running_jobs(str(tmp_path), "n1") == ["both", "one"]
-            assert running_jobs(str(tmp_path), "n2") == ["both"]
-        assert running_jobs(str(tmp_path), "n3") == []
+            assert running_jobs(str(tmp_path), "n1", str(elsewhere)) == ["both", "one"]
+            assert running_jobs(str(tmp_path), "n2", str(elsewhere)) == ["both"]
+        assert running_jobs(str(tmp_path), "n3", str(elsewhere)) == []
+
+
+def test_a_job_under_the_nodes_former_name_is_seen(tmp_path: Path) -> None:
+    with running_job(tmp_path, "one", "gpu-7"):
+        assert running_jobs(str(tmp_path), "n1") == ["one"]
+    assert running_jobs(str(tmp_path), "n1") == []
 
 
 def test_who_only_looks_as_well_is_no_agent(tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bring a directory of data to the jobs of a node; see plugins/modules/job_data.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.modules.job_data import digest
+
+MODULE = "rdm.provision.job_data"
+
+
+class ActionModule(ActionBase):
+    """The action: sends a node what it needs, one file at a time, so that little room is needed twice."""
+
+    TRANSFERS_FILES = True
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Compare, and copy what is missing or another."""
+        variables = task_vars or {}
+        super().run(tmp, variables)
+        arguments = dict(self._task.args)
+        source = Path(os.path.expanduser(str(arguments.get("source") or "")))
+        if not source.is_dir():
+            raise AnsibleActionFail(f"there is no directory {source} on the controller")
+        sizes = {path: (source / path).stat().st_size for path in files(source)}
+        seen = self._module({**arguments, "sizes": sizes}, variables)
+        if seen.get("failed"):
+            return seen
+        needed = [*seen["needed"], *others(source, seen["digests"])]
+        result: dict[str, Any] = {"changed": bool(needed), "copied": needed}
+        if self._task.diff:
+            result["diff"] = {"before": "", "after": "".join(f"{path}\n" for path in needed)}
+        if needed and not self._task.check_mode:
+            failed = self._copy(source, needed, arguments, variables)
+            if failed:
+                return failed
+        return result
+
+    def _copy(
+        self, source: Path, needed: list[str], arguments: dict[str, Any], variables: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Copy files; return what the module said when it failed, else nothing."""
+        if self._connection._shell.tmpdir is None:
+            self._make_tmp_path()
+        copy = self._connection._shell.join_path(self._connection._shell.tmpdir, "data")
+        try:
+            for path in needed:
+                try:
+                    self._connection.put_file(str(source / path), copy)
+                except AnsibleError as error:
+                    raise AnsibleActionFail(
+                        f"{source / path} could not be copied to {copy} on the node: {error}"
+                    ) from error
+                self._fixup_perms2([self._connection._shell.tmpdir, copy])
+                done = self._module({**arguments, "place": path, "copy": copy}, variables)
+                if done.get("failed"):
+                    return done
+        finally:
+            self._remove_tmp_path(self._connection._shell.tmpdir)
+        return {}
+
+    def _module(self, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = self._execute_module(
+            module_name=MODULE, module_args=arguments, task_vars=variables
+        )
+        return result
+
+
+def files(source: Path) -> Iterator[str]:
+    """Yield the files below a directory by their paths there; links to directories are entered once."""
+    entered: set[str] = set()
+    for folder, inner, names in os.walk(source, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in entered:
+            inner.clear()
+            continue
+        entered.add(real)
+        inner.sort()
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.is_file():
+                yield path.relative_to(source).as_posix()
+
+
+def others(source: Path, digests: dict[str, str]) -> Iterator[str]:
+    """Yield the files whose content is not what the node has."""
+    for path, theirs in digests.items():
+        with (source / path).open("rb") as stream:
+            if digest(stream) != theirs:
+                yield path

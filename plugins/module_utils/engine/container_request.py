@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the training container shall be: as a request to the engine, and compared with the one that is there.
+
+The engine changes nothing of a container but its limits, its restart policy and its networks; everything else
+stays as it was asked for. What was asked for is kept in a label, so that nothing has to be guessed from how
+an engine shows it. The environment may hold secrets and labels are shown in many places: of it, the label has
+the names only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Mapping, NamedTuple
+
+from ansible.module_utils.common.text.formatters import human_to_bytes
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels
+
+LABEL_SETTINGS = "rdm.provision.settings"
+
+SETTINGS = (
+    *("image", "command", "hostname", "network", "my_ip", "env", "volumes", "devices", "device_requests"),
+    *("groups", "ulimits", "capabilities", "security_opts", "ipc_mode", "userns_mode", "shm_size"),
+    *("stop_timeout", "reads"),
+)
+"""The module's options that make another container when they change."""
+
+# What `docker update` changes beside the restart policy. We ask for none of these limits.
+_LIMITS = (
+    *("BlkioWeight", "CpuShares", "CpuPeriod", "CpuQuota", "CpuRealtimePeriod", "CpuRealtimeRuntime"),
+    *("CpusetCpus", "CpusetMems", "KernelMemory", "Memory", "MemoryReservation", "MemorySwap", "NanoCpus"),
+    "PidsLimit",
+)
+
+
+class Difference(NamedTuple):
+    """How a container differs from what it shall be.
+
+    Attributes:
+        before: what it has: setting -> value; only those that differ.
+        after: what it shall have.
+        anew: whether another container has to take its place.
+        policy: whether its restart policy is another.
+        extra_networks: the networks that it is on and shall not be.
+    """
+
+    before: Dict[str, Any]
+    after: Dict[str, Any]
+    anew: bool
+    policy: bool
+    extra_networks: List[str]
+
+
+def request(wanted: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the body of the engine's request that creates the container.
+
+    Args:
+        wanted: the module's options.
+    """
+    host: Dict[str, Any] = {
+        "Binds": [_bind(volume) for volume in wanted["volumes"]],
+        "CapAdd": wanted["capabilities"],
+        "DeviceRequests": [_device_request(one) for one in wanted["device_requests"]],
+        "Devices": [_device(device) for device in wanted["devices"]],
+        "GroupAdd": wanted["groups"],
+        "Init": True,
+        "IpcMode": wanted["ipc_mode"],
+        "NetworkMode": wanted["network"],
+        "RestartPolicy": {"Name": wanted["restart_policy"]},
+        "SecurityOpt": wanted["security_opts"],
+        "Ulimits": [_ulimit(limit) for limit in wanted["ulimits"]],
+        "UsernsMode": wanted["userns_mode"],
+    }
+    if wanted["shm_size"]:
+        host["ShmSize"] = human_to_bytes(wanted["shm_size"])
+    endpoint = {"IPAMConfig": {"IPv4Address": wanted["my_ip"]}}
+    return {
+        "Image": wanted["image"],
+        "Cmd": wanted["command"],
+        "Hostname": wanted["hostname"],
+        "Env": ["{0}={1}".format(name, value) for name, value in wanted["env"].items()],
+        "Labels": dict(labels(wanted["cluster"], "container"), **{LABEL_SETTINGS: _label(wanted)}),
+        "StopTimeout": wanted["stop_timeout"],
+        "HostConfig": host,
+        "NetworkingConfig": {"EndpointsConfig": {wanted["network"]: endpoint}},
+    }
+
+
+def difference(
+    wanted: Mapping[str, Any], found: Mapping[str, Any], image: str = "", network: str = ""
+) -> Difference:
+    """Compare a container with what it shall be.
+
+    Args:
+        wanted: the module's options.
+        found: the container as the engine shows it.
+        image: ID of the image that its name stands for; empty when that is not known.
+        network: the same of the network.
+    """
+    before, after = _settings(found), {name: wanted[name] for name in SETTINGS}
+    if not before:
+        before, after = {"made by": "another version"}, {"made by": "this version"}
+    if image and found["Image"] != image:
+        before["image ID"], after["image ID"] = found["Image"], image
+    host = found["HostConfig"]
+    for limit in _LIMITS:
+        if host.get(limit):
+            before[limit], after[limit] = host[limit], None
+    ends = found["NetworkSettings"].get("Networks") or {}
+    end = ends.get(wanted["network"])
+    if end is None:
+        before["on the network"], after["on the network"] = False, True
+    elif network and end.get("NetworkID") and end["NetworkID"] != network:
+        before["network ID"], after["network ID"] = end["NetworkID"], network
+    elif (end.get("IPAMConfig") or {}).get("IPv4Address") != wanted["my_ip"]:
+        before["address"] = (end.get("IPAMConfig") or {}).get("IPv4Address")
+        after["address"] = wanted["my_ip"]
+    differing = [name for name in after if before.get(name) != after[name]]
+    policy = (host.get("RestartPolicy") or {}).get("Name") != wanted["restart_policy"]
+    extra = sorted(name for name in ends if name != wanted["network"])
+    before = {name: before.get(name) for name in differing}
+    after = {name: after[name] for name in differing}
+    if policy:
+        before["restart_policy"] = (host.get("RestartPolicy") or {}).get("Name")
+        after["restart_policy"] = wanted["restart_policy"]
+    if extra:
+        before["further networks"], after["further networks"] = extra, []
+    return Difference(before, after, bool(differing), policy, extra)
+
+
+def _label(wanted: Mapping[str, Any]) -> str:
+    settings = {name: wanted[name] for name in SETTINGS}
+    return json.dumps(dict(settings, env=sorted(wanted["env"])), sort_keys=True)
+
+
+def _settings(found: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the settings that a container was made with; empty when it does not say."""
+    try:
+        settings = json.loads((found["Config"].get("Labels") or {}).get(LABEL_SETTINGS, ""))
+        # A variable of that name has the value that was asked for, whatever the image says.
+        has = dict(line.split("=", 1) for line in found["Config"].get("Env") or [] if "=" in line)
+        return dict(settings, env={name: has.get(name) for name in settings["env"]})
+    except (ValueError, TypeError, KeyError):
+        return {}
+
+
+def _bind(volume: str) -> str:
+    return os.path.expanduser(volume) if volume.startswith("~") else volume
+
+
+def _device(text: str) -> Dict[str, str]:
+    """Return `path on the node[:path in the container[:rwm]]`, or `path:rwm`, as the engine takes it."""
+    path, *rest = text.split(":")
+    inside = rest.pop(0) if rest and rest[0].startswith("/") else path
+    return {"PathOnHost": path, "PathInContainer": inside, "CgroupPermissions": rest[0] if rest else "rwm"}
+
+
+def _device_request(given: Mapping[str, Any]) -> Dict[str, Any]:
+    return {
+        "Driver": given.get("driver") or "",
+        "Count": int(given.get("count") or 0),
+        "DeviceIDs": [str(one) for one in given.get("device_ids") or []],
+        "Capabilities": given.get("capabilities") or [],
+        "Options": given.get("options") or {},
+    }
+
+
+def _ulimit(text: str) -> Dict[str, Any]:
+    name, soft, *hard = text.split(":")
+    return {"Name": name, "Soft": int(soft), "Hard": int(hard[0] if hard else soft)}

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Bring the training container into the state it shall have, one step after the other.
+
+A container that is to be another one is only given up for a successor that works: the successor is created
+beside it, under NAME.next, so that the engine has taken every option; then the old one is stopped and called
+NAME.old, since both have one address; the successor gets the name, starts, and says that it is ready; and
+only then the old one goes. Whatever fails on this way, the old one is started again. A run that is killed on
+it leaves names from which the next one sees how far it came: see :func:`settled`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_request import (
+    Difference,
+    difference,
+    request,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import job_directory
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
+    NEXT,
+    OLD,
+    inspect,
+    is_ours,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import (
+    NotReady,
+    refuse_claimed,
+    wait_ready,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+
+Container = Dict[str, Any]
+"""A container, as inspect() returns it."""
+
+STARTS = ("start", "unpause", "restart", "make", "replace")
+"""The steps after which it has to become ready."""
+
+ENDS = ("restart", "replace")
+"""The steps that end what runs in the container."""
+
+
+class Refused(Exception):  # noqa: N818  # one sentence for fail_json
+    """Why the container stays as it is; the text is one sentence."""
+
+
+class Steps(NamedTuple):
+    """What is to be done.
+
+    Attributes:
+        todo: the steps, in order: make, replace, update, disconnect, unpause, start, restart.
+        differs: how the container differs; None where there is none.
+    """
+
+    todo: List[str]
+    differs: Optional[Difference]
+
+
+def settled(api: DockerAPI, name: str, cluster: str, check: bool) -> Tuple[Optional[Container], List[str]]:
+    """Clear away what a run that was killed has left; return the container, and the names that go.
+
+    One that was to be the successor has never run. One that was to make room is only needed where its
+    successor does not run; there it gets its name back.
+
+    Raises:
+        NotReady: the name is somebody else's.
+    """
+    refuse_claimed(api, name, cluster)
+    now, old = inspect(api, "containers", name), _spare(api, name + OLD, cluster)
+    comes_back = old is not None and not (now is not None and now["State"]["Running"])
+    gone = [_spare(api, name + NEXT, cluster), now if comes_back else old]
+    for one in gone if not check else ():
+        if one is not None:
+            _remove(api, one["Id"])
+    if comes_back and not check:
+        _rename(api, str((old or {})["Id"]), name)
+    return (old if comes_back else now), [one["Name"].lstrip("/") for one in gone if one is not None]
+
+
+def steps(
+    api: DockerAPI,
+    wanted: Mapping[str, Any],
+    found: Optional[Container],
+    restart: bool = False,
+    recreate: bool = False,
+    image: str = "",
+) -> Steps:
+    """Return what is to be done with the container.
+
+    Args:
+        api: the engine.
+        wanted: the module's options.
+        found: the container that is there.
+        restart: whether it has to start again, since a directory that it has mounted was made anew.
+        recreate: whether it has to be another one, since its network was made anew.
+        image: ID of the image that it will have; empty for the one that the name stands for now.
+    """
+    if found is None:
+        return Steps(["make"], None)
+    network = inspect(api, "networks", wanted["network"])
+    image = image or image_id(api, wanted["image"])
+    differs = difference(wanted, found, image, network["Id"] if network else "")
+    state = found["State"]
+    if differs.anew or recreate or state["Status"] == "dead":
+        return Steps(["replace"], differs)
+    todo = ["update"] * differs.policy + ["disconnect"] * bool(differs.extra_networks)
+    if not state["Running"]:
+        todo.append("start")
+    else:
+        todo += ["unpause"] * bool(state["Paused"]) + ["restart"] * restart
+    return Steps(todo, differs)
+
+
+def image_id(api: DockerAPI, name: str) -> str:
+    """Return the ID of the image that a name stands for; empty where there is none."""
+    found = inspect(api, "images", name)
+    return str(found["Id"]) if found else ""
+
+
+def jobs_in(found: Optional[Container], node: str) -> List[str]:
+    """Return the training jobs that run in a container at this moment."""
+    if found is None or not found["State"]["Running"] or not node:
+        return []
+    directory = job_directory(found)
+    return running_jobs(directory, node) if directory else []
+
+
+class Change:
+    """Changes a container.
+
+    Args:
+        api: the engine; it may be silent for as long as a container takes to stop.
+        wanted: the module's options.
+        found: the container that is there.
+    """
+
+    def __init__(self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container]) -> None:
+        self._api = api
+        self._wanted = wanted
+        self._name = wanted["name"]
+        self._found = found
+
+    def make(self, todo: Steps) -> None:
+        """Take the steps, and wait until the container is ready.
+
+        Raises:
+            Refused: a job that runs in it would end, or its successor does not work; it is as it was.
+            NotReady: it does not become ready.
+            DockerProblem: the engine refuses.
+        """
+        if "replace" in todo.todo:
+            self._replace()
+            return
+        if "make" in todo.todo:
+            self._start(self._create(self._name))
+        found = self._found
+        if found is not None:
+            self._adapt(found, todo)
+        self._wait()
+
+    def _adapt(self, found: Container, todo: Steps) -> None:
+        path = "/containers/{0}".format(found["Id"])
+        for step in todo.todo:
+            if step == "update":
+                policy = {"RestartPolicy": {"Name": self._wanted["restart_policy"]}}
+                self._api.post(path + "/update", policy)
+            elif step == "disconnect":
+                for network in todo.differs.extra_networks if todo.differs else []:
+                    end = {"Container": found["Id"], "Force": True}
+                    self._api.post("/networks/{0}/disconnect".format(network), end)
+            elif step == "unpause":
+                self._api.post(path + "/unpause")
+            elif step == "start":
+                self._start(found["Id"])
+            elif step == "restart":
+                self._spare_jobs(found, "restarted")
+                self._api.post(path + "/restart", t=self._wanted["stop_timeout"])
+
+    def _replace(self) -> None:
+        old = self._found
+        assert old is not None
+        was_running = old["State"]["Running"]
+        successor = self._create(self._name + NEXT)
+        try:
+            # Minutes may have passed since anybody looked for jobs.
+            self._spare_jobs(old, "made anew")
+            if old["State"]["Paused"]:
+                self._api.post("/containers/{0}/unpause".format(old["Id"]))
+            if was_running:
+                self._api.post("/containers/{0}/stop".format(old["Id"]), t=self._wanted["stop_timeout"])
+            _rename(self._api, old["Id"], self._name + OLD)
+            _rename(self._api, successor, self._name)
+            self._start(successor)
+            self._wait()
+        except (DockerProblem, NotReady, Refused) as problem:
+            self._undo(old, successor)
+            if isinstance(problem, Refused):
+                raise
+            raise Refused(
+                "{0}. It was to take the place of another, which {1}".format(
+                    str(problem).rstrip(". "), "runs again" if was_running else "is there again"
+                )
+            ) from problem
+        _remove(self._api, old["Id"])
+
+    def _undo(self, old: Container, successor: str) -> None:
+        """Give the old container its place back."""
+        _remove(self._api, successor, volumes=True)
+        now = inspect(self._api, "containers", old["Id"])
+        if now is not None and now["Name"] != "/" + self._name:
+            _rename(self._api, old["Id"], self._name)
+        if old["State"]["Running"]:
+            self._start(old["Id"])  # it may run still, which is nothing to the engine
+
+    def _create(self, name: str) -> str:
+        made: str = self._api.post("/containers/create", request(self._wanted), name=name)["Id"]
+        return made
+
+    def _start(self, container: str) -> None:
+        self._api.post("/containers/{0}/start".format(container))
+
+    def _wait(self) -> None:
+        line, patience = self._wanted["ready_line"], self._wanted["ready_timeout"]
+        wait_ready(self._api, self._name, "", line, patience)
+
+    def _spare_jobs(self, found: Container, fate: str) -> None:
+        jobs = jobs_in(found, self._wanted["node"]) if self._wanted["spare_jobs"] else []
+        if jobs:
+            raise Refused(
+                "the container {0} is to be {1}, and since this run has looked the {2} in it: run it again "
+                "when {3} ended, or let the steps since the last checkpoint be lost with "
+                "-e container_spare_jobs=false".format(
+                    self._name,
+                    fate,
+                    "jobs {0} have started".format(", ".join(jobs))
+                    if len(jobs) > 1
+                    else "job {0} has started".format(jobs[0]),
+                    "they have" if len(jobs) > 1 else "it has",
+                )
+            )
+
+
+def _spare(api: DockerAPI, name: str, cluster: str) -> Optional[Container]:
+    """Return the cluster's container of that name."""
+    found = inspect(api, "containers", name)
+    return (
+        found if found is not None and is_ours(found["Config"].get("Labels"), cluster, "container") else None
+    )
+
+
+def _rename(api: DockerAPI, container: str, name: str) -> None:
+    api.post("/containers/{0}/rename".format(container), name=name)
+
+
+def _remove(api: DockerAPI, container: str, volumes: bool = False) -> None:
+    """Remove a container; the volumes that it has used stay, since nobody can know what is in them."""
+    api.delete("/containers/{0}".format(container), force=True, v=volumes)

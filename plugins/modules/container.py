@@ -1,0 +1,293 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""rdm.provision.container: the training container runs as it should, and nothing of worth ends for that."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: container
+short_description: Run the training container, and give up the one before only for one that works
+description:
+  - Makes sure that the cluster's training container runs as the options say, and is ready.
+  - One that is to be another one is only removed when its successor, which the engine has accepted before the
+    old one was stopped, is ready. Whatever fails, the old one runs again. What a run that was killed on the
+    way has left is cleared away by the next one.
+  - Looks for training jobs right before it would end them, and refuses.
+  - Finds what others have changed since, such as limits and the restart policy (C(docker update)), further
+    networks, and a tag that has moved to another image. In check mode it says the same without doing it.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be done, and which jobs would end.
+  diff_mode:
+    support: full
+    description: Shows the settings that differ, values of the environment among them.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+options:
+  name:
+    description: The container's name.
+    type: str
+    required: true
+  cluster:
+    description: The cluster's name, the value of the label V(rdm.provision.cluster).
+    type: str
+    required: true
+  node:
+    description: Name of this node in the inventory, under which its jobs run.
+    type: str
+    default: ""
+  image:
+    description: The image; it has to be there.
+    type: str
+    required: true
+  command:
+    description: What it runs.
+    type: list
+    elements: str
+    required: true
+  hostname:
+    description: Host name in it.
+    type: str
+    required: true
+  network:
+    description: The one network that it is on.
+    type: str
+    required: true
+  my_ip:
+    description: Its address there.
+    type: str
+    required: true
+  env:
+    description: Environment variables.
+    type: dict
+    default: {}
+  volumes:
+    description: Mounts, C(path on the node:path in the container[:ro]).
+    type: list
+    elements: str
+    default: []
+  devices:
+    description: Devices, C(path on the node[:path in the container[:rwm]]).
+    type: list
+    elements: str
+    default: []
+  device_requests:
+    description:
+      - Requests to device drivers, as M(community.docker.docker_container) takes them (C(driver), C(count),
+        C(device_ids), C(capabilities), C(options)).
+    type: list
+    elements: dict
+    default: []
+  groups:
+    description: Further groups of its processes.
+    type: list
+    elements: str
+    default: []
+  ulimits:
+    description: Limits, C(name:soft:hard).
+    type: list
+    elements: str
+    default: []
+  capabilities:
+    description: Capabilities to add.
+    type: list
+    elements: str
+    default: []
+  security_opts:
+    description: Security options.
+    type: list
+    elements: str
+    default: []
+  ipc_mode:
+    description: Whose shared memory it has.
+    type: str
+    default: private
+  userns_mode:
+    description: V(host) leaves it out of the engine's user namespaces; empty means the engine's choice.
+    type: str
+    default: ""
+  shm_size:
+    description: Size of its own shared memory, such as V(64G); empty means the engine's default.
+    type: str
+    default: ""
+  restart_policy:
+    description: When the engine starts it again.
+    type: str
+    choices: ["no", on-failure, always, unless-stopped]
+    default: unless-stopped
+  stop_timeout:
+    description: Seconds that it gets to end by itself.
+    type: int
+    default: 10
+  reads:
+    description: Digest of what it reads only when it starts, so that another one is another container.
+    type: str
+    default: ""
+  restart:
+    description: Whether it has to start again, since a directory that it has mounted was made anew.
+    type: bool
+    default: false
+  recreate:
+    description: Whether it has to be made anew in any case.
+    type: bool
+    default: false
+  image_comes:
+    description:
+      - In check mode, the ID of the image that O(image) would stand for by now if the tasks before had done
+        their work; empty means the one that it stands for.
+    type: str
+    default: ""
+  spare_jobs:
+    description: Whether to refuse what would end a training job that runs in it.
+    type: bool
+    default: true
+  ready_line:
+    description: Text of the line that it writes when it is ready; empty means that running is enough.
+    type: str
+    default: ""
+  ready_timeout:
+    description: Seconds to wait for that.
+    type: int
+    default: 30
+"""
+
+EXAMPLES = r"""
+- name: Run the training container
+  rdm.provision.container:
+    name: rdm
+    cluster: rdm
+    node: "{{ inventory_hostname }}"
+    image: registry.example.com/training:2026.11
+    command: [sleep, infinity]
+    hostname: "{{ inventory_hostname }}"
+    network: ibnet
+    my_ip: 192.169.16.100
+"""
+
+RETURN = r"""
+actions:
+  description: What was done, or would be done in check mode.
+  returned: success
+  type: list
+  elements: str
+  sample: [replace]
+running:
+  description: The training jobs that it would end, in check mode.
+  returned: success
+  type: list
+  elements: str
+container:
+  description: The container's C(name), C(state) and C(image).
+  returned: success
+  type: dict
+  sample: {name: rdm, state: running, image: "training:1"}
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swap import (
+    ENDS,
+    Change,
+    Refused,
+    jobs_in,
+    settled,
+    steps,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
+from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+
+
+def _strings() -> Dict[str, Any]:
+    return {"type": "list", "elements": "str", "default": []}
+
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "name": {"type": "str", "required": True},
+    "cluster": {"type": "str", "required": True},
+    "node": {"type": "str", "default": ""},
+    "image": {"type": "str", "required": True},
+    "command": {"type": "list", "elements": "str", "required": True},
+    "hostname": {"type": "str", "required": True},
+    "network": {"type": "str", "required": True},
+    "my_ip": {"type": "str", "required": True},
+    "env": {"type": "dict", "default": {}},
+    "volumes": _strings(),
+    "devices": _strings(),
+    "device_requests": {"type": "list", "elements": "dict", "default": []},
+    "groups": _strings(),
+    "ulimits": _strings(),
+    "capabilities": _strings(),
+    "security_opts": _strings(),
+    "ipc_mode": {"type": "str", "default": "private"},
+    "userns_mode": {"type": "str", "default": ""},
+    "shm_size": {"type": "str", "default": ""},
+    "restart_policy": {
+        "type": "str",
+        "choices": ["no", "on-failure", "always", "unless-stopped"],
+        "default": "unless-stopped",
+    },
+    "stop_timeout": {"type": "int", "default": 10},
+    "reads": {"type": "str", "default": ""},
+    "restart": {"type": "bool", "default": False},
+    "recreate": {"type": "bool", "default": False},
+    "image_comes": {"type": "str", "default": ""},
+    "spare_jobs": {"type": "bool", "default": True},
+    "ready_line": {"type": "str", "default": ""},
+    "ready_timeout": {"type": "int", "default": 30},
+}
+
+_PATIENCE = 60.0
+"""Seconds that the engine may be silent, beside those that a container takes to end."""
+
+
+def run(module: AnsibleModule) -> Dict[str, Any]:
+    """Look, and do what is to be done.
+
+    Raises:
+        DockerProblem, NotReady, Refused: it is not as it should be; the text says why.
+    """
+    wanted = dict(module.params, env={name: str(value) for name, value in module.params["env"].items()})
+    check, name = module.check_mode, wanted["name"]
+    api = DockerAPI(timeout=_PATIENCE + wanted["stop_timeout"])
+    found, gone = settled(api, name, wanted["cluster"], check)
+    image = wanted["image_comes"] if check else ""
+    todo = steps(api, wanted, found, wanted["restart"], wanted["recreate"], image)
+    actions = ["remove {0}".format(one) for one in gone] + todo.todo
+    running = jobs_in(found, wanted["node"]) if set(ENDS).intersection(todo.todo) else []
+    result: Dict[str, Any] = {"changed": bool(actions), "actions": actions, "running": running}
+    if module._diff:
+        before = {"exists": found is not None, "running": bool(found and _runs(found))}
+        result["diff"] = {
+            "before": dict(before, **(todo.differs.before if todo.differs else {})),
+            "after": dict({"exists": True, "running": True}, **(todo.differs.after if todo.differs else {})),
+        }
+    if not check:
+        Change(api, wanted, found).make(todo)
+    now = inspect(api, "containers", name) if not check else found
+    state = now["State"]["Status"] if now else "created"
+    return dict(result, container={"name": name, "state": state, "image": wanted["image"]})
+
+
+def _runs(found: Dict[str, Any]) -> bool:
+    return bool(found["State"]["Running"] and not found["State"]["Paused"])
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    try:
+        result = run(module)
+    except (DockerProblem, NotReady, Refused) as problem:
+        module.fail_json(msg=str(problem), **echo(module))
+    module.exit_json(**{**result, **echo(module)})
+
+
+if __name__ == "__main__":
+    main()

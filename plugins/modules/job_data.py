@@ -1,0 +1,221 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""rdm.provision.job_data: a directory of data is where the jobs of a node find it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: job_data
+short_description: Bring a directory of data to the jobs of a node
+description:
+  - Copies the files of a directory on the controller to C(data) in the jobs' directory of a node, where they
+    are missing or others. What else is there stays.
+  - The root of a training container can write there, so it could have left symbolic links. None is followed
+    below the jobs' directory, and what is in the way is refused.
+  - A file is replaced in one step.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be copied.
+  diff_mode:
+    support: full
+    description: Shows the names of the files that are copied.
+  idempotent:
+    support: full
+    description: A second run copies nothing.
+options:
+  source:
+    description: The directory on the controller. Symbolic links in it are copied as what they lead to.
+    type: path
+    required: true
+  directory:
+    description: The jobs' directory on the node.
+    type: path
+    required: true
+  sizes:
+    description: Path of each file below C(data), and how many bytes it has. Set by the action plugin.
+    type: dict
+    default: {}
+  place:
+    description: Path of the one file that is put in its place. Set by the action plugin.
+    type: str
+    default: ""
+  copy:
+    description: Where that file was copied to on the node. Set by the action plugin.
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: Copy what is not there, or is another
+  rdm.provision.job_data:
+    source: tokens
+    directory: /var/lib/rdm/rdm
+"""
+
+RETURN = r"""
+copied:
+  description: The files that were copied, or would be in check mode.
+  returned: success
+  type: list
+  elements: str
+  sample: [text_document.bin]
+needed:
+  description: The files that are missing, or have another size. Of use to the action plugin.
+  returned: when files are compared
+  type: list
+  elements: str
+digests:
+  description: The SHA-256 digests of files with the right size. Of use to the action plugin.
+  returned: when files are compared
+  type: dict
+"""
+
+import hashlib
+import os
+import shutil
+import stat
+import uuid
+from typing import Any, Dict, List, Optional, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "source": {"type": "path", "required": True},
+    "directory": {"type": "path", "required": True},
+    "sizes": {"type": "dict", "default": {}},
+    "place": {"type": "str", "default": ""},
+    "copy": {"type": "path"},
+}
+
+FOLDER = "data"
+_READ_SIZE = 1 << 20
+
+
+class InTheWay(Exception):  # noqa: N818  # one sentence for fail_json
+    """What keeps a file from its place; the text is one sentence."""
+
+
+def open_folder(root: str, parts: List[str], make: bool) -> Optional[int]:
+    """Return a descriptor of a directory below the root, None where there is none.
+
+    Each part is opened relative to the one before and never through a link, so that nobody who writes there
+    can lead this elsewhere, not even in this moment.
+
+    Raises:
+        InTheWay: something else than a directory has the name.
+    """
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    for number, part in enumerate(parts):
+        try:
+            if make:
+                try:
+                    os.mkdir(part, 0o755, dir_fd=folder)
+                except FileExistsError:
+                    pass
+            inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+        except NotADirectoryError:
+            raise InTheWay(
+                "{0} is no directory, perhaps a symbolic link: remove it, since anybody who can write there "
+                "may have made it".format(os.path.join(root, *parts[: number + 1]))
+            ) from None
+        finally:
+            os.close(folder)
+        folder = inner
+    return folder
+
+
+def compare(root: str, sizes: Dict[str, int]) -> Tuple[List[str], Dict[str, str]]:
+    """Return which files are missing or have another size, and the digests of the others."""
+    needed: List[str] = []
+    digests: Dict[str, str] = {}
+    for path, size in sizes.items():
+        found = _digest(root, path, int(size))
+        if found is None:
+            needed.append(path)
+        else:
+            digests[path] = found
+    return needed, digests
+
+
+def place(root: str, path: str, copy: str) -> None:
+    """Put a copy in its place, in one step.
+
+    Raises:
+        InTheWay: a directory has its name, or something else that of a directory above.
+        OSError: it cannot be written.
+    """
+    *above, name = [FOLDER, *path.split("/")]
+    folder = open_folder(root, above, make=True)
+    if folder is None:
+        raise InTheWay("{0} has been removed while it was used".format(os.path.join(root, *above)))
+    temporary = ".rdm-provision-" + uuid.uuid4().hex
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        target = os.open(temporary, flags, 0o644, dir_fd=folder)
+        with os.fdopen(target, "wb") as out, open(copy, "rb") as source:
+            os.fchmod(out.fileno(), 0o644)
+            shutil.copyfileobj(source, out, _READ_SIZE)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except IsADirectoryError:
+        raise InTheWay("{0} is a directory: remove it".format(os.path.join(root, *above, name))) from None
+    finally:
+        try:
+            os.unlink(temporary, dir_fd=folder)
+        except FileNotFoundError:
+            pass
+        os.close(folder)
+
+
+def _digest(root: str, path: str, size: int) -> Optional[str]:
+    """Return the digest of a regular file of this size; None where there is none."""
+    *above, name = [FOLDER, *path.split("/")]
+    folder = open_folder(root, above, make=False)
+    if folder is None:
+        return None
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        return None
+    finally:
+        os.close(folder)
+    now = os.fstat(file)
+    if not stat.S_ISREG(now.st_mode) or now.st_size != size:
+        os.close(file)
+        return None
+    with os.fdopen(file, "rb") as stream:
+        return digest(stream)
+
+
+def digest(stream: Any) -> str:
+    """Return the SHA-256 digest of what a stream holds."""
+    state = hashlib.sha256()
+    for piece in iter(lambda: stream.read(_READ_SIZE), b""):
+        state.update(piece)
+    return state.hexdigest()
+
+
+def main() -> None:
+    """Compare, or put one file in its place."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    params = module.params
+    result: Dict[str, Any] = {"changed": False, "copied": [], "invocation": {}}
+    try:
+        if params["place"]:
+            place(params["directory"], params["place"], params["copy"])
+            result.update(changed=True, copied=[params["place"]])
+        else:
+            needed, digests = compare(params["directory"], params["sizes"])
+            result.update(needed=needed, digests=digests)
+    except InTheWay as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as error:
+        module.fail_json(msg="{0}: {1}".format(params["directory"], error.strerror or error))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

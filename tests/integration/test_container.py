@@ -1,0 +1,316 @@
+"""The training container is made, changed and replaced on a real engine, and what runs in it is not lost."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels
+from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
+
+from tests.integration.engine import Engine
+from tests.unit.plugins.modules.running import Failed, run_module
+
+MY_IP = "10.231.8.9"
+Options = dict[str, Any]
+
+
+class Killed(BaseException):
+    """The run has ended here, without another word."""
+
+
+@pytest.fixture
+def api(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
+    """An engine with the network; it is bare again afterwards."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
+    network = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": "10.231.8.0/24"}]}}
+    engine.api.post("/networks/create", network)
+    yield engine.api
+    for one in engine.api.get("/containers/json", all=True):
+        engine.api.delete(f"/containers/{one['Id']}", force=True, v=True)
+    engine.api.post("/networks/prune")
+
+
+@pytest.fixture
+def options(api: DockerAPI, busybox_image: str, tmp_path: Path) -> Options:
+    """What the container shall be; there is a directory of jobs in it."""
+    (tmp_path / "jobs" / "gpt").mkdir(parents=True)
+    return {
+        "name": "rdm",
+        "cluster": "c",
+        "node": "n1",
+        "image": busybox_image,
+        "command": ["sh", "-c", "echo up; exec sleep infinity"],
+        "hostname": "n1",
+        "network": "fabric",
+        "my_ip": MY_IP,
+        "env": {"MY_IP": MY_IP, "EMPTY": "", "NOTE": 'it\'s = "so"\nand so'},
+        "volumes": [f"{tmp_path / 'jobs'}:/jobs", f"{tmp_path}:/etc/rdm:ro"],
+        "devices": ["/dev/null:/dev/mine:rw", "/dev/zero"],
+        "groups": ["44"],
+        "ulimits": ["nofile:1000:2000"],
+        "capabilities": ["IPC_LOCK"],
+        "security_opts": ["no-new-privileges"],
+        "shm_size": "64M",
+        "stop_timeout": 0,
+        "ready_line": "up",
+    }
+
+
+def up(options: Options, *, check: bool = False, **other: Any) -> dict[str, Any]:
+    return run_module(container, {**options, **other}, check=check, diff=True)
+
+
+def found(api: DockerAPI, name: str = "rdm") -> dict[str, Any]:
+    one: dict[str, Any] = api.get(f"/containers/{name}/json")
+    return one
+
+
+def names(api: DockerAPI) -> list[str]:
+    return sorted(one["Names"][0] for one in api.get("/containers/json", all=True))
+
+
+def test_it_is_made_once_as_it_was_asked_for(api: DockerAPI, options: Options) -> None:
+    assert up(options, check=True)["actions"] == ["make"]
+    assert names(api) == []
+    result = up(options)
+    assert (result["changed"], result["container"]["state"]) == (True, "running")
+    made = found(api)
+    assert made["NetworkSettings"]["Networks"]["fabric"]["IPAddress"] == MY_IP
+    assert made["Config"]["Hostname"] == "n1"
+    assert {f"{name}={value}" for name, value in options["env"].items()} <= set(made["Config"]["Env"])
+    host = made["HostConfig"]
+    assert (host["ShmSize"], host["Init"], host["Privileged"]) == (64 << 20, True, False)
+    assert [one["PathInContainer"] for one in host["Devices"]] == ["/dev/mine", "/dev/zero"]
+    assert (host["Ulimits"][0]["Soft"], host["GroupAdd"]) == (1000, ["44"])
+    assert all(options["env"]["NOTE"] not in value for value in made["Config"]["Labels"].values())
+    for check in (True, False):
+        again = up(options, check=check)
+        assert (again["changed"], again["actions"]) == (False, [])
+        assert again["diff"]["before"] == again["diff"]["after"]
+    assert found(api)["Id"] == made["Id"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"env": {"MY_IP": MY_IP}},
+        {"command": ["sleep", "1000"], "ready_line": ""},
+        {"my_ip": "10.231.8.10"},
+        {"devices": []},
+        {"security_opts": []},
+        {"stop_timeout": 1},
+        {"reads": "another digest"},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_another_setting_is_another_container(api: DockerAPI, options: Options, other: Options) -> None:
+    up(options)
+    before = found(api)["Id"]
+    predicted = up(options, check=True, **other)
+    assert predicted["actions"] == ["replace"]
+    assert set(other) & set(predicted["diff"]["after"])
+    assert found(api)["Id"] == before
+    assert up(options, **other)["actions"] == ["replace"]
+    assert names(api) == ["/rdm"]
+    assert found(api)["Id"] != before
+    assert not up(options, **other)["changed"]
+
+
+def disconnect(api: DockerAPI, network: str) -> None:
+    api.post(f"/networks/{network}/disconnect", {"Container": "rdm", "Force": True})
+
+
+def connect_to_another(api: DockerAPI) -> None:
+    api.post("/networks/create", {"Name": "other", "Internal": True})
+    api.post("/networks/other/connect", {"Container": "rdm"})
+
+
+@pytest.mark.parametrize(
+    ("done", "actions"),
+    [
+        (lambda api: api.post("/containers/rdm/update", {"RestartPolicy": {"Name": "no"}}), ["update"]),
+        (
+            lambda api: api.post("/containers/rdm/update", {"Memory": 1 << 28, "MemorySwap": 1 << 29}),
+            ["replace"],
+        ),
+        (lambda api: api.post("/containers/rdm/update", {"NanoCpus": 500_000_000}), ["replace"]),
+        (lambda api: disconnect(api, "fabric"), ["replace"]),
+        (connect_to_another, ["disconnect"]),
+        (lambda api: api.post("/containers/rdm/pause"), ["unpause"]),
+        (lambda api: api.post("/containers/rdm/stop", t=0), ["start"]),
+        (lambda api: api.delete("/containers/rdm", force=True), ["make"]),
+    ],
+    ids=["policy", "memory", "cpus", "off the network", "another network", "paused", "stopped", "removed"],
+)
+def test_what_others_change_is_predicted_and_mended(
+    api: DockerAPI, options: Options, done: Any, actions: list[str]
+) -> None:
+    up(options)
+    before = found(api)["Id"]
+    done(api)
+    assert up(options, check=True)["actions"] == actions
+    assert up(options)["actions"] == actions
+    now = found(api)
+    assert now["State"]["Status"] == "running"
+    assert (now["Id"] == before) == (actions[0] not in ("replace", "make"))
+    assert now["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
+    assert (now["HostConfig"]["Memory"], now["HostConfig"]["NanoCpus"]) == (0, 0)
+    assert list(now["NetworkSettings"]["Networks"]) == ["fabric"]
+    assert not up(options)["changed"]
+
+
+def test_a_tag_that_has_moved_is_a_predicted_replacement(api: DockerAPI, options: Options) -> None:
+    api.post(f"/images/{options['image']}/tag", repo="rdm-test/moving", tag="1")
+    moving = {**options, "image": "rdm-test/moving:1"}
+    up(moving)
+    was = found(api)["Image"]
+    api.post("/commit", {"Cmd": ["true"]}, container="rdm", repo="rdm-test/moving", tag="1")
+    assert up(moving, check=True)["actions"] == ["replace"]
+    # The images role is about to move it back.
+    assert up(moving, check=True, image_comes=was)["actions"] == []
+    assert up(moving)["actions"] == ["replace"]
+    assert found(api)["Image"] != was
+    assert up(moving, check=True, image_comes=was)["actions"] == ["replace"]
+
+
+def test_a_network_that_was_made_anew_is_joined_again(api: DockerAPI, options: Options) -> None:
+    up(options)
+    disconnect(api, "fabric")
+    api.delete("/networks/fabric")
+    subnet = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": "10.231.8.0/24"}]}}
+    api.post("/networks/create", subnet)
+    assert up(options)["actions"] == ["replace"]
+    assert found(api)["NetworkSettings"]["Networks"]["fabric"]["IPAddress"] == MY_IP
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {"security_opts": ["no-such-option=1"]},
+        {"devices": ["/dev/no-such-device"]},
+        {"command": ["no-such-program"]},
+        {"command": ["sh", "-c", "echo no such device; exit 3"]},
+    ],
+    ids=["when it is created", "its device", "its program", "by itself"],
+)
+def test_the_old_container_stays_until_its_successor_works(
+    api: DockerAPI, options: Options, refused: Options
+) -> None:
+    up(options)
+    before = found(api)
+    for _ in range(2):
+        with pytest.raises(Failed, match=r"no.such"):
+            up(options, **refused)
+        assert names(api) == ["/rdm"]
+        now = found(api)
+        assert (now["Id"], now["State"]["Status"]) == (before["Id"], "running")
+        assert now["NetworkSettings"]["Networks"]["fabric"]["IPAddress"] == MY_IP
+    assert not up(options)["changed"]
+
+
+def test_one_that_did_not_run_is_there_again_when_its_successor_fails(
+    api: DockerAPI, options: Options
+) -> None:
+    up(options)
+    before = found(api)["Id"]
+    api.post("/containers/rdm/stop", t=0)
+    with pytest.raises(Failed, match="place of another, which is there again"):
+        up(options, devices=["/dev/no-such-device"])
+    assert (found(api)["Id"], names(api)) == (before, ["/rdm"])
+    assert up(options)["actions"] == ["start"]
+
+
+def test_a_job_that_has_just_started_is_spared(api: DockerAPI, options: Options, tmp_path: Path) -> None:
+    up(options)
+    before = found(api)
+    with (tmp_path / "jobs" / "gpt" / ".agent.n1.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ends: list[Options] = [{"env": {}}, {"restart": True}]
+        for other in ends:
+            assert up(options, check=True, **other)["running"] == ["gpt"]
+            with pytest.raises(Failed, match="the job gpt has started in it: run it again when it has ended"):
+                up(options, **other)
+        now = found(api)
+        assert (now["Id"], now["State"]["StartedAt"]) == (before["Id"], before["State"]["StartedAt"])
+        assert names(api) == ["/rdm"]
+        # What ends nothing is done.
+        api.post("/containers/rdm/update", {"RestartPolicy": {"Name": "no"}})
+        assert up(options)["actions"] == ["update"]
+        assert up(options, env={}, spare_jobs=False)["actions"] == ["replace"]
+
+
+def test_a_lock_that_nobody_holds_is_no_job(api: DockerAPI, options: Options, tmp_path: Path) -> None:
+    up(options)
+    (tmp_path / "jobs" / "gpt" / ".agent.n1.lock").touch()
+    assert up(options, env={})["actions"] == ["replace"]
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_run_that_was_killed_between_two_steps_is_mended_by_the_next(
+    api: DockerAPI, options: Options, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are the requests that change something: create, stop, rename, rename, start, remove."""
+    up(options)
+    taken: list[str] = []
+
+    def until_killed(call: Any) -> Any:
+        def one(self: DockerAPI, path: str, *arguments: Any, **query: Any) -> Any:
+            if len(taken) == step:
+                raise Killed
+            taken.append(path)
+            return call(self, path, *arguments, **query)
+
+        return one
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DockerAPI, "post", until_killed(DockerAPI.post))
+        patch.setattr(DockerAPI, "delete", until_killed(DockerAPI.delete))
+        with pytest.raises(Killed):
+            up(options, env={})
+    left = names(api)
+    up(options, check=True, env={})
+    assert names(api) == left
+    up(options, env={})
+    assert names(api) == ["/rdm"]
+    now = found(api)
+    assert now["State"]["Status"] == "running"
+    assert now["NetworkSettings"]["Networks"]["fabric"]["IPAddress"] == MY_IP
+    assert not any(line.startswith("NOTE=") for line in now["Config"]["Env"] or [])
+    again = up(options, env={})
+    assert (again["changed"], again["actions"]) == (False, [])
+
+
+def test_what_is_left_beside_it_goes_with_the_others(api: DockerAPI, options: Options) -> None:
+    up(options)
+    for name in ("rdm.next", "rdm.old"):
+        spec = {"Image": options["image"], "Labels": labels("c", "container")}
+        api.post("/containers/create", spec, name=name)
+    assert up(options, check=True)["actions"] == ["remove rdm.next", "remove rdm.old"]
+    result = run_module(docker_owned, {"cluster": "c", "role": "container", "stop_timeout": 0})
+    assert result["removed"] == ["rdm", "rdm.next", "rdm.old"]
+
+
+def test_others_containers_stay(api: DockerAPI, options: Options) -> None:
+    api.post("/containers/create", {"Image": options["image"]}, name="rdm")
+    for check in (True, False):
+        with pytest.raises(Failed, match="container rdm is not ours"):
+            up(options, check=check)
+    api.delete("/containers/rdm")
+    up(options)
+    api.post("/containers/create", {"Image": options["image"]}, name="rdm.next")
+    with pytest.raises(Failed, match=r"rdm\.next"):
+        up(options, env={})
+    assert found(api)["State"]["Status"] == "running"
+    assert names(api) == ["/rdm", "/rdm.next"]
+
+
+def test_a_container_of_an_earlier_version_is_replaced_once(api: DockerAPI, options: Options) -> None:
+    spec = {"Image": options["image"], "Labels": labels("c", "container")}
+    api.post("/containers/create", spec, name="rdm")
+    assert up(options)["actions"] == ["replace"]
+    assert not up(options)["changed"]

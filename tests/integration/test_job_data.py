@@ -1,0 +1,39 @@
+"""A directory of data is brought to a node once, and again when it is another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.integration.plays import Played, run_plays
+
+
+def bring(directory: Path, *flags: str) -> Played:
+    task = {
+        "name": "Bring it",
+        "rdm.provision.job_data": {
+            "source": str(directory / "tokens"),
+            "directory": str(directory / "jobs"),
+        },
+    }
+    return run_plays(directory, [{"tasks": [task]}], *flags)
+
+
+def test_data_is_copied_once_and_when_it_is_another(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "tokens" / "sets").mkdir(parents=True)
+    (tmp_path / "tokens" / "a.bin").write_bytes(b"one")
+    (tmp_path / "tokens" / "sets" / "b.bin").write_bytes(b"two")
+    there = tmp_path / "jobs" / "data"
+    checked = bring(tmp_path, "--check")
+    assert (checked.status, checked.changes) == (0, [1]), checked.output
+    assert not there.exists()
+    brought = bring(tmp_path)
+    assert (brought.status, brought.changes) == (0, [1]), brought.output
+    assert [(there / name).read_bytes() for name in ("a.bin", "sets/b.bin")] == [b"one", b"two"]
+    assert bring(tmp_path).changes == [0]
+    (tmp_path / "tokens" / "a.bin").write_bytes(b"ONE")
+    (there / "mine").touch()
+    again = bring(tmp_path)
+    assert again.results["Bring it"]["copied"] == ["a.bin"], again.output
+    assert (there / "a.bin").read_bytes() == b"ONE"
+    assert (there / "mine").exists()

@@ -1,0 +1,93 @@
+"""Data goes where jobs find it, and nowhere else, whatever the container's root has left there."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.action.job_data import files, others
+from ansible_collections.rdm.provision.plugins.modules import job_data
+
+from tests.unit.plugins.modules.running import Failed, run_module
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    directory = tmp_path / "jobs"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    file = tmp_path / "copy"
+    file.write_bytes(b"tokens")
+    return file
+
+
+def place(jobs: Path, copy: Path, path: str) -> dict[str, Any]:
+    return run_module(job_data, {"source": "/x", "directory": str(jobs), "place": path, "copy": str(copy)})
+
+
+def compare(jobs: Path, **sizes: int) -> tuple[list[str], dict[str, str]]:
+    result = run_module(job_data, {"source": "/x", "directory": str(jobs), "sizes": sizes})
+    return result["needed"], result["digests"]
+
+
+def test_a_file_is_put_in_its_place_and_found_there(jobs: Path, copy: Path) -> None:
+    assert compare(jobs, text=6) == (["text"], {})
+    assert place(jobs, copy, "sets/a/text")["copied"] == ["sets/a/text"]
+    placed = jobs / "data" / "sets" / "a" / "text"
+    assert (placed.read_bytes(), placed.stat().st_mode & 0o777) == (b"tokens", 0o644)
+    place(jobs, copy, "text")
+    assert compare(jobs, text=6) == ([], {"text": hashlib.sha256(b"tokens").hexdigest()})
+    assert compare(jobs, text=7) == (["text"], {})
+    assert sorted(path.name for path in (jobs / "data").iterdir()) == ["sets", "text"]
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(
+    jobs: Path, copy: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "shadow"
+    secret.write_bytes(b"secret")
+    (jobs / "data").mkdir()
+    (jobs / "data" / "text").symlink_to(secret)
+    assert compare(jobs, text=6) == (["text"], {})
+    place(jobs, copy, "text")
+    assert (secret.read_bytes(), (jobs / "data" / "text").is_symlink()) == (b"secret", False)
+
+
+@pytest.mark.parametrize("part", ["data", "data/sets"])
+def test_a_link_in_the_place_of_a_directory_is_refused(
+    jobs: Path, copy: Path, tmp_path: Path, part: str
+) -> None:
+    elsewhere = tmp_path / "etc"
+    elsewhere.mkdir()
+    (jobs / part).parent.mkdir(exist_ok=True)
+    (jobs / part).symlink_to(elsewhere)
+    with pytest.raises(Failed, match=rf"{part} is no directory, perhaps a symbolic link: remove it"):
+        place(jobs, copy, "sets/text")
+    with pytest.raises(Failed, match="remove it"):
+        run_module(job_data, {"source": "/x", "directory": str(jobs), "sizes": {"sets/text": 6}})
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_directory_in_the_place_of_a_file_is_refused_and_leaves_nothing(jobs: Path, copy: Path) -> None:
+    (jobs / "data" / "text").mkdir(parents=True)
+    assert compare(jobs, text=6) == (["text"], {})
+    with pytest.raises(Failed, match="text is a directory: remove it"):
+        place(jobs, copy, "text")
+    assert [path.name for path in (jobs / "data").iterdir()] == ["text"]
+
+
+def test_files_of_the_controller_are_found_once_and_compared_by_content(tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    (tmp_path / "sets" / "b").write_bytes(b"tokens")
+    (tmp_path / "a").symlink_to("sets/b")
+    (tmp_path / "sets" / "loop").symlink_to(tmp_path)
+    (tmp_path / "gone").symlink_to("nowhere")
+    assert list(files(tmp_path)) == ["a", "sets/b"]
+    right = hashlib.sha256(b"tokens").hexdigest()
+    assert list(others(tmp_path, {"a": right, "sets/b": "0"})) == ["sets/b"]
