@@ -18,7 +18,7 @@ NASTY = 'it\'s a "value" with $(touch /tmp/pwned) `touch /tmp/pwned`; ${HOME} {{
 def nasty(lab: Lab) -> Iterator[str]:
     """An inventory with a value that would do harm in a shell, for the containers' environment."""
     lab.bare()
-    words = json.dumps({"NOTE": NASTY.replace("{{ no }}", "{{ '{{ no }}' }}")})
+    words = json.dumps({"NOTE": NASTY.replace("{{ no }}", "{{ '{{ no }}' }}"), "EMPTY": ""})
     file = lab.inventory_text(f"container_env: {words}\n")
     yield NASTY
     file.unlink(missing_ok=True)
@@ -126,13 +126,15 @@ def test_my_ip_is_right_in_every_kind_of_shell(lab: Lab) -> None:
         assert lab.product.run(*ssh, shell).stdout.strip() == ADDRESSES["n2"], shell
 
 
-def test_containers_reach_each_other_by_ssh_with_host_keys_checked(lab: Lab) -> None:
+def test_containers_reach_each_other_by_ssh_with_host_keys_checked(lab: Lab, nasty: str) -> None:
     script = """
-        for target in 192.169.16.102 N3; do ssh -o BatchMode=yes $target 'hostname; printenv MY_IP'; done
+        for target in 192.169.16.102 N3; do
+            ssh -o BatchMode=yes $target 'hostname; printenv MY_IP; echo =${EMPTY-unset}'
+        done
         ssh -o UserKnownHostsFile=/dev/null -o GlobalKnownHostsFile=/dev/null -o BatchMode=yes n3 hostname
     """
     out = lab.json("exec", "--limit", "n1", "--", "sh", "-c", script, expect=255)["nodes"]["n1"]
-    assert out["stdout"].split() == ["n3", ADDRESSES["n3"]] * 2, out["stderr"]
+    assert out["stdout"].split() == ["n3", ADDRESSES["n3"], "="] * 2, out["stderr"]
     assert "Host key verification failed" in out["stderr"]
     own = {lab.on(node, "cat", "/etc/rdm/ssh/ssh_host_ed25519_key") for node in NODES}
     assert len(own) == len(NODES), "nodes share a host key"

@@ -400,29 +400,39 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
 
 
 def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(cluster: Lab, config: str) -> None:
-    """It goes on from its newest checkpoint once; the second time it fails, and says where and why."""
-    start(cluster, config, "e2e-killed", "--max-restarts", "1", "checkpoint.interval=2")
+    """It goes on from its newest checkpoint twice; the third time it fails, and says where and why."""
+    start(cluster, config, "e2e-killed", "--max-restarts", "2", "checkpoint.interval=2")
     directory = f"/var/lib/rdm/{cluster.name}/e2e-killed"
     wait_until(lambda: (progress(cluster, "e2e-killed").get("checkpoint") or 0) >= 2, "there is a checkpoint")
     kill = ["docker", "exec", "rdm", "kill", "-KILL"]
+
+    def restarted(times: int) -> None:
+        wait_until(
+            lambda: read(cluster, "e2e-killed", "state.json").get("restarts") == times,
+            f"it restarts for the {times}. time",
+            seen=lambda: read(cluster, "e2e-killed", "state.json"),
+        )
+        trains(cluster, "e2e-killed", progress(cluster, "e2e-killed")["iteration"])
 
     def pid() -> str:
         return str(json.loads(cluster.on("n2", "cat", f"{directory}/ranks/n2/1.json"))["pid"])
 
     first = pid()
     cluster.on("n2", *kill, first)
-    wait_until(
-        lambda: read(cluster, "e2e-killed", "state.json").get("restarts") == 1,
-        "it restarts",
-        seen=lambda: read(cluster, "e2e-killed", "state.json"),
-    )
-    trains(cluster, "e2e-killed", progress(cluster, "e2e-killed")["iteration"])
+    restarted(1)
     assert pid() != first
+    # Its agent goes with the container, and comes back with it.
+    cluster.on("n2", "docker", "restart", "--timeout", "1", "rdm")
+    restarted(2)
     cluster.on("n2", *kill, pid())
     nothing_left(cluster, "e2e-killed")
     ended = end(cluster, "e2e-killed")
     assert ended["state"] == "failed"
-    assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [("n2", 1)] * 2
+    assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [
+        ("n2", 1),
+        ("n2", None),
+        ("n2", 1),
+    ]
     losses = [step for step, _ in ended["losses"]]
     assert losses == sorted(losses)
 

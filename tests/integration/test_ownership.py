@@ -302,7 +302,9 @@ def test_names_and_sockets_of_others_are_refused(node: Node, plugin_socket: Call
 # ---- what the training container runs
 
 
-def started(node: Node, tmp_path: Path, environment: dict[str, str], sshd: bool = True) -> tuple[int, str]:
+def started(
+    node: Node, tmp_path: Path, environment: dict[str, str], *command: str, sshd: bool = True
+) -> tuple[int, str]:
     """Run start.sh in a container whose sshd only shows the configuration it was given."""
     (tmp_path / "ssh").mkdir(exist_ok=True)
     (tmp_path / "ssh" / "start").write_bytes(START.read_bytes())
@@ -310,13 +312,13 @@ def started(node: Node, tmp_path: Path, environment: dict[str, str], sshd: bool 
     (tmp_path / "sbin").mkdir(exist_ok=True)
     if sshd:
         (tmp_path / "sbin" / "sshd").write_text(
-            '#!/bin/sh\necho "$@"; cat "$4"; readlink /etc/ssh/ssh_config; umask\n'
+            f'#!/bin/sh\n{ASKED}; echo "$@"; cat "$4"; readlink /etc/ssh/ssh_config; umask\n'
             'stat -c "%a %n" /run/sshd "$(dirname "$4")" "$4"\n'
         )
         (tmp_path / "sbin" / "sshd").chmod(0o755)
     name = node.run(
         "rdm",
-        ["sh", "/etc/rdm/ssh/start"],
+        ["sh", "/etc/rdm/ssh/start", *command],
         Env=[f"{key}={value}" for key, value in environment.items()],
         HostConfig={"Binds": [f"{tmp_path}:/etc/rdm:ro", f"{tmp_path}/sbin:/usr/sbin:ro"]},
     )
@@ -339,6 +341,7 @@ def test_a_session_has_the_containers_environment_and_no_value_reaches_a_shell(
             "LINES": "one\nEVIL=two",
             "QUOTED": 'say "so"',
             "SLASH": "a\\b",
+            "EMPTY": "",
         },
     )
     assert status == 0
@@ -348,6 +351,7 @@ def test_a_session_has_the_containers_environment_and_no_value_reaches_a_shell(
     words = rest[1]
     assert words.startswith("SetEnv ")
     assert '"MY_IP=10.0.0.1"' in words
+    assert '"EMPTY="' in words
     assert "\"NOTE=a 'b' $(touch /etc/pwned) `id` # ; *\"" in words
     assert all(name not in words for name in ("LINES", "EVIL", "QUOTED", "SLASH", "HOME"))
     assert rest[2] == "/etc/rdm/ssh/config"
@@ -359,3 +363,21 @@ def test_an_image_without_sshd_says_so(node: Node, tmp_path: Path) -> None:
     status, logs = started(node, tmp_path, {}, sshd=False)
     assert status == 78
     assert logs == "this image has no sshd: install openssh-server in it, or set container_sshd: false\n"
+
+
+ASKED = "until [ ! -e /etc/rdm/trainer ] || [ -e /asked ]; do sleep 0.1; done"
+
+
+@pytest.mark.parametrize("command", [(), ("sh", "-c", f"{ASKED}; echo in place of an sshd")])
+@pytest.mark.parametrize("end", ["exec sleep 1000", "exit 3"])
+def test_jobs_get_their_agents_back_and_nothing_hangs_on_that(
+    node: Node, tmp_path: Path, command: tuple[str, ...], end: str
+) -> None:
+    (tmp_path / "trainer").mkdir()
+    trainer = tmp_path / "trainer" / "rdm-trainer"
+    trainer.write_text(f'#!/bin/sh\necho "asked to $*"; touch /asked; {end}\n')
+    trainer.chmod(0o755)
+    status, logs = started(node, tmp_path, {"PATH": "/etc/rdm/trainer:/bin"}, *command)
+    assert status == 0
+    assert "asked to job revive" in logs
+    assert ("in place of an sshd" if command else "-D -e -f /run/rdm/sshd_config") in logs

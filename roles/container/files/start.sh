@@ -1,8 +1,22 @@
 #!/bin/sh
-# Runs the training container's sshd in the foreground. Nothing in this file depends on the inventory.
+# Runs the training container's sshd in the foreground, or the command that it is given instead of that. Nothing in
+# this file depends on the inventory.
 set -eu
 
 rdm=/etc/rdm/ssh
+
+# The container may have been restarted below a job, which then waits for its agent here. Whatever becomes of that, the
+# container goes on.
+revive() {
+    if command -v rdm-trainer > /dev/null; then
+        rdm-trainer job revive < /dev/null &
+    fi
+}
+
+if [ $# -gt 0 ]; then
+    revive
+    exec "$@"
+fi
 
 sshd=$(PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin" command -v sshd) || {
     echo "this image has no sshd: install openssh-server in it, or set container_sshd: false" >&2
@@ -26,9 +40,12 @@ session_environment() {
         case $name in
             HOME | HOSTNAME | LOGNAME | OLDPWD | PWD | SHELL | SHLVL | TERM | USER | _) continue ;;
         esac
-        eval "value=\${$name-}" # only the name is part of the command, and it is letters, digits and _
+        # Only the name is part of these commands, and it is letters, digits and _. It may also be from the second line
+        # of a value.
+        eval "[ -n \"\${$name+set}\" ]" || continue
+        eval "value=\$$name"
         case $value in
-            '' | *\"* | *\\* | *'
+            *\"* | *\\* | *'
 '*) continue ;;
         esac
         printf ' "%s=%s"' "$name" "$value"
@@ -48,4 +65,5 @@ rm -rf /run/rdm
     } > /run/rdm/sshd_config
 )
 
+revive
 exec "$sshd" -D -e -f /run/rdm/sshd_config
