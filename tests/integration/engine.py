@@ -115,6 +115,15 @@ class Engine:
             self._process.wait()
         self._process = None
 
+    def kill(self) -> None:
+        """End dockerd without a word; its containerd ends with it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+        # Where nobody buries orphans, the next dockerd would take the dead containerd for a living one.
+        (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove every container and network, stop the engine and delete all that it had."""
         if self._process is not None and self._answers():

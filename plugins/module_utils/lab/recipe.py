@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the lab's images are made of, and in which form: decisions and formats, without touching an engine.
 
-There are three images. The CPU image is what the cluster under test runs its containers from; the stand-in
-of the SR-IOV plugin is the same with one file more; both reach the lab nodes as archives. The node image is
-what the nodes themselves are made from, and stays in this machine's engine.
+There are three images. The CPU image is what the cluster under test runs its containers from; the SR-IOV
+plugin's is the same with one file more, the plugin with stand-ins for virtual functions; both reach the lab
+nodes as archives. The node image is what the nodes themselves are made from, and stays in this machine's
+engine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import re
 import tarfile
 from pathlib import Path
 from typing import IO, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program
 
 CPU_IMAGE = "rdm-lab/cpu:1"
 SRIOV_IMAGE = "rdm-lab/sriov-plugin:1"
@@ -59,7 +62,8 @@ NOT_IN_ARCHIVE = (
     "var/log/*.log",
     "var/log/apt",
 )
-FILES = ("node-setup.sh", "rdm-lab", "slim.sh", "sriov-plugin", "strip.sh")
+PLUGIN = "sriov-plugin"
+FILES = ("node-setup.sh", "rdm-lab", "slim.sh", PLUGIN, "strip.sh")
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le"}
@@ -82,6 +86,17 @@ class Layer(NamedTuple):
     size: int = -1
 
 
+def file_content(files: Path, name: str) -> bytes:
+    """Return one of FILES; the network plugin as a program, with what it is made of.
+
+    Args:
+        files: the directory with FILES, in the collection.
+        name: of the file.
+    """
+    content = (files / name).read_bytes()
+    return program(files.parents[2] / "plugins/module_utils", content) if name == PLUGIN else content
+
+
 def recipe_version(files: Path, base: str) -> str:
     """Return 12 hex digits that change when the images would be made differently.
 
@@ -93,7 +108,7 @@ def recipe_version(files: Path, base: str) -> str:
         json.dumps([FORMAT, base, CPU_PACKAGES, NODE_PACKAGES, LEFT_OUT, NOT_IN_ARCHIVE]).encode()
     )
     for name in FILES:
-        digest.update(name.encode() + b"\0" + (files / name).read_bytes())
+        digest.update(name.encode() + b"\0" + file_content(files, name))
     return digest.hexdigest()[:12]
 
 
@@ -235,7 +250,7 @@ def build_context(files: Path, base: str) -> bytes:
     with tarfile.open(fileobj=output, mode="w") as tar:
         add_file(tar, "Dockerfile", dockerfile(base).encode(), 0o644)
         for name in FILES:
-            add_file(tar, name, (files / name).read_bytes(), 0o755)
+            add_file(tar, name, file_content(files, name), 0o755)
     return output.getvalue()
 
 
@@ -245,7 +260,7 @@ def build_context(files: Path, base: str) -> bytes:
 def plugin_layer(files: Path, target: Path) -> Layer:
     """Write the layer that makes the stand-in plugin's image out of the CPU image."""
     with tarfile.open(str(target), "w") as tar:
-        add_file(tar, "usr/local/bin/sriov-plugin", (files / "sriov-plugin").read_bytes(), 0o755)
+        add_file(tar, "usr/local/bin/sriov-plugin", file_content(files, PLUGIN), 0o755)
     return measured(target)
 
 

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The network functions of a node that can be handed to containers, by PCI address.
+
+A virtual function (VF) is never known by the name of its network interface: when a container's network
+namespace dies, the kernel gives the interface back under the name that it had in there.
+
+Sources: the kernel's Documentation/PCI/pci-iov-howto.rst and Documentation/ABI (sysfs-bus-pci,
+sysfs-class-net); ip-link(8).
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from typing import List, NamedTuple, Sequence
+
+ETHERNET = 1
+INFINIBAND = 32
+"""Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
+
+_IP_TIMEOUT = 10.0
+
+
+class FunctionProblem(Exception):  # noqa: N818  # most are the node's state, not errors
+    """Something is not as it has to be; its text is one sentence for a person."""
+
+
+class Function(NamedTuple):
+    """What a container can get.
+
+    Attributes:
+        key: its PCI address; for an interface without one, its name.
+        parent: the interface of the physical function, or of the function itself when it is handed on whole.
+        number: which VF of the physical function it is; -1 for an interface that is handed on whole.
+    """
+
+    key: str
+    parent: str
+    number: int
+
+
+class Functions:
+    """The functions of this node, as sysfs shows them to this network namespace.
+
+    Args:
+        root: where sysfs is.
+    """
+
+    def __init__(self, root: str = "/sys") -> None:
+        self._root = root
+
+    def virtual(self, parent: str) -> List[Function]:
+        """Return the VFs of a physical function, in the order of their numbers.
+
+        Args:
+            parent: the interface of the physical function.
+
+        Raises:
+            FunctionProblem: there is no such interface, or it cannot have VFs, or has none.
+        """
+        device = self._device(parent)
+        if not os.path.exists(os.path.join(device, "sriov_totalvfs")):
+            raise FunctionProblem(
+                "{0} has no virtual functions to give: it is not the interface of a physical function "
+                "with SR-IOV".format(parent)
+            )
+        entries = [re.match(r"virtfn(\d+)$", entry) for entry in os.listdir(device)]
+        numbers = sorted(int(found.group(1)) for found in entries if found)
+        if not numbers:
+            raise FunctionProblem(
+                "{0} has no virtual function now: write a number of them, {1} at most, to {2}".format(
+                    parent,
+                    _read(device, "sriov_totalvfs") or "?",
+                    os.path.join(self._root, "class/net", parent, "device/sriov_numvfs"),
+                )
+            )
+        return [
+            Function(_target(os.path.join(device, "virtfn{0}".format(number))), parent, number)
+            for number in numbers
+        ]
+
+    def whole(self, name: str) -> Function:
+        """Return an interface as something that is handed on whole.
+
+        Raises:
+            FunctionProblem: there is no such interface.
+        """
+        if not self._is_interface(name):
+            raise FunctionProblem("there is no network interface {0} on this node".format(name))
+        device = os.path.join(self._root, "class/net", name, "device")
+        # Where a function has one interface, its address finds it under whatever name.
+        if os.path.isdir(os.path.join(device, "net")) and len(os.listdir(os.path.join(device, "net"))) == 1:
+            return Function(_target(device), name, -1)
+        return Function(name, name, -1)
+
+    def interface(self, function: Function) -> str:
+        """Return the name of a function's interface; "" when it is not in this network namespace."""
+        if function.key == function.parent:
+            return function.key if self._is_interface(function.key) else ""
+        try:
+            names = os.listdir(os.path.join(self._root, "bus/pci/devices", function.key, "net"))
+        except OSError:
+            return ""
+        return sorted(names)[0] if names else ""
+
+    def address(self, interface: str) -> str:
+        """Return the hardware address of an interface, in lower case."""
+        return _read(self._root, "class/net", interface, "address").lower()
+
+    def is_ethernet(self, interface: str) -> bool:
+        """Say whether an interface is Ethernet, and not InfiniBand."""
+        return _read(self._root, "class/net", interface, "type") == str(ETHERNET)
+
+    def up(self, interface: str) -> None:
+        """Switch an interface on.
+
+        Raises:
+            FunctionProblem: the kernel refuses.
+        """
+        self._ip(["link", "set", "dev", interface, "up"])
+
+    def set_mtu(self, interface: str, mtu: int) -> None:
+        """Set the largest packet, in bytes, of an interface.
+
+        Raises:
+            FunctionProblem: the kernel refuses.
+        """
+        if _read(self._root, "class/net", interface, "mtu") != str(mtu):
+            self._ip(["link", "set", "dev", interface, "mtu", str(mtu)])
+
+    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
+        """Set what the physical function lets a VF do.
+
+        Args:
+            function: a VF of an Ethernet function.
+            vlan: the VLAN of all its packets; 0 for none.
+            trusted: it may choose its own addresses.
+
+        Raises:
+            FunctionProblem: the kernel refuses.
+        """
+        vf = ["link", "set", "dev", function.parent, "vf", str(function.number)]
+        self._ip([*vf, "vlan", str(vlan)])
+        # Not every driver knows both, and one that knows neither lets nothing through that these would stop.
+        for words in (["trust", "on" if trusted else "off"], ["spoofchk", "off" if trusted else "on"]):
+            try:
+                self._ip([*vf, *words])
+            except FunctionProblem as problem:
+                if "not supported" not in str(problem):
+                    raise
+
+    def _is_interface(self, name: str) -> bool:
+        return os.path.isdir(os.path.join(self._root, "class/net", name))
+
+    def _device(self, name: str) -> str:
+        if not self._is_interface(name):
+            raise FunctionProblem("there is no network interface {0} on this node".format(name))
+        return os.path.realpath(os.path.join(self._root, "class/net", name, "device"))
+
+    @staticmethod
+    def _ip(words: Sequence[str]) -> str:
+        try:
+            done = subprocess.run(
+                ["ip", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                timeout=_IP_TIMEOUT,
+                universal_newlines=True,
+            )
+        except FileNotFoundError as error:
+            raise FunctionProblem("there is no command ip here: install iproute2") from error
+        except subprocess.TimeoutExpired as error:
+            raise FunctionProblem(
+                "ip {0} did not end within {1:g} s".format(" ".join(words), _IP_TIMEOUT)
+            ) from error
+        if done.returncode:
+            raise FunctionProblem("ip {0}: {1}".format(" ".join(words), " ".join(done.stderr.split())))
+        return done.stdout
+
+
+def _read(*parts: str) -> str:
+    try:
+        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _target(link: str) -> str:
+    return os.path.basename(os.path.realpath(link))

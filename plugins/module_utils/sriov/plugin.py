@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The program rdm-sriov: a Docker network plugin that hands virtual functions to containers.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import sys
+import threading
+from typing import Any, Dict, List, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+    DEFAULT_SOCKET,
+    DockerAPI,
+    DockerProblem,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem, Functions
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.server import Server, say
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
+
+READY = "Ready to accept commands."
+"""What the log says once it answers; the words of the plugin that this one replaces."""
+DEFAULT_PLUGIN_SOCKET = "/run/docker/plugins/sriov.sock"
+DEFAULT_STATE = "/var/lib/rdm-sriov"
+# The engine may be the one that waits for our answer.
+_ENGINE_TIMEOUT = 5.0
+
+
+def main(arguments: Optional[List[str]] = None, functions: Optional[Functions] = None) -> int:
+    """Serve until told to end.
+
+    Args:
+        arguments: of the command line; those of this process when there are none.
+        functions: of the node; those that sysfs shows when there are none.
+
+    Returns:
+        The exit status: 0 after SIGTERM or SIGINT, 1 when it cannot serve.
+    """
+    parser = argparse.ArgumentParser(
+        prog="rdm-sriov", description="Docker network plugin: gives each container a virtual function."
+    )
+    parser.add_argument("--socket", default=DEFAULT_PLUGIN_SOCKET, help="where Docker finds it (%(default)s)")
+    parser.add_argument("--state", default=DEFAULT_STATE, help="directory for what it keeps (%(default)s)")
+    parser.add_argument("--engine", default=DEFAULT_SOCKET, help="the engine's socket (%(default)s)")
+    options = parser.parse_args(arguments)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        lock = _lock(options.state)
+        state = State(options.state)
+        if state.lost:
+            say(state.lost)
+        name = os.path.basename(options.socket).rpartition(".")[0]
+        driver = Driver(functions or Functions(), state, lambda: networks_of(options.engine, name))
+        server = Server(options.socket, driver)
+    except (FunctionProblem, OSError) as problem:
+        print("rdm-sriov: {0}".format(problem), file=sys.stderr)
+        return 1
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    say(READY)
+    stop.wait()
+    server.shutdown()
+    server.server_close()
+    os.close(lock)
+    return 0
+
+
+def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
+    """Return the options of a driver's networks, by ID, as an engine knows them.
+
+    Args:
+        engine: its socket.
+        driver: name of the driver.
+    """
+    try:
+        found: List[Dict[str, Any]] = DockerAPI(engine, timeout=_ENGINE_TIMEOUT).get("/networks")
+    except DockerProblem as problem:
+        say("the engine could not be asked for its networks: {0}".format(problem))
+        return {}
+    return {one["Id"]: one.get("Options") or {} for one in found if one.get("Driver") == driver}
+
+
+def _lock(directory: str) -> int:
+    """Return a file that one process at a time holds."""
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    descriptor = os.open(os.path.join(directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise FunctionProblem(
+            "another rdm-sriov keeps its state in {0}: there can be one at a time".format(directory)
+        ) from error
+    return descriptor
+
+
+if __name__ == "__main__":
+    sys.exit(main())

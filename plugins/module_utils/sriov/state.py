@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the network plugin has promised, in a file that survives it.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any, Dict, NamedTuple, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem
+
+_VERSION = 1
+_FILE = "state.json"
+
+
+class Network(NamedTuple):
+    """A network as it was asked for.
+
+    Attributes:
+        parents: the interfaces of the functions that its containers get.
+        mode: sriov, or passthrough.
+        vlan: of the VFs' packets; 0 for none.
+        privileged: containers may choose their own hardware addresses.
+        prefix: how interfaces are named in the container, before their number.
+        mtu: in bytes; 0 leaves it.
+        keys: of the functions that are handed on whole, in the order of `parents`.
+    """
+
+    parents: Tuple[str, ...]
+    mode: str = "sriov"
+    vlan: int = 0
+    privileged: bool = False
+    prefix: str = "eth"
+    mtu: int = 0
+    keys: Tuple[str, ...] = ()
+
+
+class Endpoint(NamedTuple):
+    """A function that a container has, or is about to get.
+
+    Attributes:
+        network: the network's ID.
+        function: the function's key.
+        address: the container's on this network, with the prefix length.
+        confirmed: the engine that runs now has asked for it; otherwise it holds while the function is away.
+    """
+
+    network: str
+    function: str
+    address: str
+    confirmed: bool = True
+
+
+class State:
+    """The networks and endpoints, and who had which function last.
+
+    Args:
+        directory: where the file is.
+
+    Attributes:
+        networks: by ID.
+        endpoints: by ID.
+        last: the key of the function that an address had last, by network and address: a container that
+            comes back gets the same one, and with it the same hardware address.
+        lost: why what was kept could not be read; empty when it could.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self.networks: Dict[str, Network] = {}
+        self.endpoints: Dict[str, Endpoint] = {}
+        self.last: Dict[Tuple[str, str], str] = {}
+        self.lost = self._read()
+
+    def save(self) -> None:
+        """Write everything; whoever is killed meanwhile leaves what was there before.
+
+        Raises:
+            FunctionProblem: the disk refuses.
+        """
+        content = {
+            "version": _VERSION,
+            "networks": {name: network._asdict() for name, network in self.networks.items()},
+            "endpoints": {name: endpoint._asdict() for name, endpoint in self.endpoints.items()},
+            "last": [[network, address, key] for (network, address), key in self.last.items()],
+        }
+        path = os.path.join(self._directory, _FILE)
+        try:
+            with open(path + ".new", "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1, sort_keys=True)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path + ".new", path)
+        except OSError as error:
+            raise FunctionProblem("cannot write {0}: {1}".format(path, error.strerror)) from error
+
+    def _read(self) -> str:
+        path = os.path.join(self._directory, _FILE)
+        try:
+            with open(path, encoding="utf-8") as file:
+                content = json.load(file)
+            networks = {name: _network(fields) for name, fields in content["networks"].items()}
+            endpoints = {name: Endpoint(**fields) for name, fields in content["endpoints"].items()}
+            last = {(network, address): key for network, address, key in content["last"]}
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            with contextlib.suppress(OSError):
+                os.replace(path, path + ".broken")
+            return "{0} cannot be read ({1}): it is kept as {0}.broken".format(path, error)
+        self.networks, self.endpoints, self.last = networks, endpoints, last
+        return ""
+
+
+def _network(fields: Dict[str, Any]) -> Network:
+    return Network(**{**fields, "parents": tuple(fields["parents"]), "keys": tuple(fields["keys"])})

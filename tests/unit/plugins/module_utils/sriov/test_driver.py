@@ -1,0 +1,401 @@
+"""Which function a container gets, whatever engines and plugins have died of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import (
+    GENERIC,
+    Driver,
+    wanted_network,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
+    Function,
+    FunctionProblem,
+    Functions,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+NETWORK = "n" * 64
+
+
+class Machine(Functions):
+    """Functions whose interfaces go into namespaces and come back."""
+
+    def __init__(self, count: int = 2, ethernet: bool = True) -> None:
+        self.count = count
+        self.ethernet = ethernet
+        self.away: set[str] = set()
+        self.set: list[tuple[str, object]] = []
+
+    def virtual(self, parent: str) -> list[Function]:
+        if parent.startswith("no"):
+            raise FunctionProblem(f"there is no network interface {parent} on this node")
+        return [Function(f"{parent}.{number}", parent, number) for number in range(self.count)]
+
+    def whole(self, name: str) -> Function:
+        if f"pci-{name}" in self.away:
+            raise FunctionProblem(f"there is no network interface {name} on this node")
+        return Function(f"pci-{name}", name, -1)
+
+    def interface(self, function: Function) -> str:
+        return "" if function.key in self.away else f"if-{function.key}"
+
+    def address(self, interface: str) -> str:
+        return f"mac-of-{interface}"
+
+    def is_ethernet(self, interface: str) -> bool:
+        return self.ethernet
+
+    def up(self, interface: str) -> None:
+        self.set.append((interface, "up"))
+
+    def set_mtu(self, interface: str, mtu: int) -> None:
+        self.set.append((interface, mtu))
+
+    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
+        self.set.append((function.key, (vlan, trusted)))
+
+
+class Plugin:
+    """A driver, as an engine sees it."""
+
+    def __init__(self, directory: Path, machine: Machine) -> None:
+        self.machine = machine
+        self.directory = directory
+        self.known: dict[str, dict[str, str]] = {}
+        self.given: dict[str, str] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Begin with what the plugin before has kept."""
+        self.state = State(str(self.directory))
+        self.driver = Driver(self.machine, self.state, lambda: self.known)
+
+    def call(self, name: str, **request: Any) -> dict[str, Any]:
+        return self.driver.answer(f"NetworkDriver.{name}", request)
+
+    def activate(self) -> None:
+        self.driver.answer("Plugin.Activate", {})
+
+    def network(self, name: str = NETWORK, **options: str) -> None:
+        given_options = {"netdevice": "ib0", **options}
+        pools = [{"Pool": "192.169.16.0/24"}]
+        self.call("CreateNetwork", NetworkID=name, Options={GENERIC: given_options}, IPv4Data=pools)
+
+    def container(self, name: str, address: str = "", network: str = NETWORK, mac: str = "") -> str:
+        """Start a container; return its function."""
+        interface = {"Address": address, "MacAddress": mac}
+        self.call("CreateEndpoint", NetworkID=network, EndpointID=name, Interface=interface)
+        self.call("Join", NetworkID=network, EndpointID=name, SandboxKey="/var/run/docker/netns/x")
+        self.given[name] = self.state.endpoints[name].function
+        self.machine.away.add(self.given[name])
+        return self.given[name]
+
+    def end(self, name: str) -> None:
+        """Stop a container, as an engine does that lives."""
+        self.call("Leave", NetworkID=NETWORK, EndpointID=name)
+        self.machine.away.discard(self.given[name])
+        self.call("DeleteEndpoint", NetworkID=NETWORK, EndpointID=name)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Plugin:
+    """A plugin with two functions and a network."""
+    made = Plugin(tmp_path, Machine())
+    made.network()
+    return made
+
+
+def test_each_container_gets_a_function_and_then_there_is_none(plugin: Plugin) -> None:
+    assert {plugin.container("a"), plugin.container("b")} == {"ib0.0", "ib0.1"}
+    with pytest.raises(FunctionProblem, match="no virtual function of ib0 is free: containers have all 2"):
+        plugin.container("c")
+    plugin.end("a")
+    assert plugin.container("c") == "ib0.0"
+
+
+def test_a_container_that_comes_back_gets_the_function_that_it_had(plugin: Plugin) -> None:
+    plugin.container("a", "192.169.16.100/24")
+    second = plugin.container("b", "192.169.16.101/24")
+    plugin.end("a")
+    plugin.end("b")
+    assert plugin.container("b2", "192.169.16.101/24") == second
+    plugin.end("b2")
+    plugin.start()
+    assert plugin.container("b3", "192.169.16.101/24") == second
+
+
+def test_an_unknown_container_leaves_others_theirs(plugin: Plugin) -> None:
+    first = plugin.container("a", "192.169.16.100/24")
+    plugin.end("a")
+    assert plugin.container("new", "192.169.16.150/24") != first
+
+
+def test_promised_is_taken_before_the_link_has_moved(plugin: Plugin) -> None:
+    interface: dict[str, Any] = {"Interface": {}}
+    plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", **interface)
+    plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="b", **interface)
+    assert {one.function for one in plugin.state.endpoints.values()} == {"ib0.0", "ib0.1"}
+
+
+def test_an_engine_that_was_killed_leaves_nothing_taken(plugin: Plugin) -> None:
+    plugin.container("a")
+    plugin.container("b")
+    # Its containers ended with it, and their interfaces came back.
+    plugin.machine.away.clear()
+    plugin.activate()
+    assert {plugin.container("a2"), plugin.container("b2")} == {"ib0.0", "ib0.1"}
+    assert set(plugin.state.endpoints) == {"a2", "b2"}
+
+
+def test_what_lived_on_without_its_engine_is_not_given_to_another(plugin: Plugin) -> None:
+    kept = plugin.container("a")
+    plugin.activate()
+    assert plugin.container("b") != kept
+    with pytest.raises(FunctionProblem, match="all 2"):
+        plugin.container("c")
+
+
+def test_what_somebody_else_took_is_not_given(plugin: Plugin) -> None:
+    plugin.machine.away.add("ib0.0")
+    assert plugin.container("a") == "ib0.1"
+
+
+def test_the_answer_to_join_has_no_gateway(plugin: Plugin) -> None:
+    plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
+    assert plugin.call("Join", NetworkID=NETWORK, EndpointID="a") == {
+        "InterfaceName": {"SrcName": "if-ib0.0", "DstPrefix": "eth"},
+        "DisableGatewayService": True,
+    }
+
+
+def test_the_address_of_an_ethernet_function_is_handed_on(plugin: Plugin) -> None:
+    answer = plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
+    assert answer == {"Interface": {"MacAddress": "mac-of-if-ib0.0"}}
+
+
+def test_the_address_of_an_infiniband_function_is_the_cards(tmp_path: Path) -> None:
+    plugin = Plugin(tmp_path, Machine(ethernet=False))
+    plugin.network()
+    assert plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={}) == {"Interface": {}}
+    assert ("ib0.0", (0, False)) not in plugin.machine.set
+    with pytest.raises(FunctionProblem, match="vlan 7 on ib0: InfiniBand has partitions"):
+        plugin.network("other", vlan="7")
+
+
+def test_an_address_that_was_asked_for_chooses_the_function(plugin: Plugin) -> None:
+    assert plugin.container("a", mac="MAC-of-if-ib0.1") == "ib0.1"
+    with pytest.raises(FunctionProblem, match="no free virtual function of ib0 has the address mac"):
+        plugin.container("b", mac="mac-of-if-ib0.1")
+
+
+def test_vlan_trust_and_mtu_are_set_on_what_is_handed_out(plugin: Plugin) -> None:
+    plugin.network("other", vlan="100", privileged="1", mtu="4000")
+    plugin.container("a", network="other")
+    assert plugin.machine.set[-2:] == [("ib0.0", (100, True)), ("if-ib0.0", 4000)]
+
+
+def test_two_networks_on_one_parent_never_share_a_function(plugin: Plugin) -> None:
+    plugin.network("other", vlan="100")
+    assert plugin.container("a") != plugin.container("b", network="other")
+
+
+def test_several_parents_are_one_pool(tmp_path: Path) -> None:
+    plugin = Plugin(tmp_path, Machine(count=1))
+    plugin.network(netdevice="ib0,ib1")
+    assert [plugin.container("a"), plugin.container("b")] == ["ib0.0", "ib1.0"]
+
+
+def test_an_interface_that_is_handed_on_whole_is_given_once(tmp_path: Path) -> None:
+    plugin = Plugin(tmp_path, Machine())
+    plugin.network(mode="passthrough")
+    assert plugin.container("a") == "pci-ib0"
+    with pytest.raises(FunctionProblem, match="no interface of ib0 is free: containers have the one"):
+        plugin.container("b")
+    plugin.start()
+    plugin.end("a")
+    assert plugin.container("b") == "pci-ib0"
+
+
+def test_deleting_a_network_takes_nothing_from_others(plugin: Plugin) -> None:
+    plugin.network("other")
+    kept = plugin.container("a")
+    plugin.call("DeleteNetwork", NetworkID="other")
+    plugin.call("DeleteNetwork", NetworkID="other")
+    assert plugin.machine.away == {kept}
+    assert plugin.container("b") != kept
+
+
+def test_a_plugin_without_its_state_asks_the_engine(plugin: Plugin, tmp_path: Path) -> None:
+    plugin.container("a")
+    for file in tmp_path.iterdir():
+        file.unlink()
+    plugin.start()
+    with pytest.raises(FunctionProblem, match="network nnnnnnnnnnnn is unknown here"):
+        plugin.container("b")
+    plugin.known = {NETWORK: {"netdevice": "ib0"}}
+    assert plugin.container("b") == "ib0.1"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"networks": {', "[]", '{"networks": {}, "endpoints": 1}', "\0"]
+)
+def test_a_state_that_cannot_be_read_is_kept_aside(tmp_path: Path, content: str) -> None:
+    (tmp_path / "state.json").write_text(content)
+    state = State(str(tmp_path))
+    assert "state.json.broken" in state.lost
+    assert (tmp_path / "state.json.broken").read_text() == content
+    assert state.networks == {}
+
+
+def test_everything_is_there_after_a_restart(plugin: Plugin) -> None:
+    plugin.network("other", vlan="3", prefix="ib", mtu="4000", privileged="1")
+    plugin.container("a", "192.169.16.100/24", network="other")
+    before = (plugin.state.networks, plugin.state.endpoints, plugin.state.last)
+    plugin.start()
+    assert (plugin.state.networks, plugin.state.endpoints, plugin.state.last) == before
+
+
+def test_a_full_disk_changes_nothing(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_self: State) -> None:
+        raise FunctionProblem("cannot write")
+
+    monkeypatch.setattr(State, "save", full)
+    with pytest.raises(FunctionProblem, match="cannot write"):
+        plugin.container("a")
+    assert plugin.state.endpoints == {}
+
+
+def test_a_function_that_vanished_is_named(plugin: Plugin) -> None:
+    plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
+    plugin.machine.count = 0
+    with pytest.raises(FunctionProblem, match=r"ib0\.0, which this container was to get, is gone"):
+        plugin.call("Join", NetworkID=NETWORK, EndpointID="a")
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "words"),
+    [
+        ("CreateNetwork", {}, "no NetworkID"),
+        ("CreateNetwork", {"NetworkID": 7}, "no NetworkID"),
+        ("CreateNetwork", {"NetworkID": "x", "Options": []}, "netdevice is missing"),
+        ("CreateNetwork", {"NetworkID": "x", "Options": 3}, "Options of the request is no object"),
+        ("CreateNetwork", {"NetworkID": "x", "Options": {GENERIC: {"netdevice": "ib0"}}}, "--subnet"),
+        ("CreateEndpoint", {"NetworkID": NETWORK, "EndpointID": "a", "Interface": "x"}, "Interface of the"),
+        ("Join", {"EndpointID": "never"}, "endpoint never is unknown"),
+    ],
+)
+def test_a_request_that_lacks_something_is_told_what(
+    plugin: Plugin, call: str, request_: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(FunctionProblem, match=words):
+        plugin.call(call, **request_)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "netdevice is missing"),
+        ({"netdevice": "ib0", "pkey": "0x8001"}, "there is no option pkey: there are mode, mtu, netdevice"),
+        ({"netdevice": "ib0", "mode": "bridge"}, "mode 'bridge' is neither sriov nor passthrough"),
+        ({"netdevice": "ib0;reboot"}, "is no name of an interface"),
+        ({"netdevice": "-x"}, "is no name of an interface"),
+        ({"netdevice": "ib0,ib0"}, "names an interface twice"),
+        ({"netdevice": "ib0", "vlan": "4096"}, "vlan '4096' is no number from 0 to 4095"),
+        ({"netdevice": "ib0", "vlan": "-1"}, "vlan '-1'"),
+        ({"netdevice": "ib0", "vlan": "one"}, "vlan 'one'"),
+        ({"netdevice": "ib0", "mtu": "20"}, "mtu '20' is no number from 68 to 65535"),
+        ({"netdevice": "ib0", "prefix": "0"}, "prefix '0' is no beginning"),
+        ({"netdevice": "ib0", "prefix": "verylongprefix"}, "prefix"),
+        ({"netdevice": "ib0", "privileged": "yes"}, "privileged 'yes' is neither 0 nor 1"),
+        ("netdevice", "the options of a network are not 'netdevice'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(options: Any, words: str) -> None:
+    with pytest.raises(FunctionProblem, match=words):
+        wanted_network(options)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["netdevice", "mode", "vlan", "mtu", "prefix", "privileged", "other"]),
+        st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.none()),
+    )
+)
+def test_any_options_are_a_network_or_one_sentence(options: dict[str, Any]) -> None:
+    said = ""
+    try:
+        assert wanted_network(options).parents
+    except FunctionProblem as problem:
+        said = str(problem)
+    assert "\n" not in said
+
+
+class Life(RuleBasedStateMachine):
+    """Containers, engines and plugins that come and go in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.directory = tempfile.TemporaryDirectory()
+        self.plugin = Plugin(Path(self.directory.name), Machine(count=3))
+        self.plugin.network()
+        self.running: dict[str, str] = {}
+        self.count = 0
+
+    def teardown(self) -> None:
+        self.directory.cleanup()
+
+    @rule(address=st.sampled_from(["", "10.0.0.1/24", "10.0.0.2/24", "10.0.0.3/24", "10.0.0.4/24"]))
+    def start_container(self, address: str) -> None:
+        self.count += 1
+        name = f"c{self.count}"
+        if len(self.running) == 3:
+            with pytest.raises(FunctionProblem):
+                self.plugin.container(name, address)
+        else:
+            key = self.plugin.container(name, address)
+            assert key not in self.running.values()
+            self.running[name] = key
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end_container(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.running)))
+        self.plugin.end(name)
+        del self.running[name]
+
+    @rule()
+    def restart_plugin(self) -> None:
+        self.plugin.start()
+
+    @rule()
+    def kill_engine(self) -> None:
+        self.running.clear()
+        self.plugin.machine.away.clear()
+        self.plugin.activate()
+
+    @rule()
+    def restart_engine_under_living_containers(self) -> None:
+        self.plugin.activate()
+
+    @rule()
+    def lose_the_state(self) -> None:
+        (Path(self.directory.name) / "state.json").write_text("{")
+        self.plugin.known = {NETWORK: {"netdevice": "ib0"}}
+        self.plugin.start()
+
+    @invariant()
+    def nothing_leaks(self) -> None:
+        assert self.plugin.machine.away == set(self.running.values())
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

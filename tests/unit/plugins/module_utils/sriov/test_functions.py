@@ -1,0 +1,96 @@
+"""Functions are found by address, whatever their interfaces are called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
+    Function,
+    FunctionProblem,
+    Functions,
+)
+
+
+def interface(root: Path, name: str, pci: str, kind: int = 1) -> None:
+    """Make an interface of a PCI function; without an address one that is of none."""
+    entry = root / "class/net" / name
+    if pci:
+        device = root / "bus/pci/devices" / pci
+        target = device / "net" / name
+        target.mkdir(parents=True)
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.symlink_to(target)
+        (target / "device").symlink_to(device)
+    else:
+        entry.mkdir(parents=True)
+    (entry / "type").write_text(f"{kind}\n")
+    (entry / "address").write_text(f"02:00:00:00:00:{pci[-1:] or 0:0>2}\n".upper())
+
+
+def physical(root: Path, name: str, pci: str, virtual: dict[int, str], total: int = 8) -> None:
+    """Make a physical function with VFs: their addresses by number."""
+    interface(root, name, pci)
+    device = root / "bus/pci/devices" / pci
+    (device / "sriov_totalvfs").write_text(f"{total}\n")
+    for number, address in virtual.items():
+        (root / "bus/pci/devices" / address / "net").mkdir(parents=True, exist_ok=True)
+        (device / f"virtfn{number}").symlink_to(root / "bus/pci/devices" / address)
+
+
+def test_virtual_functions_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    physical(tmp_path, "ib0", "0000:3b:00.0", {10: "0000:3b:01.4", 2: "0000:3b:00.4", 0: "0000:3b:00.2"})
+    assert Functions(str(tmp_path)).virtual("ib0") == [
+        Function("0000:3b:00.2", "ib0", 0),
+        Function("0000:3b:00.4", "ib0", 2),
+        Function("0000:3b:01.4", "ib0", 10),
+    ]
+
+
+def test_an_interface_is_found_under_the_name_that_it_came_back_with(tmp_path: Path) -> None:
+    physical(tmp_path, "ib0", "0000:3b:00.0", {0: "0000:3b:00.2", 1: "0000:3b:00.3"})
+    (tmp_path / "bus/pci/devices/0000:3b:00.2/net/dev10").mkdir()
+    functions = Functions(str(tmp_path))
+    first, second = functions.virtual("ib0")
+    assert functions.interface(first) == "dev10"
+    assert functions.interface(second) == "", "it is in a container"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ib7", "there is no network interface ib7"),
+        ("eth0", "not the interface of a physical function"),
+        ("bond0", "not the interface of a physical function"),
+        ("ib0", "8 at most"),
+    ],
+)
+def test_who_has_no_virtual_functions_is_told_why(tmp_path: Path, name: str, words: str) -> None:
+    physical(tmp_path, "ib0", "0000:3b:00.0", {})
+    interface(tmp_path, "eth0", "0000:01:00.0")
+    interface(tmp_path, "bond0", "")
+    with pytest.raises(FunctionProblem, match=words):
+        Functions(str(tmp_path)).virtual(name)
+
+
+def test_what_is_handed_on_whole_is_known_by_its_address_where_it_has_one(tmp_path: Path) -> None:
+    interface(tmp_path, "ib1", "0000:5e:00.0")
+    interface(tmp_path, "bond0", "")
+    functions = Functions(str(tmp_path))
+    assert functions.whole("ib1") == Function("0000:5e:00.0", "ib1", -1)
+    assert functions.whole("bond0") == Function("bond0", "bond0", -1)
+    assert functions.interface(functions.whole("bond0")) == "bond0"
+    with pytest.raises(FunctionProblem, match="ib9"):
+        functions.whole("ib9")
+
+
+def test_infiniband_is_no_ethernet(tmp_path: Path) -> None:
+    interface(tmp_path, "ib0", "0000:3b:00.0", kind=32)
+    interface(tmp_path, "eth0", "0000:01:00.0", kind=1)
+    functions = Functions(str(tmp_path))
+    assert [functions.is_ethernet(name) for name in ("ib0", "eth0", "none")] == [False, True, False]
+
+
+def test_the_commands_kernel_words_become_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FunctionProblem, match="no-such-link"):
+        Functions(str(tmp_path)).up("no-such-link")

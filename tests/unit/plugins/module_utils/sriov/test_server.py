@@ -1,0 +1,196 @@
+"""Whatever comes in over the socket is answered, and the next request works."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import plugin as program
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import GENERIC, Driver
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
+    Function,
+    FunctionProblem,
+    Functions,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.server import LARGEST, Server
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
+
+
+class Always(Functions):
+    """Hundred functions that are all there."""
+
+    def virtual(self, parent: str) -> list[Function]:
+        return [Function(f"{parent}.{number}", parent, number) for number in range(100)]
+
+    def interface(self, function: Function) -> str:
+        return function.key
+
+    def up(self, interface: str) -> None:
+        pass
+
+    def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
+        pass
+
+
+class Client:
+    """Docker's side of the socket."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def raw(self, data: bytes) -> bytes:
+        """Send bytes, and no more; return what comes back until the plugin closes."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(30)
+            connection.connect(self.path)
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+            return answer
+
+    def post(self, call: str, body: bytes) -> tuple[int, Any]:
+        """Return status and answer of a request."""
+        connection = http.client.HTTPConnection("docker", timeout=30)
+        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.sock.connect(self.path)
+        connection.request("POST", f"/{call}", body)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        connection.close()
+        return response.status, answer
+
+    def call(self, name: str, **request: Any) -> Any:
+        """Return the answer to a call of the driver."""
+        return self.post(f"NetworkDriver.{name}", json.dumps(request).encode())[1]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory with a short name: a socket's path has at most 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="rdm-sriov-", dir="/tmp") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def client(directory: Path) -> Iterator[Client]:
+    """A plugin that serves, with one network."""
+    state = State(str(directory))
+    server = Server(str(directory / "p.sock"), Driver(Always(), state, dict))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    client = Client(str(directory / "p.sock"))
+    options = {GENERIC: {"netdevice": "ib0"}}
+    made = client.call("CreateNetwork", NetworkID="n", Options=options, IPv4Data=[{"Pool": "10.0.0.0/8"}])
+    assert made == {}
+    yield client
+    assert client.post("Plugin.Activate", b"{}") == (200, {"Implements": ["NetworkDriver"]})
+    assert set(State(str(directory)).networks) == {"n"}
+    server.shutdown()
+    server.server_close()
+    assert not (directory / "p.sock").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "status"),
+    [
+        ("NetworkDriver.Join", b"{", 400),
+        ("NetworkDriver.Join", b"[]", 400),
+        ("NetworkDriver.Join", b'"text"', 400),
+        ("NetworkDriver.Join", b"\xff\xfe", 400),
+        ("NetworkDriver.Join", b"[" * 100_000, 400),
+        ("NetworkDriver.Join", b"null", 200),
+        ("NetworkDriver.Join", b"", 200),
+        ("NetworkDriver.CreateEndpoint", b'{"NetworkID": "n"}', 200),
+        ("NetworkDriver.CreateEndpoint", b'{"NetworkID": ["n"], "EndpointID": {}}', 200),
+        ("NetworkDriver.CreateNetwork", b'{"NetworkID": "m", "IPv4Data": 7}', 200),
+        ("NetworkDriver.Nothing", b"{}", 404),
+        ("", b"{}", 404),
+        ("../../etc/passwd", b"{}", 404),
+    ],
+)
+def test_what_is_no_request_gets_an_error(client: Client, call: str, body: bytes, status: int) -> None:
+    found, answer = client.post(call, body)
+    assert found == status
+    assert answer["Err"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: many\r\n\r\n",
+        b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (LARGEST + 1),
+        b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: 10\r\n\r\n{",
+        b"POST /Plugin.Activate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /Plugin.Activate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nfffffffff\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"POST /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_takes_nothing_down(client: Client, data: bytes) -> None:
+    answer = client.raw(data)
+    assert not answer or b'"Err"' in answer
+
+
+def test_a_request_in_chunks_is_read(client: Client) -> None:
+    body = b'3\r\n{"x\r\n5\r\n": 1}\r\n0\r\n\r\n'
+    answer = client.raw(b"POST /Plugin.Activate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+    assert b"NetworkDriver" in answer
+
+
+def test_hundred_at_once_get_hundred_functions(client: Client) -> None:
+    def create(number: int) -> Any:
+        return client.call("CreateEndpoint", NetworkID="n", EndpointID=f"e{number}", Interface={})
+
+    with ThreadPoolExecutor(32) as pool:
+        assert all("Err" not in answer for answer in pool.map(create, range(100)))
+    assert "no virtual function of ib0 is free" in create(101)["Err"]
+    joined = {
+        client.call("Join", NetworkID="n", EndpointID=f"e{number}")["InterfaceName"]["SrcName"]
+        for number in range(100)
+    }
+    assert len(joined) == 100
+
+
+def test_only_its_user_may_talk_to_it(client: Client) -> None:
+    assert Path(client.path).stat().st_mode & 0o777 == 0o600
+
+
+def test_two_plugins_on_one_socket_are_refused(client: Client, directory: Path) -> None:
+    with pytest.raises(FunctionProblem, match="another plugin answers on"):
+        Server(client.path, Driver(Always(), State(str(directory)), dict))
+
+
+def test_a_socket_that_nobody_has_is_taken_over(directory: Path) -> None:
+    path = str(directory / "old.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as old:
+        old.bind(path)
+    Server(path, Driver(Always(), State(str(directory)), dict)).server_close()
+
+
+def test_a_file_in_the_sockets_place_stays(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = directory / "p.sock"
+    path.write_text("mine")
+    assert program.main(["--socket", str(path), "--state", str(directory / "s")]) == 1
+    assert path.read_text() == "mine"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_two_plugins_with_one_state_are_refused(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lock = program._lock(str(directory))
+    assert program.main(["--socket", str(directory / "p.sock"), "--state", str(directory)]) == 1
+    assert "another rdm-sriov keeps its state in" in capsys.readouterr().err
+    os.close(lock)
