@@ -147,7 +147,9 @@ options:
         type: str
         required: true
   owner:
-    description: Owner of the directories and files, and of files made for a block; else the current user.
+    description:
+      - Owner of the directories and files, and of files made for a block; else the current user.
+      - A file that belongs to somebody else is replaced; a directory that the module made changes its owner.
     type: str
   group:
     description: Group of the directories and files, and of files made for a block.
