@@ -149,7 +149,7 @@ options:
   owner:
     description:
       - Owner of the directories and files, and of files made for a block; else the current user.
-      - Unless it is given, directories that are there keep theirs.
+      - A file that belongs to somebody else is replaced; a directory that the module made changes its owner.
     type: str
   group:
     description: Group of the directories and files, and of files made for a block.

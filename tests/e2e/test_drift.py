@@ -19,6 +19,7 @@ ROUNDS: dict[str, list[Plant]] = {
         ("n1", "chmod 644 /etc/rdm/ssh/id_ed25519", "/etc/rdm/ssh/id_ed25519 has changed", "container"),
         ("n2", "sed -i /MY_IP/d /etc/environment", "MY_IP in /etc/environment", "my_ip"),
         ("n2", "echo no >> /etc/rdm/ssh/config", "/etc/rdm/ssh/config has changed", "container"),
+        ("n2", "chown 1 /etc/rdm/ssh/id_ed25519", "/etc/rdm/ssh/id_ed25519 has changed", "container"),
         ("n2", "chmod 700 /etc/rdm/job", "/etc/rdm/job has changed", "hostfile"),
         (
             "n3",
@@ -96,6 +97,7 @@ def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> N
     again = right.json("check")
     assert again["in_sync"], again["nodes"]
     assert again["work"] == {}
+    assert right.on("n2", "stat", "--format", "%U", "/etc/rdm/ssh/id_ed25519").strip() == "root"
 
 
 def test_another_version_of_the_collection_looks_at_everything_and_so_does_recheck(right: Lab) -> None:

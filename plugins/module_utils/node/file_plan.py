@@ -67,23 +67,29 @@ class Entry:
         self.secret = False
 
     @property
-    def _stays(self) -> bool:
+    def stays(self) -> bool:
+        """Whether there is a file before and after."""
         return self.before is not None and self.after is not None
 
     @property
     def mode_changes(self) -> bool:
         """Whether the permissions of a file that stays are to change."""
-        return self._stays and self.mode is not None and self.mode != self.old_mode
+        return self.stays and self.mode is not None and self.mode != self.old_mode
 
     @property
     def owner_changes(self) -> bool:
-        """Whether a file that stays is to have another owner; only a new file can have, without root."""
-        return self._stays and _differs(self.owner, self.old_owner)
+        """Whether the owner of a file that stays is to change."""
+        return self.stays and _differs(self.owner, self.old_owner)
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether another file takes its place, which is then its writer's."""
+        return self.before != self.after or self.owner_changes or bool(self.link)
 
     @property
     def changes(self) -> bool:
         """Whether anything is to be done here."""
-        return self.before != self.after or self.mode_changes or self.owner_changes or bool(self.link)
+        return self.rewritten or self.mode_changes
 
     def diff(self) -> Dict[str, str]:
         """Return the difference for a person; never the contents of a secret."""
@@ -93,7 +99,7 @@ class Entry:
         if self.secret and self.before is not None and self.after is not None and self.before != self.after:
             shown["after"] = "(another secret)\n"
         if self.owner_changes:
-            shown["before_header"] += " (of {0}:{1})".format(*self.old_owner)
+            shown["before_header"] += " (of user {0}, group {1})".format(*self.old_owner)
         if self.mode_changes and self.mode is not None:
             shown["before_header"] += " (mode {0:04o})".format(self.old_mode)
             shown["after_header"] += " (mode {0:04o})".format(self.mode)
@@ -118,6 +124,8 @@ class Plan:
 
     def __init__(self, params: Dict[str, Any]) -> None:
         self.owner = _owner(params["owner"], params["group"])
+        # What is all ours is ours also when somebody has given it to another user.
+        self.own = self.owner if params["owner"] else self.owner._replace(uid=os.geteuid())
         self.entries: Dict[str, Entry] = {}
         self.made: List[str] = []
         self.moded: List[str] = []
@@ -163,16 +171,16 @@ class Plan:
             os.chmod(path, self._modes[path])
             os.chown(path, *self.owner)
         for path in self.moded:
+            os.chown(path, *(self.own if _is_marked(path) else self.owner))
             os.chmod(path, self._modes[path])
-            os.chown(path, *self.owner)
         for entry in self.entries.values():
             if entry.after is None:
                 if os.path.lexists(entry.path):
                     os.unlink(entry.path)
-            elif entry.before != entry.after or entry.link or entry.owner_changes:
+            elif entry.rewritten:
                 _replace(module, entry)
-            elif entry.changes:
-                os.chmod(entry.path, entry.old_mode if entry.mode is None else entry.mode)
+            elif entry.mode_changes and entry.mode is not None:
+                os.chmod(entry.path, entry.mode)
         for path in self.removed:
             for name in os.listdir(path):
                 # The mark, or left by a run that was killed while it wrote.
@@ -186,7 +194,8 @@ class Plan:
             if mode is None:
                 mode = _DIRECTORY_MODE if _is_marked(path) else stat.S_IMODE(now.st_mode)
             self._modes[path] = mode
-            if stat.S_IMODE(now.st_mode) != mode or _differs(self.owner, Owner(now.st_uid, now.st_gid)):
+            owner = self.own if _is_marked(path) else self.owner
+            if stat.S_IMODE(now.st_mode) != mode or _differs(owner, Owner(now.st_uid, now.st_gid)):
                 self.moded.append(path)
             return
         self._make_new(path, _DIRECTORY_MODE if mode is None else mode)
@@ -216,8 +225,7 @@ class Plan:
             return
         entry.after = _content(path, item).encode()
         entry.mode = _mode(item["mode"])
-        # The whole file is ours, a key perhaps: whoever it was given to shall not keep it.
-        entry.owner = self.owner._replace(uid=os.geteuid() if self.owner.uid == -1 else self.owner.uid)
+        entry.owner = self.own
         self._need_parent(path)
 
     def _block(self, item: Dict[str, Any]) -> None:
@@ -362,7 +370,7 @@ def _replace(module: Any, entry: Entry) -> None:
         with os.fdopen(handle, "wb") as stream:
             stream.write(entry.after or b"")
             stream.flush()
-            if entry.before is not None:
+            if entry.before is not None and entry.owner == Owner(-1, -1):
                 _keep_owner(stream.fileno(), entry.old_owner)
             os.fchown(stream.fileno(), *entry.owner)
             os.fchmod(stream.fileno(), entry.old_mode if entry.mode is None else entry.mode)

@@ -251,6 +251,23 @@ def test_a_file_takes_the_place_of_a_link_and_leaves_what_it_points_to(tmp_path:
     assert elsewhere.exists() == there
 
 
+def test_a_file_that_belongs_to_somebody_else_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = everything(tmp_path)
+    (tmp_path / "bashrc").write_text("old\n")
+    run(**params)
+    me = os.geteuid()
+    # Only root can give files away. To somebody else, ours are another's.
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    found = run(check=True, diff=True, **params)
+    ours = ["etc", "etc/ssh", "etc/nodes", "etc/ssh/key"]
+    assert found["paths"] == [str(tmp_path / name) for name in ours], "what only holds a block is not ours"
+    headers = [one["before_header"] for one in found["diff"]]
+    assert f"{tmp_path}/etc/ssh/key (of user {me}, group {os.getegid()})" in headers
+    assert "hush" not in str(found)
+
+
 def test_home_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     run(files=[{"path": "~/a", "content": "$(id) 'q' \"d\"\n\nend"}])
