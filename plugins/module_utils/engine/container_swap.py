@@ -35,9 +35,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs imp
 Container = Dict[str, Any]
 """A container, as inspect() returns it."""
 
-STARTS = ("start", "unpause", "restart", "make", "replace")
-"""The steps after which it has to become ready."""
-
 ENDS = ("restart", "replace")
 """The steps that end what runs in the container."""
 
