@@ -101,7 +101,9 @@ def test_the_end_of_an_archive_that_was_changed_is_never_sent(
         sent.extend(load_chunks(path, index))
     assert changed.value.sha256 == hashlib.sha256(swapped).hexdigest()
     if packing == "plain":
-        assert sum(map(len, sent)) < max(1, len(swapped) - 1_000_000), "an engine waits for the end of the tar"
+        assert sum(map(len, sent)) < max(1, len(swapped) - 1_000_000), (
+            "an engine waits for the end of the tar"
+        )
 
 
 def test_members_that_are_left_out_are_hashed(tmp_path: Path) -> None:
