@@ -65,6 +65,36 @@ def check_images(
     return Images(next(iter(found.values()), ""), bool(found), problems)
 
 
+def unpinned(node: str, powerful: Mapping[str, str], images: Any) -> list[Problem]:
+    """Return a problem for each image that runs with all rights on the node and could become another one.
+
+    A registry gives a tag to whatever its owner, or who has taken the owner's place, says.
+
+    Args:
+        node: inventory name.
+        powerful: variable that names such an image -> the image.
+        images: `images_list`; an archive with a sha256, or a build on the node, is as good as a digest.
+    """
+    bound = {
+        canonical(str(entry.get("name")))
+        for entry in (images if isinstance(images, (list, tuple)) else ())
+        if isinstance(entry, dict)
+        if entry.get("source") == "build" or (entry.get("source") == "archive" and entry.get("sha256"))
+    }
+    problems = []
+    for variable, image in powerful.items():
+        repository, _, digest = image.partition("@")
+        if _DIGEST.fullmatch(digest) or canonical(image) in bound:
+            continue
+        reason = "names no digest, and what it names runs with all rights on the node"
+        remedy = (
+            f"write {_without_tag(repository)}@sha256:…, which `docker images --digests` shows, list it in "
+            "images_list as an archive with sha256, or set sriov_allow_tag: true"
+        )
+        problems.append(Problem(node, f"{variable} {image}", reason, remedy))
+    return problems
+
+
 def canonical(name: str) -> str:
     """Return an image name in the form that Docker shows, to compare it with others."""
     repository, at, digest = name.partition("@")
@@ -72,6 +102,11 @@ def canonical(name: str) -> str:
         return short_name(repository) + at + digest
     except ArchiveProblem:
         return name
+
+
+def _without_tag(repository: str) -> str:
+    registry, slash, name = repository.rpartition("/")
+    return f"{registry}{slash}{name.partition(':')[0]}"
 
 
 # --- the entries -------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
     HostVariables,
     role_options,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images, check_images
+from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images, check_images, unpinned
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
     CLUSTER_OPTIONS,
     CONNECTION_VARIABLES,
@@ -161,6 +161,7 @@ def _check_roles(
                 _network_options(reader, host)
             except ValueError as error:
                 wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
+        problems += unpinned(host, _powerful(reader, host), given.get("images_list"))
         # These name the image, which the check of types cannot.
         told = any(problem.value.endswith("images_list") for problem in images[host].problems)
         problems += images[host].problems
@@ -181,6 +182,15 @@ def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[s
         return Images("", False, [])  # which is told already
     image = str(given.get("container_image") or "")
     return check_images(host, given.get("images_list"), profiles, accelerator, image)
+
+
+def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
+    """Return the images that run with all rights on the node, by the variable that names each."""
+    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
+    if not enabled or reader.text(host, "sriov_state") == "absent" or reader.true(host, "sriov_allow_tag"):
+        return {}
+    used = {"sriov_image": True, "sriov_wrapper_image": reader.true(host, "sriov_install_wrapper")}
+    return {name: reader.text(host, name) for name, is_used in used.items() if is_used}
 
 
 def _network_options(reader: HostVariables, host: str) -> dict[str, str]:

@@ -69,6 +69,7 @@ class Reach:
             templar=host.templar,
             shared_loader_obj=self._action._shared_loader_obj,
         )
+        _fix_environment(handler)
         return functools.partial(
             handler._execute_module,
             module_name=module,
@@ -140,6 +141,20 @@ class Host:
     def values(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the values of those of these variables that the host has."""
         return {name: self.value(name) for name in names if name in self.variables}
+
+
+def _fix_environment(handler: Any) -> None:
+    """Evaluate the environment of a host's module now: Ansible evaluates no templates in threads."""
+    evaluated: dict[str, Any] = {}
+    prefix = handler._compute_environment_string(evaluated)
+
+    def known(raw_environment_out: Any = None) -> Any:
+        if isinstance(raw_environment_out, dict):
+            raw_environment_out.clear()
+            raw_environment_out.update(evaluated)
+        return prefix
+
+    handler._compute_environment_string = known
 
 
 def _set_options(kind: str, plugin: Any, host: Host, keys: Mapping[str, Any]) -> None:

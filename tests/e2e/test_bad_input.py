@@ -17,7 +17,7 @@ def inventory(master: dict[str, Any], workers: dict[str, Any], **variables: Any)
     """Return an inventory of these hosts."""
     children = {"master": {"hosts": master}, "workers": {"hosts": workers}}
     image = [{"name": "x:1", "source": "registry"}]
-    settings = {"rdm_accelerator": "cpu", "images_list": image, **variables}
+    settings = {"rdm_accelerator": "cpu", "network_driver": "macvlan", "images_list": image, **variables}
     return {"all": {"vars": settings, "children": children}}
 
 

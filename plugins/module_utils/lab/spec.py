@@ -308,7 +308,12 @@ def inventory(
     if driver == "sriov":
         images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
         variables.update(
-            {"sriov_image": SRIOV_IMAGE, "sriov_privileged": False, "sriov_capabilities": ["NET_ADMIN"]}
+            {
+                "sriov_image": SRIOV_IMAGE,
+                "sriov_allow_tag": True,  # made on this machine
+                "sriov_privileged": False,
+                "sriov_capabilities": ["NET_ADMIN"],
+            }
         )
     variables["images_list"] = images
     # Not under `all`: that would give the control machine, too, the nodes' user and key.

@@ -18,6 +18,7 @@ LOCAL = {
     "rdm_accelerator": "cpu",
     "rdm_subnet": "10.77.0.0/24",
     "rdm_become": False,
+    "network_driver": "macvlan",
     "images_list": [{"name": "training:1", "source": "registry"}],
 }
 NODES = ("node1", "node2", "node3")

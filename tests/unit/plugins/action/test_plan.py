@@ -321,6 +321,30 @@ def test_list_of_images_is_judged_with_all_else(cluster: Cluster) -> None:
     ]
 
 
+def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cluster) -> None:
+    sriov = {"network_driver": "sriov"}
+    pinned = {"sriov_image": f"mine@sha256:{64 * 'a'}"}
+    cluster.write(
+        {"a": sriov},
+        {
+            "b": {**sriov, "sriov_allow_tag": True},
+            "c": {**sriov, **pinned},
+            "d": {**sriov, "sriov_enabled": False},
+            "e": {**sriov, **pinned, "sriov_install_wrapper": True},
+            "f": {"sriov_enabled": True, "sriov_image": "other:1"},
+            "g": {},
+        },
+        CPU,
+    )
+    rc, result, _ = cluster.run()
+    assert (rc, result["rdm_refused"]) == (2, "inventory")
+    assert [(one["node"], one["value"]) for one in result["problems"]] == [
+        ("a", "sriov_image rdma/sriov-plugin:latest"),
+        ("e", "sriov_wrapper_image rdma/container_tools_installer:latest"),
+        ("f", "sriov_image other:1"),
+    ]
+
+
 def test_image_of_each_node_is_the_first_of_its_list_unless_another_is_chosen(cluster: Cluster) -> None:
     other = {"name": "other:1", "source": "registry"}
     cluster.write(

@@ -21,6 +21,7 @@ INVENTORY = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "rdm_accelerator": "cpu",
+            "network_driver": "macvlan",
             "images_list": [{"name": "training:1", "source": "registry"}],
         },
         "children": {"master": {"hosts": {"a": {}}}, "workers": {"hosts": {"b": {}}}},

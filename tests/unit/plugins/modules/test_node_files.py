@@ -54,20 +54,6 @@ def test_writes_all_of_it_and_then_nothing(tmp_path: Path) -> None:
     assert inodes == {path: path.stat().st_ino for path in tmp_path.rglob("*")}
 
 
-def test_a_file_that_was_given_away_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(**everything(tmp_path))
-    mine, given = os.geteuid(), []
-    # Only root can give a file away, so it is the module that runs as somebody else.
-    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    monkeypatch.setattr(os, "fchown", lambda _file, uid, _gid: given.append(uid))
-    for check in (True, False):
-        result = run(check=check, diff=True, **everything(tmp_path))
-        assert result["paths"] == [str(tmp_path / "etc/nodes"), str(tmp_path / "etc/ssh/key")]
-        assert f"(of {mine}:" in result["diff"][1]["before_header"]
-        assert "hush" not in str(result)
-        assert (mine + 1 in given) is not check
-
-
 def test_check_mode_says_the_same_and_does_nothing(tmp_path: Path) -> None:
     (tmp_path / "bashrc").write_text("old\n")
     checked = run(check=True, **everything(tmp_path))

@@ -9,6 +9,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import (
     Images,
     canonical,
     check_images,
+    unpinned,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
@@ -109,3 +110,43 @@ def test_names_are_compared_as_docker_shows_them() -> None:
     assert canonical(f"docker.io/a/b{digest}") == f"a/b:latest{digest}"
     assert canonical("no name") == "no name"
     assert checked([{"name": f"a/b{digest}", "source": "registry"}]).problems == []
+
+
+SHA256 = 64 * "a"
+
+
+@pytest.mark.parametrize(
+    ("image", "images"),
+    [
+        (f"rdma/sriov-plugin@sha256:{SHA256}", []),
+        (f"rdma/sriov-plugin:1@sha256:{SHA256}", []),
+        ("b:1", [{**ARCHIVED, "sha256": SHA256}]),
+        ("docker.io/library/b:1", [{**ARCHIVED, "sha256": SHA256}]),
+        ("c:1", [BUILT]),
+    ],
+)
+def test_an_image_that_cannot_become_another_may_have_all_rights(image: str, images: Any) -> None:
+    assert unpinned("n1", {"sriov_image": image}, images) == []
+
+
+@pytest.mark.parametrize(
+    ("image", "images"),
+    [
+        ("rdma/sriov-plugin:latest", []),
+        ("rdma/sriov-plugin", None),
+        ("rdma/sriov-plugin@sha256:abc", "nonsense"),
+        ("a:1", [PULLED]),
+        ("b:1", [ARCHIVED, "nonsense"]),
+    ],
+)
+def test_a_tag_may_not(image: str, images: Any) -> None:
+    [problem] = unpinned("n1", {"sriov_image": image}, images)
+    assert problem.sentence.startswith(
+        f"sriov_image {image} names no digest, and what it names runs with all"
+    )
+    assert "sriov_allow_tag: true" in problem.sentence
+
+
+def test_the_advice_keeps_the_registry() -> None:
+    [problem] = unpinned("n1", {"sriov_image": "registry:5000/rdma/plugin:1"}, [])
+    assert "write registry:5000/rdma/plugin@sha256:…, which" in problem.sentence
