@@ -72,9 +72,9 @@ options:
     elements: str
     default: []
   patience:
-    description: Seconds that each node has for that.
+    description: Seconds that each node has for that. Who waits for it has an inventory to correct.
     type: float
-    default: 60
+    default: 10
 """
 
 EXAMPLES = r"""
@@ -253,5 +253,5 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "keys": {"type": "bool", "default": False},
     "receipts": {"type": "bool", "default": False},
     "look": {"type": "list", "elements": "str", "default": []},
-    "patience": {"type": "float", "default": 60},
+    "patience": {"type": "float", "default": 10},
 }
