@@ -48,7 +48,13 @@ def tags_of(playbook: str) -> tuple[str, ...]:
 
     root = environment.collection()
     found: list[str] = []
-    for task in _tasks(load(root / "playbooks" / f"{playbook}.yml")):
+
+    def plays(name: str) -> Iterator[Any]:
+        for play in load(root / "playbooks" / name) or ():
+            imported = play.get("ansible.builtin.import_playbook")
+            yield from plays(imported) if imported else [play]
+
+    for task in _tasks(plays(f"{playbook}.yml")):
         found += _tags(task)
         role = str((task.get("ansible.builtin.import_role") or {}).get("name", ""))
         for inner in _tasks(load(root / "roles" / role.removeprefix(_ROLE) / "tasks" / "main.yml")):

@@ -14,7 +14,7 @@ ENGINE = "{{ {'DOCKER_HOST': 'unix://' ~ rdm_docker_socket} if rdm_docker_socket
 def plays() -> list[tuple[str, dict[str, Any]]]:
     """Return the plays with the names of their files."""
     return [
-        (path.name, play) for path in PLAYBOOKS.glob("*.yml") for play in yaml.safe_load(path.read_text())
+        (path.name, play) for path in PLAYBOOKS.rglob("*.yml") for play in yaml.safe_load(path.read_text())
     ]
 
 

@@ -58,6 +58,27 @@ def test_nodes_that_are_right_have_no_task_of_their_own(cluster: Cluster) -> Non
     assert "Every container of this run reaches every other" in run.output
 
 
+def test_whoever_only_verifies_or_checks_asks_in_the_same_way(cluster: Cluster) -> None:
+    verify = cluster.playbook("verify").expect(0)
+    assert verify.calls == {"rdm.provision.node_facts": 4, "rdm.provision.fabric_probe": 4}
+    assert verify.output.count("[n2]") == 0
+    assert "Every container of this run reaches every other" in verify.output
+    preflight = cluster.playbook("preflight").expect(0)
+    assert preflight.calls["rdm.provision.node_facts"] == 4
+    assert preflight.changed == []
+    assert "Look at the node]" not in preflight.output
+    cluster.unreachable(["n2"], True)
+    for playbook in ("verify", "preflight"):
+        run = cluster.playbook(playbook).expect(SOME_UNREACHABLE)
+        assert (run.unreachable, run.calls["rdm.provision.node_facts"]) == (["n2"], 3)
+    cluster.unreachable(["n2"], False)
+    cluster.break_node("n3", "broken")
+    told = "n3: could not be looked at: n3 is simulated to be broken"
+    assert all(
+        told in cluster.playbook(playbook).expect(FAILED).output for playbook in ("verify", "preflight")
+    )
+
+
 def test_without_threads_the_run_is_the_same(cluster: Cluster) -> None:
     cluster.remove_container("n3")
     run = cluster.playbook("site", *WITHOUT_THREADS).expect(0)
