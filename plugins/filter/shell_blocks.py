@@ -39,6 +39,12 @@ options:
     type: str
     choices: [present, absent]
     default: present
+  source:
+    description:
+      - A file that sets the variables. Where C(%n), the node's host name, is in its path, the blocks are the
+        same on all nodes, and read it, since nodes may share a home.
+    type: str
+    default: ""
 """
 
 EXAMPLES = r"""
@@ -56,11 +62,16 @@ _value:
 
 
 def shell_blocks(
-    variables: dict[str, str], cluster: str, system: bool, zsh: bool = False, state: str = "present"
+    variables: dict[str, str],
+    cluster: str,
+    system: bool,
+    zsh: bool = False,
+    state: str = "present",
+    source: str = "",
 ) -> list[dict[str, Any]]:
     """Return the blocks; what is wrong with the variables becomes the task's message."""
     try:
-        return shell_files.shell_blocks(variables, cluster, system, zsh, state=state)
+        return shell_files.shell_blocks(variables, cluster, system, zsh, state=state, source=source)
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
 

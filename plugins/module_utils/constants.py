@@ -14,8 +14,9 @@ CLUSTER = "rdm"
 """The name of a cluster, and of its containers, where the inventory gives none (`rdm_cluster`)."""
 
 CONFIG_DIR = "/etc/rdm"
-USER_CONFIG_DIR = ".rdm"
-"""Where a cluster's files are on a node: of root, or in the home of a user who may not become root."""
+USER_CONFIG_DIR = ".rdm/%n"
+"""Where a cluster's files are on a node: of root, or in the home of a user who may not become root. %n is the
+node's host name, since nodes may share the home."""
 
 PLAN_FILE = "address_plan.cfg"
 STATE_DIR = ".rdm"

@@ -256,6 +256,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     receipt,
     sysfs,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC = {
     "sysfs_root": {"type": "path", "default": "/sys"},
@@ -314,7 +315,7 @@ def node_facts(
         "login_user": login_user,
         "groups": host_state.groups("video", "render", "docker"),
         "shells": {shell: host_state.installed(shell) for shell in ("bash", "zsh")},
-        "config_owner": host_state.read_text(os.path.join(config_dir, "cluster")).strip(),
+        "config_owner": host_state.read_text(os.path.join(local_path(config_dir), "cluster")).strip(),
         "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
     }
     found.update(_network(findings, sysfs_root))

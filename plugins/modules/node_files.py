@@ -37,7 +37,7 @@ options:
     default: []
     suboptions:
       path:
-        description: Absolute path; C(~) is the user that the module runs as.
+        description: Absolute path; C(~) is the user's home, C(%n) the node's host name.
         type: str
         required: true
       mode:
@@ -57,7 +57,7 @@ options:
     default: []
     suboptions:
       path:
-        description: Absolute path; C(~) is the user that the module runs as.
+        description: Absolute path; C(~) is the user's home, C(%n) the node's host name.
         type: str
         required: true
       content:
@@ -101,7 +101,7 @@ options:
     default: []
     suboptions:
       path:
-        description: Absolute path; C(~) is the user that the module runs as. A symbolic link is followed.
+        description: As above. A symbolic link is followed.
         type: str
         required: true
       name:
@@ -121,6 +121,10 @@ options:
         description: Whether to make the file when it is missing. If not, a missing file is left alone.
         type: bool
         default: true
+      needed_by:
+        description: A block that is to be absent stays while files match this pattern of a shell.
+        type: str
+        default: ""
       mode:
         description: Permissions in octal of a file that is made for the block.
         type: str
@@ -253,6 +257,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
             "content": {"type": "str", "default": ""},
             "insert": {"type": "str", "choices": ["start", "end"], "default": "end"},
             "create": {"type": "bool", "default": True},
+            "needed_by": {"type": "str", "default": ""},
             "mode": {"type": "str", "default": "0644"},
             "state": _STATE,
         },

@@ -80,6 +80,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "directory": {"type": "str", "required": True},
@@ -98,7 +99,7 @@ def keep(params: Dict[str, Any]) -> bool:
         DockerProblem: the engine does not answer.
         OSError: it cannot be written.
     """
-    directory = os.path.expanduser(params["directory"])
+    directory = local_path(params["directory"])
     if read_text(os.path.join(directory, "cluster")).strip() != params["watch"]["cluster"]:
         return False  # there is nothing of the cluster on this node
     found = receipt.observe(params["watch"], params["hardware"], DockerAPI(params["docker_socket"]))

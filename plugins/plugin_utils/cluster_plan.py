@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     collisions,
@@ -233,4 +234,6 @@ def _config_dir(inventory: Inventory, node: str, facts: Mapping[str, Any]) -> st
     mine = inventory.nodes[node]
     if mine.config_dir:
         return mine.config_dir
-    return CONFIG_DIR if mine.become else f"{facts['user']['home'].rstrip('/')}/{USER_CONFIG_DIR}"
+    if mine.become:
+        return CONFIG_DIR
+    return f"{facts['user']['home'].rstrip('/')}/{USER_CONFIG_DIR}".replace(HOST_NAME, facts["hostname"])

@@ -6,6 +6,8 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import errno
+import glob
 import grp
 import os
 import pwd
@@ -19,6 +21,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff impor
     difference,
     prepared,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import (
     BlockError,
@@ -132,7 +135,6 @@ class Plan:
         self.removed: List[str] = []
         self.kept: List[str] = []
         self._modes: Dict[str, int] = {}
-        self._marked: List[str] = []
         for item in params["directories"]:
             if item["state"] == "present":
                 self._make(_absolute(item["path"]), None if item["mode"] is None else _mode(item["mode"]))
@@ -141,8 +143,9 @@ class Plan:
         for item in params["blocks"]:
             self._block(item)
         # The deepest first, so that a directory whose only content is another one of ours goes as well.
-        absent = {_absolute(item["path"]) for item in params["directories"] if item["state"] == "absent"}
-        for path in sorted(absent, key=len, reverse=True):
+        absent = (item for item in params["directories"] if item["state"] == "absent")
+        self._named = {_absolute(item["path"]) for item in absent}
+        for path in sorted(self._named, key=len, reverse=True):
             self._remove(path)
 
     def changes(self) -> List[str]:
@@ -165,9 +168,13 @@ class Plan:
     def apply(self, module: Any) -> None:
         """Do it. An OSError names the path that it is about."""
         for path in self.made:
-            os.mkdir(path)
-            if path in self._marked:
-                _mark(path, self.owner)
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if os.path.isdir(path):  # by another node, which shares it
+                    continue
+                raise
+            _mark(path, self.owner)
             os.chmod(path, self._modes[path])
             os.chown(path, *self.owner)
         for path in self.moded:
@@ -182,11 +189,7 @@ class Plan:
             elif entry.mode_changes and entry.mode is not None:
                 os.chmod(entry.path, entry.mode)
         for path in self.removed:
-            for name in os.listdir(path):
-                # The mark, or left by a run that was killed while it wrote.
-                if name.startswith(_TEMPORARY):
-                    os.unlink(os.path.join(path, name))
-            os.rmdir(path)
+            _remove_directory(path)
 
     def _make(self, path: str, mode: Optional[int]) -> None:
         if os.path.isdir(path):
@@ -199,7 +202,6 @@ class Plan:
                 self.moded.append(path)
             return
         self._make_new(path, _DIRECTORY_MODE if mode is None else mode)
-        self._marked.append(path)
 
     def _make_new(self, path: str, mode: int) -> None:
         self._modes[path] = mode
@@ -233,7 +235,7 @@ class Plan:
         entry = self._entry(path)
         try:
             if item["state"] == "absent":
-                if entry.after is not None:
+                if entry.after is not None and not self._is_needed(item["needed_by"]):
                     entry.after = drop_block(entry.after, item["name"])
             elif entry.after is not None or item["create"]:
                 if entry.after is None:
@@ -255,7 +257,20 @@ class Plan:
             for name in os.listdir(path)
             if os.path.join(path, name) not in gone and not name.startswith(_TEMPORARY)
         ]
-        (self.removed if _is_marked(path) and not left else self.kept).append(path)
+        if left or not _is_marked(path):
+            self.kept.append(path)
+            return
+        self.removed.append(path)
+        above = os.path.dirname(path)
+        # Nobody named it when it was made for the one below.
+        if above not in self._named and _is_marked(above) and not os.path.islink(above):
+            self._remove(above)
+            self.kept = [one for one in self.kept if one != above]
+
+    def _is_needed(self, pattern: str) -> bool:
+        """Return whether there are such files, beyond those that go now."""
+        gone = {entry.path for entry in self.entries.values() if entry.after is None}
+        return bool(pattern) and not gone.issuperset(glob.glob(os.path.expanduser(pattern)))
 
     def _entry(self, path: str) -> Entry:
         if path not in self.entries:
@@ -310,6 +325,19 @@ def _is_marked(path: str) -> bool:
     return os.path.lexists(os.path.join(path, _MARK))
 
 
+def _remove_directory(path: str) -> None:
+    """Remove a directory of ours, unless another node that shares it did so, or put something there."""
+    try:
+        for name in os.listdir(path):
+            # The mark, or left by a run that was killed while it wrote.
+            if name.startswith(_TEMPORARY):
+                os.unlink(os.path.join(path, name))
+        os.rmdir(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise
+
+
 def _mark(path: str, owner: Owner) -> None:
     """Note in a new directory that this module made it."""
     with open(os.path.join(path, _MARK), "xb") as stream:
@@ -329,7 +357,7 @@ def _content(path: str, item: Dict[str, Any]) -> str:
 
 
 def _absolute(given: str) -> str:
-    path = os.path.expanduser(given)
+    path = local_path(given)
     if not os.path.isabs(path) or "\0" in path:
         raise Problem("{0!r} is not an absolute path".format(given))
     return os.path.normpath(path)

@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import LAB
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.node import shell_files
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import installed
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
 
 FILE_NAME = "receipt"
@@ -56,9 +57,9 @@ def observe(watch: Mapping[str, Any], hardware: str, api: DockerAPI) -> Found:
         DockerProblem: the engine does not answer.
     """
     found: Found = {"container": {"what the node has for containers": hardware}}
-    jobs = os.path.expanduser(watch["job_directory"])
+    jobs = local_path(watch["job_directory"])
     for directory in watch["config_dirs"]:
-        _see_files(os.path.expanduser(directory), jobs, found)
+        _see_files(local_path(directory), jobs, found)
     if jobs:
         _note(found, "container", jobs, _mode_and_owner(jobs))
     _see_shells(watch, found)
@@ -129,7 +130,7 @@ def to_do(
 def read(config_dir: str) -> Dict[str, Any]:
     """Return the receipt in a directory; empty when there is none, or none that can be read."""
     try:
-        with open(os.path.join(os.path.expanduser(config_dir), FILE_NAME), encoding="utf-8") as stream:
+        with open(os.path.join(local_path(config_dir), FILE_NAME), encoding="utf-8") as stream:
             receipt: Any = json.load(stream)
     except (OSError, ValueError):
         return {}

@@ -17,7 +17,12 @@ files end at once in a shell that is not interactive, so the block stands at the
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+
+_PLAIN_PATH = re.compile(r"~?[A-Za-z0-9_./%+-]+")
 
 
 class Place(NamedTuple):
@@ -29,7 +34,13 @@ class Place(NamedTuple):
 
 
 def shell_blocks(
-    variables: dict[str, str], cluster: str, system: bool, zsh: bool, home: str = "~", state: str = "present"
+    variables: dict[str, str],
+    cluster: str,
+    system: bool,
+    zsh: bool,
+    home: str = "~",
+    state: str = "present",
+    source: str = "",
 ) -> list[dict[str, Any]]:
     """Return the blocks that set the variables, as the module node_files takes them.
 
@@ -43,6 +54,8 @@ def shell_blocks(
         zsh: whether a zsh is installed; the one user's file for it is then made when it is missing.
         home: of the one user.
         state: present or absent.
+        source: a file that sets the variables, too. Where its path has the node's host name in it, nodes may
+            share the home: then the block is the same for all of them, and reads each one's file.
 
     Raises:
         ValueError: a value is no IPv4 address.
@@ -50,6 +63,15 @@ def shell_blocks(
     words = {name: str(ipaddress.IPv4Address(value)) for name, value in variables.items()}
     plain = "".join("{0}={1}\n".format(*item) for item in words.items())
     export = "".join("export {0}={1}\n".format(*item) for item in words.items())
+    needed_by = ""
+    if HOST_NAME in source and not system:
+        if not _PLAIN_PATH.fullmatch(source):
+            raise ValueError(
+                "{0!r} cannot be read by a shell: choose a path of letters and digits".format(source)
+            )
+        file = source.replace(HOST_NAME, '"$(uname -n)"')
+        export = "[ ! -r {0} ] || {{ . {0}; export {1}; }}\n".format(file, " ".join(words))
+        needed_by = source.replace(HOST_NAME, "*")
     return [
         {
             "path": place.path,
@@ -57,6 +79,7 @@ def shell_blocks(
             "content": plain if place.path == "/etc/environment" else export,
             "insert": place.insert,
             "create": place.create,
+            "needed_by": needed_by,
             "state": state,
         }
         for place in places(system, zsh, home)

@@ -111,7 +111,7 @@ def test_nodes_with_facts_are_described_and_the_others_left_out() -> None:
 @pytest.mark.parametrize(
     ("settings", "directory"),
     [
-        ({"rdm_become": False}, "/home/ops/.rdm"),
+        ({"rdm_become": False}, "/home/ops/.rdm/node1"),
         ({"rdm_config_dir": "/srv/rdm"}, "/srv/rdm"),
         ({}, "/etc/rdm"),
     ],

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import shell_blocks
@@ -77,3 +78,60 @@ def test_a_real_shell_has_it(tmp_path: Path, guard: str, shell: list[str]) -> No
         shell, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     assert done.stdout.strip() == "192.169.16.100", done.stderr
+
+
+def on(monkeypatch: pytest.MonkeyPatch, home: Path, host: str) -> None:
+    """Be the user of a host whose home is shared."""
+    system = os.uname()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((system[0], host, *system[2:])))
+
+
+def role(address: str, state: str = "present") -> dict[str, Any]:
+    """What the role my_ip asks of node_files without root."""
+    content = {"content": f"MY_IP={address}\n"} if state == "present" else {}
+    variables = {"MY_IP": address} if state == "present" else {}
+    return {
+        "claim": {"path": "~/.rdm/%n/cluster", "name": "rdm"},
+        "directories": [{"path": "~/.rdm/%n", "state": state}],
+        "files": [{"path": "~/.rdm/%n/env", "state": state, **content}],
+        "blocks": shell_blocks(variables, "rdm", False, zsh=False, state=state, source="~/.rdm/%n/env"),
+    }
+
+
+def test_nodes_that_share_a_home_have_each_its_own_my_ip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = {"a": "192.169.16.100", "b.example": "192.169.16.101"}
+    before = "# mine\n"
+    (tmp_path / ".bashrc").write_text(before)
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    for host, address in addresses.items():
+        on(monkeypatch, tmp_path, host)
+        assert run_module(node_files, role(address))["changed"]
+    for host, address in addresses.items():
+        on(monkeypatch, tmp_path, host)
+        assert not run_module(node_files, role(address))["changed"], "one node undoes what another wrote"
+        (bin_ / "uname").write_text(f"#!/bin/sh\necho {host}\n")
+        (bin_ / "uname").chmod(0o755)
+        env = {"HOME": str(tmp_path), "PATH": f"{bin_}:{os.environ['PATH']}"}
+        # A login shell would take another PATH, and uname with it.
+        for shell in (["bash", "-ic", "printenv MY_IP"], ["sh", "-ec", ". ~/.profile; printenv MY_IP"]):
+            said = subprocess.run(shell, env=env, capture_output=True, text=True)
+            assert said.stdout.strip() == address, (host, shell, said.stderr)
+    on(monkeypatch, tmp_path, "a")
+    run_module(node_files, role("", "absent"))
+    assert not (tmp_path / ".rdm" / "a").exists()
+    on(monkeypatch, tmp_path, "b.example")
+    assert not run_module(node_files, role(addresses["b.example"]))["changed"], (
+        "the other node's went with it"
+    )
+    run_module(node_files, role("", "absent"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".bashrc", "bin"]
+    assert (tmp_path / ".bashrc").read_text() == before
+
+
+def test_a_path_that_a_shell_would_read_otherwise_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be read by a shell"):
+        shell_blocks(MY_IP, "rdm", False, zsh=False, source="~/$(id)/%n/env")
