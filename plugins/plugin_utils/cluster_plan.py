@@ -20,19 +20,18 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     ssh_address_problems,
     subnet_problems,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interface
 from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
-from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
-    NodePlan,
-    check_engine,
-    check_node,
+from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     config_dir_problems,
     container_seen,
     ended_by_plan,
     network_differences,
     network_present,
-    rdma_interface,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_engine, check_node
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     Problem,
     Refused,

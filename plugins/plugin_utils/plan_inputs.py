@@ -31,7 +31,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
     CONNECTION_VARIABLES,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed

@@ -12,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import 
     plan_nodes,
     problems_beside,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 from tests.unit.plugins.node_reports import container, report

@@ -6,14 +6,14 @@ from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
-    NodePlan,
-    check_node,
+from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     container_seen,
     ended_by_plan,
     network_differences,
     network_present,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_node
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
 from tests.unit.plugins.node_reports import SOUND, container, network, report

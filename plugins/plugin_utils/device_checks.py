@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of a node's devices: GPUs, interfaces, memory that can be locked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
+    memlock_shortage,
+    nvidia_way,
+    rdma_devices,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
+    DRIVERS_ON_A_PARENT,
+    Findings,
+    NodePlan,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+
+
+def rdma_interface(want: NodePlan) -> str:
+    """Return the interface whose RDMA devices the container gets; empty for all."""
+    on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT
+    return want.network_parent if on_a_parent and want.rdma != "all" else ""
+
+
+def accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    has = facts.get("accelerator", "cpu")
+    count = len(facts.get("gpus") or [])
+    if want.accelerator == has:
+        return
+    if want.accelerator == "cpu":
+        findings.warn(want.node, f"rdm_accelerator is cpu, so its {count} GPUs ({has}) stay unused.")
+        return
+    found = f"{count} GPUs ({has})" if has != "cpu" else "no GPU that its driver serves"
+    findings.problems.append(
+        Problem(
+            want.node,
+            f"rdm_accelerator {want.accelerator}",
+            f"does not fit the node, which has {found}",
+            f"set rdm_accelerator: {has} for this node, or install the GPU driver",
+        )
+    )
+
+
+def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """See that a container can get the GPUs, before the engine says no to it."""
+    if want.accelerator != facts.get("accelerator") or want.own_devices:
+        return
+    devices = facts.get("devices") or {}
+    value = f"rdm_accelerator {want.accelerator}"
+    if want.accelerator == "cuda" and not nvidia_way(facts):
+        reason = "needs NVIDIA's container toolkit, and neither it nor a CDI specification is on the node"
+        remedy = (
+            "install nvidia-container-toolkit, run nvidia-ctk runtime configure --runtime=docker, and "
+            "restart Docker"
+        )
+        findings.problems.append(Problem(want.node, value, reason, remedy))
+    elif want.accelerator == "cuda" and not devices.get("nvidia"):
+        findings.warn(
+            want.node,
+            "the NVIDIA driver is loaded, and there is no /dev/nvidia0 yet: nvidia-smi or "
+            "nvidia-persistenced makes it, and the toolkit tries to.",
+        )
+    elif want.accelerator == "rocm":
+        missing = [
+            path for path, there in (("/dev/kfd", "kfd"), ("/dev/dri", "dri")) if not devices.get(there)
+        ]
+        if missing:
+            remedy = "load amdgpu with its compute part (modprobe amdgpu; dmesg says what it lacks)"
+            findings.problems.append(
+                Problem(want.node, value, f"needs {names(missing)}, missing here", remedy)
+            )
+        lacking = [str(gid) for gid in devices.get("groups") or [] if str(gid) not in (want.groups or [])]
+        if lacking and want.groups is not None and all(group.isdigit() for group in want.groups):
+            findings.warn(
+                want.node,
+                f"container_groups lacks {names(lacking)}, which owns the GPUs' devices: only root can use "
+                "them in the container.",
+            )
+
+
+def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
+        return
+    existing = [one["name"] for one in facts.get("interfaces") or []]
+    # Docker makes a VLAN interface of the parent itself: ib0.100 needs ib0 only.
+    if want.network_parent in existing or want.network_parent.rpartition(".")[0] in existing:
+        return
+    findings.problems.append(
+        Problem(
+            want.node,
+            f"network_parent {want.network_parent}",
+            "is not an interface of the node",
+            f"choose one of {names(name for name in existing if name != 'lo')}",
+        )
+    )
+
+
+def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    shortage = memlock_shortage(facts) if want.memlock_required else None
+    if shortage is not None:
+        remedy = (
+            "set LimitMEMLOCK=infinity for the docker service, "
+            "or go on with less with container_memlock_required: false"
+        )
+        findings.problems.append(Problem(want.node, "", shortage, remedy))
+
+
+def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Say which RDMA devices the container does not get, unless the user has chosen."""
+    interface = rdma_interface(want)
+    left_out = rdma_devices(facts, interface).left_out
+    if left_out and want.rdma == "auto":
+        findings.warn(
+            want.node,
+            f"The container gets the RDMA devices of {interface}, and not {names(left_out)}: set "
+            "container_rdma to all if it shall have every one, or to interface if this is right.",
+        )

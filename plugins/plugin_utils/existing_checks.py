@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What must be true of the networks and containers that a node has already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_network
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
+from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+
+
+def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
+    """Return how the existing network of our name differs from the plan; empty when it does not."""
+    network = _existing(want, facts)
+    if not network:
+        return []
+    options = network.get("options") or {}
+    has = [("driver", network["driver"], want.network_driver)]
+    has.append(("subnet", names(map(str, subnets_of(network))) or "none", str(want.subnet)))
+    has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", want.gateway))
+    if network["driver"] == want.network_driver:
+        has += [(name, options.get(name) or "none", value) for name, value in want.network_options.items()]
+    differences = [f"{what} is {is_now}, not {wanted}" for what, is_now, wanted in has if is_now != wanted]
+    if not is_ours(network.get("labels"), want.cluster):
+        differences.append("it does not carry this cluster's label")
+    return differences
+
+
+def network_present(want: NodePlan, facts: Mapping[str, Any]) -> bool:
+    """Return whether a network of the cluster's network name exists on the node."""
+    return bool(_existing(want, facts))
+
+
+def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return name, state and image of the cluster's container on the node; empty where there is none."""
+    ours = [one for one in _containers(facts) if is_ours(one.get("labels"), want.cluster, "container")]
+    # Beside it may be what a run that was killed has left.
+    ours.sort(key=lambda one: one["name"] != want.container_name)
+    return {key: str(ours[0][key]) for key in ("name", "state", "image")} if ours else {}
+
+
+def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
+    """Return the jobs that would end because their container gets a network made anew, or another address."""
+    replaced = want.network_replace and bool(network_differences(want, facts))
+    return sorted(
+        job
+        for container in _containers(facts)
+        if want.spare_jobs and is_ours(container.get("labels"), want.cluster)
+        if replaced or (container.get("networks") or {}).get(want.network_name, want.my_ip) != want.my_ip
+        for job in container.get("jobs") or []
+    )
+
+
+def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem when another cluster keeps its files where this one's shall go."""
+    owner = facts.get("config_owner") or want.cluster
+    if owner == want.cluster:
+        return []
+    remedy = f"set rdm_config_dir to another directory, for example {config_dir}-{want.cluster}"
+    return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", remedy)]
+
+
+def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    differences = network_differences(want, facts)
+    if not differences:
+        return
+    network = _existing(want, facts)
+    value = f"the Docker network {want.network_name}"
+    foreign = _foreign_containers(want, facts, network)
+    other = (network.get("labels") or {}).get(LABEL_CLUSTER)
+    if other and other != want.cluster:
+        reason, remedy = f"belongs to the cluster {other}", "choose another network_name"
+    elif foreign:
+        reason = f"has other settings ({'; '.join(differences)}) and carries containers that are not ours"
+        remedy = f"remove {names(foreign)} from it, or choose another network_name"
+    elif not want.network_replace:
+        reason = f"has other settings: {'; '.join(differences)}"
+        remedy = "set network_replace: true to have it made anew, or choose another network_name"
+    else:
+        return
+    findings.problems.append(Problem(want.node, value, reason, remedy))
+
+
+def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse names that differ from what this cluster has on the node: the old things would stay beside."""
+    networks = (facts.get("docker") or {}).get("networks") or []
+    named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
+    for kind, name, existing in named:
+        for one in existing:
+            left_behind = kind == "container" and one["name"] in (name + NEXT, name + OLD)
+            if one["name"] != name and not left_behind and is_ours(one.get("labels"), want.cluster, kind):
+                reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
+                remedy = f"go back to {one['name']}, or take the cluster down first (rdm-provision down)"
+                findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))
+
+
+def parent_in_use(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a second macvlan or ipvlan network on one interface, as the engine would later."""
+    if want.network_driver not in ("macvlan", "ipvlan"):
+        return
+    for network in (facts.get("docker") or {}).get("networks") or []:
+        same = (network.get("options") or {}).get("parent") == want.network_options.get("parent")
+        if network["driver"] not in ("macvlan", "ipvlan") or not same:
+            continue
+        if network["name"] != want.network_name and not is_ours(network.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    f"network_parent {want.network_parent}",
+                    f"carries the Docker network {network['name']} already, and the engine allows one",
+                    "choose another interface (or a VLAN of it), or remove that network",
+                )
+            )
+
+
+def container_name(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    for container in _containers(facts):
+        if container["name"] == want.container_name and not is_ours(container.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    f"a container named {want.container_name}",
+                    "exists already and is not this cluster's",
+                    "remove or rename it, or choose another container_name",
+                )
+            )
+
+
+def address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    for container in _containers(facts):
+        at = (container.get("networks") or {}).get(want.network_name)
+        if at == want.my_ip and not is_ours(container.get("labels"), want.cluster):
+            findings.problems.append(
+                Problem(
+                    want.node,
+                    want.my_ip,
+                    f"is used by the container {container['name']}, which is not this cluster's",
+                    "remove that container from the network, or give the node another my_ip",
+                )
+            )
+
+
+def guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name others on our network: the engine gives them addresses, and knows nothing of other nodes'.
+
+    To keep the plan's addresses from them, the engine would have to be told all of them when the network is
+    made, and each new node would mean making it anew everywhere.
+    """
+    network = _existing(want, facts)
+    guests = _foreign_containers(want, facts, network) if network else []
+    at = {one["name"]: (one.get("networks") or {}).get(want.network_name, "") for one in _containers(facts)}
+    for guest in guests if is_ours(network.get("labels"), want.cluster) else []:
+        address = at.get(guest, "")
+        owner = want.others.get(address, "")
+        if owner and address != want.my_ip:
+            findings.warn(
+                want.node,
+                f"The container {guest}, which is not this cluster's, is on the network {want.network_name} "
+                f"with the address {address} of {owner}: remove it from there.",
+            )
+        elif not owner:
+            findings.warn(
+                want.node,
+                f"The container {guest}, which is not this cluster's, is on the network {want.network_name}"
+                f"{f' at {address}' if address else ''}: the engine may give it the address of another node.",
+            )
+
+
+def former_cluster(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name jobs in a container of another cluster's name, be it a neighbour or this one's former name."""
+    for one in _containers(facts):
+        theirs = (one.get("labels") or {}).get(LABEL_CLUSTER, "")
+        if theirs and theirs != want.cluster and one.get("jobs"):
+            many = len(one["jobs"]) > 1
+            jobs = f"jobs {names(one['jobs'])} run" if many else f"job {one['jobs'][0]} runs"
+            findings.warn(
+                want.node,
+                f"The {jobs} in the container {one['name']} of the cluster {theirs}, beside which this "
+                "cluster's is started: if that is the former name of this one, stop what runs there first.",
+            )
+
+
+def _existing(want: NodePlan, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    networks: Iterable[Mapping[str, Any]] = (facts.get("docker") or {}).get("networks") or []
+    return next((one for one in networks if one["name"] == want.network_name), {})
+
+
+def _containers(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return (facts.get("docker") or {}).get("containers") or []
+
+
+def _foreign_containers(want: NodePlan, facts: Mapping[str, Any], network: Mapping[str, Any]) -> list[str]:
+    """Return the containers on the network, stopped ones included, that are not the cluster's."""
+    labels = {one["name"]: one.get("labels") for one in _containers(facts)}
+    attached = {one["name"] for one in _containers(facts) if network["name"] in (one.get("networks") or {})}
+    attached.update(network.get("containers") or [])
+    return sorted(name for name in attached if not is_ours(labels.get(name), want.cluster))
+
+
+def _gateway(subnet: Mapping[str, Any]) -> str:
+    """Return a subnet's gateway; the engine does not name it when it took the first usable address itself."""
+    if subnet.get("gateway"):
+        return str(subnet["gateway"]).partition("/")[0]
+    return str(next(ip_network(subnet["subnet"]).hosts()))

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the cluster wants of a node, and what is found wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
+from typing import NamedTuple
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
+
+DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
+"""The network drivers whose network lies on an interface of the node."""
+
+
+class NodePlan(NamedTuple):
+    """What the cluster wants of one node.
+
+    Attributes:
+        node: inventory name.
+        cluster: the cluster's name.
+        accelerator: `rocm`, `cuda` or `cpu`.
+        my_ip: the node's address on the container network.
+        subnet: that network's subnet.
+        gateway: and its gateway.
+        network_name: its name on the node.
+        network_driver: its driver.
+        network_parent: the node's interface below it, or empty.
+        network_options: the driver's options.
+        network_replace: whether the user agrees to make an existing network anew.
+        container_name: the name of the training container.
+        memlock_required: refuse when containers cannot lock all memory.
+        engine_install: whether a missing engine is installed later in the run.
+        min_free_bytes: space that images need, 0 for no check.
+        image: what the training container runs; empty when that is not known.
+        image_listed: whether images_list brings it; otherwise the node must have it.
+        spare_jobs: refuse what would end a training job.
+        own_devices: whether the user says which devices the container gets, and how.
+        groups: the groups that the user gives the container, None for those of the node.
+        userns_mode: `host` when the container is left out of the engine's user namespaces.
+        unlabelled: mounts of the user that SELinux would have to allow.
+        others: MY_IP -> node, of all nodes.
+        rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
+    """
+
+    node: str
+    cluster: str
+    accelerator: str
+    my_ip: str
+    subnet: IPv4Network
+    gateway: str
+    network_name: str
+    network_driver: str
+    network_parent: str = ""
+    network_options: Mapping[str, str] = {}
+    network_replace: bool = False
+    container_name: str = "rdm"
+    memlock_required: bool = True
+    engine_install: bool = False
+    min_free_bytes: int = 0
+    image: str = ""
+    image_listed: bool = True
+    spare_jobs: bool = True
+    own_devices: bool = False
+    groups: Sequence[str] | None = None
+    userns_mode: str = ""
+    unlabelled: Sequence[str] = ()
+    others: Mapping[str, str] = {}
+    rdma: str = "auto"
+
+
+class Findings(NamedTuple):
+    """What was found wrong: problems refuse the run, warnings do not."""
+
+    problems: list[Problem]
+    warnings: list[Problem]
+
+    def warn(self, node: str, text: str) -> None:
+        """Add a warning, a whole sentence."""
+        self.warnings.append(Problem(node, "", text, ""))
