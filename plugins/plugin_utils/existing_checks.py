@@ -158,11 +158,10 @@ def guests(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         address = at.get(guest, "")
         owner = want.others.get(address, "")
         if owner and address != want.my_ip:
-            findings.warn(
-                want.node,
-                f"The container {guest}, which is not this cluster's, is on the network {want.network_name} "
-                f"with the address {address} of {owner}: remove it from there.",
-            )
+            # Both would answer, and verification blame the node whose address it is.
+            reason = f"is used by the container {guest}, which is not this cluster's"
+            remedy = "remove that container from the network"
+            findings.problems.append(Problem(want.node, f"the address {address} of {owner}", reason, remedy))
         elif not owner:
             findings.warn(
                 want.node,

@@ -107,10 +107,36 @@ def plan_inventory(
     replace = all(reader.true(host, "network_replace") for host in reader.hosts)
     plan, problems = draft_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     if plan:
+        problems += contradictions(reader, plan.addresses)
         plan.warnings.extend(warnings)
         if previous:
             plan = plan._replace(addresses=plan.addresses._replace(keys=previous.keys))
     return Draft(plan, previous, images, problems)
+
+
+def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Problem]:
+    """Return the variables of roles that say something else than the plan that all roles get.
+
+    They are for who uses a role alone. A role would believe them, and the others the plan.
+    """
+    master = next(iter(addresses.nodes), "")
+    master_addr = addresses.nodes.get(master, "")
+    problems = []
+    for host in reader.hosts:
+        my_ip = addresses.nodes.get(host, "")
+        for name, planned, instead in (
+            ("network_subnet", str(addresses.subnet), "set rdm_subnet"),
+            ("network_gateway", addresses.gateway, "set rdm_gateway"),
+            ("my_ip_address", my_ip, "set my_ip"),
+            ("container_my_ip", my_ip, "set my_ip"),
+            ("my_ip_master_addr", master_addr, f"set my_ip of {master}"),
+            ("container_master_addr", master_addr, f"set my_ip of {master}"),
+        ):
+            given = reader.text(host, name)
+            if given and planned and given != planned:
+                reason = f"is not what is planned, {planned}"
+                problems.append(Problem(host, f"{name} {given}", reason, f"{instead} instead"))
+    return problems
 
 
 def _release(previous: AddressPlan | None, names: list[str], hosts: list[str]) -> AddressPlan:

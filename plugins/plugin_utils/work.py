@@ -59,7 +59,9 @@ def decide(
             for role in wanted[node]:
                 mine.setdefault(role, ["everything is to be looked at again"])
         for role in ROLES:
-            for follower in FOLLOWERS.get(role, ()) if role in mine and role in wanted[node] else ():
+            # An image that is nobody's to bring is still what the container is made of.
+            works = role in mine and (role in wanted[node] or role == "images")
+            for follower in FOLLOWERS.get(role, ()) if works else ():
                 mine.setdefault(follower, [f"it follows {role}"])
         roles = ["docker_engine"] if node in engineless else wanted[node]
         if mine := {role: mine[role] for role in ROLES if role in mine and role in roles}:

@@ -525,6 +525,22 @@ def test_every_encrypted_variable_that_cannot_be_read_is_named(cluster: Cluster,
     assert result["cluster"] == "rdm"
 
 
+def test_a_role_is_not_told_otherwise_than_the_plan(cluster: Cluster) -> None:
+    other = {"network_subnet": "10.9.0.0/24", "network_gateway": "10.9.0.1", "container_my_ip": "10.9.0.7"}
+    cluster.write({"a": {}}, {"b": {}}, {**CPU, "rdm_subnet": "10.8.0.0/24", **other})
+    rc, result, _ = cluster.run()
+    assert (rc, result["rdm_refused"]) == (2, "inventory")
+    assert [problem["value"] for problem in result["problems"]] == [
+        f"{name} {value}" for _ in "ab" for name, value in other.items()
+    ]
+    assert (
+        "network_subnet 10.9.0.0/24 is not what is planned, 10.8.0.0/24: set rdm_subnet instead"
+        in result["msg"]
+    )
+    cluster.write({"a": {}}, {"b": {}}, {**CPU, "rdm_subnet": "10.8.0.0/24", "network_subnet": "10.8.0.0/24"})
+    assert cluster.run()[0] == 0
+
+
 # --- variables of the playbook ------------------------------------------------------------------------------
 
 

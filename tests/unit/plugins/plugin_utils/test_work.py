@@ -21,8 +21,9 @@ def test_every_reason_becomes_work_where_the_role_is_wanted_and_nothing_else(
     work = decide(found, wanted, {node: [] for node in cluster}, recheck=recheck)
     for node, (has, wants) in cluster.items():
         started = {role for role in (wants if recheck else has) if role in wants}
+        moved = started | ({"images"} & has)
         expected = started | {
-            follower for role in started for follower in _all_followers(role, wants) if follower in wants
+            follower for role in moved for follower in _all_followers(role, wants) if follower in wants
         }
         assert set(work.why.get(node, {})) == expected
         assert list(work.why.get(node, {})) == [role for role in ROLES if role in expected]
@@ -34,6 +35,12 @@ def _all_followers(role: str, wants: set[str]) -> set[str]:
     for follower in FOLLOWERS.get(role, ()):
         found |= {follower} | (_all_followers(follower, wants) if follower in wants else set())
     return found
+
+
+def test_a_container_follows_an_image_that_is_nobodys_to_bring() -> None:
+    found = {"a": {"images": ["the image training:1 is another one"]}}
+    work = decide(found, {"a": ["network", "container"]}, {"a": []})
+    assert work.why == {"a": {"container": ["it follows images"]}}
 
 
 @given(clusters)
