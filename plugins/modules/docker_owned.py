@@ -40,8 +40,10 @@ options:
     description: Only the network of this name; empty means all of the cluster's.
     type: str
     default: ""
-  with_containers:
-    description: With O(role=network), remove the cluster's own containers that are on it as well.
+  disconnect:
+    description:
+      - With O(role=network), stop the cluster's own containers that are on it and take them off it first.
+        They stay, since nobody knows yet whether the engine takes the ones that are to follow them.
     type: bool
     default: false
   driver:
@@ -85,7 +87,7 @@ removed:
 import os
 import shutil
 import time
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
@@ -105,7 +107,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
     "role": {"type": "str", "choices": ["container", "network", "plugin"], "required": True},
     "name": {"type": "str", "default": ""},
-    "with_containers": {"type": "bool", "default": False},
+    "disconnect": {"type": "bool", "default": False},
     "driver": {"type": "str", "default": ""},
     "socket": {"type": "str", "default": ""},
     "stop_timeout": {"type": "int", "default": 10},
@@ -146,16 +148,16 @@ def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> Li
 
 
 def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
-    """Remove the cluster's networks; return their names, and those of the containers that went with them."""
+    """Remove the cluster's networks; return their names."""
     found = api.get("/networks", filters={"label": label_filter(params["cluster"], "network")})
     found = [network for network in found if params["name"] in ("", network["Name"])]
-    ours: Dict[str, Dict[str, Any]] = {}
+    ours: List[Tuple[Dict[str, Any], Dict[str, Any]]] = []
     for network in found:
         users = api.get("/containers/json", all=True, filters={"network": [network["Id"]]})
         allowed = [user for user in users if is_ours(user["Labels"], params["cluster"], "container")]
         foreign = [user for user in users if user not in allowed]
-        # Without with_containers, ours have gone before; only in check mode they are still there.
-        if not params["with_containers"] and not check and not foreign:
+        # Without disconnect, ours have gone before; only in check mode they are still there.
+        if not params["disconnect"] and not check and not foreign:
             foreign = allowed
         if foreign:
             raise Refused(
@@ -165,13 +167,15 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
                     ", ".join(container_names(foreign)),
                 )
             )
-        if params["with_containers"]:
-            ours.update({container["Id"]: container for container in allowed})
+        ours += [(network, container) for container in allowed]
     if not check:
-        _end(api, list(ours.values()), params["stop_timeout"])
+        for network, container in ours:
+            _gone(api.post, "/containers/{0}/stop".format(container["Id"]), t=params["stop_timeout"])
+            end = {"Container": container["Id"], "Force": True}
+            api.post("/networks/{0}/disconnect".format(network["Id"]), end)
         for network in found:
             _gone(api.delete, "/networks/{0}".format(network["Id"]))
-    return container_names(ours.values()) + sorted(network["Name"] for network in found)
+    return sorted(network["Name"] for network in found)
 
 
 def wake_plugin(api: DockerAPI, cluster: str, socket: str = "") -> None:

@@ -100,10 +100,10 @@ def test_a_container_may_take_longer_to_end_than_the_engine_may_be_silent(
     assert node.names() == set()
 
 
-@pytest.mark.parametrize("with_containers", [True, False])
+@pytest.mark.parametrize("disconnect", [True, False])
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
 def test_a_network_with_a_foreign_container_stays_and_so_do_ours(
-    node: Node, running: bool, with_containers: bool
+    node: Node, running: bool, disconnect: bool
 ) -> None:
     node.network("net", labels("c", "network"))
     node.run("rdm", SLEEP, labels("c", "container"), "net")
@@ -112,17 +112,22 @@ def test_a_network_with_a_foreign_container_stays_and_so_do_ours(
         node.api.post(f"/containers/{foreign}/stop", t=0)
     before = node.names()
     with pytest.raises(Failed, match="network net stays: foreign containers are on it: foreign;"):
-        owned("network", with_containers=with_containers)
+        owned("network", disconnect=disconnect)
     assert node.names() == before
 
 
-def test_a_network_to_be_replaced_goes_with_ours_on_it_only(node: Node) -> None:
+@pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
+def test_a_network_to_be_replaced_goes_and_ours_wait_for_their_successors(node: Node, running: bool) -> None:
     node.network("net", labels("c", "network"))
     node.network("other", labels("c", "network"))
-    node.run("rdm", SLEEP, labels("c", "container"), "net")
+    mine = node.run("rdm", SLEEP, labels("c", "container"), "net")
     node.run("rdm2", SLEEP, labels("c", "container"), "other")
-    assert owned("network", name="net", with_containers=True) == ["rdm", "net"]
-    assert node.names() == {"rdm2", "other"}
+    if not running:
+        node.api.post(f"/containers/{mine}/stop", t=0)
+    assert owned("network", name="net", disconnect=True) == ["net"]
+    assert node.names() == {"rdm", "rdm2", "other"}
+    left = node.api.get(f"/containers/{mine}/json")
+    assert (left["State"]["Running"], left["NetworkSettings"]["Networks"]) == (False, {})
     with pytest.raises(Failed, match="the cluster's containers are on it: rdm2"):
         owned("network")
 
