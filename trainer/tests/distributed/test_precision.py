@@ -93,13 +93,14 @@ def test_bf16_is_alike_in_every_layout(told: Said, job: str, layout: str) -> Non
 @pytest.mark.parametrize("job", ["bf16", "bf16 t5", "bf16 clip 0.1", "bf16 clip 0.0"])
 def test_the_short_step_does_what_the_long_one_does(told: Said, job: str) -> None:
     short, long = told[job], told[f"{job} zero 2"]
-    assert curve(short) == pytest.approx(curve(long), abs=1e-4)
+    # Sums in another order round some weights of bf16 the other way: 1.3e-4 on some processors, 0 on others.
+    assert curve(short) == pytest.approx(curve(long), abs=1e-3)
     for mine, theirs in zip(short[:-1], long[:-1], strict=True):
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
 def test_the_clipping_is_felt(told: Said) -> None:
-    assert abs(curve(told["bf16 clip 0.1"])[-1] - curve(told["bf16 clip 0.0"])[-1]) > 1e-4
+    assert abs(curve(told["bf16 clip 0.1"])[-1] - curve(told["bf16 clip 0.0"])[-1]) > 1e-2
 
 
 def test_an_overflow_leaves_the_step_out_and_halves_the_scale(fp16: Said) -> None:
