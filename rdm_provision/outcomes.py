@@ -66,22 +66,24 @@ def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
 def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str, str, str], ...]:
     """Return what a run of ``up`` left running: node, container with its state, image, address.
 
-    NODES are in the order of ranks, as the result is.
+    NODES are in the order of ranks, as the result is. What the run itself did to a container counts more than
+    what it saw before; of a node that was lost, or failed before that, the state is not known.
     """
-    found = {}
-    for name, planned in (result.plan or {}).get("nodes", {}).items():
-        if (seen := planned.get("seen")) and name in result.nodes:
-            running = f"{seen['name']} ({seen['state']})"
-            found[name, str(seen["name"])] = (name, running, str(seen["image"]), str(planned["my_ip"]))
-    for name, results in result.returned.get(CONTAINER_MODULE, {}).items():
-        for res in results:
-            if made := res.get("container"):
-                my_ip = ((result.plan or {}).get("nodes", {}).get(name) or {}).get("my_ip", "")
-                running = f"{made['name']} ({made['state']})"
-                # The last counts: where a job runs, it was looked at before.
-                found[name, made["name"]] = (name, running, str(made["image"]), str(my_ip))
-    order = {name: rank for rank, name in enumerate(nodes)}
-    return tuple(sorted(found.values(), key=lambda line: order.get(line[0], 0)))
+    plan = (result.plan or {}).get("nodes", {})
+    returned = result.returned.get(CONTAINER_MODULE, {})
+    lines = []
+    for name in nodes:
+        planned, recap = plan.get(name) or {}, result.nodes.get(name)
+        # The last counts: where a job runs, it was looked at before.
+        made = _last(returned.get(name)).get("container")
+        known = made or (planned.get("seen") if recap else None)
+        if not known:
+            continue
+        state, image = str(known["state"]), str(known["image"])
+        if recap and (recap.unreachable or (recap.failed and not made)):
+            state, image = "not known since it failed", ""
+        lines.append((name, f"{known['name']} ({state})", image, str(planned.get("my_ip", ""))))
+    return tuple(lines)
 
 
 def kept(result: RunResult) -> dict[str, tuple[str, ...]]:

@@ -437,7 +437,8 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
         if changed := _OTHER_HOST_KEY.search(message):
             return _other_host_key(**changed.groupdict())
         message = _SSH_NOISE.sub("", message)
-        return re.sub(r"^ssh: ", "", message).rstrip(". ") or "no connection"
+        # Where ssh itself said nothing, Ansible's own words end in a colon.
+        return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
     if "undecryptable variable" in message:
         return f"{message.rstrip('. ')} (--ask-vault-pass or --vault-password-file FILE gives its password)"
     last_words = _last_line(res.get("stderr") or res.get("module_stderr") or res.get("stdout"))

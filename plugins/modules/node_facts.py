@@ -222,7 +222,7 @@ node:
         - For each role of O(inputs) that has something to do here, the reasons, in sentences.
         - Empty when the receipt of the last run holds.
       type: dict
-      sample: {hostfile: [/etc/rdm/job/hostfile has changed]}
+      sample: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}
     findings:
       description: What is wrong or could not be read, as C(level) (error or warning), C(what) and C(text).
       type: list

@@ -49,7 +49,7 @@ why:
   description: For each node with work, its roles in their order, and why.
   returned: always
   type: dict
-  sample: {n2: {hostfile: [/etc/rdm/job/hostfile has changed]}}
+  sample: {n2: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}}
 plays:
   description:
     - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt) and C(verify); in

@@ -114,7 +114,9 @@ def _env(value: Any) -> Iterator[Complaint]:
             remedy = "give it a name without '=' and white space, in quotes where YAML sees something else"
             yield repr(name), "is not the name of an environment variable", remedy
         elif name in OURS_IN_ENV:
-            yield name, "is what the plan gives each container", "leave it out, or pin my_ip in the inventory"
+            whose = "a node's" if name == "MY_IP" else "the master's"
+            remedy = f"leave it out; to choose it, pin {whose} my_ip in the inventory"
+            yield name, "is what the plan gives each container", remedy
         elif not isinstance(content, (str, int, float)) or isinstance(content, bool):
             kind = {bool: "a truth value", type(None): "nothing"}.get(type(content), "a structure")
             remedy = "say in quotes what programs shall see, such as '1', 'true' or ''"

@@ -29,8 +29,8 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         if want.engine_install and facts.get("docker_state") in ("absent", "stopped"):
             return
         remedies = {
-            "absent": "install Docker Engine 20.10 or newer, or set docker_engine_install: true",
-            "stopped": "start the Docker daemon, or set docker_engine_install: true",
+            "absent": _to_have_an_engine(want, "install Docker Engine 20.10 or newer", elsewhere=not others),
+            "stopped": _to_have_an_engine(want, "start the Docker daemon", elsewhere=not others),
             "forbidden": "add the user to group docker, or set rdm_become: true",
             "podman": (
                 "install Docker Engine 20.10 or newer, and name its socket with rdm_docker_socket while "
@@ -164,6 +164,16 @@ def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     else:
         return
     findings.problems.append(Problem(want.node, str(disk["path"]), what, remedy))
+
+
+def _to_have_an_engine(want: NodePlan, do: str, *, elsewhere: bool) -> str:
+    """Return what would give the cluster an engine; ELSEWHERE: there may be one that is not known of."""
+    if want.docker_socket:
+        # An engine that is installed answers at the usual place.
+        return f"correct rdm_docker_socket if {want.docker_socket} is the wrong path, or {do}"
+    if elsewhere:
+        return f"{do}, set docker_engine_install: true, or say where its socket is with rdm_docker_socket"
+    return f"{do}, or set docker_engine_install: true"
 
 
 def _described(other: Mapping[str, Any]) -> str:

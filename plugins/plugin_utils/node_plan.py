@@ -30,6 +30,7 @@ class NodePlan(NamedTuple):
         network_replace: whether the user agrees to make an existing network anew.
         container_name: the name of the training container.
         memlock_required: refuse when containers cannot lock all memory.
+        docker_socket: where the user says that the engine is; empty for the usual place.
         engine_install: whether a missing engine is installed later in the run.
         min_free_bytes: space that images need, 0 for no check.
         image: what the training container runs; empty when that is not known.
@@ -56,6 +57,7 @@ class NodePlan(NamedTuple):
     network_replace: bool = False
     container_name: str = "rdm"
     memlock_required: bool = True
+    docker_socket: str = ""
     engine_install: bool = False
     min_free_bytes: int = 0
     image: str = ""

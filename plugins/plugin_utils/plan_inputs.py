@@ -243,6 +243,7 @@ def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodeP
         gateway=plan.addresses.gateway,
         network_name="",
         network_driver="",
+        docker_socket=reader.text(node, "rdm_docker_socket"),
         engine_install=reader.true(node, "docker_engine_install"),
     )
 
@@ -263,6 +264,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         network_replace=reader.true(node, "network_replace"),
         container_name=reader.text(node, "container_name"),
         memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
+        docker_socket=reader.text(node, "rdm_docker_socket"),
         engine_install=reader.true(node, "docker_engine_install"),
         min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
         image=images.image,

@@ -50,10 +50,14 @@ class RoleVariables:
             key = f"{name}={value!r}"
             if key not in self._known:
                 self._known[key] = self._validators[name].validate({name: value}).error_messages
+            said = self._known[key]
+            if said and option.get("choices"):
+                # Ansible's own words list the choices, as the remedy does.
+                said = [repr(value)]
             secret = " (not shown here)" if option.get("no_log") else ""
             found += [
                 Problem(node, name, "has a wrong value" + (secret or f": {message}"), _remedy(option))
-                for message in self._known[key]
+                for message in said
             ]
             if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
                 remedy = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
@@ -63,7 +67,7 @@ class RoleVariables:
 
 def _remedy(option: Mapping[str, Any]) -> str:
     if option.get("choices"):
-        return "choose " + ", ".join(str(choice) for choice in option["choices"])
+        return "choose " + ", ".join(str(choice) or "''" for choice in option["choices"])
     elements = f" of {option['elements']}" if option.get("elements") else ""
     return f"give it a {option.get('type', 'str')}{elements} as docs/variables.md says"
 

@@ -6,9 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ansible.constants import INTERNAL_STATIC_VARS
 from ansible.errors import AnsibleError
 from ansible.parsing.vault import EncryptedString
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
+
+# What Ansible itself sets: other variables once more, and nothing that a user encrypts.
+_MAGIC = INTERNAL_STATIC_VARS | {"vars"}
 
 
 def undecryptable(hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
@@ -25,7 +29,7 @@ def undecryptable(hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
     found = []
     for host, variables in hosts.items():
         for name, value in variables.items():
-            for secret in _secrets(value) if name != "groups" else ():
+            for secret in _secrets(value) if name not in _MAGIC else ():
                 text = secret._ciphertext
                 vault_id = text.partition("\n")[0]
                 if vault_id in readable:

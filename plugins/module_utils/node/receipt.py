@@ -15,6 +15,7 @@ import grp
 import hashlib
 import json
 import os
+import re
 import stat
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 from urllib.parse import quote
@@ -40,6 +41,7 @@ _FILE_ROLES = ("my_ip", "container", "hostfile")
 _ROLE_OF_FILE = {"nodes": "my_ip", "env": "my_ip", os.path.join("job", "hostfile"): "hostfile"}
 _ROLE_OF_LABEL = {"container": "container", "plugin": "sriov"}
 _TEMPORARY = ".rdm-provision-"
+_FILE_STATE = re.compile(r"mode (\d+) of (\d+:\d+)")
 _READ_UP_TO = 1 << 20  # bytes; ours are small, and of a larger file its size and time must do
 
 
@@ -307,6 +309,16 @@ def _sentence(what: str, old: str, new: str) -> str:
         return "{0} was not there before".format(what)
     if new == MISSING:
         return "{0} is missing".format(what)
-    if "sha256:" in old or "sha256:" in new or " bytes at " in new or new.startswith("mode "):
+    was, now = _FILE_STATE.match(old), _FILE_STATE.match(new)
+    if was and now:
+        differs = [
+            "{0} {1}, not {2}".format(*one)
+            for one in zip(("mode", "owner"), now.groups(), was.groups())
+            if one[1] != one[2]
+        ]
+        if old[was.end() :] != new[now.end() :]:
+            differs.insert(0, "content")
+        return "{0} has changed: {1}".format(what, "; ".join(differs))
+    if "sha256:" in old or "sha256:" in new or " bytes at " in new:
         return "{0} has changed".format(what)
     return "{0} is {1}, not {2}".format(what, new, old)

@@ -332,6 +332,9 @@ def test_remarks_on_what_is_not_as_planned(tmp_path: Path) -> None:
     assert state(stopped, tmp=tmp_path).remarks == ("the container is exited",)
 
 
+RAN = {"container": {"name": "rdm", "state": "running", "image": "i:2"}}
+
+
 def test_a_container_that_was_looked_at_and_then_run_is_shown_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, {"master": ("node1",)}, {"node1": {}})
 
@@ -341,6 +344,29 @@ def test_a_container_that_was_looked_at_and_then_run_is_shown_once(tmp_path: Pat
     results = [ran("exited", "i:1"), ran("running", "i:2")]
     result = RunResult(verb="up", nodes={}, returned={CONTAINER_MODULE: {"node1": results}})
     assert cluster.containers(result) == (("node1", "rdm (running)", "i:2", ""),)
+
+
+@pytest.mark.parametrize(
+    ("recap", "returned", "line"),
+    [
+        (NodeRecap(ok=1), [], ("rdm.old (exited)", "i:1")),
+        (NodeRecap(ok=2, changed=1), [RAN], ("rdm (running)", "i:2")),
+        (NodeRecap(ok=2, failed=1), [RAN], ("rdm (running)", "i:2")),
+        (NodeRecap(ok=1, failed=1), [], ("rdm.old (not known since it failed)", "")),
+        (NodeRecap(ok=2, failed=1), [RAN, {"failed": True}], ("rdm.old (not known since it failed)", "")),
+        (NodeRecap(ok=1, unreachable=True), [], ("rdm.old (not known since it failed)", "")),
+        (NodeRecap(ok=2, unreachable=True), [RAN], ("rdm (not known since it failed)", "")),
+    ],
+)
+def test_what_runs_where_is_what_is_known_last(
+    tmp_path: Path, recap: NodeRecap, returned: list[dict[str, Any]], line: tuple[str, str]
+) -> None:
+    cluster = Cluster(tmp_path, {"master": ("node1",)}, {"node1": {}})
+    seen = {"name": "rdm.old", "state": "exited", "image": "i:1"}
+    plan = {"nodes": {"node1": {"my_ip": "10.77.0.100", "seen": seen}}}
+    returns = {CONTAINER_MODULE: {"node1": returned}} if returned else {}
+    result = RunResult(verb="up", nodes={"node1": recap}, returned=returns, plan=plan)
+    assert cluster.containers(result) == (("node1", *line, "10.77.0.100"),)
 
 
 def test_a_node_without_an_engine_or_without_an_answer(tmp_path: Path) -> None:

@@ -255,6 +255,11 @@ def test_an_end_without_a_culprit_is_told() -> None:
         ),
         ("unreachable", {"msg": ""}, "no connection"),
         (
+            "unreachable",
+            {"msg": 'Data could not be sent to remote host "h". Make sure it can be reached over ssh: '},
+            'Data could not be sent to remote host "h". Make sure it can be reached over ssh',
+        ),
+        (
             "failed",
             {
                 "msg": "One or more items failed",

@@ -71,6 +71,7 @@ def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
         ("env", {True: "x"}, "True is not the name"),
         ("env", {"MY_IP": "10.0.0.1"}, "MY_IP is what the plan gives each container"),
         ("env", {"MASTER_ADDR": "n1"}, "MASTER_ADDR is what the plan"),
+        ("env", {"MASTER_ADDR": "n1"}, "pin the master's my_ip in the inventory"),
         ("env", {"DEBUG": True}, "DEBUG has a truth value for a value"),
         ("env", {"DEBUG": None}, "DEBUG has nothing for a value"),
         ("env", {"DEBUG": ["a"]}, "DEBUG has a structure for a value"),

@@ -71,6 +71,20 @@ def test_node_whose_engine_cannot_be_used_is_refused(state: str, remedy: str) ->
     assert sentence.startswith("no engine answers at /var/run/docker.sock: " + remedy)
 
 
+@pytest.mark.parametrize("state", ["absent", "stopped"])
+def test_an_engine_may_be_where_nobody_looked(state: str) -> None:
+    found = report(docker=None, docker_state=state, docker_error="no engine answers at /run/nope.sock")
+    [sentence] = problems(found, docker_socket="/run/nope.sock")
+    assert sentence.startswith(
+        "no engine answers at /run/nope.sock: correct rdm_docker_socket if /run/nope.sock is the wrong path, "
+    )
+    assert "docker_engine_install" not in sentence, "that one would answer elsewhere"
+    [sentence] = problems(found)
+    assert sentence.endswith(
+        "set docker_engine_install: true, or say where its socket is with rdm_docker_socket"
+    )
+
+
 ROOTLESS = {"kind": "rootless", "name": "ops", "user": "ops", "address": "/run/user/1000/docker.sock"}
 CONTEXT = {"kind": "context", "name": "big", "user": "ops", "address": "/srv/docker.sock"}
 FAR = {"kind": "context", "name": "far", "user": "ops", "address": "ssh://ops@far"}

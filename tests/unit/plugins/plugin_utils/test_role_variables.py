@@ -21,6 +21,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "images_password": {"type": "int", "no_log": True},
     "container_name": {"type": "str", "default": "rdm"},
+    "userns": {"type": "str", "choices": ["", "host"]},
+    "level": {"type": "int", "choices": [1, 2]},
 }
 
 
@@ -35,7 +37,7 @@ def test_right_values_and_other_peoples_variables_pass() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("network_driver", "token-ring", "token-ring: choose sriov, bridge"),
+        ("network_driver", "token-ring", "'token-ring': choose sriov, bridge"),
         ("network_vlan", "many", "give it a int"),
         ("images_list", [{"nmae": "x"}], "give it a list of dict"),
         ("images_list", "x", "give it a list of dict"),
@@ -46,6 +48,12 @@ def test_wrong_value_names_variable_and_remedy(name: str, value: Any, words: str
     assert found
     assert all(sentence.startswith(f"{name} has a wrong value") for sentence in found)
     assert words in found[0]
+
+
+def test_choices_are_said_once() -> None:
+    assert sentences(network_driver="x") == ["network_driver has a wrong value: 'x': choose sriov, bridge"]
+    assert sentences(userns="x") == ["userns has a wrong value: 'x': choose '', host"]
+    assert len(sentences(level="x")) == 1, "neither a number nor one of the choices"
 
 
 @pytest.mark.parametrize("name", ["x'; touch y", "", "-x", "x", "a b", "a\nb"])

@@ -162,6 +162,21 @@ def test_what_somebody_changes_is_the_work_of_the_role_in_charge(
     assert all(sentence for sentences in found.values() for sentence in sentences)
 
 
+def test_what_has_changed_of_a_file_is_named(home: Path, watch: dict[str, Any]) -> None:
+    key = home / "ssh" / "id_ed25519"
+    key.chmod(0o600)
+    before = see(watch, Engine())
+    key.chmod(0o644)
+    now = see(watch, Engine())
+    assert receipt.drift(before, now)["container"] == [f"{key} has changed: mode 0644, not 0600"]
+    owned = f" of {key.stat().st_uid}:{key.stat().st_gid}"
+    now["container"][str(key)] = before["container"][str(key)].replace(owned, " of 1:99")
+    assert receipt.drift(before, now)["container"] == [f"{key} has changed: owner 1:99, not {owned[4:]}"]
+    key.write_text("other", encoding="utf-8")
+    found = receipt.drift(before, see(watch, Engine()))
+    assert found["container"] == [f"{key} has changed: content; mode 0644, not 0600"]
+
+
 def test_what_runs_otherwise_in_each_start_is_no_change(watch: dict[str, Any]) -> None:
     engine = Engine()
     before = see(watch, engine)
