@@ -422,7 +422,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(clust
     restarted(1)
     assert pid() != first
     # Its agent goes with the container, and comes back with it.
-    cluster.on("n2", "docker", "restart", "--timeout", "1", "rdm")
+    cluster.on("n2", "docker", "restart", "--time", "1", "rdm")
     restarted(2)
     cluster.on("n2", *kill, pid())
     nothing_left(cluster, "e2e-killed")

@@ -13,6 +13,7 @@ from typing import Any
 from rdm_job import processes
 from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root, tail
+from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
@@ -55,12 +56,15 @@ def start(request: Request) -> dict[str, Any]:
 def revive() -> dict[str, Any]:
     """Start the agents of jobs that were at work when this container, or the node, was restarted.
 
-    A job that has no restart left, or whose other agents have given up, ends; see ``agent``.
+    A job without restarts has ended with its agent. One that has none left, or whose other agents have given
+    up, ends; see ``agent``.
     """
     found = []
     for job in JobDirectory.all():
         known = job.read_state()
         if known.has_ended or not known.started or job.has_agent:
+            continue
+        if not Part(job).config.launcher.max_restarts:
             continue
         job.forget_ranks()
         _start_agent(job, job.node)

@@ -289,6 +289,7 @@ def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
         left = functools.partial(processes.of_job, job)
         wait_until("no process of the job is left", left, lambda found: not found)
         assert "is gone" in nodes.ended(job, lost)["reason"]
+        assert nodes.ask(lost, "revive")["revived"] == [], "a job without restarts does not come back"
 
 
 @pytest.mark.parametrize("how", ["frozen", "restarted"])
