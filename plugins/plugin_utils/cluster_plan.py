@@ -61,7 +61,7 @@ def plan_cluster(
     previous: AddressPlan | None = None,
     replace_network: bool = False,
     problems: Sequence[Problem] = (),
-) -> ClusterPlan:
+) -> tuple[ClusterPlan | None, list[Problem]]:
     """Plan from the inventory, without asking a node.
 
     Args:
@@ -72,24 +72,9 @@ def plan_cluster(
         replace_network: the user agrees to make the network anew on every node.
         problems: what the caller already found wrong with the inventory.
 
-    Raises:
-        Refused: with every problem of every node.
+    Returns:
+        The plan, with defaults for what is wrong, or None where there can be none; and every problem.
     """
-    plan, found = draft_cluster(masters, workers, variables, previous, replace_network, problems)
-    if found or plan is None:
-        raise Refused(found)
-    return plan
-
-
-def draft_cluster(
-    masters: Sequence[str],
-    workers: Sequence[str],
-    variables: Mapping[str, Mapping[str, Any]],
-    previous: AddressPlan | None = None,
-    replace_network: bool = False,
-    problems: Sequence[Problem] = (),
-) -> tuple[ClusterPlan | None, list[Problem]]:
-    """Return every problem as well, and the plan as far as there is one, with defaults for what is wrong."""
     inventory = check_inventory(masters, workers, variables)
     found = [*problems, *inventory.problems]
     addresses: AddressPlan | None = None

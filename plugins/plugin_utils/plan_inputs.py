@@ -12,7 +12,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
-    draft_cluster,
+    plan_cluster,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
@@ -105,7 +105,7 @@ def plan_inventory(
             problems.append(Problem(None, str(path), str(error), remedy))
     # The network is one for all nodes, so it is made anew only when every node says so.
     replace = all(reader.true(host, "network_replace") for host in reader.hosts)
-    plan, problems = draft_cluster(reader.masters, reader.workers, variables, base, replace, problems)
+    plan, problems = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     if plan:
         problems += contradictions(reader, plan.addresses)
         plan.warnings.extend(warnings)
@@ -250,13 +250,7 @@ def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodeP
 
 def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Images) -> NodePlan:
     """Return what the cluster wants of one node."""
-    return NodePlan(
-        node=node,
-        cluster=plan.inventory.cluster,
-        accelerator=plan.inventory.nodes[node].accelerator,
-        my_ip=plan.addresses.nodes[node],
-        subnet=plan.addresses.subnet,
-        gateway=plan.addresses.gateway,
+    return bare_node_plan(reader, node, plan)._replace(
         network_name=reader.text(node, "network_name"),
         network_driver=reader.text(node, "network_driver"),
         network_parent=reader.text(node, "network_parent"),
@@ -264,8 +258,6 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         network_replace=reader.true(node, "network_replace"),
         container_name=reader.text(node, "container_name"),
         memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
-        docker_socket=reader.text(node, "rdm_docker_socket"),
-        engine_install=reader.true(node, "docker_engine_install"),
         min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
         image=images.image,
         image_listed=images.listed,

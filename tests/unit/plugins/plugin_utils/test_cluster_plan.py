@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
-    draft_cluster,
     plan_cluster,
     plan_nodes,
     problems_beside,
@@ -22,7 +21,14 @@ HOSTS = ("m", "w1", "w2")
 
 
 def planned(**changes: Any) -> ClusterPlan:
-    return plan_cluster(["m"], ["w1", "w2"], {host: {**CPU, **changes} for host in HOSTS})
+    plan, problems = plan_cluster(["m"], ["w1", "w2"], {host: {**CPU, **changes} for host in HOSTS})
+    assert problems == []
+    assert plan is not None
+    return plan
+
+
+def refused(*inventory: Any) -> str:
+    return " ".join(problem.sentence for problem in plan_cluster(*inventory)[1])
 
 
 def wants(plan: ClusterPlan) -> dict[str, NodePlan]:
@@ -54,9 +60,8 @@ def test_problems_of_the_inventory_the_addresses_and_the_caller_come_together() 
         "w1": {**CPU, "my_ip": "192.169.16.7"},
         "w2": {**CPU, "my_ip": "192.169.16.7"},
     }
-    with pytest.raises(Refused) as refused:
-        plan_cluster(["m"], ["w1", "w2"], variables, problems=[Problem("w1", "x", "y", "z")])
-    assert [(problem.node, problem.value) for problem in refused.value.problems] == [
+    _, problems = plan_cluster(["m"], ["w1", "w2"], variables, problems=[Problem("w1", "x", "y", "z")])
+    assert [(problem.node, problem.value) for problem in problems] == [
         ("w1", "x"),
         ("m", "rdm_accelerator 'tpu'"),
         ("m", "my_ip 10.0.0.1"),
@@ -65,9 +70,7 @@ def test_problems_of_the_inventory_the_addresses_and_the_caller_come_together() 
 
 
 def test_what_is_wrong_with_nodes_comes_beside_what_is_wrong_with_the_inventory() -> None:
-    plan, found = draft_cluster(
-        ["m"], ["w1", "w2"], {"m": CPU, "w1": CPU, "w2": {**CPU, "rdm_slots": "many"}}
-    )
+    plan, found = plan_cluster(["m"], ["w1", "w2"], {"m": CPU, "w1": CPU, "w2": {**CPU, "rdm_slots": "many"}})
     assert plan is not None
     without_engine = report(docker=None, docker_state="absent", docker_error="Docker is not installed")
     wanted = {node: want._replace(network_parent="ib7") for node, want in wants(plan).items()}
@@ -83,18 +86,19 @@ def test_what_is_wrong_with_nodes_comes_beside_what_is_wrong_with_the_inventory(
 
 
 def test_empty_cluster_is_refused() -> None:
-    with pytest.raises(Refused, match="the cluster is empty"):
-        plan_cluster([], [], {})
+    plan, _ = plan_cluster([], [], {})
+    assert plan is None
+    assert "the cluster is empty" in refused([], [], {})
 
 
 def test_addresses_of_ssh_are_compared_without_asking_a_node() -> None:
-    with pytest.raises(Refused, match=r"m: ansible_host 10\.9\.0\.7 lies in the container network's subnet"):
-        plan_cluster(["m"], [], {"m": {**CPU, "ansible_host": "10.9.0.7", "rdm_subnet": "10.9.0.0/24"}})
+    near = {**CPU, "ansible_host": "10.9.0.7", "rdm_subnet": "10.9.0.0/24"}
+    said = refused(["m"], [], {"m": near})
+    assert "ansible_host 10.9.0.7 lies in the container network's subnet" in said
 
 
 def test_loopback_subnet_is_refused() -> None:
-    with pytest.raises(Refused, match="loopback"):
-        planned(rdm_subnet="127.1.0.0/24")
+    assert "loopback" in refused(["m"], [], {"m": {**CPU, "rdm_subnet": "127.1.0.0/24"}})
 
 
 def test_nodes_with_facts_are_described_and_the_others_left_out() -> None:
