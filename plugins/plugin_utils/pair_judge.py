@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Judge measurements between pairs of nodes: which node is at fault, and which single link.
 
-A slow node makes each of its pairs slow, and each of these has a good node at its other end. So the node that
 A slow node makes each of its pairs slow, and each of these has a good node at its other end. So the node in
-which most bad pairs meet is named first, its pairs are taken away, and what is left is looked at again. A node is
-are links.
+which most bad pairs meet is named first, its pairs are taken away, and what is left is looked at again. A
+node is at fault when more than half of its pairs that nobody else explains are bad, and at least two; what
+remains are links.
 
 Usual is the median over nodes of the median over a node's pairs: a third of slow nodes makes more than half
 of all pairs slow, but less than half of a good node's.
