@@ -14,6 +14,11 @@ import os
 import re
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.node import sysfs_files
+
+_entries, _link, _natural = sysfs_files.entries, sysfs_files.link, sysfs_files.natural
+_number, _read = sysfs_files.number, sysfs_files.read
+
 _PCI_DEVICES = "bus/pci/devices"
 _KFD_NODES = "class/kfd/kfd/topology/nodes"
 
@@ -24,7 +29,7 @@ _GPU_CLASSES = ("0x03", "0x12")
 _ACCELERATORS = {"amdgpu": "rocm", "nvidia": "cuda"}
 
 # Class directory and name of each kind of character device that belongs to one RDMA device.
-_RDMA_CLASSES = (
+RDMA_CLASSES = (
     ("class/infiniband_verbs", "uverbs"),
     ("class/infiniband_mad", "umad"),
     ("class/infiniband_mad", "issm"),
@@ -206,7 +211,7 @@ def _char_devices(name: str, root: str, dev_root: str) -> list[str]:
     """Return the character devices whose class entry names this RDMA device in its `ibdev` file."""
     return [
         "/dev/infiniband/" + entry
-        for class_dir, prefix in _RDMA_CLASSES
+        for class_dir, prefix in RDMA_CLASSES
         for entry in _entries(root, class_dir)
         if entry.startswith(prefix)
         and _read(root, class_dir, entry, "ibdev") == name
@@ -224,43 +229,9 @@ def _virtual_function(device: str, entry: str) -> dict[str, Any]:
     }
 
 
-def _entries(*parts: str) -> list[str]:
-    """Return the names in a directory, numbers in numeric order; none when it cannot be read."""
-    try:
-        return sorted(os.listdir(os.path.join(*parts)), key=_natural)
-    except OSError:
-        return []
-
-
-def _read(*parts: str) -> str:
-    """Return a small file's text without white space around it; "" when it cannot be read."""
-    try:
-        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def _gid(path: str) -> int:
     """Return the group that owns a file; 0 where there is none."""
     try:
         return os.stat(path).st_gid
     except OSError:
         return 0
-
-
-def _number(*parts: str) -> int:
-    """Return a file's decimal number; 0 when it cannot be read or holds none."""
-    text = _read(*parts)
-    return int(text) if text.isdigit() else 0
-
-
-def _link(*parts: str) -> str:
-    """Return the last part of what a symbolic link finally leads to; "" when there is nothing."""
-    path = os.path.join(*parts)
-    return os.path.basename(os.path.realpath(path)) if os.path.exists(path) else ""
-
-
-def _natural(name: str) -> list[Any]:
-    """Sort key that puts mlx5_2 before mlx5_10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
