@@ -29,7 +29,7 @@ _GPU_CLASSES = ("0x03", "0x12")
 _ACCELERATORS = {"amdgpu": "rocm", "nvidia": "cuda"}
 
 # Class directory and name of each kind of character device that belongs to one RDMA device.
-_RDMA_CLASSES = (
+RDMA_CLASSES = (
     ("class/infiniband_verbs", "uverbs"),
     ("class/infiniband_mad", "umad"),
     ("class/infiniband_mad", "issm"),
@@ -187,7 +187,7 @@ def _char_devices(name: str, root: str, dev_root: str) -> list[str]:
     """Return the character devices whose class entry names this RDMA device in its `ibdev` file."""
     return [
         "/dev/infiniband/" + entry
-        for class_dir, prefix in _RDMA_CLASSES
+        for class_dir, prefix in RDMA_CLASSES
         for entry in _entries(root, class_dir)
         if entry.startswith(prefix)
         and _read(root, class_dir, entry, "ibdev") == name
