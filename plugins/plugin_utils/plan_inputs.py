@@ -39,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables impor
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
@@ -272,6 +273,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
             {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
         ),
         rdma=reader.text(node, "container_rdma"),
+        sriov=sriov_settings(reader, node),
     )
 
 

@@ -14,6 +14,12 @@ import os
 import re
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import entries as _entries
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import link as _link
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import natural as _natural
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import number as _number
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import read as _read
+
 _PCI_DEVICES = "bus/pci/devices"
 _KFD_NODES = "class/kfd/kfd/topology/nodes"
 
@@ -98,7 +104,8 @@ def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
 def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any]]:
     """Return the RDMA devices (InfiniBand and RoCE), VFs included, with ports and character devices.
 
-    `char_devices` are those that exist under dev_root. `virtual` says that the device is a VF.
+    `char_devices` are those that exist under dev_root. `virtual` says that the device is a VF, and
+    `driver_version` is empty for most drivers that come with the kernel.
     """
     found = []
     for name in _entries(root, "class/infiniband"):
@@ -109,6 +116,9 @@ def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any
                 "node_guid": _read(device, "node_guid"),
                 "firmware": _read(device, "fw_ver"),
                 "board_id": _read(device, "board_id"),
+                "type": _read(device, "hca_type"),
+                "driver": _link(device, "device/driver"),
+                "driver_version": _read(device, "device/driver/module/version"),
                 "pci": _link(device, "device"),
                 "virtual": os.path.exists(os.path.join(device, "device/physfn")),
                 "char_devices": _char_devices(name, root, dev_root),
@@ -199,6 +209,8 @@ def _port(device: str, number: str) -> dict[str, Any]:
         "rate": _read(port, "rate"),
         "link_layer": _read(port, "link_layer"),
         "lid": int(lid, 16) if lid else 0,
+        # The subnet manager's; 0 where none has configured the port.
+        "sm_lid": int(_read(port, "sm_lid") or "0", 16),
     }
 
 
@@ -224,43 +236,9 @@ def _virtual_function(device: str, entry: str) -> dict[str, Any]:
     }
 
 
-def _entries(*parts: str) -> list[str]:
-    """Return the names in a directory, numbers in numeric order; none when it cannot be read."""
-    try:
-        return sorted(os.listdir(os.path.join(*parts)), key=_natural)
-    except OSError:
-        return []
-
-
-def _read(*parts: str) -> str:
-    """Return a small file's text without white space around it; "" when it cannot be read."""
-    try:
-        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
 def _gid(path: str) -> int:
     """Return the group that owns a file; 0 where there is none."""
     try:
         return os.stat(path).st_gid
     except OSError:
         return 0
-
-
-def _number(*parts: str) -> int:
-    """Return a file's decimal number; 0 when it cannot be read or holds none."""
-    text = _read(*parts)
-    return int(text) if text.isdigit() else 0
-
-
-def _link(*parts: str) -> str:
-    """Return the last part of what a symbolic link finally leads to; "" when there is nothing."""
-    path = os.path.join(*parts)
-    return os.path.basename(os.path.realpath(path)) if os.path.exists(path) else ""
-
-
-def _natural(name: str) -> list[Any]:
-    """Sort key that puts mlx5_2 before mlx5_10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
