@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 module: job
 short_description: Check, start, watch and stop a training job on a node
 description:
-  - Asks the job agent in the node's training container, which is C(rdm-trainer job).
+  - Asks the node's job agent, which is C(rdm-trainer job), in the training container or on the host itself.
   - Every node of a job is asked. Which of them does what follows from the job's plan.
 version_added: 0.2.0
 author:
@@ -28,6 +28,33 @@ options:
     description: The cluster's name, the value of the label V(rdm.provision.cluster).
     type: str
     required: true
+  place:
+    description:
+      - Where the node's jobs are. The action plugin fills it in from the inventory's C(rdm_runtime).
+      - In paths, C(~) is the user's home and C(%n) the node's host name.
+    type: dict
+    suboptions:
+      runtime:
+        description: The training container, or the host itself, as the user who is logged in.
+        type: str
+        choices: [container, host]
+        default: container
+      environment:
+        description: The host's virtual environment.
+        type: str
+        default: ""
+      directory:
+        description: The host's directory for jobs.
+        type: str
+        default: ""
+      key:
+        description: The host's file with the key that the cluster's agents share.
+        type: str
+        default: ""
+      my_ip:
+        description: The host's address on the fabric.
+        type: str
+        default: ""
   verb:
     description:
       - V(check) says what stands in the way of a job, without a failure, so that all nodes can be heard.
@@ -35,7 +62,7 @@ options:
       - V(start) starts it. V(stop) ends its processes on this node.
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
       - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
-        no container, none runs.
+        no container for them, none runs.
     type: str
     choices: [check, config, start, state, stop, logs, list, running]
     required: true
@@ -154,7 +181,7 @@ rdm_refused:
   type: str
 directory:
   description: The directory of the jobs on the node.
-  returned: success, when there is a training container that runs
+  returned: success
   type: str
   sample: /var/lib/rdm/rdm
 """
@@ -165,18 +192,23 @@ from typing import Any, Callable, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import (
-    Agent,
-    BadConfiguration,
-    NoAgent,
-    find,
-    find_running,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import Agent, BadConfiguration
+from ansible_collections.rdm.provision.plugins.module_utils.job.place import NoAgent, find, find_running
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
+    "place": {
+        "type": "dict",
+        "options": {
+            "runtime": {"type": "str", "choices": ["container", "host"], "default": "container"},
+            "environment": {"type": "str", "default": ""},
+            "directory": {"type": "str", "default": ""},
+            "key": {"type": "str", "default": ""},
+            "my_ip": {"type": "str", "default": ""},
+        },
+    },
     "verb": {
         "type": "str",
         "choices": ["check", "config", "start", "state", "stop", "logs", "list", "running"],
@@ -292,17 +324,17 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     if wrong:
         return {"failed": True, "msg": wrong}
     try:
-        api = DockerAPI()
+        chosen = options["place"] or {"runtime": "container"}
         if verb == "running":
-            return {"changed": False, "running": find_running(api, options["cluster"], options["node"])}
-        place = find(api, options["cluster"])
+            return {"changed": False, "running": find_running(chosen, options["cluster"], options["node"])}
+        place = find(chosen, options["cluster"])
         result: Dict[str, Any] = {"changed": False, "directory": place.directory}
         if verb in ("state", "stop", "logs"):
             # A node that does not take part in a job has no directory of it.
             result["known"] = os.path.isdir(os.path.join(place.directory, options["name"]))
             if not result["known"]:
                 return dict(result, ended=True)
-        agent = Agent(api, place.container, options["timeout"] + options["wait"] + 10)
+        agent = Agent(place, options["timeout"] + options["wait"] + 10)
         if module.check_mode and verb in ("start", "stop"):
             seen = {} if verb == "start" else state(agent, dict(options, wait=0))
             return dict(result, **seen, changed=not seen.get("ended"))

@@ -230,8 +230,11 @@ node:
       elements: dict
     sriov:
       description:
-        - Physical functions with C(pf), C(pci), C(total_vfs), C(num_vfs) and C(vfs).
-        - Each VF has C(index), C(pci), C(netdev) and C(mac).
+        - Physical functions with C(pf), C(pci), C(total_vfs), C(num_vfs), C(driver), C(infiniband),
+          C(autoprobe), C(bond) and C(vfs).
+        - Each VF has C(index), C(pci), C(driver), C(netdev) and C(mac), which are empty when a container has
+          it, and what the physical function gives it, C(address), C(port), C(policy), C(vlan), C(trust),
+          C(spoof_check) and C(by_files).
       type: list
       elements: dict
     rdma:
@@ -308,6 +311,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     sysfs,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
 
 ARGUMENT_SPEC = {
     "sysfs_root": {"type": "path", "default": "/sys"},
@@ -501,7 +505,7 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
         otherwise={"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False, "groups": []},
     )
     infiniband = findings.guard("infiniband", sysfs.infiniband, sysfs_root, dev_root, otherwise=[])
-    sriov = findings.guard("sriov", sysfs.sriov, sysfs_root, otherwise=[])
+    sriov = findings.guard("sriov", functions.facts, sysfs_root, otherwise=[])
     _judge_gpus(findings, gpus)
     _judge_infiniband(findings, infiniband)
     return {

@@ -17,7 +17,16 @@ from typing import IO, Any
 from rdm_job.protocol import JOB_NAME, Request, State
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["JOBS", "NODE_VARIABLE", "JobDirectory", "jobs_root", "tail", "this_node", "write_atomically"]
+__all__ = [
+    "JOBS",
+    "NODE_VARIABLE",
+    "JobDirectory",
+    "here",
+    "jobs_root",
+    "tail",
+    "this_node",
+    "write_atomically",
+]
 
 JOBS = Path("/jobs")
 """Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
@@ -28,6 +37,11 @@ NODE_VARIABLE = "RDM_NODE"
 def jobs_root() -> Path:
     """Return the directory of all jobs."""
     return Path(os.environ.get("RDM_JOBS") or JOBS)
+
+
+def here() -> str:
+    """Return what the job runs in, for sentences: the container or the host."""
+    return "host" if os.environ.get("RDM_PLACE") == "host" else "container"
 
 
 def this_node(request: Request) -> str:

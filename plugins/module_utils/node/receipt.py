@@ -17,14 +17,20 @@ import json
 import os
 import re
 import stat
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import (
+    Given,
+    devices,
+    held,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.node import shell_files
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import installed
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
 
 FILE_NAME = "receipt"
@@ -45,7 +51,13 @@ _FILE_STATE = re.compile(r"mode (\d+) of (\d+:\d+)")
 _READ_UP_TO = 1 << 20  # bytes; ours are small, and of a larger file its size and time must do
 
 
-def observe(watch: Mapping[str, Any], hardware: str, api: DockerAPI) -> Found:
+def observe(
+    watch: Mapping[str, Any],
+    hardware: str,
+    api: DockerAPI,
+    sysfs_root: str = "/sys",
+    dev_root: str = "/dev",
+) -> Found:
     """Return how everything is found that the roles are in charge of.
 
     Args:
@@ -54,6 +66,8 @@ def observe(watch: Mapping[str, Any], hardware: str, api: DockerAPI) -> Found:
             archives on the node; `users`, who may use the engine; `paths`, what else shall exist, by role.
         hardware: digest of what the node has that containers get.
         api: the engine.
+        sysfs_root: where sysfs is.
+        dev_root: where the device nodes are.
 
     Raises:
         DockerProblem: the engine does not answer.
@@ -72,7 +86,7 @@ def observe(watch: Mapping[str, Any], hardware: str, api: DockerAPI) -> Found:
     for role, paths in watch["paths"].items():
         for path in paths:
             _note(found, role, path, "there" if os.path.exists(path) else MISSING)
-    _see_engine(watch, api, found)
+    _see_engine(watch, api, found, lambda key: _rdma_devices(key, sysfs_root, dev_root))
     return found
 
 
@@ -196,8 +210,11 @@ def _see_shells(watch: Mapping[str, Any], found: Found) -> None:
     _note(found, "my_ip", "zsh", "there" if installed("zsh") else MISSING)
 
 
-def _see_engine(watch: Mapping[str, Any], api: DockerAPI, found: Found) -> None:
+def _see_engine(
+    watch: Mapping[str, Any], api: DockerAPI, found: Found, rdma_devices: Callable[[str], Optional[str]]
+) -> None:
     mine = {"label": ["{0}={1}".format(LABEL_CLUSTER, watch["cluster"])]}
+    networks = api.get("/networks", filters=mine)
     for listed in api.get("/containers/json", all=True, filters=mine):
         one = api.get("/containers/{0}/json".format(listed["Id"]))
         role = _ROLE_OF_LABEL.get((one["Config"].get("Labels") or {}).get(LABEL_ROLE, ""), "container")
@@ -205,7 +222,14 @@ def _see_engine(watch: Mapping[str, Any], api: DockerAPI, found: Found) -> None:
         _note(found, role, name + _STATE, _state(one))
         for part, settings in _settings(one).items():
             _note(found, role, "{0} ({1})".format(name, part), digest(settings))
-    for one in api.get("/networks", filters=mine):
+        for network in networks:
+            # After a boot, the devices of a function may be called otherwise.
+            socket = "/run/docker/plugins/{0}.sock".format(network["Driver"])
+            devices_now = rdma_devices(held(socket, one, network["Name"]))
+            if devices_now is not None:
+                part = "RDMA devices on {0}".format(network["Name"])
+                _note(found, role, "{0} ({1})".format(name, part), devices_now)
+    for one in networks:
         settings = {
             key: one.get(key)
             for key in ("Name", "Id", "Driver", "Options", "IPAM", "Labels", "Internal", "EnableIPv6")
@@ -219,6 +243,15 @@ def _see_engine(watch: Mapping[str, Any], api: DockerAPI, found: Found) -> None:
                 raise
             state = MISSING
         _note(found, "images", "the image {0}".format(name), state)
+
+
+def _rdma_devices(key: str, sysfs_root: str, dev_root: str) -> Optional[str]:
+    """Return the names of a function's RDMA devices, or why there are none; None when nobody can tell."""
+    try:
+        paths = devices(Given(key), sysfs_root, dev_root)
+    except RdmaProblem as problem:
+        return str(problem)
+    return None if paths is None else ", ".join(map(os.path.basename, paths)) or "none"
 
 
 def _state(container: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs, InfiniBand devices and SR-IOV functions, read from sysfs and the device nodes.
+"""GPUs and InfiniBand devices, read from sysfs and the device nodes.
 
 No vendor tool is run: everything is in /sys and /dev, for every user, whether ROCm, CUDA or OFED is
 installed or not. Every reader takes the roots as arguments, so that tests hand in trees of their own; what
 is not there reads as empty. The paths in the answers are always those of the node (/dev/...).
 
-Sources: the kernel's Documentation/ABI (sysfs-class-infiniband, sysfs-bus-pci, sysfs-class-net).
+Sources: the kernel's Documentation/ABI (sysfs-class-infiniband, sysfs-class-net).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import entries as _entries
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import link as _link
-from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import natural as _natural
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import number as _number
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import read as _read
 
@@ -30,7 +29,7 @@ _GPU_CLASSES = ("0x03", "0x12")
 _ACCELERATORS = {"amdgpu": "rocm", "nvidia": "cuda"}
 
 # Class directory and name of each kind of character device that belongs to one RDMA device.
-_RDMA_CLASSES = (
+RDMA_CLASSES = (
     ("class/infiniband_verbs", "uverbs"),
     ("class/infiniband_mad", "umad"),
     ("class/infiniband_mad", "issm"),
@@ -129,30 +128,6 @@ def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any
     return found
 
 
-def sriov(root: str = "/sys") -> list[dict[str, Any]]:
-    """Return the physical functions that can have VFs, and the VFs that they have.
-
-    A PF is named after its interface; interfaces on top of that one (IPoIB children such as ib0.8001) are
-    not PFs. A VF whose interface is in another network namespace has netdev and mac "".
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name in _entries(root, "class/net"):
-        device = os.path.join(root, "class/net", name, "device")
-        total = _number(device, "sriov_totalvfs")
-        pci = _link(device)
-        if total == 0 or pci in found or os.path.exists(os.path.join(root, "class/net", name, "parent")):
-            continue
-        functions = [entry for entry in _entries(device) if re.match(r"virtfn\d+$", entry)]
-        found[pci] = {
-            "pf": name,
-            "pci": pci,
-            "total_vfs": total,
-            "num_vfs": _number(device, "sriov_numvfs"),
-            "vfs": [_virtual_function(device, entry) for entry in functions],
-        }
-    return sorted(found.values(), key=lambda entry: _natural(entry["pf"]))
-
-
 def siblings(netdev: str, root: str = "/sys") -> list[str]:
     """Return the other interfaces on the PCI function of an interface (second port, IPoIB children)."""
     names = _entries(root, "class/net", netdev, "device/net")
@@ -218,22 +193,12 @@ def _char_devices(name: str, root: str, dev_root: str) -> list[str]:
     """Return the character devices whose class entry names this RDMA device in its `ibdev` file."""
     return [
         "/dev/infiniband/" + entry
-        for class_dir, prefix in _RDMA_CLASSES
+        for class_dir, prefix in RDMA_CLASSES
         for entry in _entries(root, class_dir)
         if entry.startswith(prefix)
         and _read(root, class_dir, entry, "ibdev") == name
         and os.path.exists(os.path.join(dev_root, "infiniband", entry))
     ]
-
-
-def _virtual_function(device: str, entry: str) -> dict[str, Any]:
-    interfaces = _entries(device, entry, "net")
-    return {
-        "index": int(entry[len("virtfn") :]),
-        "pci": _link(device, entry),
-        "netdev": interfaces[0] if interfaces else "",
-        "mac": _read(device, entry, "net", interfaces[0], "address") if interfaces else "",
-    }
 
 
 def _gid(path: str) -> int:

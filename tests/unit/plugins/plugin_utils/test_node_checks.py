@@ -133,6 +133,9 @@ def test_podman_is_named_with_what_works() -> None:
 def test_missing_engine_is_no_problem_when_it_will_be_installed() -> None:
     absent = report(docker=None, docker_state="absent", docker_error="none", python_requests=False)
     assert problems(absent, engine_install=True) == []
+    assert problems(absent, engine_install=True, docker_socket="/run/docker.sock") == []
+    [sentence] = problems(absent, engine_install=True, docker_socket="/srv/docker.sock")
+    assert "rdm_docker_socket /srv/docker.sock is not where an engine that docker_engine_install" in sentence
     assert problems(report(docker=None, docker_state="forbidden"), engine_install=True) != []
 
 
