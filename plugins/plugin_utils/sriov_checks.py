@@ -15,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.boot import (
     iommu_parameters,
     missing_parameters,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools import set_command
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools import allows, set_command
 from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import MELLANOX
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
@@ -137,7 +137,7 @@ def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Prob
         reason = f"{offers}, and how it is set is not known: {firmware.get('error') or 'nobody has asked'}"
         remedy = f"install mstflint, {tool} -d {pci} -e query, {command}, and reboot{fewer}"
         return Problem(node, "firmware:", reason, remedy)
-    if _allows(firmware["current"], want.sriov.vfs):
+    if allows(firmware["current"], want.sriov.vfs):
         reason = f"{offers}, though the firmware allows {firmware['current']['vfs']} ({tool} -e query)"
         remedy = (
             f"switch SR-IOV, and memory above 4 GB, on in the BIOS set-up (dmesg | grep -i {pci} says what "
@@ -145,7 +145,7 @@ def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Prob
         )
         return Problem(node, "BIOS:", reason, remedy)
     said = f"SRIOV_EN={_said(firmware['next']['sriov'])} NUM_OF_VFS={_said(firmware['next']['vfs'])}"
-    if _allows(firmware["next"], want.sriov.vfs):
+    if allows(firmware["next"], want.sriov.vfs):
         reason = f"{offers}; {said} are set and wait for a reboot ({tool} -e query)"
         remedy = "reboot the node (power it off and on where a reboot does not do)"
     else:
@@ -157,10 +157,6 @@ def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Prob
         return None
     remedy += "; or set sriov_firmware: true (and sriov_reboot_ok: true)"
     return Problem(node, "firmware:", reason, remedy)
-
-
-def _allows(setting: Mapping[str, Any], vfs: int) -> bool:
-    return bool(setting["sriov"]) and (setting["vfs"] or 0) >= vfs
 
 
 def _said(value: Any) -> str:

@@ -16,7 +16,9 @@ def sriov_settings(reader: HostVariables, node: str) -> SriovSettings:
     if driver not in DRIVERS_ON_A_PARENT:
         return SriovSettings()
     rails = reader.role_value(node, "container_rails")
-    names = [reader.text(node, "network_parent"), *(rails if isinstance(rails, (list, tuple)) else ())]
+    # A pool of several physical functions is one text.
+    pool = [name.strip() for name in reader.text(node, "network_parent").split(",")]
+    names = [*pool, *(rails if isinstance(rails, (list, tuple)) else ())]
     parents = tuple(dict.fromkeys(str(name) for name in names if name))
     if driver != "sriov":
         return SriovSettings(parents)

@@ -74,10 +74,11 @@ def missing_parameters(booted: Mapping[str, Any]) -> List[str]:
 
 def lacking(wanted: Sequence[str], words: Sequence[str]) -> List[str]:
     """Return the wanted parameters that a command line lacks; `iommu=on,sm` has `iommu=on`."""
-    there = {
-        (key, part) for key, _, value in (word.partition("=") for word in words) for part in value.split(",")
-    }
-    return [one for one in wanted if tuple(one.split("=", 1)) not in there]
+    there = set(words)
+    for word in words:
+        key, _, values = word.partition("=")
+        there.update("{0}={1}".format(key, value) for value in values.split(","))
+    return [one for one in wanted if one not in there]
 
 
 def _modalias(root: str) -> str:

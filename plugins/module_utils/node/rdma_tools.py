@@ -11,28 +11,21 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Mapping, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.programs import (
+    ProgramProblem,
+    find_program,
+    run_program,
+)
 
 FIRMWARE_TOOLS = ("mstconfig", "mlxconfig")
 SETTINGS = ("SRIOV_EN", "NUM_OF_VFS")
 """The settings of the firmware that decide how many VFs there may be."""
 
-_PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _CONFIGURE_S = 60.0
 _ANSWER_S = 3.0
 _COLUMNS = {"Default": "default", "Current": "current", "Next Boot": "next"}
-
-
-class ToolProblem(Exception):  # noqa: N818
-    """A tool said no, or nothing in time. The text is one sentence."""
-
-
-def find_tool(*names: str) -> str:
-    """Return the path of the first of these programs that is installed; empty for none."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), _PATH])
-    return next((found for found in (shutil.which(name, path=path) for name in names) if found), "")
 
 
 def firmware_settings(pci: str, tool: str = "") -> Dict[str, Any]:
@@ -47,14 +40,14 @@ def firmware_settings(pci: str, tool: str = "") -> Dict[str, Any]:
         and `next` (what holds now and after the next boot): `sriov` (a truth value) and `vfs` (a number).
         What the firmware does not say is None.
     """
-    path = tool or find_tool(*FIRMWARE_TOOLS)
+    path = tool or find_program(*FIRMWARE_TOOLS)
     result: Dict[str, Any] = {"tool": os.path.basename(path), "error": ""}
     if not path:
         return dict(result, error="neither mstconfig nor mlxconfig is installed")
     try:
         # -e: beside what holds after the next boot, what holds now.
-        found = parse_settings(_run([path, "-d", pci, "-e", "query"], _CONFIGURE_S))
-    except ToolProblem as problem:
+        found = parse_settings(run_program([path, "-d", pci, "-e", "query"], _CONFIGURE_S))
+    except ProgramProblem as problem:
         return dict(result, error=str(problem))
     if not found:
         return dict(result, error="{0} -d {1} query names none of {2}".format(path, pci, ", ".join(SETTINGS)))
@@ -68,12 +61,17 @@ def set_firmware(pci: str, vfs: int, tool: str = "") -> None:
     """Switch SR-IOV on in an adapter's firmware, for so many VFs; it holds after the next boot.
 
     Raises:
-        ToolProblem: the tool refuses, or there is none.
+        ProgramProblem: the tool refuses, or there is none.
     """
-    path = tool or find_tool(*FIRMWARE_TOOLS)
+    path = tool or find_program(*FIRMWARE_TOOLS)
     if not path:
-        raise ToolProblem("neither mstconfig nor mlxconfig is installed")
-    _run(set_command(path, pci, vfs), _CONFIGURE_S)
+        raise ProgramProblem("neither mstconfig nor mlxconfig is installed")
+    run_program(set_command(path, pci, vfs), _CONFIGURE_S)
+
+
+def allows(setting: Mapping[str, Any], vfs: int) -> bool:
+    """Return whether a setting, `current` or `next` of :func:`firmware_settings`, allows so many VFs."""
+    return bool(setting["sriov"]) and (setting["vfs"] or 0) >= vfs
 
 
 def set_command(tool: str, pci: str, vfs: int) -> List[str]:
@@ -108,45 +106,16 @@ def subnet_manager(device: str, port: int) -> Dict[str, str]:
     Returns:
         `answer`: `yes`, `no`, or `unknown` where it could not be asked; `text`: what sminfo said.
     """
-    path = find_tool("sminfo")
+    path = find_program("sminfo")
     if not path:
         return {"answer": "unknown", "text": "sminfo (package infiniband-diags) is not installed"}
     try:
-        said = _run([path, "-C", device, "-P", str(port), "-t", "500"], _ANSWER_S)
-    except ToolProblem as problem:
+        said = run_program([path, "-C", device, "-P", str(port), "-t", "500"], _ANSWER_S)
+    except ProgramProblem as problem:
         # The port could be opened and the query was not answered; anything else is not about the manager.
         asked = "failed: query" in str(problem)
         return {"answer": "no" if asked else "unknown", "text": str(problem)}
     return {"answer": "yes", "text": said.strip().splitlines()[-1] if said.strip() else ""}
-
-
-def _run(command: List[str], seconds: float) -> str:
-    """Return what a program prints.
-
-    Raises:
-        ToolProblem: it fails, is late, or cannot be started.
-    """
-    name = os.path.basename(command[0])
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            timeout=seconds,
-            check=False,
-            env=dict(os.environ, LC_ALL="C"),
-        )
-    except subprocess.TimeoutExpired:
-        raise ToolProblem("{0} does not answer within {1:g} s".format(name, seconds)) from None
-    except OSError as error:
-        raise ToolProblem("{0} cannot be started: {1}".format(name, error.strerror)) from None
-    said = done.stdout.decode("utf-8", "replace")
-    if done.returncode != 0:
-        lines = (said + "\n" + done.stderr.decode("utf-8", "replace")).split("\n")
-        told = [line.strip() for line in lines if line.strip()]
-        raise ToolProblem("{0}: {1}".format(name, told[-1] if told else "status {0}".format(done.returncode)))
-    return said
 
 
 def _truth(value: Optional[str]) -> Optional[bool]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import boot, rdma_tools, sriov_parent
+from ansible_collections.rdm.provision.plugins.module_utils.node import boot, programs, sriov_parent
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils import port_checks, sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
@@ -72,7 +72,7 @@ class Node:
         self.facts: dict[str, Any] = {}
         self.booted("intel_iommu=on iommu=pt")
         monkeypatch.setenv("PATH", str(self.tools))
-        monkeypatch.setattr(rdma_tools, "_PATH", str(self.tools))
+        monkeypatch.setattr(programs, "_PATH", str(self.tools))
         self.tool(
             "sminfo", "sminfo: sm lid 1 sm guid 0x100001, activity count 62 priority 0 state 3 SMINFO_MASTER"
         )

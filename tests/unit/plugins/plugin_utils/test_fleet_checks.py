@@ -29,7 +29,7 @@ def _ready(tree: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rdma_tools, "find_tool", lambda *_: "")
+        patch.setattr(rdma_tools, "find_program", lambda *_: "")
         return _ready(tmp_path_factory.mktemp("ready"))
 
 
