@@ -47,9 +47,8 @@ def run_program(command: List[str], seconds: float) -> str:
         raise ProgramProblem("{0} cannot be started: {1}".format(name, error.strerror)) from None
     said = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0:
-        lines = (said + "\n" + done.stderr.decode("utf-8", "replace")).split("\n")
-        told = [line.strip() for line in lines if line.strip()]
-        raise ProgramProblem(
-            "{0}: {1}".format(name, told[-1] if told else "status {0}".format(done.returncode))
-        )
+        # Some say it on the one stream, some on the other.
+        streams = (done.stderr.decode("utf-8", "replace").strip(), said.strip())
+        told = "; ".join(text.splitlines()[-1].strip() for text in streams if text)
+        raise ProgramProblem("{0}: {1}".format(name, told or "status {0}".format(done.returncode)))
     return said
