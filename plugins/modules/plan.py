@@ -218,6 +218,9 @@ receipts:
     key_digests:
       description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
       type: dict
+    sriov:
+      description: What to look for at the interfaces below the container network.
+      type: dict
     watch:
       description: What to look at besides what carries the cluster's label.
       type: dict

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
-from ansible_collections.rdm.provision.plugins.plugin_utils import vf_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     collisions,
@@ -170,6 +170,7 @@ def plan_nodes(
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
         }
+    warnings += fleet_checks.differences(facts)
     settled = {node for node, planned in nodes.items() if planned["network_present"]}
     warnings += pool_warnings(plan.addresses.subnet, facts, settled)
     if problems:

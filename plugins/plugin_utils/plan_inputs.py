@@ -39,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables impor
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
@@ -292,6 +293,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         rdma=reader.text(node, "container_rdma"),
         functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
         become=plan.inventory.nodes[node].become,
+        sriov=sriov_settings(reader, node),
     )
 
 

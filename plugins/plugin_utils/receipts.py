@@ -18,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
     role_options,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import RoleInputs
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
@@ -72,6 +73,7 @@ def receipts(
             "directory": one.directory(),
             "config_dir": one.config_dir(),
             "absent": one.absent,
+            "sriov": sriov_settings(reader, node).look(),
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
         }

@@ -103,7 +103,8 @@ def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
 def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any]]:
     """Return the RDMA devices (InfiniBand and RoCE), VFs included, with ports and character devices.
 
-    `char_devices` are those that exist under dev_root. `virtual` says that the device is a VF.
+    `char_devices` are those that exist under dev_root. `virtual` says that the device is a VF, and
+    `driver_version` is empty for most drivers that come with the kernel.
     """
     found = []
     for name in _entries(root, "class/infiniband"):
@@ -114,6 +115,9 @@ def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any
                 "node_guid": _read(device, "node_guid"),
                 "firmware": _read(device, "fw_ver"),
                 "board_id": _read(device, "board_id"),
+                "type": _read(device, "hca_type"),
+                "driver": _link(device, "device/driver"),
+                "driver_version": _read(device, "device/driver/module/version"),
                 "pci": _link(device, "device"),
                 "virtual": os.path.exists(os.path.join(device, "device/physfn")),
                 "char_devices": _char_devices(name, root, dev_root),
@@ -180,6 +184,8 @@ def _port(device: str, number: str) -> dict[str, Any]:
         "rate": _read(port, "rate"),
         "link_layer": _read(port, "link_layer"),
         "lid": int(lid, 16) if lid else 0,
+        # The subnet manager's; 0 where none has configured the port.
+        "sm_lid": int(_read(port, "sm_lid") or "0", 16),
     }
 
 

@@ -100,6 +100,9 @@ def test_mi250_infiniband(mi250: Node) -> None:
         "node_guid": "b8ce:f603:00a1:b2c0",
         "firmware": "20.35.2000",
         "board_id": "MT_0000000223",
+        "type": "",
+        "driver": "",
+        "driver_version": "",
         "pci": "0000:41:00.0",
         "virtual": False,
         "char_devices": ["/dev/infiniband/uverbs0", "/dev/infiniband/umad0", "/dev/infiniband/issm0"],
@@ -112,6 +115,7 @@ def test_mi250_infiniband(mi250: Node) -> None:
                 "rate": "200 Gb/sec (4X HDR)",
                 "link_layer": "InfiniBand",
                 "lid": 26,
+                "sm_lid": 0,
             }
         ],
     }
