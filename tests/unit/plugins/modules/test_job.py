@@ -128,6 +128,13 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(engine: Engi
     assert engine.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
+def test_sections_are_the_agents(engine: Engine) -> None:
+    engine.says(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
+    result = run("sections", name="tiny-1")
+    assert engine.argv == ["rdm-trainer", "job", "sections", "tiny-1"]
+    assert (result["sections"][0]["title"], result["known"]) == ("iteration time", True)
+
+
 def test_stop_says_whether_there_was_anything_to_stop(engine: Engine) -> None:
     engine.says(stopped=True, job={**RUNNING, "state": "stopped"})
     assert run("stop", name="tiny-1", now=True)["changed"]
@@ -135,7 +142,7 @@ def test_stop_says_whether_there_was_anything_to_stop(engine: Engine) -> None:
 
 
 def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(engine: Engine) -> None:
-    for verb in ("state", "logs", "stop"):
+    for verb in ("state", "logs", "sections", "stop"):
         result = run(verb, name="another")
         assert (result["known"], result["ended"], result["changed"]) == (False, True, False)
     assert engine.argv == []
