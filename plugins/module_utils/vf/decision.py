@@ -110,18 +110,17 @@ def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
             # The kernel changes from none to some and from some to none only.
             steps.append(_number_step(device, found, 0))
         if wanted.number:
-            if not found.autoprobe:
-                steps.append(_autoprobe(device, found))
+            # Drivers take the addresses when they are bound: once is enough.
+            bare = bool(wanted.addresses)
+            if found.autoprobe is bare:
+                steps.append(_autoprobe(device, found, on=not bare))
             steps.append(_number_step(device, found, wanted.number))
         return steps
     for vf in found.vfs:
         steps += _vf_steps(found, vf, wanted)
-    if (
-        steps
-        and not found.autoprobe
-        and any(not vf.driver or _rebinds(found, vf, wanted) for vf in found.vfs)
-    ):
-        steps.insert(0, _autoprobe(device, found))
+    # Where that is off, the kernel binds no VF, whoever asks for it.
+    if steps and found.autoprobe is False:
+        steps.insert(0, _autoprobe(device, found, on=True))
     return steps
 
 
@@ -334,9 +333,11 @@ def _number_step(device: str, found: Physical, number: int) -> Step:
     return Step("give {0} {1} VFs".format(found.name, number), "{0}/sriov_numvfs".format(device), str(number))
 
 
-def _autoprobe(device: str, found: Physical) -> Step:
+def _autoprobe(device: str, found: Physical, on: bool) -> Step:
     return Step(
-        "let the VFs of {0} get drivers".format(found.name), "{0}/sriov_drivers_autoprobe".format(device), "1"
+        "let new VFs of {0} {1} drivers".format(found.name, "get" if on else "be without"),
+        "{0}/sriov_drivers_autoprobe".format(device),
+        "1" if on else "0",
     )
 
 

@@ -103,7 +103,8 @@ class Kernel:
         until = time.monotonic() + self._settle_s
         while time.monotonic() < until:
             found = self.look(parent)
-            if found.whole and all(vf.driver and vf.interface for vf in found.vfs):
+            ready = found.autoprobe is False or all(vf.driver and vf.interface for vf in found.vfs)
+            if found.whole and ready:
                 return
             time.sleep(_POLL_S)
 

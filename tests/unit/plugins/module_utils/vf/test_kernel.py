@@ -94,6 +94,34 @@ def test_a_vf_is_unbound_before_and_bound_after_its_guids_are_set(kernel: FakeKe
     ]
 
 
+def test_new_vfs_are_bound_once_when_they_have_their_guids(kernel: FakeKernel) -> None:
+    bring(kernel, wanted("ib0", 2))
+    assert [line.partition("/devices/")[2] or line for line in kernel.log if "/sriov/" not in line] == [
+        "0000:41:00.0/sriov_drivers_autoprobe = 0",
+        "0000:41:00.0/sriov_numvfs = 2",
+        "0000:41:00.0/sriov_drivers_autoprobe = 1",
+        "bus/pci/drivers_probe = 0000:41:00.1",
+        "bus/pci/drivers_probe = 0000:41:00.2",
+    ]
+
+
+def test_a_kernel_without_a_switch_for_drivers_binds_them_twice(kernel: FakeKernel) -> None:
+    (kernel.sys / "bus/pci/devices/0000:41:00.0/sriov_drivers_autoprobe").unlink()
+    assert kernel.look("ib0").autoprobe is None
+    bring(kernel, wanted("ib0", 2))
+    assert len([line for line in kernel.log if line.endswith("/driver/unbind = 0000:41:00.1")]) == 1
+    assert all(vf.driver for vf in kernel.look("ib0").vfs)
+
+
+def test_what_a_kill_has_left_without_drivers_is_mended(kernel: FakeKernel) -> None:
+    for step in next_steps(kernel.look("ib0"), wanted("ib0")):
+        kernel.do(step)
+    assert not any(vf.driver for vf in kernel.look("ib0").vfs)
+    assert bring(kernel, wanted("ib0")) is True
+    assert all(vf.interface for vf in kernel.look("ib0").vfs)
+    assert kernel.look("ib0").autoprobe is True
+
+
 def test_a_policy_alone_needs_no_rebind(kernel: FakeKernel) -> None:
     bring(kernel, wanted("ib0"))
     kernel.log.clear()
