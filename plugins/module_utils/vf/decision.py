@@ -116,12 +116,21 @@ def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
                 steps.append(_autoprobe(device, found, on=not bare))
             steps.append(_number_step(device, found, wanted.number))
         return steps
+    binds: List[Step] = []
     for vf in found.vfs:
-        steps += _vf_steps(found, vf, wanted)
-    # Where that is off, the kernel binds no VF, whoever asks for it.
-    if steps and found.autoprobe is False:
-        steps.insert(0, _autoprobe(device, found, on=True))
-    return steps
+        differences = list(_differences(found, vf, wanted))
+        rebind = bool(vf.driver) and any(one.rebind for one in differences)
+        if rebind:
+            path = "{0}/{1}/driver/unbind".format(PCI_DEVICES, vf.pci)
+            steps.append(Step("unbind {0}".format(_name(vf, found)), path, vf.pci))
+        for difference in differences:
+            steps += difference.steps
+        if rebind or not vf.driver:
+            binds.append(Step("bind {0}".format(_name(vf, found)), "bus/pci/drivers_probe", vf.pci))
+    # Last of all: a driver that udev loads meanwhile takes every VF that it may have, address or not.
+    if binds and found.autoprobe is False:
+        steps.append(_autoprobe(device, found, on=True))
+    return steps + binds
 
 
 def described(found: Physical) -> str:
@@ -264,25 +273,6 @@ def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:
 # --- the steps -----------------------------------------------------------------------------------------
 
 
-def _vf_steps(found: Physical, vf: Virtual, wanted: Wanted) -> List[Step]:
-    differences = list(_differences(found, vf, wanted))
-    rebind = _rebinds(found, vf, wanted)
-    steps: List[Step] = []
-    device = "{0}/{1}".format(PCI_DEVICES, vf.pci)
-    name = _name(vf, found)
-    if rebind:
-        steps.append(Step("unbind {0}".format(name), "{0}/driver/unbind".format(device), vf.pci))
-    for difference in differences:
-        steps += difference.steps
-    if rebind or not vf.driver:
-        steps.append(Step("bind {0}".format(name), "bus/pci/drivers_probe", vf.pci))
-    return steps
-
-
-def _rebinds(found: Physical, vf: Virtual, wanted: Wanted) -> bool:
-    return bool(vf.driver) and any(one.rebind for one in _differences(found, vf, wanted))
-
-
 def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Difference]:
     """Yield what is to be set; addresses first, as a driver takes them when it is bound."""
     address = wanted.address(vf.number, found.infiniband)
@@ -298,6 +288,8 @@ def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Diffe
                 yield Difference(
                     what, is_now or "unknown", asked, (_ip_step(found, vf, what, word, asked),), rebind
                 )
+        if vf.interface and address and address == vf.address != vf.mac:
+            yield Difference("MAC", "{0} in its driver".format(vf.mac or "none"), address, (), True)
         return
     for what, file, word, is_now in (
         ("node GUID", "node", "node_guid", vf.address),
