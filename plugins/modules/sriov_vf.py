@@ -241,6 +241,9 @@ class Change:
             for path in self._gone:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+            for directory in (restore.DIRECTORY, os.path.dirname(restore.PROGRAM)):
+                with contextlib.suppress(OSError):  # others may have something there
+                    os.rmdir(directory)
             if self._systemd:
                 self._systemctl("daemon-reload")
         return [self._kernel.look(found.pci) for found, _ in self.pairs]

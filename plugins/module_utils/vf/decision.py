@@ -110,19 +110,27 @@ def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
             # The kernel changes from none to some and from some to none only.
             steps.append(_number_step(device, found, 0))
         if wanted.number:
-            if not found.autoprobe:
-                steps.append(_autoprobe(device, found))
+            # Drivers take the addresses when they are bound: once is enough.
+            bare = bool(wanted.addresses)
+            if found.autoprobe is bare:
+                steps.append(_autoprobe(device, found, on=not bare))
             steps.append(_number_step(device, found, wanted.number))
         return steps
+    binds: List[Step] = []
     for vf in found.vfs:
-        steps += _vf_steps(found, vf, wanted)
-    if (
-        steps
-        and not found.autoprobe
-        and any(not vf.driver or _rebinds(found, vf, wanted) for vf in found.vfs)
-    ):
-        steps.insert(0, _autoprobe(device, found))
-    return steps
+        differences = list(_differences(found, vf, wanted))
+        rebind = bool(vf.driver) and any(one.rebind for one in differences)
+        if rebind:
+            path = "{0}/{1}/driver/unbind".format(PCI_DEVICES, vf.pci)
+            steps.append(Step("unbind {0}".format(_name(vf, found)), path, vf.pci))
+        for difference in differences:
+            steps += difference.steps
+        if rebind or not vf.driver:
+            binds.append(Step("bind {0}".format(_name(vf, found)), "bus/pci/drivers_probe", vf.pci))
+    # Last of all: a driver that udev loads meanwhile takes every VF that it may have, address or not.
+    if binds and found.autoprobe is False:
+        steps.append(_autoprobe(device, found, on=True))
+    return steps + binds
 
 
 def described(found: Physical) -> str:
@@ -265,25 +273,6 @@ def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:
 # --- the steps -----------------------------------------------------------------------------------------
 
 
-def _vf_steps(found: Physical, vf: Virtual, wanted: Wanted) -> List[Step]:
-    differences = list(_differences(found, vf, wanted))
-    rebind = _rebinds(found, vf, wanted)
-    steps: List[Step] = []
-    device = "{0}/{1}".format(PCI_DEVICES, vf.pci)
-    name = _name(vf, found)
-    if rebind:
-        steps.append(Step("unbind {0}".format(name), "{0}/driver/unbind".format(device), vf.pci))
-    for difference in differences:
-        steps += difference.steps
-    if rebind or not vf.driver:
-        steps.append(Step("bind {0}".format(name), "bus/pci/drivers_probe", vf.pci))
-    return steps
-
-
-def _rebinds(found: Physical, vf: Virtual, wanted: Wanted) -> bool:
-    return bool(vf.driver) and any(one.rebind for one in _differences(found, vf, wanted))
-
-
 def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Difference]:
     """Yield what is to be set; addresses first, as a driver takes them when it is bound."""
     address = wanted.address(vf.number, found.infiniband)
@@ -299,6 +288,8 @@ def _differences(found: Physical, vf: Virtual, wanted: Wanted) -> Iterator[Diffe
                 yield Difference(
                     what, is_now or "unknown", asked, (_ip_step(found, vf, what, word, asked),), rebind
                 )
+        if vf.interface and address and address == vf.address != vf.mac:
+            yield Difference("MAC", "{0} in its driver".format(vf.mac or "none"), address, (), True)
         return
     for what, file, word, is_now in (
         ("node GUID", "node", "node_guid", vf.address),
@@ -334,9 +325,11 @@ def _number_step(device: str, found: Physical, number: int) -> Step:
     return Step("give {0} {1} VFs".format(found.name, number), "{0}/sriov_numvfs".format(device), str(number))
 
 
-def _autoprobe(device: str, found: Physical) -> Step:
+def _autoprobe(device: str, found: Physical, on: bool) -> Step:
     return Step(
-        "let the VFs of {0} get drivers".format(found.name), "{0}/sriov_drivers_autoprobe".format(device), "1"
+        "let new VFs of {0} {1} drivers".format(found.name, "get" if on else "be without"),
+        "{0}/sriov_drivers_autoprobe".format(device),
+        "1" if on else "0",
     )
 
 

@@ -85,7 +85,7 @@ class Physical(NamedTuple):
         infiniband: whether its link is InfiniBand, and not Ethernet.
         total: how many VFs it can have; -1 where neither kernel nor card knows of SR-IOV.
         number: how many it has.
-        autoprobe: whether new VFs get a driver.
+        autoprobe: whether new VFs get a driver; None where the kernel has no such switch, and they do.
         bond: the bond that its interface is in, or empty.
         vfs: the VFs, by number. One that has vanished is missing, or has no PCI address.
     """
@@ -96,7 +96,7 @@ class Physical(NamedTuple):
     infiniband: bool
     total: int
     number: int
-    autoprobe: bool
+    autoprobe: Optional[bool]
     bond: str
     vfs: Tuple[Virtual, ...]
 
@@ -132,8 +132,7 @@ def physical(parent: str, root: str = "/sys", links: Optional[Links] = None) -> 
         infiniband=infiniband,
         total=int(total) if total.isdigit() else -1,
         number=files.number(device, "sriov_numvfs"),
-        # Kernels before 4.12 have no such switch.
-        autoprobe=files.read(device, "sriov_drivers_autoprobe") != "0",
+        autoprobe={"0": False, "1": True}.get(files.read(device, "sriov_drivers_autoprobe")),
         bond=bond if os.path.isdir(os.path.join(root, "class/net", bond or "-", "bonding")) else "",
         vfs=tuple(_virtual(device, number, infiniband, shown.get(number, {})) for number in numbers),
     )

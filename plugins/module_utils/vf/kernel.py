@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import List, Sequence, Tuple
+from typing import Callable, List, Sequence, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.network_state import IpMissing, ip
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
@@ -27,7 +27,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import 
     vf_links,
 )
 
-SETTLE_S = 10.0
+SETTLE_S = 30.0
 """How long to wait for drivers and interfaces of new VFs: udev may have to load a module first."""
 
 _POLL_S = 0.1
@@ -100,12 +100,13 @@ class Kernel:
 
     def settle(self, parent: str) -> None:
         """Wait until the VFs of a PF have their drivers and interfaces, or until it has taken too long."""
-        until = time.monotonic() + self._settle_s
-        while time.monotonic() < until:
+
+        def settled() -> bool:
             found = self.look(parent)
-            if found.whole and all(vf.driver and vf.interface for vf in found.vfs):
-                return
-            time.sleep(_POLL_S)
+            ready = found.autoprobe is False or all(vf.driver and vf.interface for vf in found.vfs)
+            return found.whole and ready
+
+        self._until(settled)
 
     def _write(self, step: Step) -> str:
         try:
@@ -115,9 +116,19 @@ class Kernel:
             return (error.strerror or str(error)) + (" ({0})".format(hint) if hint else "")
         if not step.path.endswith("/drivers_probe"):
             return ""
-        if os.path.exists(os.path.join(self.root, PCI_DEVICES, step.text, "driver")):
+        bound = os.path.join(self.root, PCI_DEVICES, step.text, "driver")
+        if self._until(lambda: os.path.exists(bound)):
             return ""
         return "no driver took it: load the one for it (modprobe mlx5_core, igbvf or iavf)"
+
+    def _until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition as long as udev may take to load a module; return whether it holds."""
+        until = time.monotonic() + self._settle_s
+        while not condition():
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
 
 def judge(kernel: Kernel, wanted: Sequence[Wanted]) -> List[Tuple[Physical, Wanted]]:

@@ -64,7 +64,7 @@ After=systemd-modules-load.service openibd.service
 Type=oneshot
 RemainAfterExit=yes
 ExecStart={python} {program}
-TimeoutStartSec=300
+TimeoutStartSec=900
 
 [Install]
 WantedBy={wanted_by}

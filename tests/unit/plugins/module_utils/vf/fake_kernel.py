@@ -155,7 +155,8 @@ class FakeKernel(Kernel):
         device = (vf / "physfn").resolve()
         own = (device / "driver").resolve().name
         driver = _DRIVERS.get(own, own)
-        if (device / "sriov_drivers_autoprobe").read_text().strip() != "1" or driver not in self.drivers:
+        switch = device / "sriov_drivers_autoprobe"
+        if (switch.exists() and switch.read_text().strip() == "0") or driver not in self.drivers:
             raise _error(errno.ENODEV)
         if (vf / "driver").exists():
             return

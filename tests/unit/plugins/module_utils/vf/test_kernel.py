@@ -94,6 +94,63 @@ def test_a_vf_is_unbound_before_and_bound_after_its_guids_are_set(kernel: FakeKe
     ]
 
 
+def test_new_vfs_are_bound_once_when_they_have_their_guids(kernel: FakeKernel) -> None:
+    bring(kernel, wanted("ib0", 2))
+    assert [line.partition("/devices/")[2] or line for line in kernel.log if "/sriov/" not in line] == [
+        "0000:41:00.0/sriov_drivers_autoprobe = 0",
+        "0000:41:00.0/sriov_numvfs = 2",
+        "0000:41:00.0/sriov_drivers_autoprobe = 1",
+        "bus/pci/drivers_probe = 0000:41:00.1",
+        "bus/pci/drivers_probe = 0000:41:00.2",
+    ]
+
+
+def test_a_kernel_without_a_switch_for_drivers_binds_them_twice(kernel: FakeKernel) -> None:
+    (kernel.sys / "bus/pci/devices/0000:41:00.0/sriov_drivers_autoprobe").unlink()
+    assert kernel.look("ib0").autoprobe is None
+    bring(kernel, wanted("ib0", 2))
+    assert len([line for line in kernel.log if line.endswith("/driver/unbind = 0000:41:00.1")]) == 1
+    assert all(vf.driver for vf in kernel.look("ib0").vfs)
+
+
+def test_what_a_kill_has_left_without_drivers_is_mended(kernel: FakeKernel) -> None:
+    for step in next_steps(kernel.look("ib0"), wanted("ib0")):
+        kernel.do(step)
+    assert not any(vf.driver for vf in kernel.look("ib0").vfs)
+    assert bring(kernel, wanted("ib0")) is True
+    assert all(vf.interface for vf in kernel.look("ib0").vfs)
+    assert kernel.look("ib0").autoprobe is True
+
+
+def test_a_driver_that_comes_late_finds_every_address_set(
+    kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As udev loads it: the first one that is to be bound waits for it, and it takes all at once."""
+    probe = kernel.probe
+
+    def late(pci: str) -> None:
+        if "igbvf" in kernel.drivers:
+            probe(pci)
+        elif (kernel.sys / "bus/pci/devices/0000:52:00.0/sriov_drivers_autoprobe").read_text() == "1\n":
+            kernel.drivers.add("igbvf")
+            for vf in kernel.look("eth2").vfs:
+                probe(vf.pci)
+
+    kernel.drivers.discard("igbvf")
+    monkeypatch.setattr(kernel, "probe", late)
+    bring(kernel, wanted("eth2"))
+    for number in range(4):
+        assert kernel.interface_address("eth2", number) == addresses(FIRST, 0, 4)[number]
+
+
+def test_a_driver_that_has_another_address_learns_its_own(kernel: FakeKernel) -> None:
+    bring(kernel, wanted("eth2", 2))
+    (net,) = (kernel.vf("eth2", 1) / "net").iterdir()
+    (net / "address").write_text("02:00:00:00:00:01\n")
+    assert bring(kernel, wanted("eth2", 2)) is True
+    assert kernel.interface_address("eth2", 1) == addresses(FIRST, 0, 2)[1]
+
+
 def test_a_policy_alone_needs_no_rebind(kernel: FakeKernel) -> None:
     bring(kernel, wanted("ib0"))
     kernel.log.clear()
