@@ -61,13 +61,14 @@ options:
       - V(config) returns the configuration with every key.
       - V(start) starts it. V(stop) ends its processes on this node.
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
+      - V(sections) returns the ends of its logs, its configuration in short and the times of its steps.
       - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
         no container for them, none runs.
     type: str
-    choices: [check, config, start, state, stop, logs, list, running]
+    choices: [check, config, start, state, stop, logs, sections, list, running]
     required: true
   name:
-    description: The job; for V(state), V(stop) and V(logs).
+    description: The job; for V(state), V(stop), V(logs) and V(sections).
     type: str
     default: ""
   plan:
@@ -129,7 +130,7 @@ EXAMPLES = r"""
 RETURN = r"""
 known:
   description: Whether this node has the job.
-  returned: for V(state), V(stop) and V(logs)
+  returned: for V(state), V(stop), V(logs) and V(sections)
   type: bool
 job:
   description: How it is; on its master the whole job, elsewhere what is known there.
@@ -158,6 +159,11 @@ offset:
   description: Where that ends in the log.
   returned: for V(logs)
   type: int
+sections:
+  description: Titles, lines, and how many lines the files have.
+  returned: for V(sections)
+  type: list
+  elements: dict
 problems:
   description: What stands in the way, each in one sentence.
   returned: for V(check)
@@ -211,7 +217,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     },
     "verb": {
         "type": "str",
-        "choices": ["check", "config", "start", "state", "stop", "logs", "list", "running"],
+        "choices": ["check", "config", "start", "state", "stop", "logs", "sections", "list", "running"],
         "required": True,
     },
     "name": {"type": "str", "default": ""},
@@ -228,6 +234,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 VERSION = 1
 """Of what the agent is asked and answers."""
 
+_OF_ONE_JOB = ("state", "stop", "logs", "sections")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
@@ -280,6 +287,11 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return {"stream": options["stream"], **{key: answer[key] for key in ("text", "offset", "ended")}}
 
 
+def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what a job's logs say, section by section."""
+    return {"sections": agent.ask("sections", [options["name"]])["sections"]}
+
+
 def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
     """Say how all jobs are."""
     return {"jobs": agent.ask("list", [])["jobs"]}
@@ -303,6 +315,7 @@ _VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {
     "state": state,
     "stop": stop,
     "logs": logs,
+    "sections": sections,
     "list": jobs,
 }
 
@@ -311,7 +324,7 @@ def problem(options: Dict[str, Any]) -> Optional[str]:
     """Return what is missing or wrong among the options, as one sentence; None when nothing is."""
     if options["verb"] in ("check", "config", "start"):
         return None if options["plan"] else "plan is missing: what is the job to be?"
-    if options["verb"] in ("state", "stop", "logs") and not _NAME.fullmatch(options["name"]):
+    if options["verb"] in _OF_ONE_JOB and not _NAME.fullmatch(options["name"]):
         return "{0!r} is no name of a job".format(options["name"])
     return None
 
@@ -329,7 +342,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             return {"changed": False, "running": find_running(chosen, options["cluster"], options["node"])}
         place = find(chosen, options["cluster"])
         result: Dict[str, Any] = {"changed": False, "directory": place.directory}
-        if verb in ("state", "stop", "logs"):
+        if verb in _OF_ONE_JOB:
             # A node that does not take part in a job has no directory of it.
             result["known"] = os.path.isdir(os.path.join(place.directory, options["name"]))
             if not result["known"]:

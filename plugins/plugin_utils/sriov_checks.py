@@ -8,7 +8,7 @@ VFs impossible is refused; what may only be slow, or cannot be told for sure, is
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.boot import (
@@ -17,6 +17,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.boot import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools import allows, set_command
 from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import MELLANOX
+from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
@@ -25,13 +27,18 @@ _FIRMWARE_VFS = 8
 
 
 def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    """See that each parent is a physical function that offers as many VFs as are wanted."""
-    if want.network_driver != "sriov":
-        return
-    for one in facts.get("parents") or []:
-        problem = _unfit(want, one) or (_too_few(want, one, findings) if _is_short(want, one) else None)
-        if problem:
-            findings.problems.append(problem)
+    """See that each parent can have the VFs that are wanted, before any node has got some."""
+    told = set()
+    for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
+        unfit = _unfit(want, one)
+        if unfit or _is_short(want, one):
+            told.add(one["name"])
+            problem = unfit or _too_few(want, one, findings)
+            findings.problems.extend([problem] if problem else [])
+    if want.functions and not want.become:
+        reason = "needs root, which makes virtual functions, and rdm_become is false"
+        findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
+    findings.problems.extend(_impossible(want, facts, told))
 
 
 def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -87,6 +94,29 @@ def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
                 remedy,
             )
         )
+
+
+def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
+    """Yield why VFs cannot be made as they are wanted, but for the parents of which a layer tells."""
+    found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
+    seen: dict[str, str] = {}
+    for wanted in want.functions:
+        if wanted.parent in told:
+            continue
+        fact = found.get(wanted.parent)
+        if fact is None:
+            reason = "is to have virtual functions, and has no SR-IOV on this node"
+            remedy = f"choose one of {names(one['pf'] for one in facts.get('sriov') or [])}"
+            if not found:
+                remedy = "switch SR-IOV on in its firmware and in the BIOS, and see that its driver is loaded"
+            yield Problem(want.node, wanted.parent, reason, remedy)
+            continue
+        other = seen.setdefault(fact["pci"], wanted.parent)
+        if other != wanted.parent:
+            reason = f"is the same function as {other}"
+            yield Problem(want.node, wanted.parent, reason, "name it once")
+        for sentence in decision.problems(from_fact(fact), wanted):
+            yield Problem(want.node, "", sentence, "")
 
 
 def _is_short(want: NodePlan, one: Mapping[str, Any]) -> bool:

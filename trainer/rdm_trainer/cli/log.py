@@ -54,6 +54,28 @@ def summary(files: tuple[Path, ...], as_json: bool) -> int:
     return DONE
 
 
+@log.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def sections(directory: Path, as_json: bool) -> int:
+    """Show the ends of the logs in DIRECTORY, with get_result's sections: output, errors, GPUs, job, times.
+
+    DIRECTORY has NODE.out, NODE.err and NODE.gpu of each node, as log2/JOBID of FASOP's scripts has.
+    """
+    from rdm_log.sections import sections as sections_of
+    from rdm_log.sections import text
+
+    if not any(directory.glob("*.out")):
+        raise TrainerError(f"{directory} has no NODE.out files; give a directory such as log2/10932251.")
+    found = sections_of(directory, directory.resolve().name)
+    if as_json:
+        shown = {"ok": True, "sections": [section.to_json() for section in found]}
+        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    else:
+        click.echo(text(found))
+    return DONE
+
+
 def _show(console: Console, run: dict[str, Any], title: str) -> None:
     from rich.table import Table
     from rich.text import Text

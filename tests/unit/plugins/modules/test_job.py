@@ -202,6 +202,13 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
     assert agent.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
+def test_sections_are_the_agents(agent: Any) -> None:
+    agent.says(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
+    result = run("sections", agent, name="tiny-1")
+    assert agent.argv == ["rdm-trainer", "job", "sections", "tiny-1"]
+    assert (result["sections"][0]["title"], result["known"]) == ("iteration time", True)
+
+
 def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
     agent.says(stopped=True, job={**RUNNING, "state": "stopped"})
     assert run("stop", agent, name="tiny-1", now=True)["changed"]
@@ -209,7 +216,7 @@ def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
 
 
 def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) -> None:
-    for verb in ("state", "logs", "stop"):
+    for verb in ("state", "logs", "sections", "stop"):
         result = run(verb, agent, name="another")
         assert (result["known"], result["ended"], result["changed"]) == (False, True, False)
     assert agent.argv == []
