@@ -23,6 +23,7 @@ class SriovSettings(NamedTuple):
         firmware_vfs: how many the firmware may be told to allow, 0 where it is not to be touched.
         kernel_parameters: whether the kernel's command line may be changed.
         reboot_ok: whether the node may be rebooted for these.
+        upstream: whether the plugin is rdma/sriov-plugin.
     """
 
     parents: tuple[str, ...] = ()
@@ -30,10 +31,12 @@ class SriovSettings(NamedTuple):
     firmware_vfs: int = 0
     kernel_parameters: bool = False
     reboot_ok: bool = False
+    upstream: bool = True
 
     def look(self) -> dict[str, Any]:
         """Return the option `sriov` of node_facts: what a look at the node has to tell."""
-        return {key: value for key, value in self._asdict().items() if key != "reboot_ok"}
+        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters")
+        return {key: value for key, value in self._asdict().items() if key in told}
 
 
 class NodePlan(NamedTuple):

@@ -42,8 +42,11 @@ def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
 
 
 def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Name other interfaces of the parents' PCI functions: partitions (pkeys), second ports."""
-    if want.network_driver != "sriov":
+    """Name other interfaces of the parents' PCI functions: partitions (pkeys), second ports.
+
+    rdm-sriov knows functions by their PCI addresses, so that these do not mislead it.
+    """
+    if want.network_driver != "sriov" or not want.sriov.upstream:
         return
     for one in facts.get("parents") or []:
         others = [f"{child['name']} (pkey {child['pkey'] or 'unknown'})" for child in one["children"]]

@@ -11,10 +11,12 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import boot, programs, sriov_parent
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils import port_checks, sriov_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_node
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
 from tests.fixtures.sysfs.build import build
+from tests.unit.plugins.node_reports import report
 
 PF = "sys/bus/pci/devices/0000:41:00.0"
 CHECKS = (
@@ -165,6 +167,17 @@ def test_no_vfs_is_refused_with_the_layer_that_is_not_ready(
     assert warnings == []
     assert problems[0].startswith(f"n1: {layer} ib0 (0000:41:00.0) offers no VFs")
     assert remedy in problems[0]
+
+
+def test_the_plan_asks_each_of_these_checks(node: Node) -> None:
+    node.write(f"{PF}/sriov_totalvfs", "0")
+    node.without_iommu()
+    port(node, "mlx5_0", state="1: DOWN", phys_state="2: Polling")
+    plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", "sriov", "ib0")
+    facts = {**report(infiniband=[]), **{key: node.look()[key] for key in ("infiniband", "parents", "boot")}}
+    findings = check_node(plan._replace(sriov=WANTED), facts)
+    assert [one.value for one in findings.problems] == ["firmware:"]
+    assert {one.value for one in findings.warnings} >= {"kernel command line:", "link:"}
 
 
 def test_more_vfs_than_the_firmware_allows_says_both_numbers(node: Node) -> None:
@@ -363,6 +376,7 @@ def test_partitions_and_second_ports_on_the_function(node: Node) -> None:
     node.write("sys/class/net/ib0.8001/parent", "ib0")
     node.write("sys/class/net/ib0.8001/pkey", "0x8001")
     assert "host: ib0.8001 (pkey 0x8001), ib9 on the PCI function of ib0" in node.says()[1][0]
+    assert node.says(WANTED._replace(upstream=False)) == ([], [])
 
 
 def test_opensm_configuration(tmp_path: Path) -> None:
