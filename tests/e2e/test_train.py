@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -317,6 +318,10 @@ def test_what_a_job_leaves_is_where_it_says(cluster: Lab, curves: dict[str, list
     lines = cluster.rdm("logs", "e2e-curve-no-ssh", "--tail", "0").stdout.splitlines()
     assert {line.split()[0] for line in lines} == set(NODES)
     assert any("lm loss:" in line for line in lines)
+    shown = cluster.rdm("jobs", "e2e-curve-no-ssh", "--sections").stdout
+    assert shown.count("*" * 19 + " last output message " + "*" * 19) == 1
+    assert all(f"/{node}.err <==" in shown for node in NODES)
+    assert re.search(r"^iteration \d+ : \d+\.\d{4} s$", shown, re.MULTILINE)
 
 
 # --- refused before anything starts ---------------------------------------------------------------------

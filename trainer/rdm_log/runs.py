@@ -9,6 +9,7 @@ than the one that writes of starts.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,8 @@ __all__ = ["OUTLIERS", "Loss", "Run", "TimerFigures", "merged", "runs"]
 
 OUTLIERS = 20
 """So many of the slowest steps are remembered."""
+RECENT_TIMES = 10
+"""So many of the last times are remembered in their order."""
 _RECENT = 8
 """Lines of other ranks that say the same come at most so many lines later."""
 _SAME_TIME = 0.01
@@ -113,6 +116,7 @@ class Run:
     loss: Loss = field(default_factory=Loss)
     first_milliseconds: float | None = None
     times: Sample = field(default_factory=Sample)
+    recent_times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TIMES))
     slowest: Largest = field(default_factory=lambda: Largest(OUTLIERS))
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
     highest_grad_norm: float | None = None
@@ -171,6 +175,7 @@ class Run:
                 self.first_milliseconds = milliseconds
             else:
                 self.times.add(milliseconds)
+                self.recent_times.append(milliseconds)
                 self.slowest.add(milliseconds, iteration)
         for key in _SUMS:
             self.sums[key] += values.get(key, 0.0)

@@ -19,7 +19,7 @@ from rdm_log.lines import MILLISECONDS, Step
 from rdm_log.scan import read, records
 from rdm_log.tails import count_lines, tail
 
-__all__ = ["Section", "sections", "text"]
+__all__ = ["Section", "job_info", "sections", "text"]
 
 _TIMES = 20
 """So many times of steps are shown, the last ones."""
@@ -82,7 +82,7 @@ def sections(
         total = sum(count_lines(file) for file in files)
         found.append(Section(f"last {word} message", tuple(_ends(files, lines)), total))
     outputs = [directory / name for name in names if name.endswith(".out")]
-    told = info if info is not None else _info(outputs)
+    told = info if info is not None else job_info(outputs)
     items = (f"items: {' '.join(names)}",)
     lines_of_info = (f"{key}: {value}" for key, value in told.items())
     found.append(Section(f"job info {job}", (*items, *lines_of_info), is_whole=True))
@@ -102,7 +102,7 @@ def _ends(files: Sequence[Path], lines: int) -> list[str]:
     return shown
 
 
-def _info(outputs: Sequence[Path]) -> dict[str, str]:
+def job_info(outputs: Sequence[Path]) -> dict[str, str]:
     """Return what the script's node wrote of the job: that of the second file, or of the only one."""
     for file in (*outputs[1:2], *outputs[:1]):
         try:

@@ -13,7 +13,7 @@ from rdm_log.figures import quantile
 from rdm_log.runs import Run, merged, runs
 from rdm_log.scan import pieces, read, records
 
-__all__ = ["NothingToRead", "Summary", "log_files", "summarise"]
+__all__ = ["NothingToRead", "Summary", "log_files", "plain", "summarise"]
 
 _OUTLIER = 1.5
 """A step is an outlier when it took so many times the median."""
@@ -85,7 +85,7 @@ def summarise(paths: Sequence[Path]) -> Summary:
     if not any(run.lines for run in told):
         raise NothingToRead(_nothing(files, told))
     restarts = max(len(told), *(len(log) for log in logs)) - 1
-    return Summary(tuple(map(str, files)), restarts, tuple(map(_plain, told)))
+    return Summary(tuple(map(str, files)), restarts, tuple(map(plain, told)))
 
 
 def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
@@ -104,7 +104,7 @@ def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
     return f"{where} {verb} no line ` iteration N/M |` of a training: found {found}."
 
 
-def _plain(run: Run) -> dict[str, Any]:
+def plain(run: Run) -> dict[str, Any]:
     """Return a run as plain data."""
     times = run.times.ordered()
     median = quantile(times, 0.5) if times else run.first_milliseconds
@@ -114,7 +114,7 @@ def _plain(run: Run) -> dict[str, Any]:
     if batch and median:
         samples = batch * 1000.0 / median
     sequence = _sequence(run)
-    plain: dict[str, Any] = {
+    told: dict[str, Any] = {
         "file": run.file,
         "lines": run.lines,
         "first_iteration": run.first_iteration,
@@ -137,6 +137,7 @@ def _plain(run: Run) -> dict[str, Any]:
             "first": run.first_milliseconds,
             "median": median,
             "p95": quantile(times, 0.95) if times else None,
+            "recent": list(run.recent_times),
             "outliers": [
                 [iteration, time]
                 for time, iteration in run.slowest.ordered()
@@ -172,7 +173,7 @@ def _plain(run: Run) -> dict[str, Any]:
         "arguments": run.arguments,
         "last_fields": last,
     }
-    finite = _finite(plain)
+    finite = _finite(told)
     assert isinstance(finite, dict)
     return finite
 

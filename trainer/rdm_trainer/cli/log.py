@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,38 @@ def sections(directory: Path, as_json: bool) -> int:
     else:
         click.echo(text(found))
     return DONE
+
+
+@log.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--state", default="", help="The scheduler's word, such as `sacct -nXo state -j JOBID`.")
+@click.option(
+    "--conf",
+    type=click.Path(path_type=Path),
+    help="KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verdict(directory: Path, state: str, conf: Path | None, as_json: bool) -> int:
+    """Judge the job whose logs are in DIRECTORY: healthy, starting, stalled, suspect, failed or finished.
+
+    Exits with 0 when it is healthy, starting or finished, with 1 when it failed, with 4 when it stalls or is
+    suspect.
+    """
+    from rdm_log.observe import observe
+    from rdm_log.summary import NothingToRead
+    from rdm_log.verdict import judge
+
+    try:
+        found = judge(observe(directory, state=state, conf=conf, now=time.time()))
+    except NothingToRead as error:
+        raise TrainerError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps({"ok": True, **found.to_json()}, indent=2, ensure_ascii=False))
+    else:
+        click.echo(f"{found.word}: {found.reason}")
+        for sentence in found.evidence[1:]:
+            click.echo(f"  {sentence}")
+    return found.exit_code
 
 
 def _show(console: Console, run: dict[str, Any], title: str) -> None:

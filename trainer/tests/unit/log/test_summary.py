@@ -45,12 +45,9 @@ def summary(tmp_path: Path, **files: str | Iterable[str]) -> dict[str, Any]:
 def test_the_documents_sample_gives_its_numbers() -> None:
     (run,) = summarise([CORPUS / "sample.txt"]).runs
     assert (run["first_iteration"], run["last_iteration"], run["train_iterations"]) == (30, 50, 50)
-    assert run["step_ms"] == {
-        "first": 1423.8,
-        "median": 1391.85,
-        "p95": pytest.approx(1408.005),
-        "outliers": [],
-    }
+    step = run["step_ms"]
+    assert (step["first"], step["median"], step["outliers"]) == (1423.8, 1391.85, [])
+    assert step["p95"] == pytest.approx(1408.005)
     assert run["loss"]["curve"] == [[30, 10.17721], [40, 9.237929], [50, 8.917599]]
     assert run["loss"]["lowest_at"] == 50
     assert run["samples_per_second"] == pytest.approx(64 / 1.39185)
