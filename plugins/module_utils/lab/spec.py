@@ -315,7 +315,8 @@ def inventory(
         "container_image": image,
     }
     if machines:
-        variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
+        # Where every instruction is translated, Python alone takes seconds to start.
+        variables.update({"sriov_vfs": VIRTUAL_FUNCTIONS, "verify_deadline": 60.0})
     else:
         variables["container_memlock_required"] = False
     if driver == "sriov" and not machines:
