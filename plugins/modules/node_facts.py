@@ -333,20 +333,21 @@ def node_facts(
     )
     found.update(_hardware(findings, sysfs_root, dev_root))
     found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])
-    found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {})
+    found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {}, sysfs_root)
     found["findings"] = findings
     return found
 
 
 def _work(
-    found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str]
+    found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str], sysfs_root: str
 ) -> dict[str, list[str]]:
     """Return which roles have something to do, and why."""
     kept = receipt.read(directory) if inputs else {}
     seen = None
     if kept and found["docker"]:
         try:
-            seen = receipt.observe(kept["watch"], found["hardware"], DockerAPI(found["docker"]["socket"]))
+            api = DockerAPI(found["docker"]["socket"])
+            seen = receipt.observe(kept["watch"], found["hardware"], api, sysfs_root)
         except DockerProblem:
             pass  # it went away in this moment: then there is work
     work = receipt.to_do(kept, inputs, keys, seen)

@@ -154,6 +154,9 @@ nodes:
     image:
       description: The image that the training container runs.
       type: str
+    vf_mac:
+      description: The first of the MACs of its virtual functions; empty where the cluster has none.
+      type: str
     config_dir:
       description: The directory for the cluster's files on the node. This and the rest only with facts.
       type: str

@@ -11,6 +11,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spe
     nvidia_way,
     rdma_devices,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     DRIVERS_ON_A_PARENT,
     Findings,
@@ -96,6 +98,31 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
             f"choose one of {names(name for name in existing if name != 'lo')}",
         )
     )
+
+
+def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse virtual functions that cannot be made, before any node has got some."""
+    if want.functions and not want.become:
+        reason = "needs root, which makes virtual functions, and rdm_become is false"
+        findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
+    found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
+    seen: dict[str, str] = {}
+    for wanted in want.functions:
+        fact = found.get(wanted.parent)
+        if fact is None:
+            reason = "is to have virtual functions, and has no SR-IOV on this node"
+            remedy = f"choose one of {names(one['pf'] for one in facts.get('sriov') or [])}"
+            if not found:
+                remedy = "switch SR-IOV on in its firmware and in the BIOS, and see that its driver is loaded"
+            findings.problems.append(Problem(want.node, wanted.parent, reason, remedy))
+            continue
+        other = seen.setdefault(fact["pci"], wanted.parent)
+        if other != wanted.parent:
+            reason = f"is the same function as {other}"
+            findings.problems.append(Problem(want.node, wanted.parent, reason, "name it once"))
+        findings.problems.extend(
+            Problem(want.node, "", sentence, "") for sentence in decision.problems(from_fact(fact), wanted)
+        )
 
 
 def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -26,6 +26,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         engine_checks.user_namespaces,
         engine_checks.selinux,
         device_checks.parent,
+        device_checks.functions,
         device_checks.memlock,
         engine_checks.image,
         engine_checks.archives,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
@@ -42,6 +43,8 @@ class NodePlan(NamedTuple):
         unlabelled: mounts of the user that SELinux would have to allow.
         others: MY_IP -> node, of all nodes.
         rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
+        functions: what is wanted of the node's physical functions.
+        become: whether root works there.
     """
 
     node: str
@@ -69,6 +72,8 @@ class NodePlan(NamedTuple):
     unlabelled: Sequence[str] = ()
     others: Mapping[str, str] = {}
     rdma: str = "auto"
+    functions: Sequence[Wanted] = ()
+    become: bool = True
 
 
 class Findings(NamedTuple):

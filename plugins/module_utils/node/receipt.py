@@ -32,9 +32,21 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.host_state impo
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import state_of
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical, vf_links
 
 FILE_NAME = "receipt"
-WATCH = ("cluster", "config_dirs", "job_directory", "system", "images", "archives", "users", "paths")
+WATCH = (
+    "cluster",
+    "functions",
+    "config_dirs",
+    "job_directory",
+    "system",
+    "images",
+    "archives",
+    "users",
+    "paths",
+)
 """What a watch says: see :func:`observe`."""
 
 Found = Dict[str, Dict[str, str]]
@@ -61,7 +73,8 @@ def observe(
     """Return how everything is found that the roles are in charge of.
 
     Args:
-        watch: `cluster`, its name; `config_dirs`, the directories with its files; `job_directory`, or empty;
+        watch: `cluster`, its name; `functions`, the physical functions whose VFs it has made, each with the
+            settings that count; `config_dirs`, the directories with its files; `job_directory`, or empty;
             `system`, whether shells of all users have MY_IP; `images`, names; `archives`, paths of image
             archives on the node; `users`, who may use the engine; `paths`, what else shall exist, by role.
         hardware: digest of what the node has that containers get.
@@ -73,6 +86,7 @@ def observe(
         DockerProblem: the engine does not answer.
     """
     found: Found = {"container": {"what the node has for containers": hardware}}
+    _see_functions(watch["functions"], sysfs_root, found)
     jobs = local_path(watch["job_directory"])
     for directory in watch["config_dirs"]:
         _see_files(local_path(directory), jobs, found)
@@ -173,6 +187,23 @@ def text(inputs: Mapping[str, str], watch: Mapping[str, Any], found: Found) -> s
 
 _CONTAINER = "the container "
 _STATE = " itself"
+
+
+def _see_functions(functions: Iterable[Any], root: str, found: Found) -> None:
+    """Look at the virtual functions."""
+    links = vf_links() if functions else {}
+    for parent, shows in functions:
+        card = "the network card {0}".format(parent)
+        try:
+            one = physical(parent, root, links)
+        except VfProblem:
+            _note(found, "sriov", card, MISSING)
+            continue
+        _note(found, "sriov", card, "there")
+        _note(found, "sriov", "the number of VFs of {0}".format(parent), str(one.number))
+        for vf in one.vfs:
+            what = "VF {0} of {1}".format(vf.number, parent)
+            _note(found, "sriov", what, state_of(vf, shows) if vf.pci else MISSING)
 
 
 def _see_files(directory: str, jobs: str, found: Found) -> None:

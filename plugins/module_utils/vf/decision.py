@@ -6,7 +6,7 @@ This runs on the controller and on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import (
     PCI_DEVICES,
@@ -156,26 +156,23 @@ def planned(found: Physical, wanted: Wanted) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def state_of(found: Physical, vf: Virtual, wanted: Wanted) -> str:
-    """Return what is kept of a VF to see a change later: only what was asked for."""
-    shown = ["bound" if vf.driver else "unbound"]
-    if wanted.addresses:
-        shown.append(vf.address or "no address")
-        if found.infiniband and vf.port != vf.address:
-            shown.append("port {0}".format(vf.port or "without GUID"))
-    if found.infiniband and wanted.policy:
-        shown.append(vf.policy or "no policy")
-    if not found.infiniband:
-        shown += [
-            "{0} {1}".format(what, is_now)
-            for what, asked, is_now in (
-                ("VLAN", wanted.vlan, vf.vlan),
-                ("trust", wanted.trust, _on(vf.trust)),
-                ("spoof check", wanted.spoof_check, _on(vf.spoof_check)),
-            )
-            if asked is not None
-        ]
-    return ", ".join(shown)
+def state_of(vf: Virtual, shows: Collection[str]) -> str:
+    """Return what is kept of a VF to see a change later.
+
+    Args:
+        vf: the VF.
+        shows: its settings that were asked for: address, policy, vlan, trust, spoof_check. What others set,
+            such as the VLAN of a container's network, is theirs.
+    """
+    states = {
+        "address": " and ".join(sorted({vf.address, vf.port} - {""})),
+        "policy": vf.policy,
+        "vlan": vf.vlan is not None and "VLAN {0}".format(vf.vlan),
+        "trust": vf.trust is not None and "trust {0}".format(_on(vf.trust)),
+        "spoof_check": vf.spoof_check is not None and "spoof check {0}".format(_on(vf.spoof_check)),
+    }
+    shown = [state for name, state in states.items() if name in shows and state]
+    return " with ".join(filter(None, ["bound" if vf.driver else "unbound", ", ".join(shown)]))
 
 
 # --- what stands against it ----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ This runs on the controller and on nodes (Python 3.8 or newer).
 from __future__ import annotations
 
 import re
-from typing import List
+from typing import List, NamedTuple, Optional
 
 FUNCTIONS = 16
 """Physical functions of a node."""
@@ -50,6 +50,25 @@ def mac_of(first: str, function: int, number: int) -> str:
             "{3}".format(FUNCTIONS, NUMBERS, number, function)
         )
     return _text(_number(first) + (function << 8) + number, MAC_BYTES)
+
+
+class Place(NamedTuple):
+    """What an address says of its VF, if it is one of ours."""
+
+    prefix: str
+    address: int
+    function: int
+    number: int
+
+
+def place_of(text: str) -> Optional[Place]:
+    """Return whose VF has a normalised MAC or GUID; None for a GUID that is not made of a MAC."""
+    if bytes_of(text) == GUID_BYTES:
+        if text[8:15] != ":ff:fe:":
+            return None
+        text = text[:9] + text[15:]
+    value = _number(text[6:])
+    return Place(text[:5], value >> 12, value >> 8 & FUNCTIONS - 1, value & NUMBERS - 1)
 
 
 def guid_of(mac: str) -> str:

@@ -151,6 +151,11 @@ def enabled_link() -> str:
     return os.path.join(UNIT_DIRECTORY, _WANTED_BY + ".wants", UNIT)
 
 
+def paths() -> List[str]:
+    """Return what is to be there, where systemd runs, so that VFs are restored."""
+    return [PROGRAM, os.path.join(DIRECTORY, FILE_NAME), enabled_link()]
+
+
 def put(path: str, content: bytes, mode: int) -> None:
     """Write a file, whole or not at all."""
     directory = os.path.dirname(path)

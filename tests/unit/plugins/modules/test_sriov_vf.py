@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem
 from ansible_collections.rdm.provision.plugins.modules import sriov_vf
 
+from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
 from tests.unit.plugins.modules.running import Failed, documented_options, run_module
 
@@ -289,3 +290,60 @@ def test_without_systemd_the_files_are_there_and_the_answer_says_what_to_do(node
     )
     assert json.loads((node.etc / restore.FILE_NAME).read_text())["cluster"] == "rdm"
     assert (node.units / restore.UNIT).exists()
+
+
+# --- as Ansible sends it ---
+
+PLAY = """
+- name: Make virtual functions
+  hosts: localhost
+  connection: local
+  gather_facts: false
+  module_defaults:
+    rdm.provision.sriov_vf:
+      sysfs_root: "{{ tree }}/sys"
+  tasks:
+    - name: Make virtual functions
+      ansible.builtin.include_role:
+        name: rdm.provision.sriov
+        tasks_from: vfs
+"""
+
+
+def test_the_role_hands_its_variables_to_the_module_which_packs_itself_on_the_node(tmp_path: Path) -> None:
+    FakeKernel(tmp_path / "tree")
+    (tmp_path / "play.yml").write_text(PLAY)
+    variables = {
+        "ansible_python_interpreter": sys.executable,
+        "tree": str(tmp_path / "tree"),
+        "sriov_vfs": 2,
+        "network_parent": "eth1, eth2",
+        "sriov_vf_first_mac": FIRST,
+        "sriov_vf_addresses": {"eth2": ["06:00:00:00:00:01", "06:00:00:00:00:02"]},
+        "sriov_vf_trust": False,
+    }
+    words = ["-i", "localhost,", "--check", "--diff", "-e", json.dumps(variables), str(tmp_path / "play.yml")]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), *words],
+        env={
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_PIPELINING": "true",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    result = tasks[-1]["hosts"]["localhost"]
+    assert result["changed"] is True
+    shown = {one["after_header"]: one["after"] for one in result["diff"]}
+    assert f"VF 1 (address follows): bound, MAC {FIRST[:-1]}1, trust off" in shown["eth1"]
+    assert "VF 0 (address follows): bound, MAC 06:00:00:00:00:01, trust off" in shown["eth2"]
+    assert shown[restore.PROGRAM] == "(a program)\n"
+    kept = json.loads(shown[f"{restore.DIRECTORY}/{restore.FILE_NAME}"])
+    assert [one["parent"] for one in kept["functions"]] == ["eth1", "eth2"]
