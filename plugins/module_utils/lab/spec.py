@@ -315,8 +315,9 @@ def inventory(
         "container_image": image,
     }
     if machines:
-        # Where every instruction is translated, Python alone takes seconds to start.
-        variables.update({"sriov_vfs": VIRTUAL_FUNCTIONS, "verify_deadline": 60.0})
+        variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
+        # Where every instruction is translated, sudo and Python alone take seconds to start.
+        variables.update({"ansible_timeout": 120, "sriov_ready_timeout": 120, "verify_deadline": 60.0})
     else:
         variables["container_memlock_required"] = False
     if driver == "sriov" and not machines:
