@@ -67,7 +67,7 @@ class Machines:
             output.chmod(0o777)
             (files / "vm").mkdir(parents=True, mode=0o755)
             files.chmod(0o755)
-            for name in (*recipe.GUEST_FILES, "strip.sh", *(f"vm/{name}" for name in recipe.FILES)):
+            for name in (*recipe.GUEST_FILES, *(f"vm/{name}" for name in recipe.FILES)):
                 (files / name).write_bytes(file_content(self.files, name))
                 (files / name).chmod(0o644)
             own = release()

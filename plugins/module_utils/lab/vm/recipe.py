@@ -61,7 +61,7 @@ GUEST_PACKAGES = (
     "xz-utils",
     "zstd",
 )
-GUEST_FILES = ("node-setup.sh", "rdm-lab")
+GUEST_FILES = ("node-setup.sh", "rdm-lab", "strip.sh")
 FILES = ("guest.sh", "init", "rdm-lab")  # of the directory vm
 
 

@@ -122,6 +122,11 @@ systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.ti
   e2scrub_reap.service fstrim.timer getty-static.service getty@tty1.service modprobe@.service serial-getty@ttyS0.service \
   sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
   systemd-binfmt.service systemd-networkd-wait-online.service systemd-pstore.service
+# No sockets of other hypervisors; in their place it would complain at every boot.
+mkdir -p /etc/systemd/system-generators
+ln -s /dev/null /etc/systemd/system-generators/systemd-ssh-generator
+# Or every login complains that it is missing.
+touch /etc/default/locale
 # All of /usr is new, and what follows from it has been made.
 journalctl --update-catalog
 ldconfig
