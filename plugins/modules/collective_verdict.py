@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: collective_verdict
 short_description: Judge the all-reduce over all nodes
 description:
-  - Takes how a job ended that ran C(rdm_trainer.tools.all_reduce), and says how fast it was, and for each node
-    whether it makes it slow or fail.
+  - Takes how a job ended that ran C(rdm_trainer.tools.all_reduce), and says how fast it was, and for each
+    node whether it makes it slow or fail.
   - A node whose exchanges with the others are slow is at fault; one slow pair of two good nodes is a link.
     Of a job that failed, the node counts whose process failed first.
   - It does not fail on a bad verdict, so that the play can fail the very nodes that are at fault. Run it
