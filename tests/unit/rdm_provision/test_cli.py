@@ -259,6 +259,12 @@ def test_show_command_prints_one_line_and_does_nothing(
     assert not (path / ".rdm").exists()
 
 
+def test_a_size_without_an_all_reduce_is_bad_input(call: Call, make_inventory: MakeInventory) -> None:
+    said = call("verify", "-i", make_inventory(), "--max-size", "64M")
+    assert said.code == 3
+    assert "--max-size is of --collective." in said.err
+
+
 def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: MakeInventory) -> None:
     path = make_inventory(rdm_cluster="no-such-cluster")
     said = call("exec", "-i", path, "--limit", "node1", "--", "hostname")
