@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    CONFIG_DIR,
+    RUNTIME_CONTAINER,
+    USER_CONFIG_DIR,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
@@ -92,7 +96,9 @@ def plan_cluster(
             found += refused.problems
         else:
             found += subnet_problems(addresses.subnet)
-            found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
+            # A bare host is reached at the address that it has.
+            if inventory.runtime == RUNTIME_CONTAINER:
+                found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
     if addresses is None:
         return None, found
     warning = public_space_warning(addresses.subnet)
