@@ -138,7 +138,7 @@ def test_a_job_of_the_user_outlives_who_started_it_and_ends_with_a_checkpoint(
 
     wait_until(lambda: progress().get("iteration", 0) > 0, "it trains", seen=progress)
     assert {*hosts.processes("n1"), *hosts.processes("n2")} == {"rdm"}
-    assert "is in use by process" in hosts.rdm("env", "down", expect=1).stdout
+    assert "is in use by process" in json.dumps(hosts.json("env", "down", expect=1)["nodes"])
     assert "iteration" in hosts.rdm("logs", "endless").stdout
     assert hosts.json("stop", "endless")["changed"]
     (job,) = hosts.json("jobs", "endless")["jobs"]
