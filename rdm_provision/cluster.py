@@ -354,6 +354,27 @@ class Cluster(JobVerbs):
             "down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra, keep=keep
         )
 
+    def env_up(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+        """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile.
+
+        The arguments and the errors are those of :meth:`up`.
+
+        >>> Cluster.load("inventory/mdx").env_up().result().exit_code  # doctest: +SKIP
+        0
+        """
+        return self._run("env-up", "env_up", limit, tags, forks, verbosity, exclusive=True, diff=True)
+
+    def env_down(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+        """Take away what :meth:`env_up` made, and nothing else. Refused while a job uses the environment.
+
+        The arguments and the errors are those of :meth:`up`.
+
+        >>> Cluster.load("inventory/mdx").env_down().result().exit_code  # doctest: +SKIP
+        0
+        """
+        keep = frozenset({FILES_MODULE})
+        return self._run("env-down", "env_down", limit, tags, forks, verbosity, exclusive=True, keep=keep)
+
     def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
 

@@ -215,6 +215,9 @@ receipts:
       description: The roles whose traces are to be taken away from the node.
       type: list
       elements: str
+    bare:
+      description: Whether it is a bare host, which has no containers.
+      type: bool
     key_digests:
       description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
       type: dict

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    CONFIG_DIR,
+    RUNTIME_CONTAINER,
+    RUNTIME_HOST,
+    USER_CONFIG_DIR,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, vf_plan
@@ -31,7 +36,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     network_present,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_engine, check_node
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
+    check_engine,
+    check_host,
+    check_node,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     Problem,
@@ -96,10 +105,13 @@ def plan_cluster(
             found += refused.problems
         else:
             found += subnet_problems(addresses.subnet)
-            found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
+            # A bare host is reached at the address that it has.
+            if inventory.runtime == RUNTIME_CONTAINER:
+                found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
     if addresses is None:
         return None, found
-    warning = public_space_warning(addresses.subnet)
+    bare = inventory.runtime == RUNTIME_HOST
+    warning = None if bare else public_space_warning(addresses.subnet)
     return ClusterPlan(inventory, addresses, [warning] if warning else []), found
 
 
@@ -135,12 +147,18 @@ def plan_nodes(
     Raises:
         Refused: with every problem of every node.
     """
-    problems = collisions(
-        plan.addresses.subnet,
-        facts,
-        {node: want.network_name for node, want in wants.items()},
-        plan.inventory.cluster,
-        plan.inventory.ssh_addresses.values(),
+    # A bare host has neither a container nor their network: what it has on the fabric is its own.
+    bare = plan.inventory.runtime == RUNTIME_HOST
+    problems = (
+        []
+        if bare
+        else collisions(
+            plan.addresses.subnet,
+            facts,
+            {node: want.network_name for node, want in wants.items()},
+            plan.inventory.cluster,
+            plan.inventory.ssh_addresses.values(),
+        )
     )
     problems += vf_plan.taken(plan.addresses, plan.functions, facts)
     problems += [
@@ -149,7 +167,8 @@ def plan_nodes(
         )
         for node, why in (failed or {}).items()
     ]
-    ended = ended_jobs({node: ended_by_plan(wants[node], found) for node, found in facts.items()})
+    running = {} if bare else {node: ended_by_plan(wants[node], found) for node, found in facts.items()}
+    ended = ended_jobs(running)
     if changes:
         problems += ended
     warnings: list[Problem] = []
@@ -157,7 +176,7 @@ def plan_nodes(
     holders = {address: node for node, address in plan.addresses.nodes.items()}
     for node, found in facts.items():
         want = wants[node]._replace(others=holders)
-        findings = check_node(want, found)
+        findings = (check_host if bare else check_node)(want, found)
         problems += findings.problems
         config_dir = _config_dir(plan.inventory, node, found)
         problems += config_dir_problems(want, config_dir, found)
@@ -172,7 +191,8 @@ def plan_nodes(
         }
     warnings += fleet_checks.differences(facts)
     settled = {node for node, planned in nodes.items() if planned["network_present"]}
-    warnings += pool_warnings(plan.addresses.subnet, facts, settled)
+    if not bare:
+        warnings += pool_warnings(plan.addresses.subnet, facts, settled)
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
@@ -207,7 +227,7 @@ def problems_beside(
         *(
             problem
             for node in facts
-            if node not in clear
+            if node not in clear and plan.inventory.runtime == RUNTIME_CONTAINER
             for problem in check_engine(wants[node], facts[node])
         ),
     ]

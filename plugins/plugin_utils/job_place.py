@@ -24,7 +24,7 @@ def job_place(variable: Callable[[str], Any]) -> dict[str, str]:
     config_dir = str(variable("rdm_config_dir") or f"~/{USER_CONFIG_DIR}")
     return {
         "runtime": RUNTIME_HOST,
-        "environment": str(variable("python_env_directory") or f"{config_dir}/env"),
+        "environment": str(variable("python_env_directory") or f"{config_dir}/python"),
         "directory": str(variable("job_directory") or f"{config_dir}/jobs"),
         "key": f"{config_dir}/ssh/id_ed25519",
         "my_ip": str(variable("my_ip") or ""),

@@ -51,6 +51,18 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     return findings
 
 
+def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
+    """Return what stands against the plan on a bare host, which has no containers."""
+    interfaces = facts.get("interfaces") or []
+    own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
+    if want.my_ip in own:
+        return Findings([], [])
+    having = sorted(address for address in own if ":" not in address and not address.startswith("127."))
+    reason = f"is no address of the host, which has {', '.join(having) or 'none'}"
+    remedy = "set my_ip to the one that it has on the fabric"
+    return Findings([Problem(want.node, f"my_ip {want.my_ip}", reason, remedy)], [])
+
+
 def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
     """Return what is wrong with the engine and with the node itself, whatever is planned for it."""
     findings = Findings([], [])

@@ -7,7 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, PLAN_FILE
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    ACCELERATORS,
+    PLAN_FILE,
+    RUNTIME_HOST,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
@@ -200,13 +204,16 @@ def _check_roles(
         accelerator = variables[host].get("rdm_accelerator")
         # Where these refer to what only the node knows, they are judged when that is known.
         known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
+        # A bare host has no containers, and so no images.
+        bare = variables[host].get("rdm_runtime") == RUNTIME_HOST
+        known_now = known_now and not bare
         images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
         if not wrong:
             try:
                 _network_options(reader, host)
             except ValueError as error:
                 wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
-        problems += unpinned(host, _powerful(reader, host), given.get("images_list"))
+        problems += [] if bare else unpinned(host, _powerful(reader, host), given.get("images_list"))
         # These name the image, which the check of types cannot.
         told = any(problem.value.endswith("images_list") for problem in images[host].problems)
         problems += images[host].problems

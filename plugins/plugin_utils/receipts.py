@@ -9,7 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    CONFIG_DIR,
+    RUNTIME_HOST,
+    USER_CONFIG_DIR,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
 from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
@@ -21,6 +25,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import R
 from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
+BARE_ROLES = ("my_ip", "hostfile")
+"""The roles that a bare host needs of those that need no Docker; its environment is made by env_up."""
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
 
 
@@ -74,6 +80,7 @@ def receipts(
             "config_dir": one.config_dir(),
             "absent": one.absent,
             "sriov": sriov_settings(reader, node).look(),
+            "bare": one.bare,
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
         }
@@ -91,7 +98,10 @@ class _Node:
         self.accelerator = plan["nodes"][node]["accelerator"]
         self.become = become
         self.inventory_dir = str(reader.written(node).get("inventory_dir") or "")
-        self.absent = [role for role in WORKERS if self._absent(role)]
+        self.bare = reader.text(node, "rdm_runtime") == RUNTIME_HOST
+        self.absent = [
+            role for role in WORKERS if self._absent(role) and (role in BARE_ROLES or not self.bare)
+        ]
         self.listed = self._listed()
         self.sriov = self._sriov()
         try:
@@ -101,7 +111,7 @@ class _Node:
 
     def wants(self, role: str, images: bool) -> bool:
         """Whether a role has anything to see to on this node, as far as the variables tell."""
-        if self._state(role) == "absent":
+        if self._state(role) == "absent" or (self.bare and role not in BARE_ROLES):
             return False
         if role == "docker_engine":
             return bool(self._list("docker_engine_users"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import zlib
@@ -41,7 +42,10 @@ def check(request: Request) -> dict[str, Any]:
         The answer to ``check``: ``problems``, ``facts`` and, on the master, ``offer``.
     """
     problems: list[str] = list(_place(request))
-    facts: dict[str, Any] = {"rdm_trainer": rdm_trainer.__version__}
+    facts: dict[str, Any] = {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "rdm_trainer": rdm_trainer.__version__,
+    }
     for package in ("torch", "deepspeed"):
         try:
             facts[package] = importlib.metadata.version(package)

@@ -170,3 +170,20 @@ def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> N
     with pytest.raises(Refused) as refused:
         plan_nodes(plan, wants(plan), facts)
     assert [problem.node for problem in refused.value.problems] == ["m", "w1", "w2", "w2"]
+
+
+def test_bare_hosts_keep_the_addresses_that_ssh_uses_and_need_no_engine() -> None:
+    bare = {
+        **CPU,
+        "rdm_runtime": "host",
+        "rdm_become": False,
+        "rdm_subnet": "10.0.0.0/24",
+        "rdm_gateway": "10.0.0.254",
+    }
+    variables = {"m": {**bare, "my_ip": "10.0.0.1", "ansible_host": "10.0.0.1"}}
+    plan, problems = plan_cluster(["m"], [], variables)
+    assert plan is not None
+    assert problems == []
+    assert plan_nodes(plan, wants(plan), {"m": report(docker=None)}).warnings == []
+    with pytest.raises(Refused, match=r"my_ip 10\.0\.0\.1 is no address of the host"):
+        plan_nodes(plan, wants(plan), {"m": report(docker=None, interfaces=[])})

@@ -16,7 +16,7 @@ def test_jobs_are_in_the_container_unless_the_inventory_says_otherwise() -> None
 def test_the_hosts_directories_follow_its_configuration_directory() -> None:
     assert place(rdm_runtime="host", my_ip="10.2.72.135") == {
         "runtime": "host",
-        "environment": "~/.rdm/%n/env",
+        "environment": "~/.rdm/%n/python",
         "directory": "~/.rdm/%n/jobs",
         "key": "~/.rdm/%n/ssh/id_ed25519",
         "my_ip": "10.2.72.135",

@@ -13,7 +13,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     network_differences,
     network_present,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_node
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_host, check_node
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
@@ -546,3 +546,13 @@ def test_a_second_network_on_the_parent_interface_is_refused() -> None:
     [sentence] = problems(found)
     assert "network_parent ib0 carries the Docker network theirs already" in sentence
     assert problems(found, network_parent="eth0", network_options={"parent": "eth0"}) == []
+
+
+def test_a_bare_host_needs_its_address_and_no_engine() -> None:
+    found = report(docker=None)
+    assert check_host(want(my_ip="10.0.0.1"), found) == ([], [])
+    [problem] = check_host(want(my_ip="10.0.0.2"), found).problems
+    assert problem.sentence == (
+        "my_ip 10.0.0.2 is no address of the host, which has 10.0.0.1, 172.17.0.1: "
+        "set my_ip to the one that it has on the fabric"
+    )
