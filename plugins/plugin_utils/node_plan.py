@@ -42,6 +42,7 @@ class NodePlan(NamedTuple):
         unlabelled: mounts of the user that SELinux would have to allow.
         others: MY_IP -> node, of all nodes.
         rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
+        plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
     """
 
     node: str
@@ -69,6 +70,7 @@ class NodePlan(NamedTuple):
     unlabelled: Sequence[str] = ()
     others: Mapping[str, str] = {}
     rdma: str = "auto"
+    plugin: str = ""
 
 
 class Findings(NamedTuple):

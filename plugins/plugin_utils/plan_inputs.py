@@ -39,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables impor
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import UPSTREAM, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
@@ -212,11 +213,23 @@ def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[s
 
 def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
     """Return the images that run with all rights on the node, by the variable that names each."""
-    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
-    if not enabled or reader.text(host, "sriov_state") == "absent" or reader.true(host, "sriov_allow_tag"):
+    plugin = plugin_of(reader, host)
+    if not plugin or reader.true(host, "sriov_allow_tag"):
         return {}
-    used = {"sriov_image": True, "sriov_wrapper_image": reader.true(host, "sriov_install_wrapper")}
-    return {name: reader.text(host, name) for name, is_used in used.items() if is_used}
+    used = {}
+    if plugin == UPSTREAM:
+        used["sriov_image"] = reader.text(host, "sriov_image") or UPSTREAM_IMAGE
+    if reader.true(host, "sriov_install_wrapper"):
+        used["sriov_wrapper_image"] = reader.text(host, "sriov_wrapper_image")
+    return used
+
+
+def plugin_of(reader: HostVariables, host: str) -> str:
+    """Return the SR-IOV network plugin that a node is to have; empty for none."""
+    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
+    return (
+        reader.text(host, "sriov_plugin") if enabled and reader.text(host, "sriov_state") != "absent" else ""
+    )
 
 
 def _network_options(reader: HostVariables, host: str) -> dict[str, str]:
@@ -272,6 +285,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
             {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
         ),
         rdma=reader.text(node, "container_rdma"),
+        plugin=plugin_of(reader, node),
     )
 
 
