@@ -260,6 +260,12 @@ node:
     opensm:
       description: The node's opensm.conf, C(path) and its C(virt_enabled); empty for none.
       type: dict
+    network_plugin:
+      description:
+        - The network plugin rdm-sriov where a systemd unit runs it, as C(unit) (whether there is one),
+          C(cluster) (whose it is) and C(running); C(systemd) says whether systemd runs here.
+      type: dict
+      sample: {systemd: true, unit: true, cluster: rdm, running: true}
     config_owner:
       description: Name of the cluster whose files O(config_dir) holds; empty for none.
       type: str
@@ -311,6 +317,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     sysfs,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
 from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
 
 ARGUMENT_SPEC = {
@@ -393,6 +400,11 @@ def node_facts(
         [] if said else findings.guard("contexts", other_engines, login_user, DEFAULT_SOCKET, otherwise=[])
     )
     found.update(_hardware(findings, sysfs_root, dev_root))
+    found["network_plugin"] = findings.guard(
+        "network-plugin",
+        installation.facts,
+        otherwise={"systemd": False, "unit": False, "cluster": "", "running": False},
+    )
     found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])
     found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
     found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {}, sysfs_root)

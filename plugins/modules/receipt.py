@@ -43,7 +43,7 @@ options:
     description:
       - What to look at besides what carries the cluster's label.
       - C(cluster), C(functions), C(config_dirs), C(job_directory), C(system), C(images), C(archives),
-        C(users), C(paths).
+        C(users), C(paths), C(plugin).
     type: dict
     required: true
   hardware:

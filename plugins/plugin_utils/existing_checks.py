@@ -11,6 +11,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import LAB
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import plugin_in_place
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
 
@@ -22,6 +23,7 @@ def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     options = network.get("options") or {}
     has = [("driver", network["driver"], want.network_driver)]
     has.append(("subnet", names(map(str, subnets_of(network))) or "none", str(want.subnet)))
+    has.append(("plugin", plugin_in_place(facts, want.cluster) or want.plugin, want.plugin))
     has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", want.gateway))
     if network["driver"] == want.network_driver:
         has += [(name, options.get(name) or "none", value) for name, value in want.network_options.items()]

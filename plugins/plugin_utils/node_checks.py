@@ -10,6 +10,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import (
     device_checks,
     engine_checks,
     existing_checks,
+    plugin_checks,
     port_checks,
     sriov_checks,
 )
@@ -22,6 +23,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     findings = Findings([], [])
     for check in (
         engine_checks.engine,
+        plugin_checks.upstream,
         engine_checks.reported,
         device_checks.accelerator,
         device_checks.gpu_access,

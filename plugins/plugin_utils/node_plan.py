@@ -71,6 +71,7 @@ class NodePlan(NamedTuple):
         functions: what is wanted of the node's physical functions.
         become: whether root works there.
         sriov: what is wanted of the interfaces below the network.
+        plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
     """
 
     node: str
@@ -101,6 +102,7 @@ class NodePlan(NamedTuple):
     functions: Sequence[Wanted] = ()
     become: bool = True
     sriov: SriovSettings = SriovSettings()
+    plugin: str = ""
 
 
 class Findings(NamedTuple):

@@ -37,6 +37,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
@@ -238,11 +239,23 @@ def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[s
 
 def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
     """Return the images that run with all rights on the node, by the variable that names each."""
-    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
-    if not enabled or reader.text(host, "sriov_state") == "absent" or reader.true(host, "sriov_allow_tag"):
+    plugin = plugin_of(reader, host)
+    if not plugin or reader.true(host, "sriov_allow_tag"):
         return {}
-    used = {"sriov_image": True, "sriov_wrapper_image": reader.true(host, "sriov_install_wrapper")}
-    return {name: reader.text(host, name) for name, is_used in used.items() if is_used}
+    used = {}
+    if plugin == UPSTREAM:
+        used["sriov_image"] = reader.text(host, "sriov_image") or UPSTREAM_IMAGE
+    if reader.true(host, "sriov_install_wrapper"):
+        used["sriov_wrapper_image"] = reader.text(host, "sriov_wrapper_image")
+    return used
+
+
+def plugin_of(reader: HostVariables, host: str) -> str:
+    """Return the SR-IOV network plugin that a node is to have; empty for none."""
+    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
+    return (
+        reader.text(host, "sriov_plugin") if enabled and reader.text(host, "sriov_state") != "absent" else ""
+    )
 
 
 def _network_options(reader: HostVariables, host: str) -> dict[str, str]:
@@ -301,6 +314,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
         become=plan.inventory.nodes[node].become,
         sriov=sriov_settings(reader, node),
+        plugin=plugin_of(reader, node),
     )
 
 

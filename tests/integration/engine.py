@@ -26,10 +26,12 @@ class Engine:
     Attributes:
         root: a short directory (a unix socket's path has at most 107 bytes) with everything the engine has.
         options: further options of dockerd.
+        prefix: command that becomes dockerd, for one that is not the machine's.
     """
 
     root: Path
     options: list[str] = field(default_factory=list)
+    prefix: list[str] = field(default_factory=list)
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -71,6 +73,7 @@ class Engine:
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
+                    *self.prefix,
                     "dockerd",
                     f"--host=unix://{self.socket}",
                     f"--data-root={self.root / 'data'}",
@@ -140,17 +143,18 @@ class Engine:
 
 
 @contextmanager
-def private_engine(*options: str) -> Iterator[Engine]:
+def private_engine(*options: str, prefix: list[str] | None = None) -> Iterator[Engine]:
     """Run a private dockerd for the length of a with block.
 
     Args:
         options: further options of dockerd.
+        prefix: command that becomes dockerd, for one that is not the machine's.
     """
     if os.geteuid() != 0:
         pytest.fail("the integration tests start a Docker Engine of their own, which only root can do")
     if shutil.which("dockerd") is None:
         pytest.fail("the integration tests need the dockerd program: apt-get install docker.io")
-    engine = Engine(Path(tempfile.mkdtemp(prefix="rdm-engine-", dir="/tmp")), list(options))
+    engine = Engine(Path(tempfile.mkdtemp(prefix="rdm-engine-", dir="/tmp")), list(options), prefix or [])
     try:
         engine.start()
         yield engine

@@ -5,135 +5,25 @@ Engines and plugins are killed here, so both are of these tests alone.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import _UnixConnection
-from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN, file_content
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import READY
 
-from tests.integration.conftest import BUSYBOX
-from tests.integration.engine import Engine, private_engine, wait_until
-from tests.integration.images import busybox_rootfs, import_image
+from tests.integration.engine import wait_until
+from tests.integration.engines import ENGINES
+from tests.integration.sriov_node import FUNCTIONS, Node, sriov_node
 
-FUNCTIONS = 7
 CONTAINERS = 50
-ROOT = Path(__file__).parents[2]
-NETWORK = "rdm-test-sriov"
+OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
 
 
-class Node:
-    """An engine, the plugin beside it, and the interface that its functions are on.
-
-    Attributes:
-        engine: of these tests.
-        parent: the interface.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.parent = f"p{os.getpid()}"
-        self.driver = f"rdm-test-{os.getpid()}"
-        self.socket = Path(f"/run/docker/plugins/{self.driver}.sock")
-        self.state = engine.root / "sriov"
-        self.program = engine.root / "rdm-sriov"
-        self.log = engine.root / "rdm-sriov.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start_plugin(self) -> None:
-        """Start the plugin and wait until it says that it is ready."""
-        before = self.log.read_text().count(READY) if self.log.exists() else 0
-        places = ["--socket", self.socket, "--state", self.state, "--engine", self.engine.socket]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(self.program), *map(str, places)], stdout=log, stderr=subprocess.STDOUT
-            )
-        assert wait_until(lambda: self.log.read_text().count(READY) > before, 20), self.log.read_text()
-
-    def stop_plugin(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the plugin."""
-        assert self._process is not None
-        self._process.send_signal(how)
-        self._process.wait(20)
-
-    def docker(self, *words: object) -> str:
-        """Run docker; return what it printed, or raise with what it complained of."""
-        argv = ["docker", *map(str, words)]
-        done = subprocess.run(
-            argv, env=self.engine.environment, capture_output=True, text=True, check=False, timeout=120
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip())
-        return done.stdout.strip()
-
-    def run(self, name: str, *options: object, network: str = NETWORK) -> str:
-        """Start a container on the plugin's network; return its id."""
-        return self.docker("run", "-d", "--init", "--name", name, "--network", network, *options, BUSYBOX)
-
-    def remove(self, *names: str) -> None:
-        """Remove containers."""
-        self.docker("rm", "-f", *names)
-
-    def reserve(self, address: str) -> dict[str, Any]:
-        """Reserve a function for an address; return what the plugin says of it."""
-        network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
-        connection = _UnixConnection(str(self.socket), 30)
-        request = {"NetworkID": network, "Address": f"{address}/24"}
-        connection.request("POST", "/RdmSriov.Reserve", json.dumps(request))
-        answer = json.loads(connection.getresponse().read())
-        connection.close()
-        assert "Err" not in answer, answer
-        found: dict[str, Any] = answer["Function"]
-        return found
-
-    def address(self, name: str) -> str:
-        """Return the hardware address that a container sees on its interface."""
-        return self.docker("exec", name, "cat", "/sys/class/net/eth0/address")
-
-    def running(self, name: str) -> bool:
-        """Say whether a container runs."""
-        return self.docker("inspect", "--format", "{{.State.Running}}", name) == "true"
-
-    def promised(self) -> dict[str, Any]:
-        """Return the endpoints that the plugin keeps."""
-        endpoints: dict[str, Any] = json.loads((self.state / "state.json").read_text())["endpoints"]
-        return endpoints
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
+@pytest.fixture(scope="module", params=["20.10", *OTHERS])
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """A node with an engine, a plugin and a network."""
-    with private_engine() as engine:
-        node = Node(engine)
-        link = ["ip", "link", "add", node.parent, "type", "veth", "peer", "name", f"{node.parent}x"]
-        subprocess.run(link, check=True)
-        try:
-            subprocess.run(["ip", "link", "set", f"{node.parent}x", "up"], check=True)
-            node.program.write_bytes(file_content(ROOT / "roles/lab/files", PLUGIN))
-            import_image(engine.api, BUSYBOX, busybox_rootfs())
-            node.start_plugin()
-            option = f"netdevice={node.parent}"
-            node.docker(
-                "network", "create", "-d", node.driver, "-o", option, "--subnet", "192.169.16.0/24", NETWORK
-            )
-            yield node
-            node.docker("network", "rm", NETWORK)
-            node.stop_plugin()
-            assert not node.socket.exists()
-            assert not list(Path("/sys/class/net").glob(f"{node.parent}v*")), "the plugin left links"
-        finally:
-            if node._process is not None and node._process.poll() is None:
-                node.stop_plugin(signal.SIGKILL)
-            node.socket.unlink(missing_ok=True)
-            subprocess.run(["ip", "link", "del", node.parent], check=True)
+    with sriov_node(request.param) as node:
+        yield node
 
 
 def test_containers_reach_each_other_and_no_gateway_that_is_not_there(node: Node) -> None:

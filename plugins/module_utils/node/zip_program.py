@@ -29,9 +29,10 @@ def zip_program(sources: Mapping[str, bytes], main: bytes) -> bytes:
                 files.setdefault(str(folder / "__init__.py"), b"")
     output = io.BytesIO(b"#!/usr/bin/env python3\n")
     output.seek(0, io.SEEK_END)
-    with zipfile.ZipFile(output, "a", zipfile.ZIP_DEFLATED) as archive:
+    # Not compressed: another zlib would make another file of the same sources.
+    with zipfile.ZipFile(output, "a", zipfile.ZIP_STORED) as archive:
         for path, content in sorted(files.items()):
             member = zipfile.ZipInfo(path, _TIME)
             member.external_attr = 0o644 << 16
-            archive.writestr(member, content, zipfile.ZIP_DEFLATED)
+            archive.writestr(member, content)
     return output.getvalue()

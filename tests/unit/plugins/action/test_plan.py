@@ -324,7 +324,7 @@ def test_list_of_images_is_judged_with_all_else(cluster: Cluster) -> None:
 
 
 def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cluster) -> None:
-    sriov = {"network_driver": "sriov"}
+    sriov = {"network_driver": "sriov", "sriov_plugin": "upstream"}
     pinned = {"sriov_image": f"mine@sha256:{64 * 'a'}"}
     cluster.write(
         {"a": sriov},
@@ -333,8 +333,9 @@ def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cl
             "c": {**sriov, **pinned},
             "d": {**sriov, "sriov_enabled": False},
             "e": {**sriov, **pinned, "sriov_install_wrapper": True},
-            "f": {"sriov_enabled": True, "sriov_image": "other:1"},
+            "f": {"sriov_enabled": True, "sriov_image": "other:1", "sriov_plugin": "upstream"},
             "g": {},
+            "h": {"network_driver": "sriov"},
         },
         CPU,
     )

@@ -1,0 +1,154 @@
+"""Docker Engines of other releases of the distribution, and one that is newer than any of them.
+
+An engine of another release runs in the machine's own network namespace, from a directory with that release's
+packages. They come from the machine's own package sources, and are kept in .artifacts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import shutil
+import socket
+import socketserver
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import apt_sources
+
+KEPT = Path(__file__).parents[2] / ".artifacts/engines"
+ENGINES = {"20.10": "", "26.1": "trixie", "28.5": "sid"}
+"""Version -> the release that has it; the machine's own is used as it is installed."""
+_USR = ("bin", "sbin", "lib", "lib64")
+_TIMEOUT = 600.0
+
+
+def engine_directory(release: str) -> Path:
+    """Return a root directory that has a release's Docker Engine; fetched when there is none yet.
+
+    Args:
+        release: code name.
+    """
+    where = KEPT / release
+    KEPT.mkdir(parents=True, exist_ok=True)
+    with (KEPT / f"{release}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not where.exists():
+            _fetch(release, where)
+    return where
+
+
+def _fetch(release: str, where: Path) -> None:
+    own = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(), re.MULTILINE)
+    assert own, "the machine does not say which release it is"
+    places = [Path("/etc/apt/sources.list"), *Path("/etc/apt/sources.list.d").glob("*")]
+    texts = {str(path): path.read_text() for path in places if path.is_file()}
+    sources = [
+        line.replace(f" {own[1]} ", f" {release} ")
+        for line in apt_sources(texts, own[1])
+        if f" {own[1]} " in line
+    ]
+    new = where.with_suffix(".new")
+    shutil.rmtree(new, ignore_errors=True)
+    command = [
+        "mmdebstrap",
+        "--quiet",
+        "--variant=extract",  # nothing is configured: one program is all that is wanted
+        '--aptopt=APT::Install-Recommends "false"',
+        # A release that is still made may be without a new signature for some days.
+        '--aptopt=Acquire::Check-Valid-Until "false"',
+        "--include=docker.io",
+        release,
+        str(new),
+        *sources,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
+    if done.returncode:
+        pytest.fail(f"no Docker Engine of {release} could be fetched:\n{done.stderr[-2000:]}")
+    for name in _USR:
+        if not (new / name).exists():
+            (new / name).symlink_to(f"usr/{name}")
+    for name in ("dev", "mnt", "proc", "run", "sys", "tmp"):
+        (new / name).mkdir(exist_ok=True)
+    new.rename(where)
+
+
+def inside(directory: Path) -> list[str]:
+    """Return a command that becomes its arguments in a directory that has the machine's devices and /run."""
+    # A chroot would not do: what enters a container's mount namespace gets the root of that.
+    steps = [
+        'mount --bind "$0" "$0"',
+        *(f'mount --rbind /{name} "$0/{name}"' for name in ("dev", "proc", "run", "sys", "tmp")),
+        'cd "$0"',
+        "pivot_root . mnt",
+        'exec "$@"',
+    ]
+    return ["unshare", "--mount", "sh", "-c", " && ".join(steps), str(directory)]
+
+
+class _Relay(socketserver.BaseRequestHandler):
+    """One connection, whose first request decides."""
+
+    server: Any
+
+    def handle(self) -> None:
+        head = b""
+        while b"\r\n\r\n" not in head:
+            if not (part := self.request.recv(65536)):
+                return
+            head += part
+        asked = re.match(rb"\w+ /v(\d+)\.(\d+)/", head)
+        if asked and tuple(map(int, asked.groups())) < self.server.oldest:
+            self._refuse(asked[1].decode(), asked[2].decode())
+            return
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as engine:
+            engine.connect(self.server.engine)
+            # One request per connection, so that each is looked at.
+            engine.sendall(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+            back = threading.Thread(target=_pump, args=(engine, self.request), daemon=True)
+            back.start()
+            _pump(self.request, engine)
+            back.join()
+
+    def _refuse(self, major: str, minor: str) -> None:
+        oldest = ".".join(map(str, self.server.oldest))
+        said = f"client version {major}.{minor} is too old. Minimum supported API version is {oldest}"
+        body = f'{{"message":"{said}"}}'
+        head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        self.request.sendall(f"{head}\r\nConnection: close\r\n\r\n{body}".encode())
+
+
+class _Server(socketserver.ThreadingUnixStreamServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+
+@contextlib.contextmanager
+def newer_engine(engine: str, path: Path, oldest: tuple[int, int] = (1, 44)) -> Iterator[None]:
+    """Stand for an engine that refuses older versions of the API, as version 29 does.
+
+    Args:
+        engine: socket of a real one.
+        path: of the stand-in's socket.
+        oldest: version of the API that is not refused.
+    """
+    path.unlink(missing_ok=True)
+    with _Server(str(path), _Relay) as server:
+        server.engine, server.oldest = engine, oldest  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield
+        server.shutdown()
+    path.unlink(missing_ok=True)
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while part := source.recv(65536):
+            sink.sendall(part)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

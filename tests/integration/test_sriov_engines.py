@@ -1,0 +1,93 @@
+"""The network plugin under newer engines: what differs between them, and their ends.
+
+All of test_sriov_plugin.py runs under each of them in `make test-long`.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import networks_of
+
+from tests.integration.conftest import BUSYBOX
+from tests.integration.engine import wait_until
+from tests.integration.engines import ENGINES, newer_engine
+from tests.integration.sriov_node import NETWORK, Node, sriov_node
+
+
+@pytest.fixture(scope="module", params=[version for version, release in ENGINES.items() if release])
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """A node with a newer engine, a plugin and a network."""
+    with sriov_node(request.param) as node:
+        yield node
+
+
+def create(node: Node, name: str, version: str, everywhere: str = "", end: str = "") -> None:
+    """Create and start a container in one version of the API, with hardware addresses."""
+    ends = {NETWORK: {"IPAMConfig": {"IPv4Address": "192.169.16.100"}, "MacAddress": end}}
+    spec = {
+        "Image": BUSYBOX,
+        "MacAddress": everywhere,
+        "HostConfig": {"NetworkMode": NETWORK, "Init": True},
+        "NetworkingConfig": {"EndpointsConfig": ends},
+    }
+    api = DockerAPI(node.engine.socket)
+    api._version = {**api.version(), "ApiVersion": version}
+    made = api.post("/containers/create", spec, name=name)["Id"]
+    api.post(f"/containers/{made}/start")
+
+
+def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
+    node.run("na", "--ip", "192.169.16.100", "--restart", "always")
+    node.run("nb", "--ip", "192.169.16.101")
+    before = node.address("na")
+    node.docker("exec", "nb", "ping", "-c", "1", "-w", "5", "192.169.16.100")
+    node.stop_plugin(signal.SIGKILL)
+    node.start_plugin()
+    node.docker("restart", "-t", "1", "nb")
+    # Without a word to the plugin.
+    node.engine.kill()
+    node.engine.start()
+    assert wait_until(lambda: node.running("na"), 60)
+    assert node.address("na") == before
+    node.remove("na", "nb")
+    assert node.promised() == {}
+
+
+def test_a_hardware_address_chooses_the_function_in_each_version_of_the_api(node: Node) -> None:
+    wanted = node.reserve("192.169.16.100")["mac"]
+    create(node, "old", "1.43", everywhere=wanted)
+    assert node.address("old") == wanted
+    node.remove("old")
+    other = node.reserve("192.169.16.101")["mac"]
+    assert other != wanted
+    create(node, "new", "1.44", end=wanted)
+    assert node.address("new") == wanted
+    node.remove("new")
+    node.docker("run", "-d", "--init", "--name", "cli", "--network", NETWORK, "--mac-address", other, BUSYBOX)
+    assert node.address("cli") == other
+    node.remove("cli")
+
+
+def test_a_plugin_without_its_state_asks_an_engine_that_refuses_old_versions(node: Node) -> None:
+    socket = node.engine.root / "new.sock"
+    with newer_engine(node.engine.socket, socket):
+        old = DockerAPI(str(socket))
+        old._version = {**old.version(), "ApiVersion": "1.43"}
+        with pytest.raises(DockerError, match=r"client version 1\.43 is too old"):
+            old.get("/networks")
+        assert [options["netdevice"] for options in networks_of(str(socket), node.driver).values()] == [
+            node.parent
+        ]
+        node.run("na")
+        node.stop_plugin()
+        (node.state / "state.json").unlink()
+        node.start_plugin(str(socket))
+        node.run("nb")
+        assert node.address("na") != node.address("nb")
+        node.remove("na", "nb")
+    node.stop_plugin()
+    node.start_plugin()
