@@ -7,6 +7,7 @@ Both steps refuse with all problems of all nodes at once, and neither changes an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
@@ -14,13 +15,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spe
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
+    RAIL_SUBNETS,
     collisions,
     pool_warnings,
     public_space_warning,
     ssh_address_problems,
     subnet_problems,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interface
+from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interfaces
 from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     config_dir_problems,
@@ -32,6 +34,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_engine, check_node
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     Problem,
     Refused,
@@ -47,11 +50,13 @@ class ClusterPlan(NamedTuple):
         inventory: the cluster as the user described it.
         addresses: the address plan.
         warnings: sentences about what is not as it should be but refuses nothing.
+        rails: the subnets of the further rails.
     """
 
     inventory: Inventory
     addresses: AddressPlan
     warnings: list[str]
+    rails: Sequence[IPv4Network] = ()
 
 
 def plan_cluster(
@@ -138,6 +143,15 @@ def plan_nodes(
         plan.inventory.cluster,
         plan.inventory.ssh_addresses.values(),
     )
+    for index, subnet in enumerate(plan.rails):
+        problems += collisions(
+            subnet,
+            facts,
+            {node: want.rails[index].network for node, want in wants.items()},
+            plan.inventory.cluster,
+            plan.inventory.ssh_addresses.values(),
+            RAIL_SUBNETS,
+        )
     problems += [
         Problem(
             node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
@@ -159,11 +173,15 @@ def plan_nodes(
         warnings += findings.warnings
         nodes[node] = {
             "config_dir": config_dir,
-            "container": container_spec(found, want.accelerator, rdma_interface(want))._asdict(),
+            "container": container_spec(
+                found, want.accelerator, *rdma_interfaces(want), rdma=not want.function_devices
+            )._asdict(),
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
+            **({"function_devices": want.function_devices} if want.reserves else {}),
+            **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
         }
     settled = {node for node, planned in nodes.items() if planned["network_present"]}
     warnings += pool_warnings(plan.addresses.subnet, facts, settled)
@@ -171,6 +189,11 @@ def plan_nodes(
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
     return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+
+
+def _rail(rail: Rail) -> dict[str, Any]:
+    """Return what the roles need to know of a node's rail."""
+    return {**rail._asdict(), "subnet": str(rail.subnet), "options": dict(rail.options)}
 
 
 def problems_beside(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
@@ -33,6 +34,9 @@ class NodePlan(NamedTuple):
         docker_socket: where the user says that the engine is; empty for the usual place.
         engine_install: whether a missing engine is installed later in the run.
         min_free_bytes: space that images need, 0 for no check.
+        reserves: whether the network plugin is rdm-sriov, which says before which function a container gets.
+        function_devices: whether the container gets the RDMA devices of just that function.
+        rails: the further rails of the node, each with a network of its own.
         image: what the training container runs; empty when that is not known.
         image_listed: whether images_list brings it; otherwise the node must have it.
         spare_jobs: refuse what would end a training job.
@@ -60,6 +64,9 @@ class NodePlan(NamedTuple):
     docker_socket: str = ""
     engine_install: bool = False
     min_free_bytes: int = 0
+    reserves: bool = False
+    function_devices: bool = False
+    rails: Sequence[Rail] = ()
     image: str = ""
     image_listed: bool = True
     spare_jobs: bool = True
@@ -69,6 +76,21 @@ class NodePlan(NamedTuple):
     unlabelled: Sequence[str] = ()
     others: Mapping[str, str] = {}
     rdma: str = "auto"
+
+
+def of_rails(want: NodePlan) -> list[NodePlan]:
+    """Return what is wanted of a node's further networks, as if each were its only one."""
+    return [
+        want._replace(
+            my_ip=rail.my_ip,
+            subnet=rail.subnet,
+            gateway=rail.gateway,
+            network_name=rail.network,
+            network_parent=rail.parent,
+            network_options=rail.options,
+        )
+        for rail in want.rails
+    ]
 
 
 class Findings(NamedTuple):
