@@ -387,7 +387,7 @@ def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluste
     cluster.write({"a": facts()}, {"b": {**facts(), "container_rails": ["ib0", "ib3"]}}, CPU)
     assert cluster.run(stage="nodes")[1]["problems"][0]["value"] == "container_rails"
     common = {**CPU, "container_rails": ["ib0", "ib1"], "network_driver": "sriov", "sriov_allow_tag": True}
-    two = [{"name": name, "addresses": []} for name in ("ib0", "ib1")]
+    two: list[dict[str, Any]] = [{"name": name, "addresses": []} for name in ("ib0", "ib1")]
     cluster.write({"a": facts(interfaces=two)}, {"b": {"container_rails": ["ib0", "ib3"]}}, common)
     rc, result, output = cluster.run(stage="nodes")
     assert rc == 0, output
