@@ -24,7 +24,7 @@ class NodeState:
         container: name and state of the training container, as ``rdm (running)``.
         image: the image the container was made from.
         network: name and driver of the container network, as ``ibnet (sriov)``.
-        plugin: state of the SR-IOV plugin's container; empty where there is none.
+        plugin: state of the SR-IOV plugin, of its container or its unit; empty where there is none.
         accelerator: ``rocm``, ``cuda`` or ``cpu``, as found.
         remarks: what is not as it should be, each in one line.
     """
@@ -61,7 +61,7 @@ def node_state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str,
     cluster = str(plan["cluster"])
     container = _ours(docker.get("containers", ()), cluster, "container")
     network = _ours(docker.get("networks", ()), cluster, "network")
-    plugin = _ours(docker.get("containers", ()), cluster, "plugin")
+    plugin = _plugin(facts, cluster)
     found = str(container["networks"].get(network["name"], "")) if container and network else ""
     return NodeState(
         name,
@@ -72,7 +72,7 @@ def node_state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str,
         container=f"{container['name']} ({container['state']})" if container else "",
         image=str(container.get("image", "")) if container else "",
         network=f"{network['name']} ({network['driver']})" if network else "",
-        plugin=str(plugin["state"]) if plugin else "",
+        plugin=plugin,
         accelerator=accelerator,
         remarks=tuple(_remarks(planned, found, container, network, plugin)),
     )
@@ -88,12 +88,21 @@ def _ours(things: Iterable[Mapping[str, Any]], cluster: str, role: str) -> Mappi
     return min(ours, key=lambda thing: thing.get("state") != "running", default=None)
 
 
+def _plugin(facts: Mapping[str, Any], cluster: str) -> str:
+    """Return the state of the cluster's network plugin; empty where there is none."""
+    unit = facts.get("network_plugin") or {}
+    if unit.get("unit") and unit.get("cluster") == cluster:
+        return "running" if unit.get("running") else "stopped"
+    container = _ours(facts["docker"].get("containers", ()), cluster, "plugin")
+    return str(container["state"]) if container else ""
+
+
 def _remarks(
     planned: str,
     found: str,
     container: Mapping[str, Any] | None,
     network: Mapping[str, Any] | None,
-    plugin: Mapping[str, Any] | None,
+    plugin: str,
 ) -> Iterator[str]:
     if not planned:
         yield "no address planned yet"
@@ -107,7 +116,7 @@ def _remarks(
         yield f"the container is not on {network['name']}"
     elif found and planned and found != planned:
         yield f"the container has {found} instead of {planned}"
-    if plugin is not None and plugin.get("state") != "running":
-        yield f"the SR-IOV plugin is {plugin.get('state')}"
-    elif plugin is None and network is not None and network.get("driver") == "sriov":
+    if plugin not in ("", "running"):
+        yield f"the SR-IOV plugin is {plugin}"
+    elif not plugin and network is not None and network.get("driver") == "sriov":
         yield "the SR-IOV plugin is missing"

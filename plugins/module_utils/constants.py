@@ -9,6 +9,8 @@ from __future__ import annotations
 LABEL_CLUSTER = "rdm.provision.cluster"
 LABEL_ROLE = "rdm.provision.role"
 """Labels of what is ours in a Docker Engine: whose it is, and what it is for."""
+LABEL_PLUGIN = "rdm.provision.plugin"
+"""Which network plugin a container runs; without it, the upstream one."""
 
 CLUSTER = "rdm"
 """The name of a cluster, and of its containers, where the inventory gives none (`rdm_cluster`)."""

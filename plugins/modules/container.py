@@ -218,10 +218,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swa
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
-from ansible_collections.rdm.provision.plugins.module_utils.engine.plugin_socket import PluginProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 
 def _strings() -> Dict[str, Any]:

@@ -84,8 +84,7 @@ removed:
   sample: [rdm]
 """
 
-import os
-import shutil
+import contextlib
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -97,11 +96,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerUnavailable,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
+    Refused,
     container_names,
     is_ours,
     label_filter,
+    no_engine_here,
     plugin_answers,
+    refuse_while_needed,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.unit import NAME
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
@@ -113,15 +117,9 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "stop_timeout": {"type": "int", "default": 10},
 }
 
-# Where an engine's program is, whatever PATH says.
-_PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
 _WAKE_TIMEOUT = 10.0  # seconds
 _POLL = 0.1  # seconds
 _PATIENCE = 60.0  # seconds
-
-
-class Refused(Exception):  # noqa: N818  # one sentence for fail_json
-    """Somebody else's work needs it; the text is one sentence."""
 
 
 def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
@@ -129,19 +127,9 @@ def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> Li
     filters = {"label": label_filter(params["cluster"], params["role"])}
     found = api.get("/containers/json", all=True, filters=filters)
     if found and params["driver"]:
-        users = api.get("/networks", filters={"driver": [params["driver"]]})
-        if check:
-            # Ours would have gone before; in check mode they are still there.
-            users = [network for network in users if not is_ours(network["Labels"], params["cluster"])]
-        if users:
-            raise Refused(
-                "container {0} stays: {1} with driver {2} need it: {3}".format(
-                    container_names(found)[0],
-                    "networks" if len(users) > 1 else "a network",
-                    params["driver"],
-                    ", ".join(sorted(network["Name"] for network in users)),
-                )
-            )
+        refuse_while_needed(
+            api, params["driver"], params["cluster"], "container " + container_names(found)[0], check
+        )
     if not check:
         _end(api, found, params["stop_timeout"])
     return container_names(found)
@@ -180,6 +168,10 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
 
 def wake_plugin(api: DockerAPI, cluster: str, socket: str = "") -> None:
     """Start the cluster's network plugin if it has stopped, and wait until it answers, but not for long."""
+    unit = installation.facts()
+    if unit["unit"] and unit["cluster"] == cluster and not unit["running"]:
+        with contextlib.suppress(installation.InstallationProblem):
+            installation.control("restart", NAME)
     plugins = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "plugin")})
     stopped = [plugin for plugin in plugins if plugin["State"] != "running"]
     if not stopped:
@@ -214,11 +206,6 @@ def _gone(request: Any, path: str, **query: Any) -> None:
             raise
 
 
-def _no_engine_here(api: DockerAPI) -> bool:
-    """Return whether no engine is installed, as opposed to one that does not answer."""
-    return not os.path.lexists(api.socket) and shutil.which("dockerd", path=_PROGRAMS) is None
-
-
 def main() -> None:
     """Find by label, refuse or remove."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
@@ -232,7 +219,7 @@ def main() -> None:
                 wake_plugin(api, module.params["cluster"], module.params["socket"])
             removed = remove(api, module.params, module.check_mode)
         except DockerUnavailable:
-            if not _no_engine_here(api):
+            if not no_engine_here(api):
                 raise
     except (DockerProblem, Refused) as problem:
         module.fail_json(msg=str(problem))

@@ -209,6 +209,12 @@ node:
         - Each VF has C(index), C(pci), C(netdev) and C(mac).
       type: list
       elements: dict
+    network_plugin:
+      description:
+        - The network plugin rdm-sriov where a systemd unit runs it, as C(unit) (whether there is one),
+          C(cluster) (whose it is) and C(running); C(systemd) says whether systemd runs here.
+      type: dict
+      sample: {systemd: true, unit: true, cluster: rdm, running: true}
     config_owner:
       description: Name of the cluster whose files O(config_dir) holds; empty for none.
       type: str
@@ -257,6 +263,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     sysfs,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
 
 ARGUMENT_SPEC = {
     "sysfs_root": {"type": "path", "default": "/sys"},
@@ -328,6 +335,11 @@ def node_facts(
         [] if said else findings.guard("contexts", other_engines, login_user, DEFAULT_SOCKET, otherwise=[])
     )
     found.update(_hardware(findings, sysfs_root, dev_root))
+    found["network_plugin"] = findings.guard(
+        "network-plugin",
+        installation.facts,
+        otherwise={"systemd": False, "unit": False, "cluster": "", "running": False},
+    )
     found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])
     found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {})
     found["findings"] = findings

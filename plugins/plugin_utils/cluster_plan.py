@@ -22,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     ssh_address_problems,
     subnet_problems,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interfaces
+from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interfaces, reserves
 from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     config_dir_problems,
@@ -174,13 +174,16 @@ def plan_nodes(
         nodes[node] = {
             "config_dir": config_dir,
             "container": container_spec(
-                found, want.accelerator, *rdma_interfaces(want), rdma=not want.function_devices
+                found,
+                want.accelerator,
+                *rdma_interfaces(want),
+                rdma=not (reserves(want) and want.function_devices),
             )._asdict(),
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
-            **({"function_devices": want.function_devices} if want.reserves else {}),
+            **({"function_devices": want.function_devices} if reserves(want) else {}),
             **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
         }
     settled = {node for node, planned in nodes.items() if planned["network_present"]}

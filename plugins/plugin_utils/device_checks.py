@@ -17,6 +17,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     NodePlan,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import OWN
 
 
 def rdma_interfaces(want: NodePlan) -> list[str]:
@@ -25,6 +26,11 @@ def rdma_interfaces(want: NodePlan) -> list[str]:
     if not on_a_parent or want.rdma == "all":
         return []
     return [want.network_parent, *(rail.parent for rail in want.rails)]
+
+
+def reserves(want: NodePlan) -> bool:
+    """Return whether the node's network plugin hands out functions before a container is made."""
+    return want.network_driver == "sriov" and want.plugin == OWN
 
 
 def accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

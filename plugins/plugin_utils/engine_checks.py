@@ -18,8 +18,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 
 OLDEST_ENGINE = (20, 10)
 OLDEST_API = (1, 41)
-# The sriov plugin's own Docker client speaks this version of the API first.
-SRIOV_PLUGIN_API = (1, 12)
 
 
 def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -69,13 +67,6 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
     elif _version(docker.get("api_version")) < OLDEST_API:
         findings.problems.append(
             Problem(want.node, f"Docker API {docker['api_version']}", "is too old", too_old)
-        )
-    if want.network_driver == "sriov" and _version(docker.get("min_api_version")) > SRIOV_PLUGIN_API:
-        findings.warn(
-            want.node,
-            f"Docker Engine {docker['version']} refuses API versions below "
-            f"{docker['min_api_version']}, and rdma/sriov-plugin uses 1.12: a restarted plugin forgets its "
-            "networks, so they are made anew then.",
         )
     if not facts.get("python_requests", True) and not want.engine_install:
         findings.problems.append(

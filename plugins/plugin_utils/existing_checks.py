@@ -13,6 +13,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.collision import sub
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import network_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import plugin_in_place
 
 
 def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
@@ -23,6 +24,7 @@ def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     options = network.get("options") or {}
     has = [("driver", network["driver"], want.network_driver)]
     has.append(("subnet", names(map(str, subnets_of(network))) or "none", str(want.subnet)))
+    has.append(("plugin", plugin_in_place(facts, want.cluster) or want.plugin, want.plugin))
     has.append(("gateway", names(map(_gateway, network.get("subnets") or [])) or "none", want.gateway))
     if network["driver"] == want.network_driver:
         has += [(name, options.get(name) or "none", value) for name, value in want.network_options.items()]

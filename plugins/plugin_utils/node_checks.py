@@ -10,6 +10,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import (
     device_checks,
     engine_checks,
     existing_checks,
+    sriov_checks,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
@@ -20,6 +21,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     findings = Findings([], [])
     for check in (
         engine_checks.engine,
+        sriov_checks.upstream,
         engine_checks.reported,
         device_checks.accelerator,
         device_checks.gpu_access,

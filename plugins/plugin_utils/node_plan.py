@@ -34,8 +34,8 @@ class NodePlan(NamedTuple):
         docker_socket: where the user says that the engine is; empty for the usual place.
         engine_install: whether a missing engine is installed later in the run.
         min_free_bytes: space that images need, 0 for no check.
-        reserves: whether the network plugin is rdm-sriov, which says before which function a container gets.
-        function_devices: whether the container gets the RDMA devices of just that function.
+        function_devices: whether the container gets the RDMA devices of just the function that it gets, where
+            that can be known before.
         rails: the further rails of the node, each with a network of its own.
         image: what the training container runs; empty when that is not known.
         image_listed: whether images_list brings it; otherwise the node must have it.
@@ -46,6 +46,7 @@ class NodePlan(NamedTuple):
         unlabelled: mounts of the user that SELinux would have to allow.
         others: MY_IP -> node, of all nodes.
         rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
+        plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
     """
 
     node: str
@@ -64,8 +65,7 @@ class NodePlan(NamedTuple):
     docker_socket: str = ""
     engine_install: bool = False
     min_free_bytes: int = 0
-    reserves: bool = False
-    function_devices: bool = False
+    function_devices: bool = True
     rails: Sequence[Rail] = ()
     image: str = ""
     image_listed: bool = True
@@ -76,6 +76,7 @@ class NodePlan(NamedTuple):
     unlabelled: Sequence[str] = ()
     others: Mapping[str, str] = {}
     rdma: str = "auto"
+    plugin: str = ""
 
 
 def of_rails(want: NodePlan) -> list[NodePlan]:

@@ -53,9 +53,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables impor
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import UPSTREAM, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
-OUR_PLUGIN = "rdm-sriov"
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
 
 
@@ -250,11 +250,23 @@ def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[s
 
 def _powerful(reader: HostVariables, host: str) -> dict[str, str]:
     """Return the images that run with all rights on the node, by the variable that names each."""
-    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
-    if not enabled or reader.text(host, "sriov_state") == "absent" or reader.true(host, "sriov_allow_tag"):
+    plugin = plugin_of(reader, host)
+    if not plugin or reader.true(host, "sriov_allow_tag"):
         return {}
-    used = {"sriov_image": True, "sriov_wrapper_image": reader.true(host, "sriov_install_wrapper")}
-    return {name: reader.text(host, name) for name, is_used in used.items() if is_used}
+    used = {}
+    if plugin == UPSTREAM:
+        used["sriov_image"] = reader.text(host, "sriov_image") or UPSTREAM_IMAGE
+    if reader.true(host, "sriov_install_wrapper"):
+        used["sriov_wrapper_image"] = reader.text(host, "sriov_wrapper_image")
+    return used
+
+
+def plugin_of(reader: HostVariables, host: str) -> str:
+    """Return the SR-IOV network plugin that a node is to have; empty for none."""
+    enabled = reader.true(host, "sriov_enabled", otherwise=reader.text(host, "network_driver") == "sriov")
+    return (
+        reader.text(host, "sriov_plugin") if enabled and reader.text(host, "sriov_state") != "absent" else ""
+    )
 
 
 def _network_options(reader: HostVariables, host: str, parent: str = "", rail: int = 0) -> dict[str, str]:
@@ -313,18 +325,10 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         ),
         rdma=reader.text(node, "container_rdma"),
         rails=_rails(reader, node, plan),
-        reserves=_reserves(reader, node),
-        function_devices=_reserves(reader, node)
-        and reader.text(node, "container_rdma") != "all"
+        function_devices=reader.text(node, "container_rdma") != "all"
         and reader.role_value(node, "container_devices") is None,
+        plugin=plugin_of(reader, node),
     )
-
-
-def _reserves(reader: HostVariables, node: str) -> bool:
-    """Whether the node's network plugin is the one that hands out functions before a container is made."""
-    ours = reader.text(node, "sriov_plugin") == OUR_PLUGIN
-    enabled = reader.true(node, "sriov_enabled", otherwise=True)
-    return ours and enabled and reader.text(node, "network_driver") == "sriov"
 
 
 def _rails(reader: HostVariables, node: str, plan: ClusterPlan) -> list[Rail]:

@@ -10,13 +10,20 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.installation import PROGRAM, STATE
 from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     ROLES,
     HostVariables,
     role_options,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import plugin_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import RoleInputs
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import (
+    OWN,
+    UPSTREAM,
+    UPSTREAM_IMAGE,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
@@ -122,7 +129,7 @@ class _Node:
         names = {str(image["name"]) for image in self.listed} | ({self.image} if self.image else set())
         paths: dict[str, list[str]] = {}
         if self.sriov:
-            names.add(self.reader.text(self.node, "sriov_image"))
+            names |= set(filter(None, [self._plugin_image()]))
             paths["sriov"] = [self.reader.text(self.node, "sriov_socket")]
             if self.reader.true(self.node, "sriov_install_wrapper"):
                 folder = self.reader.text(self.node, "sriov_wrapper_directory")
@@ -136,6 +143,7 @@ class _Node:
             "archives": sorted(self._archives(on_the_node=True)),
             "users": sorted(map(str, self._list("docker_engine_users"))),
             "paths": paths,
+            "plugin": self._plugin(),
         }
 
     def local_archives(self) -> Iterator[list[Any]]:
@@ -168,6 +176,15 @@ class _Node:
     def _sriov(self) -> bool:
         driver = self.reader.text(self.node, "network_driver")
         return self.reader.true(self.node, "sriov_enabled", otherwise=driver == "sriov")
+
+    def _plugin_image(self) -> str:
+        given = self.reader.text(self.node, "sriov_image")
+        return given or (UPSTREAM_IMAGE if plugin_of(self.reader, self.node) == UPSTREAM else "")
+
+    def _plugin(self) -> dict[str, str]:
+        if plugin_of(self.reader, self.node) != OWN:
+            return {}
+        return {"program": PROGRAM, "state": STATE, "socket": self.reader.text(self.node, "sriov_socket")}
 
     def _list(self, name: str) -> list[Any]:
         value = self.reader.role_value(self.node, name)

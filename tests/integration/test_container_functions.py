@@ -209,7 +209,7 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
     assert fabric.socket.parent == plugins  # where the look finds it, by the driver's name
     watch: dict[str, Any] = {
         **{name: [] for name in ("config_dirs", "images", "archives", "users")},
-        **{"cluster": "c", "job_directory": "", "system": False, "paths": {}},
+        **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
     }
 
     def look() -> receipt.Found:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine import readiness
+from ansible_collections.rdm.provision.plugins.module_utils.engine import ownership, readiness
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels, last_words
 from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned
@@ -166,7 +166,7 @@ def test_a_node_without_an_engine_has_nothing_to_remove(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(Failed, match="no Docker Engine answers"):
         owned("container")  # dockerd is installed here: it may have containers, though it does not answer
-    monkeypatch.setattr(docker_owned, "_PROGRAMS", str(tmp_path))
+    monkeypatch.setattr(ownership, "_PROGRAMS", str(tmp_path))
     assert owned("container") == []
 
 
@@ -191,6 +191,7 @@ def plugin_socket(tmp_path: Path) -> Iterator[Callable[[bytes], str]]:
     def start(answer: bytes) -> str:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
@@ -233,7 +234,7 @@ def test_waits_for_the_line_and_for_the_plugin(
         labels("c", "plugin"),
         HostConfig={"Binds": [f"{tmp_path}:/there:ro"]},
     )
-    socket = plugin_socket(b'{"Implements": ["NetworkDriver"]}')
+    socket = plugin_socket(b'{"Scope": "local"}')
     ready("our", ready_line="Ready to accept.", socket=socket)
     assert ["Ready to accept." in seen for seen in looks] == [False] * (len(looks) - 1) + [True]
     assert len(looks) > 3
@@ -279,7 +280,7 @@ def test_one_that_ends_is_reported_with_its_last_words(node: Node, policy: str) 
     [
         (b'{"Implements": ["VolumeDriver"]}', "not a network driver's"),
         (b"what?", "does not answer"),
-        (b"[]", "does not answer"),
+        (b"[]", "not as a plugin does"),
     ],
 )
 def test_a_socket_that_answers_otherwise_is_not_ready(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import _UnixConnection
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import UnixConnection
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN, file_content
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import READY
 
@@ -85,7 +85,7 @@ class Node:
     def reserve(self, address: str) -> dict[str, Any]:
         """Reserve a function for an address; return what the plugin says of it."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
-        connection = _UnixConnection(str(self.socket), 30)
+        connection = UnixConnection(str(self.socket), 30)
         request = {"NetworkID": network, "Address": f"{address}/24"}
         connection.request("POST", "/RdmSriov.Reserve", json.dumps(request))
         answer = json.loads(connection.getresponse().read())

@@ -71,7 +71,7 @@ class ExecResult(NamedTuple):
     stderr: bytes
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
     """An HTTP connection whose far end is a unix socket."""
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -197,7 +197,7 @@ class DockerAPI:
         """
         target = self._versioned(path, query)
         request = "POST " + path
-        connection = _UnixConnection(self.socket, idle_timeout)
+        connection = UnixConnection(self.socket, idle_timeout)
         try:
             response = self._send(connection, "POST", target, _non_empty(chunks), dict(headers or {}))
             _raise_for_status(response, request)
@@ -253,7 +253,7 @@ class DockerAPI:
         return "/v{0}{1}{2}".format(self.api_version, path, "?" + urlencode(words) if words else "")
 
     def _json(self, method: str, target: str, body: Any = None) -> Any:
-        connection = _UnixConnection(self.socket, self.timeout)
+        connection = UnixConnection(self.socket, self.timeout)
         headers = {}
         payload = None
         if body is not None:
@@ -274,7 +274,7 @@ class DockerAPI:
         return text
 
     def _send(
-        self, connection: _UnixConnection, method: str, target: str, body: Any, headers: dict[str, str]
+        self, connection: UnixConnection, method: str, target: str, body: Any, headers: dict[str, str]
     ) -> http.client.HTTPResponse:
         try:
             connection.connect()
@@ -297,7 +297,7 @@ class DockerAPI:
             raise self._problem(error) from error
 
     def _progress(
-        self, connection: _UnixConnection, response: http.client.HTTPResponse, request: str
+        self, connection: UnixConnection, response: http.client.HTTPResponse, request: str
     ) -> Iterator[dict[str, Any]]:
         try:
             for line in _lines(response):
@@ -316,7 +316,7 @@ class DockerAPI:
 
     def _attach(self, exec_id: str, deadline: float, late: str, stdin: bytes | None) -> tuple[bytes, bytes]:
         """Start an exec, give it its input, and return what it writes until it ends: (stdout, stderr)."""
-        connection = _UnixConnection(self.socket, self.timeout)
+        connection = UnixConnection(self.socket, self.timeout)
         target = self._versioned("/exec/{0}/start".format(exec_id), {})
         try:
             response = self._send(

@@ -8,9 +8,9 @@ neither changed nor removed.
 from __future__ import annotations
 
 import calendar
-import http.client
-import json
+import os
 import re
+import shutil
 import socket
 import time
 from typing import Any, Iterable
@@ -18,6 +18,11 @@ from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
+    CAPABILITIES,
+    PluginProblem,
+    ask,
+)
 
 NEXT, OLD = ".next", ".old"
 """Behind the name of a container: its successor before it starts, and the one that makes room for it."""
@@ -25,6 +30,13 @@ NEXT, OLD = ".next", ".old"
 # The frames in which the engine hands out what a container wrote: stream, three zeros, four bytes of length.
 _FRAME = re.compile("[\x00-\x02]\x00\x00\x00.{4}", re.DOTALL)
 _PLUGIN_TIMEOUT = 5.0  # seconds a plugin may take to answer
+
+# Where an engine's program is, whatever PATH says.
+_PROGRAMS = os.pathsep.join(["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
+
+
+class Refused(Exception):  # noqa: N818  # one sentence for fail_json
+    """Somebody else's work needs it; the text is one sentence."""
 
 
 def labels(cluster: str, role: str) -> dict[str, str]:
@@ -98,31 +110,18 @@ def up_for(container: dict[str, Any]) -> float:
 
 
 def plugin_answers(path: str) -> str:
-    """Ask a network plugin whether it is one; return why not, or nothing when it answers well.
+    """Ask a network plugin what it can; return why it does not say it, or nothing when it does.
 
-    The question is the one that Docker asks: https://docs.docker.com/engine/extend/plugin_api/.
+    Plugin.Activate would tell it that a new engine has begun.
 
     Args:
         path: the plugin's unix socket.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(_PLUGIN_TIMEOUT)
     try:
-        connection.connect(path)
-        connection.sendall(
-            b"POST /Plugin.Activate HTTP/1.1\r\nHost: plugin\r\nConnection: close\r\n"
-            b"Accept: application/vnd.docker.plugins.v1.1+json\r\nContent-Length: 0\r\n\r\n"
-        )
-        response = http.client.HTTPResponse(connection)
-        response.begin()
-        implements = json.loads(response.read().decode("utf-8", "replace")).get("Implements") or []
-    except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-        return "{0} does not answer: {1}".format(path, getattr(error, "strerror", None) or error)
-    finally:
-        connection.close()
-    if "NetworkDriver" not in implements:
-        return "{0} answers, but it is not a network driver's".format(path)
-    return ""
+        found = ask(path, CAPABILITIES, {}, _PLUGIN_TIMEOUT)
+    except PluginProblem as problem:
+        return str(problem)
+    return "" if "Scope" in found else "{0} answers, but it is not a network driver's".format(path)
 
 
 def someone_listens(path: str) -> bool:
@@ -136,6 +135,38 @@ def someone_listens(path: str) -> bool:
     finally:
         connection.close()
     return True
+
+
+def refuse_while_needed(api: DockerAPI, driver: str, cluster: str, what: str, check: bool) -> None:
+    """Return when no network needs a plugin any more.
+
+    Args:
+        api: the engine.
+        driver: that the plugin serves.
+        cluster: whose plugin it is.
+        what: is to go, as a person calls it.
+        check: nothing is removed, so that the cluster's own networks are still there, which would be gone.
+
+    Raises:
+        Refused: a network needs it.
+    """
+    users = api.get("/networks", filters={"driver": [driver]})
+    if check:
+        users = [network for network in users if not is_ours(network["Labels"], cluster)]
+    if users:
+        raise Refused(
+            "{0} stays: {1} with driver {2} need it: {3}".format(
+                what,
+                "networks" if len(users) > 1 else "a network",
+                driver,
+                ", ".join(sorted(network["Name"] for network in users)),
+            )
+        )
+
+
+def no_engine_here(api: DockerAPI) -> bool:
+    """Return whether no engine is installed, as opposed to one that does not answer."""
+    return not os.path.lexists(api.socket) and shutil.which("dockerd", path=_PROGRAMS) is None
 
 
 def the_one(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
@@ -41,10 +41,16 @@ def refuse_claimed(api: DockerAPI, name: str, cluster: str, socket: str = "") ->
         )
     running = container is not None and container["State"]["Running"]
     if socket and not running and someone_listens(socket):
-        raise NotReady(
-            "something else serves {0} already{1}: stop it, or leave it to that "
-            "(sriov_enabled: false)".format(socket, _suspect(api, socket))
+        refuse_served(api, socket)
+
+
+def refuse_served(api: DockerAPI, socket: str) -> NoReturn:
+    """Say that, and where it can be told who, somebody else serves a plugin's socket."""
+    raise NotReady(
+        "something else serves {0} already{1}: stop it, or leave it to that (sriov_enabled: false)".format(
+            socket, _suspect(api, socket)
         )
+    )
 
 
 def wait_ready(api: DockerAPI, name: str, socket: str, ready_line: str, timeout: float) -> None:

@@ -18,7 +18,7 @@ import tarfile
 from pathlib import Path
 from typing import IO, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program, sources_in
 
 CPU_IMAGE = "rdm-lab/cpu:1"
 SRIOV_IMAGE = "rdm-lab/sriov-plugin:1"
@@ -94,7 +94,9 @@ def file_content(files: Path, name: str) -> bytes:
         name: of the file.
     """
     content = (files / name).read_bytes()
-    return program(files.parents[2] / "plugins/module_utils", content) if name == PLUGIN else content
+    return (
+        program(sources_in(files.parents[2] / "plugins/module_utils"), content) if name == PLUGIN else content
+    )
 
 
 def recipe_version(files: Path, base: str) -> str:

@@ -310,9 +310,8 @@ def inventory(
         variables.update(
             {
                 "sriov_image": SRIOV_IMAGE,
-                "sriov_allow_tag": True,  # made on this machine
-                "sriov_privileged": False,
-                "sriov_capabilities": ["NET_ADMIN"],
+                # With stand-ins for the virtual functions.
+                "sriov_command": ["/usr/local/bin/sriov-plugin"],
             }
         )
     variables["images_list"] = images

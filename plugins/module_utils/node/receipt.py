@@ -32,9 +32,20 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.host_state impo
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
 
 FILE_NAME = "receipt"
-WATCH = ("cluster", "config_dirs", "job_directory", "system", "images", "archives", "users", "paths")
+WATCH = (
+    "cluster",
+    "config_dirs",
+    "job_directory",
+    "system",
+    "images",
+    "archives",
+    "users",
+    "paths",
+    "plugin",
+)
 """What a watch says: see :func:`observe`."""
 
 Found = Dict[str, Dict[str, str]]
@@ -64,6 +75,7 @@ def observe(
         watch: `cluster`, its name; `config_dirs`, the directories with its files; `job_directory`, or empty;
             `system`, whether shells of all users have MY_IP; `images`, names; `archives`, paths of image
             archives on the node; `users`, who may use the engine; `paths`, what else shall exist, by role.
+            `plugin`, see :func:`installation.observe`.
         hardware: digest of what the node has that containers get.
         api: the engine.
         sysfs_root: where sysfs is.
@@ -86,6 +98,8 @@ def observe(
     for role, paths in watch["paths"].items():
         for path in paths:
             _note(found, role, path, "there" if os.path.exists(path) else MISSING)
+    for what, state in installation.observe(watch["plugin"]).items():
+        _note(found, "sriov", what, state)
     _see_engine(watch, api, found, lambda key: _rdma_devices(key, sysfs_root, dev_root))
     return found
 

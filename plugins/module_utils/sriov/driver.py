@@ -7,8 +7,8 @@ that is back is free again once its endpoint is gone. An engine that is killed s
 heard while there is no plugin, so what was promised before either began counts only while the function is
 away.
 
-One call is not Docker's: RdmSriov.Reserve says, before a container is made, which function its address will
-get, so that the container can be given the devices of just this one.
+Two calls are not Docker's: RdmSriov.Reserve says, before a container is made, which function its address will
+get, so that the container can be given the devices of just this one; RdmSriov.Info says which program runs.
 
 The protocol: moby's libnetwork/docs/remote.md.
 
@@ -22,6 +22,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import INFO, RESERVE
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
     Function,
     FunctionProblem,
@@ -40,7 +41,6 @@ Answer = Dict[str, Any]
 Recover = Callable[[], Dict[str, Dict[str, str]]]
 
 GENERIC = "com.docker.network.generic"
-RESERVE = "RdmSriov.Reserve"
 RESERVED_S = 600.0
 """How long a function waits for its container; containers are made within seconds."""
 # What is released is free even when that cannot be written down: after a restart the kernel says the same.
@@ -56,15 +56,22 @@ class Driver:
         recover: returns the options of the networks of this driver that the engine knows, by ID; used when
             one is unknown here.
         clock: seconds since the epoch.
+        program: digest of what runs.
     """
 
     def __init__(
-        self, functions: Functions, state: State, recover: Recover, clock: Callable[[], float] = time.time
+        self,
+        functions: Functions,
+        state: State,
+        recover: Recover,
+        clock: Callable[[], float] = time.time,
+        program: str = "",
     ) -> None:
         self._functions = functions
         self._state = state
         self._recover = recover
         self._clock = clock
+        self._program = program
         self._lock = threading.Lock()
         self._calls: Dict[str, Callable[[Answer], Answer]] = {
             "Plugin.Activate": self._activate,
@@ -76,6 +83,7 @@ class Driver:
             "NetworkDriver.EndpointOperInfo": self._info,
             "NetworkDriver.Join": self._join,
             RESERVE: self._reserve,
+            INFO: self._tell,
         }
         # The link goes back when the sandbox lets go of it, which is after Leave.
         for name in ("Leave", "DiscoverNew", "DiscoverDelete"):
@@ -99,6 +107,13 @@ class Driver:
         """
         with self._lock, self._state.change(written=call not in _RELEASES):
             return self._calls[call](request)
+
+    def _tell(self, _request: Answer) -> Answer:
+        return {
+            "Program": self._program,
+            "Networks": len(self._state.networks),
+            "Endpoints": len(self._state.endpoints),
+        }
 
     # ---- networks
 

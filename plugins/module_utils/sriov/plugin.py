@@ -7,9 +7,11 @@ This runs on nodes (Python 3.8 or newer).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import Any, Dict, List, Optional
@@ -21,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem, Functions
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import digest
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.server import Server, say
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
 
@@ -58,13 +61,19 @@ def main(arguments: Optional[List[str]] = None, functions: Optional[Functions] =
         if state.lost:
             say(state.lost)
         name = os.path.basename(options.socket).rpartition(".")[0]
-        driver = Driver(functions or Functions(), state, lambda: networks_of(options.engine, name))
+        driver = Driver(
+            functions or Functions(),
+            state,
+            lambda: networks_of(options.engine, name),
+            program=digest_of(sys.argv[0]),
+        )
         server = Server(options.socket, driver)
     except (FunctionProblem, OSError) as problem:
         print("rdm-sriov: {0}".format(problem), file=sys.stderr)
         return 1
     threading.Thread(target=server.serve_forever, daemon=True).start()
     say(READY)
+    tell_systemd()
     stop.wait()
     server.shutdown()
     server.server_close()
@@ -85,6 +94,24 @@ def networks_of(engine: str, driver: str) -> Dict[str, Dict[str, str]]:
         say("the engine could not be asked for its networks: {0}".format(problem))
         return {}
     return {one["Id"]: one.get("Options") or {} for one in found if one.get("Driver") == driver}
+
+
+def digest_of(path: str) -> str:
+    """Return a digest of a file; "" when there is none."""
+    try:
+        with open(path, "rb") as file:
+            return digest(file.read())
+    except OSError:
+        return ""
+
+
+def tell_systemd() -> None:
+    """Say that the socket answers, where systemd waits for it before it starts the engine (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
+            there.connect("\0" + address[1:] if address.startswith("@") else address)
+            there.send(b"READY=1")
 
 
 def _lock(directory: str) -> int:

@@ -322,7 +322,7 @@ def test_list_of_images_is_judged_with_all_else(cluster: Cluster) -> None:
 
 
 def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cluster) -> None:
-    sriov = {"network_driver": "sriov"}
+    sriov = {"network_driver": "sriov", "sriov_plugin": "upstream"}
     pinned = {"sriov_image": f"mine@sha256:{64 * 'a'}"}
     cluster.write(
         {"a": sriov},
@@ -331,8 +331,9 @@ def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cl
             "c": {**sriov, **pinned},
             "d": {**sriov, "sriov_enabled": False},
             "e": {**sriov, **pinned, "sriov_install_wrapper": True},
-            "f": {"sriov_enabled": True, "sriov_image": "other:1"},
+            "f": {"sriov_enabled": True, "sriov_image": "other:1", "sriov_plugin": "upstream"},
             "g": {},
+            "h": {"network_driver": "sriov"},
         },
         CPU,
     )
@@ -430,7 +431,10 @@ def test_who_says_which_rdma_devices_a_container_gets(
         {"name": f"mlx5_{number}", "netdevs": [name], "char_devices": [f"/dev/infiniband/uverbs{number}"]}
         for number, name in ((0, "ib0"), (9, "ib9"))
     ]
-    found = facts(infiniband=[{**one, "pci": "", "virtual": False, "ports": []} for one in devices])
+    found = facts(
+        infiniband=[{**one, "pci": "", "virtual": False, "ports": []} for one in devices],
+        docker_min_api_version="1.12",  # as upstream's plugin needs it
+    )
     common = {**CPU, "network_driver": "sriov", "sriov_plugin": "rdm-sriov", "sriov_allow_tag": True}
     cluster.write({"a": found}, {}, {**common, **given})
     rc, result, output = cluster.run(stage="nodes")

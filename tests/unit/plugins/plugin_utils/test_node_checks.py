@@ -149,10 +149,17 @@ def test_old_engine_is_refused(changes: dict[str, str], words: str) -> None:
     assert sentence == f"{words}: install Docker Engine 20.10 or newer"
 
 
-def test_new_engine_is_a_warning_for_the_sriov_plugin_only() -> None:
-    assert warnings(report()) == []
-    assert "rdma/sriov-plugin uses 1.12" in warnings(report(), network_driver="sriov")[0]
-    assert warnings(report(docker_min_api_version="1.12"), network_driver="sriov") == []
+def test_an_engine_that_makes_the_upstream_plugin_destructive_refuses_this_one_only() -> None:
+    [sentence] = problems(report(), network_driver="sriov", plugin="upstream")
+    assert sentence == (
+        "sriov_plugin upstream forgets all its networks when it is restarted here: it asks the engine in API "
+        "version 1.12, and Docker Engine 27.4.1 refuses those below 1.24: use sriov_plugin: rdm-sriov, or "
+        "Docker Engine 24 or older"
+    )
+    assert problems(report(docker_min_api_version="1.12"), network_driver="sriov", plugin="upstream") == []
+    for plugin in ("", "rdm-sriov"):
+        assert problems(report(), network_driver="sriov", plugin=plugin) == []
+        assert warnings(report(), network_driver="sriov", plugin=plugin) == []
 
 
 def test_missing_python_package_is_refused() -> None:

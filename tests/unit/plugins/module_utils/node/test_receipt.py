@@ -77,6 +77,7 @@ def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
         "archives": [str(archive)],
         "users": [],
         "paths": {"sriov": [str(tmp_path / "environment")]},
+        "plugin": {},
     }
 
 

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The network plugin on a node: its program, its unit, and whether it runs.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import unit
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import INFO, PluginProblem, ask
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import digest
+
+PROGRAM = "/usr/local/lib/rdm/rdm-sriov"
+STATE = "/var/lib/rdm-sriov"
+_KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")
+_SYSTEMCTL_TIMEOUT = 120.0  # the longest that systemd itself waits for a start, and more
+_POLL = 0.1
+_LAST_LINES = 5
+
+
+class InstallationProblem(Exception):  # noqa: N818  # one sentence for fail_json
+    """What stands in the way, as one sentence."""
+
+
+class Place(NamedTuple):
+    """Where everything is.
+
+    Attributes:
+        program: file that runs.
+        unit: file of the unit.
+        socket: at which the plugin answers.
+        state: directory of what it keeps.
+    """
+
+    program: str
+    unit: str
+    socket: str
+    state: str
+
+
+def systemd_runs() -> bool:
+    """Return whether systemd runs, which is more than that it is installed: sd_booted(3)."""
+    return os.path.isdir("/run/systemd/system")
+
+
+def facts() -> Dict[str, Any]:
+    """Return whose unit there is, whether its plugin runs, and whether systemd does."""
+    text = _text(unit.PATH)
+    return {
+        "systemd": systemd_runs(),
+        "unit": text is not None,
+        "cluster": unit.cluster_of(text or ""),
+        "running": text is not None and bool(running(unit.socket_of(text))),
+    }
+
+
+def running(socket: str) -> str:
+    """Return the digest of the program that answers at a socket; "" when none of ours does."""
+    try:
+        return str(ask(socket, INFO, {}).get("Program") or "")
+    except PluginProblem:
+        return ""
+
+
+def observe(watch: Mapping[str, str]) -> Dict[str, str]:
+    """Return how a plugin is found, as text that is equal when nothing has changed.
+
+    Args:
+        watch: `program`, `socket` and `state`, as in :class:`Place`; empty where none of ours is wanted.
+    """
+    if not watch:
+        return {}
+    place = Place(watch["program"], unit.PATH, watch["socket"], watch["state"])
+    return {
+        place.program: _digest(place.program),
+        place.unit: _digest(place.unit),
+        "the unit " + unit.NAME: "enabled" if enabled(place.unit) else "not enabled",
+        "the plugin at " + place.socket: "running {0}".format(running(place.socket) or "nothing of ours"),
+        os.path.join(place.state, "state.json"): _there(os.path.join(place.state, "state.json")),
+    }
+
+
+def enabled(path: str) -> bool:
+    """Return whether the unit starts with the node and with the engine."""
+    folder, name = os.path.split(path)
+    links = [os.path.join(folder, target + ".wants", name) for target in unit.WANTED_BY]
+    return all(map(os.path.lexists, links))
+
+
+def refuse_foreign(place: Place, cluster: str) -> None:
+    """Raise when the unit is not the cluster's."""
+    text = _text(place.unit)
+    if text is None:
+        return
+    owner = unit.cluster_of(text)
+    if owner != cluster:
+        raise InstallationProblem(
+            "{0} is {1}: {2}".format(
+                place.unit,
+                "of the cluster " + owner if owner else "not ours",
+                "leave the plugin to it (sriov_enabled: false)" if owner else "move it away",
+            )
+        )
+
+
+def differs(path: str, wanted: Optional[bytes]) -> bool:
+    """Return whether a file holds something else; None means that there shall be none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read() != wanted
+    except FileNotFoundError:
+        return wanted is not None
+
+
+def write(path: str, content: bytes, mode: int) -> None:
+    """Write a file in one step, and make its directory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".rdm-provision-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), mode)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def active() -> bool:
+    """Return whether systemd runs the unit."""
+    return _systemctl("is-active", "--quiet", unit.NAME).returncode == 0
+
+
+def control(*words: str) -> None:
+    """Tell systemd something.
+
+    Raises:
+        InstallationProblem: it does not do it.
+    """
+    done = _systemctl(*words)
+    if done.returncode:
+        raise InstallationProblem(
+            "systemctl {0}: {1}{2}".format(" ".join(words), " ".join(done.stdout.split()), _words())
+        )
+
+
+def wait(place: Place, wanted: str, timeout: float) -> None:
+    """Return when the wanted program answers.
+
+    Args:
+        place: where.
+        wanted: its digest.
+        timeout: seconds.
+
+    Raises:
+        InstallationProblem: it does not.
+    """
+    deadline = time.monotonic() + timeout
+    while running(place.socket) != wanted:
+        if time.monotonic() > deadline:
+            raise InstallationProblem(
+                "{0} does not answer at {1} after {2:g} s{3}".format(
+                    unit.NAME, place.socket, timeout, _words()
+                )
+            )
+        time.sleep(_POLL)
+
+
+def remove(place: Place) -> List[str]:
+    """Take away what was installed and what the plugin has kept; return the paths that went."""
+    kept = [os.path.join(place.state, name) for name in _KEPT]
+    gone = []
+    for path in [place.unit, place.program, *kept]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+            gone.append(path)
+    for directory in (os.path.dirname(place.program), place.state):
+        with contextlib.suppress(OSError):  # not empty, or not there
+            os.rmdir(directory)
+    return gone
+
+
+def installed(place: Place) -> List[str]:
+    """Return what of the plugin is there."""
+    kept = [os.path.join(place.state, name) for name in _KEPT]
+    return [path for path in [place.unit, place.program, *kept] if os.path.lexists(path)]
+
+
+def _systemctl(*words: str) -> "subprocess.CompletedProcess[str]":
+    return _run(["systemctl", *words])
+
+
+def _words() -> str:
+    """Return what the plugin said last, as an appendix to a sentence."""
+    said = _run(["journalctl", "--unit", unit.NAME, "--lines", str(_LAST_LINES), "--output", "cat"])
+    lines = [line.strip() for line in said.stdout.splitlines()] if said.returncode == 0 else []
+    return "; its last words: " + " | ".join(filter(None, lines)) if any(lines) else ""
+
+
+def _run(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_SYSTEMCTL_TIMEOUT,
+            universal_newlines=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(command, 1, str(error), "")
+
+
+def _text(path: str) -> Optional[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _digest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return digest(file.read())
+    except OSError:
+        return "missing"
+
+
+def _there(path: str) -> str:
+    return "there" if os.path.exists(path) else "missing"

@@ -1,0 +1,277 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Install the network plugin rdm-sriov on a node, or take it away."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sriov_plugin
+short_description: Install the network plugin rdm-sriov on a node, or take it away
+description:
+  - Writes the plugin's program, one file that any Python 3.8 runs, and, where systemd runs, a unit that
+    starts it before the Docker Engine. Containers which start with the node then get their virtual functions.
+  - The plugin is restarted only when the program that runs is not the one that is wanted, or its unit has
+    changed. It knows its networks and who has which function over a restart, and containers keep theirs.
+  - Where systemd does not run, only the program is written, for a container to run it.
+  - Refuses a unit of that name that is not the cluster's, and a socket that something else serves.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would change without changing it.
+  diff_mode:
+    support: full
+    description: Shows the unit, and the digest of the program.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+options:
+  state:
+    description:
+      - V(present) installs and starts it. V(absent) takes away the unit, the program and what the plugin has
+        kept, and is refused while a network needs it.
+    type: str
+    choices: [present, absent]
+    default: present
+  cluster:
+    description: The cluster's name. Another cluster's plugin is neither changed nor removed.
+    type: str
+    required: true
+  run_as:
+    description: Who starts the plugin; V(auto) means V(unit) where systemd runs.
+    type: str
+    choices: [auto, unit, container]
+    default: auto
+  socket:
+    description: The unix socket at which Docker finds the plugin. Its name gives the driver its name.
+    type: path
+    default: /run/docker/plugins/sriov.sock
+  engine:
+    description: Path or C(unix://) address of the Docker Engine's socket; empty means the usual one.
+    type: str
+    default: ""
+  program:
+    description: Where the program goes.
+    type: path
+    default: /usr/local/lib/rdm/rdm-sriov
+  unit:
+    description: Where the unit goes; its name is always C(rdm-sriov.service).
+    type: path
+    default: /etc/systemd/system/rdm-sriov.service
+  state_directory:
+    description: Where the plugin keeps what survives it.
+    type: path
+    default: /var/lib/rdm-sriov
+  timeout:
+    description: Seconds to wait until the plugin answers.
+    type: int
+    default: 30
+"""
+
+EXAMPLES = r"""
+- name: Install the plugin
+  rdm.provision.sriov_plugin:
+    cluster: rdm
+
+- name: Take it away
+  rdm.provision.sriov_plugin:
+    cluster: rdm
+    state: absent
+"""
+
+RETURN = r"""
+run_as:
+  description: Who starts the plugin, V(unit) or V(container).
+  returned: success
+  type: str
+  sample: unit
+digest:
+  description: What the program is known by; empty when it is to be absent.
+  returned: success
+  type: str
+  sample: sha256:0f343b0931126a20
+restarted:
+  description: Whether the plugin was started, or would be.
+  returned: success
+  type: bool
+removed:
+  description: The files that went, or would.
+  returned: success
+  type: list
+  elements: str
+  sample: [/etc/systemd/system/rdm-sriov.service]
+"""
+
+import os
+import sys
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+    DockerAPI,
+    DockerProblem,
+    DockerUnavailable,
+    socket_path,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
+    Refused,
+    no_engine_here,
+    refuse_while_needed,
+    someone_listens,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady, refuse_served
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, unit
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.installation import (
+    InstallationProblem,
+    Place,
+)
+
+# Packed with this module, the program is made of it.
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import DEFAULT_PLUGIN_SOCKET
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import digest, own_sources, program
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "cluster": {"type": "str", "required": True},
+    "run_as": {"type": "str", "choices": ["auto", "unit", "container"], "default": "auto"},
+    "socket": {"type": "path", "default": DEFAULT_PLUGIN_SOCKET},
+    "engine": {"type": "str", "default": ""},
+    "program": {"type": "path", "default": installation.PROGRAM},
+    "unit": {"type": "path", "default": unit.PATH},
+    "state_directory": {"type": "path", "default": installation.STATE},
+    "timeout": {"type": "int", "default": 30},
+}
+
+
+def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
+    """Write what differs and start what does not run; return the module's result.
+
+    Raises:
+        InstallationProblem: something stands in the way.
+        NotReady: somebody else serves the socket.
+        OSError: it cannot be written.
+    """
+    run_as = params["run_as"]
+    if run_as == "auto":
+        run_as = "unit" if installation.systemd_runs() else "container"
+    installation.refuse_foreign(place, params["cluster"])
+    content = program(own_sources())
+    wanted = digest(content)
+    text = None
+    if run_as == "unit":
+        command = [sys.executable, place.program, "--socket", place.socket, "--state", place.state]
+        command += ["--engine", socket_path(params["engine"])]
+        text = unit.unit(params["cluster"], command, os.path.basename(place.state))
+        # A container of the cluster's has made room by now.
+        if not installation.active() and someone_listens(place.socket):
+            refuse_served(DockerAPI(params["engine"]), place.socket)
+    old = {"program": _shown(place.program), "unit": _text(place.unit)}
+    new_program = installation.differs(place.program, content)
+    new_unit = installation.differs(place.unit, text.encode() if text else None)
+    enable = text is not None and not installation.enabled(place.unit)
+    start = text is not None and (new_unit or installation.running(place.socket) != wanted)
+    if not check:
+        if new_program:
+            installation.write(place.program, content, 0o755)
+        if new_unit and text is None:
+            installation.control("disable", "--now", unit.NAME)
+            os.unlink(place.unit)
+        elif new_unit and text is not None:
+            installation.write(place.unit, text.encode(), 0o644)
+        if new_unit:
+            installation.control("daemon-reload")
+        if enable:
+            installation.control("enable", unit.NAME)
+        if start:
+            installation.control("restart", unit.NAME)
+            installation.wait(place, wanted, params["timeout"])
+    return {
+        "changed": new_program or new_unit or enable or start,
+        "run_as": run_as,
+        "digest": wanted,
+        "restarted": start,
+        "removed": [],
+        "diff": [
+            _diff(place.program, old["program"], "program {0}\n".format(wanted)),
+            _diff(place.unit, old["unit"], text or ""),
+        ],
+    }
+
+
+def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
+    """Take everything away; return the module's result.
+
+    Raises:
+        DockerProblem: the engine cannot say whether a network needs it.
+        Refused: a network does.
+        InstallationProblem: systemd refuses.
+    """
+    try:
+        installation.refuse_foreign(place, params["cluster"])
+        gone = installation.installed(place)
+    except InstallationProblem:
+        gone = []  # another cluster's
+    if gone:
+        api = DockerAPI(params["engine"])
+        try:
+            driver = os.path.basename(place.socket).rpartition(".")[0]
+            refuse_while_needed(api, driver, params["cluster"], "the plugin " + place.program, check)
+        except DockerUnavailable:
+            if not no_engine_here(api):
+                raise
+    if gone and not check:
+        if os.path.lexists(place.unit):
+            installation.control("disable", "--now", unit.NAME)
+        gone = installation.remove(place)
+        if place.unit in gone:
+            installation.control("daemon-reload")
+    return {
+        "changed": bool(gone),
+        "run_as": "",
+        "digest": "",
+        "restarted": False,
+        "removed": gone,
+        "diff": {"before": "".join(path + "\n" for path in gone), "after": ""},
+    }
+
+
+def _diff(path: str, before: str, after: str) -> Dict[str, str]:
+    return {"before_header": path, "after_header": path, "before": before, "after": after}
+
+
+def _shown(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return "program {0}\n".format(digest(file.read()))
+    except OSError:
+        return ""
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def main() -> None:
+    """Install or remove."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    params = module.params
+    place = Place(params["program"], params["unit"], params["socket"], params["state_directory"])
+    act = install if params["state"] == "present" else remove
+    try:
+        result = act(params, place, module.check_mode)
+    except (DockerProblem, InstallationProblem, NotReady, Refused) as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as error:
+        module.fail_json(msg="{0}: {1}".format(error.filename or "the plugin", error.strerror or error))
+    if not module._diff:
+        del result["diff"]
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

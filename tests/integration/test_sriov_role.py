@@ -1,0 +1,244 @@
+"""The role sriov on a node: installed, mended, restarted under containers, moved from upstream, removed.
+
+The engine, the plugin and its program are real. systemd is not: a stand-in keeps the unit's service. What is
+handed out is a whole interface, one end of a veth pair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import sources_in
+
+from tests.integration.conftest import BUSYBOX
+from tests.integration.engine import Engine, private_engine
+from tests.integration.images import busybox_rootfs, import_image
+from tests.integration.plays import Played, run_plays
+
+ROOT = Path(__file__).parents[2]
+NETWORK = "rdm-test-fabric"
+UPSTREAM = "rdm-test/upstream:1"
+LABELS = {"rdm.provision.cluster": "rdm", "rdm.provision.role": "plugin"}
+
+
+class Node:
+    """A node with an engine, where the role is run."""
+
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self.engine = engine
+        self.directory = directory
+        self.parent = f"w{os.getpid()}"
+        self.socket = Path(f"/run/docker/plugins/rdm-role-{os.getpid()}.sock")
+        self.unit = directory / "system/rdm-sriov.service"
+        self.program = directory / "lib/rdm-sriov"
+        self.state = directory / "state"
+
+    def role(self, *flags: str, seen: dict[str, Any] | None = None, **variables: Any) -> Played:
+        """Run the role, after a preflight that has seen this of the node."""
+        node = {"docker": {"containers": []}, "network_plugin": installation.facts()}
+        return run_plays(
+            self.directory,
+            [{"tasks": [{"name": "Run", "ansible.builtin.include_role": {"name": "rdm.provision.sriov"}}]}],
+            *flags,
+            docker_host=f"unix://{self.engine.socket}",
+            preflight_facts={"node": {**node, **(seen or {})}},
+            preflight_plan={},
+            rdm_docker_socket=self.engine.socket,
+            sriov_socket=str(self.socket),
+            network_driver=self.socket.stem,
+            sriov_enabled=True,
+            network_name=NETWORK,
+            __sriov_unit=str(self.unit),
+            __sriov_program=str(self.program),
+            __sriov_directory=str(self.state),
+            **{"sriov_run_as": "unit", **variables},
+        )
+
+    def docker(self, *words: object) -> str:
+        """Run docker; return what it printed."""
+        done = subprocess.run(
+            ["docker", *map(str, words)],
+            env=self.engine.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def make_network(self) -> None:
+        """Make a network whose containers get the interface."""
+        options = ["-o", "mode=passthrough", "-o", f"netdevice={self.parent}", "--subnet", "192.169.18.0/24"]
+        labels = ["--label", "rdm.provision.cluster=rdm", "--label", "rdm.provision.role=network"]
+        self.docker("network", "create", "-d", self.socket.stem, *options, *labels, NETWORK)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A node without a plugin."""
+    directory = tmp_path_factory.mktemp("node")
+    with private_engine() as engine, pytest.MonkeyPatch.context() as patch:
+        node = Node(engine, directory)
+        tools = directory / "tools"
+        tools.mkdir()
+        (tools / "systemctl").symlink_to(ROOT / "tests/integration/systemctl")
+        patch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+        patch.setenv("STAND_IN_UNIT", str(node.unit))
+        import_image(engine.api, BUSYBOX, busybox_rootfs())
+        link = ["ip", "link", "add", node.parent, "type", "veth", "peer", "name", f"{node.parent}x"]
+        subprocess.run(link, check=True)
+        try:
+            yield node
+        finally:
+            if node.unit.exists():
+                subprocess.run(["systemctl", "disable", "--now", node.unit.name], check=True)
+            node.socket.unlink(missing_ok=True)
+            # After a failure it may be in a container.
+            subprocess.run(["ip", "link", "del", f"{node.parent}x"], check=False)
+
+
+def test_it_is_installed_once_and_said_before(node: Node) -> None:
+    said = node.role("--check", "--diff")
+    assert (said.status, said.changes) == (0, [1]), said.output
+    assert "Before=docker.service" in said.output
+    assert not node.program.exists()
+    assert node.role().changes == [1]
+    assert installation.enabled(str(node.unit))
+    assert installation.running(str(node.socket))
+    again = node.role()
+    assert (again.status, again.changes) == (0, [0]), again.output
+
+
+def test_a_new_program_takes_over_under_a_living_container(node: Node) -> None:
+    node.make_network()
+    node.docker("run", "-d", "--init", "--name", "ctr", "--ip", "192.169.18.5", "--network", NETWORK, BUSYBOX)
+    before = installation.running(str(node.socket))
+    with node.program.open("ab") as program:
+        program.write(b"# changed by hand")
+    mended = node.role()
+    assert (mended.status, mended.changes) == (0, [1]), mended.output
+    # What runs was the right one all the time.
+    assert not mended.results["rdm.provision.sriov : Install the plugin"]["restarted"]
+    node.unit.write_text(node.unit.read_text().replace("RestartSec=1", "RestartSec=9"))
+    assert node.role().results["rdm.provision.sriov : Install the plugin"]["restarted"]
+    assert installation.running(str(node.socket)) == before
+    assert "eth0" in node.docker("exec", "ctr", "ls", "/sys/class/net")
+    node.docker("restart", "-t", "1", "ctr")
+    assert "eth0" in node.docker("exec", "ctr", "ls", "/sys/class/net")
+
+
+def test_a_plugin_that_died_or_is_not_enabled_is_mended(node: Node) -> None:
+    watch = {"program": str(node.program), "socket": str(node.socket), "state": str(node.state)}
+    right = installation.observe(watch)
+    subprocess.run(["systemctl", "disable", "--now", node.unit.name], check=True)
+    changed = {what for what, state in installation.observe(watch).items() if state != right[what]}
+    assert changed == {f"the plugin at {node.socket}"}  # the unit that is looked at is the node's
+    mended = node.role()
+    assert (mended.status, mended.changes) == (0, [1]), mended.output
+    assert installation.enabled(str(node.unit))
+    assert installation.observe(watch) == right
+
+
+def test_it_stays_while_a_network_needs_it_and_goes_without_a_trace(node: Node) -> None:
+    refused = node.role(sriov_state="absent")
+    assert refused.status != 0
+    assert f"a network with driver {node.socket.stem} need it: {NETWORK}" in refused.output
+    node.docker("rm", "-f", "ctr")
+    node.docker("network", "rm", NETWORK)
+    other = node.role(sriov_state="absent", rdm_cluster="other")
+    assert (other.status, other.changes) == (0, [0]), other.output
+    gone = node.role(sriov_state="absent")
+    assert (gone.status, gone.changes) == (0, [1]), gone.output
+    assert not node.program.parent.exists()
+    assert not node.state.exists()
+    assert not node.unit.exists()
+    assert not node.socket.exists()
+    assert node.role(sriov_state="absent").changes == [0]
+
+
+def test_a_foreign_socket_or_unit_is_refused_in_one_sentence(node: Node) -> None:
+    node.unit.write_text("[Service]\nExecStart=/bin/true\n")
+    assert f"{node.unit} is not ours: move it away" in node.role().output
+    node.unit.write_text("# Of the cluster theirs\n[Service]\nExecStart=/bin/true\n")
+    assert "is of the cluster theirs: leave the plugin to it (sriov_enabled: false)" in node.role().output
+    node.unit.unlink()
+    node.program.parent.mkdir(exist_ok=True)
+    theirs = node.directory / "theirs"
+    program = [
+        sys.executable,
+        "-c",
+        "import socket,sys,time; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1])",
+    ]
+    program[-1] += "; s.listen(); print(1, flush=True); time.sleep(600)"
+    with subprocess.Popen([*program, str(node.socket)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        said = node.role()
+        assert said.status != 0
+        assert f"something else serves {node.socket} already" in said.output
+        other.kill()
+    node.socket.unlink()
+    assert not node.unit.exists(), theirs
+
+
+def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: Node) -> None:
+    # The upstream plugin's protocol, spoken by ours: what differs is the container that it runs in.
+    stand_in = node.directory / "upstream"
+    stand_in.write_bytes(_upstream())
+    process = ["--socket", node.socket, "--state", node.directory / "upstream-state"]
+    process += ["--engine", node.engine.socket]
+    with subprocess.Popen([sys.executable, str(stand_in), *map(str, process)], stdout=subprocess.PIPE) as old:
+        assert old.stdout is not None
+        old.stdout.readline()
+        labels = [word for item in LABELS.items() for word in ("--label", "=".join(item))]
+        node.docker("run", "-d", "--init", "--name", "rdm-sriov-plugin", *labels, BUSYBOX)
+        node.make_network()
+        ours = ["--label", "rdm.provision.cluster=rdm", "--label", "rdm.provision.role=container"]
+        node.docker("run", "-d", "--init", "--name", "rdm", *ours, "--network", NETWORK, BUSYBOX)
+        seen = {
+            "docker": {"containers": [{"name": "rdm-sriov-plugin", "state": "running", "labels": LABELS}]}
+        }
+        refused = node.role(seen=seen)
+        assert refused.status != 0
+        assert "the plugin here is upstream, not rdm-sriov: set network_replace: true" in refused.output
+        assert node.docker("inspect", "--format", "{{.State.Running}}", "rdm") == "true"
+        # The process stands for what is in the container: it ends with it.
+        old_ends = subprocess.Popen(
+            [
+                *(
+                    "sh",
+                    "-c",
+                    "while docker inspect rdm-sriov-plugin >/dev/null 2>&1; do sleep 0.1; done; kill $0",
+                ),
+                str(old.pid),
+            ],
+            env=node.engine.environment,
+        )
+        moved = node.role(seen=seen, network_replace=True, container_spare_jobs=False)
+        assert moved.status == 0, moved.output
+        old_ends.wait(20)
+    assert installation.running(str(node.socket))
+    assert NETWORK not in node.docker("network", "ls")
+    # What follows in the run: the network and the container.
+    node.make_network()
+    node.docker("network", "connect", NETWORK, "rdm")
+    node.docker("start", "rdm")
+    assert "eth0" in node.docker("exec", "rdm", "ls", "/sys/class/net")
+    node.docker("rm", "-f", "rdm")
+    node.docker("network", "rm", NETWORK)
+    assert json.loads((node.state / "state.json").read_text())["networks"] == {}
+
+
+def _upstream() -> bytes:
+    from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program
+
+    return program(sources_in(ROOT / "plugins/module_utils"))
