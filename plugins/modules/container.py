@@ -63,18 +63,8 @@ options:
     required: true
   rails:
     description: The further networks that it is on, and its address on each.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      network:
-        description: The network.
-        type: str
-        required: true
-      my_ip:
-        description: Its address there.
-        type: str
-        required: true
+    type: dict
+    default: {}
   plugin_socket:
     description:
       - Socket of the network plugin rdm-sriov, where its networks are of that driver. A function is then
@@ -228,10 +218,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swa
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
-from ansible_collections.rdm.provision.plugins.module_utils.engine.plugin_socket import PluginProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 
 def _strings() -> Dict[str, Any]:
@@ -247,15 +237,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "hostname": {"type": "str", "required": True},
     "network": {"type": "str", "required": True},
     "my_ip": {"type": "str", "required": True},
-    "rails": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "options": {
-            "network": {"type": "str", "required": True},
-            "my_ip": {"type": "str", "required": True},
-        },
-    },
+    "rails": {"type": "dict", "default": {}},
     "plugin_socket": {"type": "str", "default": ""},
     "rdma": {"type": "bool", "default": True},
     "env": {"type": "dict", "default": {}},

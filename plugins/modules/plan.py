@@ -116,6 +116,12 @@ gateway:
   returned: success
   type: str
   sample: 192.169.16.1
+rails:
+  description: Subnets of the container networks of further rails.
+  returned: where nodes have several rails
+  type: list
+  elements: str
+  sample: [192.169.17.0/24]
 master:
   description: Name of the master.
   returned: success
@@ -165,6 +171,17 @@ nodes:
         - What the training container gets, in the form that M(rdm.provision.container) takes.
         - C(devices), C(groups), C(device_requests), C(ulimits) and C(capabilities).
       type: dict
+    function_devices:
+      description:
+        - Where the network plugin is rdm-sriov, whether the container gets the RDMA devices of its function,
+          and no others; C(container) has none then.
+      type: bool
+    rails:
+      description:
+        - The further rails, where the node has any.
+        - For each, C(parent), C(network), C(subnet), C(gateway), C(my_ip) and C(options).
+      type: list
+      elements: dict
     network_present:
       description: Whether a Docker network of the container network's name exists.
       type: bool

@@ -7,6 +7,7 @@ Both steps refuse with all problems of all nodes at once, and neither changes an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
@@ -20,13 +21,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.local_path impo
 from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
+    RAIL_SUBNETS,
     collisions,
     pool_warnings,
     public_space_warning,
     ssh_address_problems,
     subnet_problems,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interface
+from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interfaces, reserves
 from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     config_dir_problems,
@@ -42,6 +44,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
     check_node,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     Problem,
     Refused,
@@ -59,12 +62,14 @@ class ClusterPlan(NamedTuple):
         addresses: the address plan.
         functions: node name -> what the inventory says of its virtual functions; those without are left out.
         warnings: sentences about what is not as it should be but refuses nothing.
+        rails: the subnets of the further rails.
     """
 
     inventory: Inventory
     addresses: AddressPlan
     warnings: list[str]
     functions: Mapping[str, Functions] = {}
+    rails: Sequence[IPv4Network] = ()
 
 
 def plan_cluster(
@@ -161,6 +166,15 @@ def plan_nodes(
         )
     )
     problems += vf_plan.taken(plan.addresses, plan.functions, facts)
+    for index, subnet in enumerate(plan.rails):
+        problems += collisions(
+            subnet,
+            facts,
+            {node: want.rails[index].network for node, want in wants.items()},
+            plan.inventory.cluster,
+            plan.inventory.ssh_addresses.values(),
+            RAIL_SUBNETS,
+        )
     problems += [
         Problem(
             node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
@@ -183,11 +197,18 @@ def plan_nodes(
         warnings += findings.warnings
         nodes[node] = {
             "config_dir": config_dir,
-            "container": container_spec(found, want.accelerator, rdma_interface(want))._asdict(),
+            "container": container_spec(
+                found,
+                want.accelerator,
+                *rdma_interfaces(want),
+                rdma=not (reserves(want) and want.function_devices),
+            )._asdict(),
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
+            **({"function_devices": want.function_devices} if reserves(want) else {}),
+            **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
         }
     warnings += fleet_checks.differences(facts)
     settled = {node for node, planned in nodes.items() if planned["network_present"]}
@@ -197,6 +218,11 @@ def plan_nodes(
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
     return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+
+
+def _rail(rail: Rail) -> dict[str, Any]:
+    """Return what the roles need to know of a node's rail."""
+    return {**rail._asdict(), "subnet": str(rail.subnet), "options": dict(rail.options)}
 
 
 def problems_beside(

@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import (
     port_checks,
     sriov_checks,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 
@@ -50,6 +50,9 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         device_checks.rdma,
     ):
         check(want, facts, findings)
+    for rail in of_rails(want):
+        for check in (device_checks.parent, existing_checks.network, existing_checks.address):
+            check(rail, facts, findings)
     return findings
 
 

@@ -8,6 +8,7 @@ from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
@@ -59,6 +60,9 @@ class NodePlan(NamedTuple):
         docker_socket: where the user says that the engine is; empty for the usual place.
         engine_install: whether a missing engine is installed later in the run.
         min_free_bytes: space that images need, 0 for no check.
+        function_devices: whether the container gets the RDMA devices of just the function that it gets, where
+            that can be known before.
+        rails: the further rails of the node, each with a network of its own.
         image: what the training container runs; empty when that is not known.
         image_listed: whether images_list brings it; otherwise the node must have it.
         spare_jobs: refuse what would end a training job.
@@ -90,6 +94,8 @@ class NodePlan(NamedTuple):
     docker_socket: str = ""
     engine_install: bool = False
     min_free_bytes: int = 0
+    function_devices: bool = True
+    rails: Sequence[Rail] = ()
     image: str = ""
     image_listed: bool = True
     spare_jobs: bool = True
@@ -103,6 +109,21 @@ class NodePlan(NamedTuple):
     become: bool = True
     sriov: SriovSettings = SriovSettings()
     plugin: str = ""
+
+
+def of_rails(want: NodePlan) -> list[NodePlan]:
+    """Return what is wanted of a node's further networks, as if each were its only one."""
+    return [
+        want._replace(
+            my_ip=rail.my_ip,
+            subnet=rail.subnet,
+            gateway=rail.gateway,
+            network_name=rail.network,
+            network_parent=rail.parent,
+            network_options=rail.options,
+        )
+        for rail in want.rails
+    ]
 
 
 class Findings(NamedTuple):

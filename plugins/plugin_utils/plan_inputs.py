@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
@@ -17,6 +18,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import 
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
     plan_cluster,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
+    RAIL_SUBNETS,
+    ssh_address_problems,
+    subnet_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
@@ -38,6 +44,14 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.network_options impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM, UPSTREAM_IMAGE
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import (
+    Rail,
+    moved,
+    name_problems,
+    network_of,
+    prefix_of,
+    rail_subnets,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
@@ -114,6 +128,9 @@ def plan_inventory(
     plan, problems = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     if plan:
         problems += contradictions(reader, plan.addresses)
+        subnets, found = _rail_subnets(reader, plan)
+        plan = plan._replace(rails=subnets)
+        problems += found
         plan.warnings.extend(warnings)
         if previous:
             kept = plan.addresses._replace(keys=previous.keys, vf_prefix=previous.vf_prefix)
@@ -136,6 +153,26 @@ def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Pro
     )
     problems += vf_plan.clashes(addresses, functions)
     return plan._replace(addresses=addresses, functions=functions)
+
+
+def _rail_subnets(reader: HostVariables, plan: ClusterPlan) -> tuple[list[IPv4Network], list[Problem]]:
+    """Return the subnets of the further rails, and what is wrong with the rails of all nodes."""
+    listed_rails = {host: _texts(reader.role_value(host, "container_rails")) or [] for host in reader.hosts}
+    problems = [
+        problem
+        for host, rails in listed_rails.items()
+        for problem in name_problems(
+            host, rails, reader.text(host, "network_parent"), reader.text(host, "network_driver")
+        )
+    ]
+    counts = {host: len(rails) for host, rails in listed_rails.items()}
+    given = {host: _texts(reader.role_value(host, RAIL_SUBNETS)) or [] for host in reader.hosts}
+    subnets, found = rail_subnets(plan.addresses.subnet, counts, given)
+    for subnet in subnets:
+        found += subnet_problems(subnet, RAIL_SUBNETS)
+        found += ssh_address_problems(subnet, plan.inventory.ssh_addresses, RAIL_SUBNETS)
+    problems += found
+    return ([], problems) if problems else (subnets, [])
 
 
 def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Problem]:
@@ -258,15 +295,17 @@ def plugin_of(reader: HostVariables, host: str) -> str:
     )
 
 
-def _network_options(reader: HostVariables, host: str) -> dict[str, str]:
-    """Return the options of the network's driver; ValueError when they make no sense together."""
+def _network_options(reader: HostVariables, host: str, parent: str = "", rail: int = 0) -> dict[str, str]:
+    """Return the options of a rail's network driver; ValueError when they make no sense together."""
+    driver = reader.text(host, "network_driver")
+    prefix = reader.text(host, "network_prefix")
     return driver_options(
-        reader.text(host, "network_driver"),
-        parent=reader.text(host, "network_parent"),
+        driver,
+        parent=parent or reader.text(host, "network_parent"),
         mode=reader.text(host, "network_mode"),
         vlan=int(reader.text(host, "network_vlan") or 0),
         privileged=reader.true(host, "network_privileged"),
-        prefix=reader.text(host, "network_prefix"),
+        prefix=prefix_of(prefix, rail) if driver == "sriov" else prefix,
         extra=reader.role_value(host, "network_options") or {},
     )
 
@@ -314,8 +353,27 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
         become=plan.inventory.nodes[node].become,
         sriov=sriov_settings(reader, node),
+        rails=_rails(reader, node, plan),
+        function_devices=reader.text(node, "container_rdma") != "all"
+        and reader.role_value(node, "container_devices") is None,
         plugin=plugin_of(reader, node),
     )
+
+
+def _rails(reader: HostVariables, node: str, plan: ClusterPlan) -> list[Rail]:
+    parents = _texts(reader.role_value(node, "container_rails")) or []
+    first = plan.addresses.subnet
+    return [
+        Rail(
+            parent=parents[index],
+            network=network_of(reader.text(node, "network_name"), index),
+            subnet=subnet,
+            gateway=moved(plan.addresses.gateway, first, subnet),
+            my_ip=moved(plan.addresses.nodes[node], first, subnet),
+            options=_network_options(reader, node, parents[index], index),
+        )
+        for index, subnet in enumerate(plan.rails, start=1)
+    ]
 
 
 def _texts(value: Any) -> list[str] | None:

@@ -64,16 +64,19 @@ def receipts(
     found = {}
     for node in reader.hosts:
         one = _Node(reader, node, plan, become[node])
+        parents = reader.role_value(node, "container_rails")
+        rails = [*plan["rails"], parents] if plan.get("rails") else []
         more: dict[str, Any] = {
             "docker_engine": None,
             "images": [plan["nodes"][node]["accelerator"], *one.local_archives()],
             "sriov": plan["nodes"][node]["vf_mac"],
-            "network": [plan["subnet"], plan["gateway"]],
+            "network": [plan["subnet"], plan["gateway"], *rails],
             "my_ip": [plan["nodes"][node]["my_ip"], plan["master_addr"], everybody["dictionary"]],
             "container": [
                 *(plan["nodes"][node][key] for key in ("my_ip", "accelerator", "image")),
                 plan["master_addr"],
                 everybody["dictionary"],
+                *rails,
             ],
             "hostfile": everybody["hostfile"],
         }

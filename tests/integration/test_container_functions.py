@@ -29,7 +29,7 @@ from ansible_collections.rdm.provision.plugins.modules import container, docker_
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import private_engine
 from tests.integration.images import busybox_rootfs, import_image
-from tests.integration.test_sriov_plugin import FUNCTIONS, NETWORK, Node
+from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node
 from tests.unit.plugins.modules.running import Failed, run_module
 
 MY_IP = "192.169.16.100"
@@ -209,7 +209,7 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
     assert fabric.socket.parent == plugins  # where the look finds it, by the driver's name
     watch: dict[str, Any] = {
         **{name: [] for name in ("config_dirs", "images", "archives", "users")},
-        **{"cluster": "c", "job_directory": "", "system": False, "paths": {}},
+        **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
     }
 
     def look() -> receipt.Found:

@@ -18,9 +18,9 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
-from ansible_collections.rdm.provision.plugins.module_utils.engine.plugin_socket import PluginProblem, ask
 from ansible_collections.rdm.provision.plugins.module_utils.node import rdma
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import read
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import RESERVE, PluginProblem, ask
 
 Settings = Dict[str, Dict[str, Any]]
 """Network -> `devices`, paths of RDMA devices, and `mac`, the hardware address; what is empty is left out."""
@@ -28,6 +28,7 @@ Settings = Dict[str, Dict[str, Any]]
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 _RANDOM = "1"  # NET_ADDR_RANDOM of linux/netdevice.h
+_PATIENCE = 30.0  # seconds, for a plugin that serves many at once
 _EXCLUSIVE = "N"  # of ib_core's parameter netns_mode: RDMA devices are seen in one namespace only
 
 
@@ -184,7 +185,7 @@ class Functions:
         if known is None:
             raise PluginProblem("there is no network {0} to reserve a function on".format(network))
         body = {"NetworkID": known["Id"], "Address": _with_prefix(known, address)}
-        given = ask(self._socket, "RdmSriov.Reserve", body).get("Function")
+        given = ask(self._socket, RESERVE, body, _PATIENCE).get("Function")
         if not isinstance(given, dict):
             raise PluginProblem("{0} reserves no function: {1!r}".format(self._socket, given))
         key = str(given.get("pci") or given.get("parent") or "")

@@ -59,8 +59,7 @@ class Difference(NamedTuple):
 
 def ends(wanted: Mapping[str, Any]) -> List[Tuple[str, str]]:
     """Return the networks that the container is on, and its address on each; that of MY_IP first."""
-    rails = [(rail["network"], rail["my_ip"]) for rail in wanted.get("rails") or []]
-    return [(wanted["network"], wanted["my_ip"]), *rails]
+    return [(wanted["network"], wanted["my_ip"]), *(wanted.get("rails") or {}).items()]
 
 
 def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> Dict[str, Any]:

@@ -28,13 +28,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
     inspect,
     is_ours,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.plugin_socket import PluginProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import (
     NotReady,
     refuse_claimed,
     wait_ready,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 Container = Dict[str, Any]
 """A container, as inspect() returns it."""

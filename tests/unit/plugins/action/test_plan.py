@@ -386,6 +386,67 @@ def test_nodes_are_checked_and_unreached_ones_left_out(cluster: Cluster) -> None
     assert cluster.plan_file.exists()
 
 
+def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluster) -> None:
+    cluster.write({"a": facts()}, {"b": {**facts(), "container_rails": ["ib0", "ib3"]}}, CPU)
+    assert cluster.run(stage="nodes")[1]["problems"][0]["value"] == "container_rails"
+    common = {**CPU, "container_rails": ["ib0", "ib1"], "network_driver": "sriov", "sriov_allow_tag": True}
+    two: list[dict[str, Any]] = [{"name": name, "addresses": []} for name in ("ib0", "ib1")]
+    cluster.write({"a": facts(interfaces=two)}, {"b": {"container_rails": ["ib0", "ib3"]}}, common)
+    rc, result, output = cluster.run(stage="nodes")
+    assert rc == 0, output
+    assert result["rails"] == ["192.169.17.0/24"]
+    assert result["nodes"]["a"]["rails"] == [
+        {
+            "parent": "ib1",
+            "network": "ibnet-1",
+            "subnet": "192.169.17.0/24",
+            "gateway": "192.169.17.1",
+            "my_ip": "192.169.17.100",
+            "options": {"netdevice": "ib1", "prefix": "eth1r"},
+        }
+    ]
+    assert "192.169.17" not in cluster.plan_file.read_text()
+    # A rail's interface, and what is in the way of its subnet, are looked for as the first one's are.
+    taken = [*two, {"name": "eth0", "addresses": ["192.169.17.9/24"]}]
+    cluster.write({"a": facts(interfaces=taken[::2])}, {}, common)
+    refused = cluster.run(stage="nodes")[1]
+    assert [problem["value"] for problem in refused["problems"]] == ["192.169.17.0/24", "network_parent ib1"]
+    assert "container_rail_subnets" in refused["problems"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "paths"),
+    [
+        ({}, True, []),
+        ({"container_rdma": "all"}, False, ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs9"]),
+        ({"container_devices": ["/dev/zero"]}, False, ["/dev/infiniband/uverbs0"]),
+        ({"container_device_requests": []}, True, []),
+        ({"sriov_plugin": "upstream"}, None, ["/dev/infiniband/uverbs0"]),
+        ({"sriov_enabled": False}, None, ["/dev/infiniband/uverbs0"]),
+        ({"network_driver": "macvlan"}, None, ["/dev/infiniband/uverbs0"]),
+    ],
+)
+def test_who_says_which_rdma_devices_a_container_gets(
+    cluster: Cluster, given: dict[str, Any], expected: bool | None, paths: list[str]
+) -> None:
+    devices = [
+        {"name": f"mlx5_{number}", "netdevs": [name], "char_devices": [f"/dev/infiniband/uverbs{number}"]}
+        for number, name in ((0, "ib0"), (9, "ib9"))
+    ]
+    found = facts(
+        infiniband=[{**one, "pci": "", "virtual": False, "ports": []} for one in devices],
+        docker_min_api_version="1.12",  # as upstream's plugin needs it
+    )
+    common = {**CPU, "network_driver": "sriov", "sriov_plugin": "rdm-sriov", "sriov_allow_tag": True}
+    cluster.write({"a": found}, {}, {**common, **given})
+    rc, result, output = cluster.run(stage="nodes")
+    assert rc == 0, output
+    node = result["nodes"]["a"]
+    assert node.get("function_devices") == expected
+    assert [one.partition(":")[0] for one in node["container"]["devices"]] == paths
+    assert ("IPC_LOCK" in node["container"]["capabilities"]) == bool(paths)
+
+
 def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
     cluster.write({"a": facts(config_owner="A")}, {"b": facts(config_owner="b")}, {**CPU, "rdm_cluster": "b"})
     rc, result, _ = cluster.run(stage="nodes")

@@ -116,7 +116,7 @@ WITH_FUNCTION = {
 }
 TWO_RAILS = {
     **WANTED,
-    "rails": [{"network": "ibnet1", "my_ip": "10.1.0.100"}],
+    "rails": {"ibnet1": "10.1.0.100"},
     "functions": {
         "ibnet": {"devices": ["/dev/infiniband/uverbs3", "/dev/infiniband/rdma_cm"]},
         "ibnet1": {"mac": MAC, "devices": ["/dev/infiniband/uverbs4", "/dev/infiniband/rdma_cm"]},
@@ -149,10 +149,10 @@ def test_a_hardware_address_is_the_endpoints_where_the_engine_knows_that(
 
 
 def test_a_container_without_rails_and_functions_is_labelled_as_ever() -> None:
-    label = request({**WANTED, "rails": [], "functions": {}})["Labels"]["rdm.provision.settings"]
+    label = request({**WANTED, "rails": {}, "functions": {}})["Labels"]["rdm.provision.settings"]
     assert label == request(WANTED)["Labels"]["rdm.provision.settings"]
     assert not {"rails", "functions"} & set(json.loads(label))
-    assert not difference({**WANTED, "rails": [], "functions": {}}, made(WANTED)).anew
+    assert not difference({**WANTED, "rails": {}, "functions": {}}, made(WANTED)).anew
 
 
 def test_other_devices_of_its_function_make_another_container() -> None:
