@@ -168,7 +168,8 @@ def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Prob
     fewer = f", or set sriov_vfs to {total} or less" if total else ""
     if firmware.get("error") or "next" not in firmware:
         reason = f"{offers}, and how it is set is not known: {firmware.get('error') or 'nobody has asked'}"
-        remedy = f"install mstflint, {tool} -d {pci} -e query, {command}, and reboot{fewer}"
+        first = "see as root why" if firmware.get("tool") else "install mstflint"
+        remedy = f"{first} ({tool} -d {pci} -e query), then {command}, and reboot{fewer}"
         return Problem(node, "firmware:", reason, remedy)
     if allows(firmware["current"], want.sriov.vfs):
         reason = f"{offers}, though the firmware allows {firmware['current']['vfs']} ({tool} -e query)"
