@@ -99,6 +99,7 @@ bench: setup-dev ## print the tables of docs/performance.md, measured here and n
 	python benchmarks/planner.py
 	python benchmarks/provision.py
 	python benchmarks/scale.py
+	python benchmarks/sriov_plugin.py
 
 docs: setup-dev ## write docs/variables.md and docs/training-configuration.md from what they describe
 	python docs/generate_variables.py

@@ -77,10 +77,7 @@ class Functions:
                     os.path.join(self._root, "class/net", parent, "device/sriov_numvfs"),
                 )
             )
-        return [
-            Function(_target(os.path.join(device, "virtfn{0}".format(number))), parent, number)
-            for number in numbers
-        ]
+        return [Function(_link(device, "virtfn{0}".format(number)), parent, number) for number in numbers]
 
     def whole(self, name: str) -> Function:
         """Return an interface as something that is handed on whole.
@@ -192,3 +189,8 @@ def _read(*parts: str) -> str:
 
 def _target(link: str) -> str:
     return os.path.basename(os.path.realpath(link))
+
+
+def _link(*parts: str) -> str:
+    """Return the name of what a link points to, without a look at each directory on the way."""
+    return os.path.basename(os.readlink(os.path.join(*parts)))

@@ -149,7 +149,8 @@ class State:
         path = os.path.join(self._directory, _FILE)
         try:
             with open(path + ".new", "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, sort_keys=True)
+                # In one piece and unindented: what takes time holds up every container.
+                file.write(json.dumps(content, sort_keys=True))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(path + ".new", path)
