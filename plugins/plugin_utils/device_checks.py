@@ -16,8 +16,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     Findings,
     NodePlan,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
 
 def rdma_interfaces(want: NodePlan) -> list[str]:
