@@ -453,6 +453,11 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
         if changed := _OTHER_HOST_KEY.search(message):
             return _other_host_key(**changed.groupdict())
         message = _SSH_NOISE.sub("", message)
+        if "Host key verification failed" in message:
+            return (
+                "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "
+                "with the host's own; ssh then keeps the key in known_hosts"
+            )
         # Where ssh itself said nothing, Ansible's own words end in a colon.
         return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
     if "undecryptable variable" in message:

@@ -154,6 +154,9 @@ nodes:
     image:
       description: The image that the training container runs.
       type: str
+    vf_mac:
+      description: The first of the MACs of its virtual functions; empty where the cluster has none.
+      type: str
     config_dir:
       description: The directory for the cluster's files on the node. This and the rest only with facts.
       type: str
@@ -214,6 +217,9 @@ receipts:
       elements: str
     key_digests:
       description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
+      type: dict
+    sriov:
+      description: What to look for at the interfaces below the container network.
       type: dict
     watch:
       description: What to look at besides what carries the cluster's label.

@@ -132,7 +132,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.engine import inside
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
-from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import find_running
+from ansible_collections.rdm.provision.plugins.module_utils.job.place import find_running
 from ansible_collections.rdm.provision.plugins.module_utils.node import (
     rdma_look_script,
     rdma_pairs_script,
@@ -183,7 +183,7 @@ def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     arguments = [options["address"], options["root"]]
     seen = inside.run(docker, container, rdma_look_script, arguments, _LOOK_S)
     reason = seen.pop("problem")
-    jobs = find_running(docker, options["cluster"], options["node"])
+    jobs = find_running({"runtime": "container"}, options["cluster"], options["node"])
     if jobs and not reason:
         reason = "the job {0} runs: stop it first, or wait for its end".format(jobs[0])
     return {"reason": reason, "look": seen, "given": names, "given_all": everything}

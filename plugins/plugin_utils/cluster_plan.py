@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     collisions,
@@ -38,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     rehearsal,
     sentences,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.vf_plan import Functions
 
 
 class ClusterPlan(NamedTuple):
@@ -46,12 +48,14 @@ class ClusterPlan(NamedTuple):
     Attributes:
         inventory: the cluster as the user described it.
         addresses: the address plan.
+        functions: node name -> what the inventory says of its virtual functions; those without are left out.
         warnings: sentences about what is not as it should be but refuses nothing.
     """
 
     inventory: Inventory
     addresses: AddressPlan
     warnings: list[str]
+    functions: Mapping[str, Functions] = {}
 
 
 def plan_cluster(
@@ -138,6 +142,7 @@ def plan_nodes(
         plan.inventory.cluster,
         plan.inventory.ssh_addresses.values(),
     )
+    problems += vf_plan.taken(plan.addresses, plan.functions, facts)
     problems += [
         Problem(
             node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
@@ -165,6 +170,7 @@ def plan_nodes(
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
         }
+    warnings += fleet_checks.differences(facts)
     settled = {node for node, planned in nodes.items() if planned["network_present"]}
     warnings += pool_warnings(plan.addresses.subnet, facts, settled)
     if problems:

@@ -10,6 +10,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import (
     device_checks,
     engine_checks,
     existing_checks,
+    port_checks,
+    sriov_checks,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
@@ -26,6 +28,12 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         engine_checks.user_namespaces,
         engine_checks.selinux,
         device_checks.parent,
+        sriov_checks.functions,
+        sriov_checks.shared_functions,
+        sriov_checks.iommu,
+        port_checks.ports,
+        port_checks.virtual_ports,
+        port_checks.opensm,
         device_checks.memlock,
         engine_checks.image,
         engine_checks.archives,

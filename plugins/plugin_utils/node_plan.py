@@ -5,12 +5,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
 """The network drivers whose network lies on an interface of the node."""
+
+
+class SriovSettings(NamedTuple):
+    """What is wanted of a node's parent interfaces.
+
+    Attributes:
+        parents: names of the interfaces that the container network lies on.
+        vfs: how many VFs each has to offer; 0 where the network needs none.
+        firmware_vfs: how many the firmware may be told to allow, 0 where it is not to be touched.
+        kernel_parameters: whether the kernel's command line may be changed.
+        reboot_ok: whether the node may be rebooted for these.
+        upstream: whether the plugin is rdma/sriov-plugin.
+    """
+
+    parents: tuple[str, ...] = ()
+    vfs: int = 0
+    firmware_vfs: int = 0
+    kernel_parameters: bool = False
+    reboot_ok: bool = False
+    upstream: bool = True
+
+    def look(self) -> dict[str, Any]:
+        """Return the option `sriov` of node_facts: what a look at the node has to tell."""
+        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters")
+        return {key: value for key, value in self._asdict().items() if key in told}
 
 
 class NodePlan(NamedTuple):
@@ -42,6 +68,9 @@ class NodePlan(NamedTuple):
         unlabelled: mounts of the user that SELinux would have to allow.
         others: MY_IP -> node, of all nodes.
         rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
+        functions: what is wanted of the node's physical functions.
+        become: whether root works there.
+        sriov: what is wanted of the interfaces below the network.
     """
 
     node: str
@@ -69,6 +98,9 @@ class NodePlan(NamedTuple):
     unlabelled: Sequence[str] = ()
     others: Mapping[str, str] = {}
     rdma: str = "auto"
+    functions: Sequence[Wanted] = ()
+    become: bool = True
+    sriov: SriovSettings = SriovSettings()
 
 
 class Findings(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, PLAN_FILE
-from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
@@ -39,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables impor
     RoleVariables,
     unknown_variables,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
@@ -110,8 +111,26 @@ def plan_inventory(
         problems += contradictions(reader, plan.addresses)
         plan.warnings.extend(warnings)
         if previous:
-            plan = plan._replace(addresses=plan.addresses._replace(keys=previous.keys))
+            kept = plan.addresses._replace(keys=previous.keys, vf_prefix=previous.vf_prefix)
+            plan = plan._replace(addresses=kept)
+        plan = _with_functions(reader, plan, problems)
     return Draft(plan, previous, images, problems)
+
+
+def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
+    """Return the plan with the virtual functions, and add to the problems what is wrong with them."""
+    functions: dict[str, vf_plan.Functions] = {}
+    for host in plan.addresses.nodes:
+        try:
+            functions[host] = vf_plan.functions_of(reader, host)
+        except ValueError as error:
+            problems.append(Problem(host, "", str(error), "correct it in the inventory"))
+    functions = {host: one for host, one in functions.items() if one.number}
+    addresses = vf_plan.settled(
+        plan.addresses, functions, plan.inventory.cluster, plan.inventory.ssh_addresses
+    )
+    problems += vf_plan.clashes(addresses, functions)
+    return plan._replace(addresses=addresses, functions=functions)
 
 
 def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Problem]:
@@ -272,6 +291,9 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
             {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
         ),
         rdma=reader.text(node, "container_rdma"),
+        functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
+        become=plan.inventory.nodes[node].become,
+        sriov=sriov_settings(reader, node),
     )
 
 
@@ -296,6 +318,7 @@ def base_of_nodes(
             "slots": node.slots,
             "accelerator": node.accelerator,
             "image": images[name].image,
+            "vf_mac": vf_plan.first_of(plan.addresses, name),
         }
         for rank, (name, node) in enumerate(plan.inventory.nodes.items())
     }

@@ -10,13 +10,15 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
+from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     ROLES,
     HostVariables,
     role_options,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import RoleInputs
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
@@ -52,7 +54,7 @@ def receipts(
         more: dict[str, Any] = {
             "docker_engine": None,
             "images": [plan["nodes"][node]["accelerator"], *one.local_archives()],
-            "sriov": None,
+            "sriov": plan["nodes"][node]["vf_mac"],
             "network": [plan["subnet"], plan["gateway"]],
             "my_ip": [plan["nodes"][node]["my_ip"], plan["master_addr"], everybody["dictionary"]],
             "container": [
@@ -71,6 +73,7 @@ def receipts(
             "directory": one.directory(),
             "config_dir": one.config_dir(),
             "absent": one.absent,
+            "sriov": sriov_settings(reader, node).look(),
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
         }
@@ -91,6 +94,10 @@ class _Node:
         self.absent = [role for role in WORKERS if self._absent(role)]
         self.listed = self._listed()
         self.sriov = self._sriov()
+        try:
+            self.functions = vf_plan.functions_of(reader, node)
+        except ValueError:
+            self.functions = vf_plan.NONE  # which is told already
 
     def wants(self, role: str, images: bool) -> bool:
         """Whether a role has anything to see to on this node, as far as the variables tell."""
@@ -124,8 +131,11 @@ class _Node:
             if self.reader.true(self.node, "sriov_install_wrapper"):
                 folder = self.reader.text(self.node, "sriov_wrapper_directory")
                 paths["sriov"].append(f"{folder}/docker_rdma_sriov")
+            if self.functions.number:
+                paths["sriov"] += restore.paths()
         return {
             "cluster": self.cluster,
+            "functions": [[parent, self.functions.shows] for parent in self.functions.parents],
             "config_dirs": sorted({directory, *filter(None, own)}),
             "job_directory": self._job_directory(directory),
             "system": self.reader.true(self.node, "my_ip_system", otherwise=self.become),

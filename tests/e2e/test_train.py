@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -219,7 +220,7 @@ def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Lab, tmp_pat
     assert (real["changed"], left) == (False, [])
     source = Path(real["archives"])
     copy = tmp_path / "trainer"
-    for name in ("configs", "images", "requirements", "rdm_job", "rdm_trainer"):
+    for name in ("configs", "images", "requirements", "rdm_job", "rdm_log", "rdm_trainer"):
         shutil.copytree(ROOT / "trainer" / name, copy / name)
     (copy / "rdm_trainer/added.py").write_text("x = 1\n")
     cache = source.parent.parent / f"test-{os.getpid()}"  # on the same disk, for the links
@@ -317,6 +318,10 @@ def test_what_a_job_leaves_is_where_it_says(cluster: Lab, curves: dict[str, list
     lines = cluster.rdm("logs", "e2e-curve-no-ssh", "--tail", "0").stdout.splitlines()
     assert {line.split()[0] for line in lines} == set(NODES)
     assert any("lm loss:" in line for line in lines)
+    shown = cluster.rdm("jobs", "e2e-curve-no-ssh", "--sections").stdout
+    assert shown.count("*" * 19 + " last output message " + "*" * 19) == 1
+    assert all(f"/{node}.err <==" in shown for node in NODES)
+    assert re.search(r"^iteration \d+ : \d+\.\d{4} s$", shown, re.MULTILINE)
 
 
 # --- refused before anything starts ---------------------------------------------------------------------

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import _UnixConnection
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN, file_content
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import READY
 
@@ -24,6 +25,7 @@ from tests.integration.engine import Engine, private_engine, wait_until
 from tests.integration.images import busybox_rootfs, import_image
 
 FUNCTIONS = 7
+CONTAINERS = 50
 ROOT = Path(__file__).parents[2]
 NETWORK = "rdm-test-sriov"
 
@@ -79,6 +81,18 @@ class Node:
     def remove(self, *names: str) -> None:
         """Remove containers."""
         self.docker("rm", "-f", *names)
+
+    def reserve(self, address: str) -> dict[str, Any]:
+        """Reserve a function for an address; return what the plugin says of it."""
+        network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
+        connection = _UnixConnection(str(self.socket), 30)
+        request = {"NetworkID": network, "Address": f"{address}/24"}
+        connection.request("POST", "/RdmSriov.Reserve", json.dumps(request))
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        assert "Err" not in answer, answer
+        found: dict[str, Any] = answer["Function"]
+        return found
 
     def address(self, name: str) -> str:
         """Return the hardware address that a container sees on its interface."""
@@ -154,14 +168,31 @@ def test_more_containers_than_functions_at_once(node: Node) -> None:
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(8) as pool:
-        said = list(pool.map(run, range(12)))
+    with ThreadPoolExecutor(CONTAINERS) as pool:
+        said = list(pool.map(run, range(CONTAINERS)))
     started = [f"c{number}" for number, words in enumerate(said) if not words]
     assert len(started) == FUNCTIONS
     for words in filter(None, said):
         assert f"no virtual function of {node.parent} is free: containers have all {FUNCTIONS}" in words
     assert len({node.address(name) for name in started}) == FUNCTIONS
-    node.remove(*(f"c{number}" for number in range(12)))
+    node.remove(*(f"c{number}" for number in range(CONTAINERS)))
+    assert node.promised() == {}
+
+
+def test_containers_that_start_at_once_get_what_was_reserved_for_each(node: Node) -> None:
+    def start(number: int) -> tuple[str, str]:
+        reserved = node.reserve(f"192.169.16.{number}")
+        node.run(f"c{number}", "--ip", f"192.169.16.{number}")
+        return reserved["mac"], node.address(f"c{number}")
+
+    numbers = range(100, 100 + FUNCTIONS)
+    with ThreadPoolExecutor(FUNCTIONS) as pool:
+        addresses = list(pool.map(start, numbers))
+    assert all(reserved == found for reserved, found in addresses)
+    assert len(set(addresses)) == FUNCTIONS
+    running = node.reserve("192.169.16.100")
+    assert (running["mac"], running["interface"]) == (addresses[0][0], "")
+    node.remove(*(f"c{number}" for number in numbers))
     assert node.promised() == {}
 
 

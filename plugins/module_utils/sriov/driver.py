@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What Docker asks a network driver, answered with virtual functions.
 
-Which function is free is decided by what the kernel shows, and by what was promised since the engine began:
-a function whose interface is in another network namespace is taken, whoever took it; one that is back is free
-again once its endpoint is gone, or the engine that had asked for it. An engine that is killed sends no word,
-so what it had promised counts no longer as soon as the next one says hello.
+Which function is free is decided by what the kernel shows, and what was promised since both the engine and
+this plugin began: a function whose interface is in another network namespace is taken, whoever took it; one
+that is back is free again once its endpoint is gone. An engine that is killed sends no word, and none is
+heard while there is no plugin, so what was promised before either began counts only while the function is
+away.
+
+One call is not Docker's: RdmSriov.Reserve says, before a container is made, which function its address will
+get, so that the container can be given the devices of just this one.
 
 The protocol: moby's libnetwork/docs/remote.md.
 
@@ -13,8 +17,9 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
-import re
+import ipaddress
 import threading
+import time
 from typing import Any, Callable, Dict, List
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
@@ -22,18 +27,24 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
     FunctionProblem,
     Functions,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Endpoint, Network, State
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import wanted_network
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import (
+    Endpoint,
+    Network,
+    Owner,
+    Reservation,
+    State,
+)
 
 Answer = Dict[str, Any]
 Recover = Callable[[], Dict[str, Dict[str, str]]]
 
 GENERIC = "com.docker.network.generic"
-MODES = ("sriov", "passthrough")
-OPTIONS = ("mode", "mtu", "netdevice", "prefix", "privileged", "vlan")
-_INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
-_PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,11}$")
-_VLANS = range(4096)
-_MTUS = range(68, 65536)
+RESERVE = "RdmSriov.Reserve"
+RESERVED_S = 600.0
+"""How long a function waits for its container; containers are made within seconds."""
+# What is released is free even when that cannot be written down: after a restart the kernel says the same.
+_RELEASES = ("NetworkDriver.DeleteEndpoint", "NetworkDriver.DeleteNetwork")
 
 
 class Driver:
@@ -44,12 +55,16 @@ class Driver:
         state: what is kept over a restart.
         recover: returns the options of the networks of this driver that the engine knows, by ID; used when
             one is unknown here.
+        clock: seconds since the epoch.
     """
 
-    def __init__(self, functions: Functions, state: State, recover: Recover) -> None:
+    def __init__(
+        self, functions: Functions, state: State, recover: Recover, clock: Callable[[], float] = time.time
+    ) -> None:
         self._functions = functions
         self._state = state
         self._recover = recover
+        self._clock = clock
         self._lock = threading.Lock()
         self._calls: Dict[str, Callable[[Answer], Answer]] = {
             "Plugin.Activate": self._activate,
@@ -60,6 +75,7 @@ class Driver:
             "NetworkDriver.DeleteEndpoint": self._delete_endpoint,
             "NetworkDriver.EndpointOperInfo": self._info,
             "NetworkDriver.Join": self._join,
+            RESERVE: self._reserve,
         }
         # The link goes back when the sandbox lets go of it, which is after Leave.
         for name in ("Leave", "DiscoverNew", "DiscoverDelete"):
@@ -81,15 +97,13 @@ class Driver:
         Raises:
             FunctionProblem: it cannot be done; the state is as it was.
         """
-        with self._lock:
+        with self._lock, self._state.change(written=call not in _RELEASES):
             return self._calls[call](request)
 
     # ---- networks
 
     def _activate(self, _request: Answer) -> Answer:
-        for name, endpoint in self._state.endpoints.items():
-            self._state.endpoints[name] = endpoint._replace(confirmed=False)
-        self._state.save()
+        self._state.confirmed.clear()
         return {"Implements": ["NetworkDriver"]}
 
     def _create_network(self, request: Answer) -> Answer:
@@ -107,15 +121,15 @@ class Driver:
             )
         for parent in network.parents if network.mode == "sriov" else ():
             self._functions.up(parent)
-        self._put(self._state.networks, name, network)
+        self._state.networks[name] = network
         return {}
 
     def _delete_network(self, request: Answer) -> Answer:
         name = _text(request, "NetworkID")
-        if self._state.networks.pop(name, None) is not None:
-            for key in [key for key in self._state.last if key[0] == name]:
-                del self._state.last[key]
-            self._state.save()
+        self._state.networks.pop(name, None)
+        for kept in (self._state.last, self._state.reserved):
+            for owner in [owner for owner in kept if owner[0] == name]:
+                del kept[owner]
         return {}
 
     def _network(self, name: str) -> Network:
@@ -131,7 +145,6 @@ class Driver:
                     "make it again".format(name[:12])
                 )
             self._state.networks.update(found)
-            self._state.save()
         return self._state.networks[name]
 
     def _found(self, network: Network) -> Network:
@@ -151,7 +164,7 @@ class Driver:
             raise FunctionProblem("endpoint {0} is there already".format(name[:12]))
         asked = _dict(request, "Interface")
         address, hardware = str(asked.get("Address") or ""), str(asked.get("MacAddress") or "").lower()
-        function = self._choose(network_id, network, address, hardware)
+        function = self._choose((network_id, address), network, hardware)
         interface = self._functions.interface(function)
         ethernet = self._functions.is_ethernet(interface)
         if function.number >= 0 and ethernet:
@@ -160,14 +173,19 @@ class Driver:
             self._functions.set_mtu(interface, network.mtu)
         if address:
             self._state.last[network_id, address] = function.key
-        self._put(self._state.endpoints, name, Endpoint(network_id, function.key, address))
+        own = self._functions.address(interface)
+        self._state.endpoints[name] = Endpoint(network_id, function.key, address, own)
+        self._state.confirmed.add(name)
+        self._state.reserved = {
+            owner: one
+            for owner, one in self._state.reserved.items()
+            if owner != (network_id, address) and one.function != function.key
+        }
         # An InfiniBand address is the card's to give.
-        own = self._functions.address(interface) if ethernet and not hardware else ""
-        return {"Interface": {"MacAddress": own} if own else {}}
+        return {"Interface": {"MacAddress": own} if own and ethernet and not hardware else {}}
 
     def _delete_endpoint(self, request: Answer) -> Answer:
-        if self._state.endpoints.pop(_text(request, "EndpointID"), None) is not None:
-            self._state.save()
+        self._state.endpoints.pop(_text(request, "EndpointID"), None)
         return {}
 
     def _info(self, request: Answer) -> Answer:
@@ -186,6 +204,7 @@ class Driver:
             raise FunctionProblem(
                 "the interface of {0}, which this container was to get, is gone".format(endpoint.function)
             )
+        self._state.confirmed.add(name)
         # Without this, the container gets a default route through a gateway that nobody is.
         return {
             "InterfaceName": {"SrcName": interface, "DstPrefix": network.prefix},
@@ -199,102 +218,94 @@ class Driver:
             return [Function(key, parent, -1) for key, parent in zip(network.keys, network.parents)]
         return [function for parent in network.parents for function in self._functions.virtual(parent)]
 
-    def _choose(self, network_id: str, network: Network, address: str, hardware: str) -> Function:
+    def _free(self, pool: List[Function]) -> List[Function]:
+        """Return what is here and promised to no endpoint, and forget what nobody waits for any more."""
+        state = self._state
+        free = {one.key: one for one in pool if self._functions.interface(one)}
+        for name, endpoint in list(state.endpoints.items()):
+            if endpoint.function in free and name not in state.confirmed:
+                del state.endpoints[name]
+        now = self._clock()
+        for owner, reservation in list(state.reserved.items()):
+            if not 0 <= now - reservation.since < RESERVED_S:
+                del state.reserved[owner]
+        for endpoint in state.endpoints.values():
+            free.pop(endpoint.function, None)
+        return list(free.values())
+
+    def _choose(self, owner: Owner, network: Network, hardware: str = "") -> Function:
+        """Return the function that an owner gets now.
+
+        Args:
+            owner: network and address.
+            network: the same network.
+            hardware: the hardware address that was asked for.
+        """
         pool = self._pool(network)
-        promised = {one.function for one in self._state.endpoints.values() if one.confirmed}
-        here = {one.key for one in pool if self._functions.interface(one)}
-        # Nobody will end what an engine that was killed had begun.
-        for name, endpoint in list(self._state.endpoints.items()):
-            if not endpoint.confirmed and endpoint.function in here:
-                del self._state.endpoints[name]
-        free = [one for one in pool if one.key in here - promised]
+        free = self._free(pool)
+        mine = self._state.reserved.get(owner)
+        waiting = {one.function for one in self._state.reserved.values()}
         if hardware:
-            free = [
+            found = [
                 one for one in free if self._functions.address(self._functions.interface(one)) == hardware
             ]
-        if not free:
-            what = "virtual function" if network.mode == "sriov" else "interface"
+        elif mine:
+            found = [one for one in free if one.key == mine.function]
+        else:
+            found = [one for one in free if one.key not in waiting]
+        if not found:
             parents = ", ".join(network.parents)
+            what = "virtual function" if network.mode == "sriov" else "interface"
             if hardware:
                 raise FunctionProblem(
                     "no free {0} of {1} has the address {2}".format(what, parents, hardware)
                 )
-            raise FunctionProblem(
-                "no {0} of {1} is free: containers have {2}".format(
-                    what, parents, "the one" if len(pool) == 1 else "all {0}".format(len(pool))
+            if mine:
+                raise FunctionProblem(
+                    "{0} of {1}, which was reserved for {2}, is not here any more: reserve another".format(
+                        mine.function, parents, owner[1]
+                    )
                 )
-            )
-        before = self._state.last.get((network_id, address))
+            taken = "the one" if len(pool) == 1 else "all {0}".format(len(pool))
+            if free:
+                taken = "{0} of {1}, and {2} wait for containers that are to start".format(
+                    len(pool) - len(free), len(pool), len(free)
+                )
+            raise FunctionProblem("no {0} of {1} is free: containers have {2}".format(what, parents, taken))
+        before = self._state.last.get(owner)
         # Others may have had one that this container knows: it is the last to be given to somebody else.
-        known = {key for who, key in self._state.last.items() if who != (network_id, address)}
-        return min(free, key=lambda one: (one.key != before, one.key in known))
+        known = {key for who, key in self._state.last.items() if who != owner}
+        return min(found, key=lambda one: (one.key != before, one.key in known))
 
-    def _put(self, where: Dict[str, Any], name: str, what: Any) -> None:
-        """Keep something, or nothing of it when it cannot be written down."""
-        where[name] = what
+    def _reserve(self, request: Answer) -> Answer:
+        network_id, address = _text(request, "NetworkID"), _text(request, "Address")
         try:
-            self._state.save()
-        except FunctionProblem:
-            del where[name]
-            raise
-
-
-def wanted_network(options: Any) -> Network:
-    """Return the network that `docker network create -o NAME=VALUE` asks for.
-
-    Args:
-        options: as the engine hands them on.
-
-    Raises:
-        FunctionProblem: one of them is unknown or has no such value.
-    """
-    if not isinstance(options, dict):
-        raise FunctionProblem("the options of a network are not {0!r}".format(options))
-    given = {str(name): str(value) for name, value in options.items()}
-    unknown = sorted(set(given) - set(OPTIONS))
-    if unknown:
-        raise FunctionProblem(
-            "there is no option {0}: there are {1}".format(", ".join(unknown), ", ".join(OPTIONS))
-        )
-    mode = given.get("mode", "sriov")
-    if mode not in MODES:
-        raise FunctionProblem("mode {0!r} is neither sriov nor passthrough".format(mode))
-    parents = tuple(name.strip() for name in given.get("netdevice", "").split(",") if name.strip())
-    if not parents:
-        raise FunctionProblem("netdevice is missing: -o netdevice=INTERFACE, or several with commas")
-    for name in parents:
-        if not _INTERFACE.match(name):
-            raise FunctionProblem("netdevice {0!r} is no name of an interface".format(name))
-    if len(set(parents)) < len(parents):
-        raise FunctionProblem("netdevice {0} names an interface twice".format(",".join(parents)))
-    prefix = given.get("prefix") or "eth"
-    if not _PREFIX.match(prefix):
-        raise FunctionProblem(
-            "prefix {0!r} is no beginning of an interface's name: a letter, then letters, digits, _ . "
-            "and -, 12 at most".format(prefix)
-        )
-    privileged = given.get("privileged", "0").lower()
-    if privileged not in ("0", "1", "true", "false"):
-        raise FunctionProblem("privileged {0!r} is neither 0 nor 1".format(privileged))
-    return Network(
-        parents=parents,
-        mode=mode,
-        vlan=_number(given, "vlan", _VLANS),
-        privileged=privileged in ("1", "true"),
-        prefix=prefix,
-        mtu=_number(given, "mtu", _MTUS),
-    )
-
-
-def _number(given: Dict[str, str], name: str, allowed: range) -> int:
-    text = given.get(name, "") or "0"
-    if text == "0":
-        return 0
-    if not (text.isascii() and text.isdigit() and int(text) in allowed):
-        raise FunctionProblem(
-            "{0} {1!r} is no number from {2} to {3}".format(name, text, allowed[0], allowed[-1])
-        )
-    return int(text)
+            owner = (network_id, str(ipaddress.ip_interface(address)))
+        except ValueError:
+            raise FunctionProblem(
+                "Address {0!r} is no address with a prefix length, such as 192.169.16.100/24".format(address)
+            ) from None
+        network = self._network(network_id)
+        pool = self._pool(network)
+        free = {one.key for one in self._free(pool)}
+        mine = self._state.reserved.get(owner)
+        has = next((one for one in self._state.endpoints.values() if one.owner == owner), None)
+        function = next((one for one in pool if has and one.key == has.function), None)
+        if not function:
+            if mine and mine.function not in free:
+                del self._state.reserved[owner]
+            function = self._choose(owner, network)
+            self._state.reserved[owner] = Reservation(function.key, self._clock())
+        interface = self._functions.interface(function)
+        return {
+            "Function": {
+                "pci": function.key if function.key != function.parent else "",
+                "parent": function.parent,
+                "index": function.number,
+                "interface": interface,
+                "mac": self._functions.address(interface) if interface or not has else has.hardware,
+            }
+        }
 
 
 def _text(request: Answer, name: str) -> str:

@@ -390,3 +390,23 @@ def test_doctor_as_json_and_with_something_to_mend(call: Call, tmp_path: Path) -
     assert [check["name"] for check in bad] == ["inventory"]
     assert "nowhere" in bad[0]["detail"]
     assert all(check["detail"] for check in data["checks"])
+
+
+# --- logs that others wrote ---------------------------------------------------------------------------
+
+
+def test_a_directory_is_read_by_the_program_that_knows_logs(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    logs = tmp_path / "log2"
+    said = call("jobs", f"{logs}/", "--sections")
+    assert (said.code, f"there is no directory {logs}" in said.err) == (3, True)
+    logs.mkdir()
+    said = call("jobs", f"{logs}/", "--sections")
+    assert (said.code, "rdm-trainer, which reads logs, is not installed here" in said.err) == (3, True)
+    program = tmp_path / "rdm-trainer"
+    program.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
+    program.chmod(0o755)
+    said = call("jobs", f"{logs}/", "--sections", "--json")
+    assert (said.code, said.out) == (3, f"log sections {logs} --json\n")

@@ -372,6 +372,23 @@ def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "Host key verification failed.",
+        "No ED25519 host key is known for [10.0.0.1]:2222 and you have requested strict checking.\r\n"
+        "Host key verification failed.",
+    ],
+)
+def test_an_unknown_host_key_says_what_to_do(said: str) -> None:
+    made = translator()
+    feed(
+        made,
+        outcome("unreachable", "a", {"msg": f"Task failed: Failed to connect to the host via ssh: {said}"}),
+    )
+    assert end(made, rc=4).nodes["a"].why.startswith("ssh knows no key of this host: log in once by hand")
+
+
+@pytest.mark.parametrize(
     ("said", "sentence"),
     [
         ("[WARNING]: x\n[ERROR]: no such thing.\n", "no such thing."),

@@ -39,6 +39,7 @@ PLAY = """
         inspection: known_inspection
         release: "{{ release | default([]) }}"
         keys: "{{ keys | default(false) }}"
+        receipts: "{{ receipts | default(false) }}"
         write: true
       register: planned
       run_once: true
@@ -118,7 +119,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 CPU = {"rdm_accelerator": "cpu"}
-BASE = ("address", "my_ip", "note", "rank", "slots", "accelerator", "image")
+BASE = ("address", "my_ip", "note", "rank", "slots", "accelerator", "image", "vf_mac")
 
 
 def test_documentation_matches_the_arguments() -> None:
@@ -186,6 +187,7 @@ def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
         "slots": 4,
         "accelerator": "cpu",
         "image": "training:1",
+        "vf_mac": "",
     }
     assert result["hostfile"] == "192.169.16.100 slots=8\n192.169.16.101 slots=4\n192.169.16.102 slots=8\n"
     assert result["dictionary"] == "a 192.169.16.100\nb 192.169.16.101\nc 192.169.16.102\n"
@@ -643,3 +645,98 @@ def test_nodes_with_directories_of_their_own_for_the_keys_are_refused(cluster: C
     rc, result, _ = cluster.run("-e", "keys=true")
     assert rc == 2
     assert "b: container_ssh_key_dir /elsewhere is not " in result["msg"]
+
+
+def test_functions_of_a_cluster_are_planned_once_and_kept(cluster: Cluster) -> None:
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
+    cluster.write({"a": {}}, {"b": {}}, sriov)
+    _, result, _ = cluster.run()
+    assert result["nodes"]["a"]["vf_mac"] == ""
+    assert "vf_prefix" not in cluster.plan_file.read_text()
+    cluster.write({"a": {}}, {"b": {}}, {**sriov, "sriov_vfs": 8})
+    rc, result, output = cluster.run()
+    assert rc == 0, output
+    macs = [result["nodes"][node]["vf_mac"] for node in ("a", "b")]
+    assert macs == [f"{macs[0][:5]}:91:06:40:00", f"{macs[0][:5]}:91:06:50:00"]
+    assert f"vf_prefix = {macs[0][:5]}\n" in cluster.plan_file.read_text()
+    cluster.write({"b": {}}, {"a": {}}, {**sriov, "sriov_vfs": 4})
+    _, result, _ = cluster.run()
+    assert [result["nodes"][node]["vf_mac"] for node in ("a", "b")] == macs
+
+
+def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster: Cluster) -> None:
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
+    found = []
+    for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, "sriov_vf_vlan": 7}):
+        cluster.write({"a": {}}, {}, {**sriov, **more})
+        _, result, output = cluster.run("-e", '{"receipts": true}')
+        assert "receipts" in result, output
+        found.append(result["receipts"]["a"])
+    inputs = [one["inputs"]["sriov"] for one in found]
+    assert all(inputs)
+    assert inputs[1] == inputs[2]
+    assert len(set(inputs)) == 3
+    assert [one["watch"]["functions"] for one in found] == [
+        [],
+        [["ib0", ["address", "policy"]]],
+        [["ib0", ["address", "policy"]]],
+        [["ib0", ["address", "policy", "vlan"]]],
+    ]
+    assert not any("rdm-sriov/vfs.json" in path for path in found[0]["watch"]["paths"]["sriov"])
+    assert any("rdm-sriov/vfs.json" in path for path in found[1]["watch"]["paths"]["sriov"])
+
+
+def test_functions_that_make_no_sense_are_refused_together(cluster: Cluster) -> None:
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "sriov_vfs": 2}
+    pins = {"ib0": ["06:00:00:00:00:01", "06:00:00:00:00:02"]}
+    cluster.write(
+        {"a": {"sriov_vfs": 1000}},
+        {
+            "b": {"sriov_vf_parents": ["ib0", "ib0"]},
+            "c": {"sriov_vf_addresses": {"ib7": []}},
+            "d": {"sriov_vf_addresses": {"ib0": ["mine", "yours"]}},
+            "e": {"sriov_vf_addresses": pins},
+            "f": {"sriov_vf_addresses": pins},
+            "g": {"sriov_vf_policy": "Sideways"},
+        },
+        sriov,
+    )
+    rc, result, output = cluster.run()
+    assert rc == 2
+    said = {problem["node"]: f"{problem['value']} {problem['reason']}" for problem in result["problems"]}
+    assert "sriov_vfs 1000 is not between 0 and 256" in said["a"]
+    assert "does not name 1 to 16 physical functions, each of them once" in said["b"]
+    assert "sriov_vf_addresses names ib7, which is none of ib0" in said["c"]
+    assert "mine of ib0 is neither a MAC" in said["d"]
+    assert "of VF 1 of ib0 is that of VF 1 of ib0 of e" in said["f"]
+    assert "sriov_vf_policy" in said["g"]
+    assert "Traceback" not in output
+    assert not cluster.plan_file.exists()
+
+
+def test_functions_that_a_node_cannot_have_are_refused_before_anything_is_changed(cluster: Cluster) -> None:
+    function = {
+        "pf": "ib0",
+        "pci": "0000:41:00.0",
+        "total_vfs": 8,
+        "num_vfs": 0,
+        "driver": "mlx5_core",
+        "infiniband": True,
+        "autoprobe": True,
+        "bond": "",
+        "vfs": [],
+    }
+    interfaces = [{"name": "ib0", "mac": "", "addresses": []}]
+    facts = report(interfaces=interfaces, sriov=[function])
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "container_image": "training:1"}
+    cluster.write(
+        {"a": {"known_facts": {"node": facts}, "sriov_vfs": 8}},
+        {"b": {"known_facts": {"node": facts}, "sriov_vfs": 16, "rdm_become": False}},
+        sriov,
+    )
+    rc, result, _ = cluster.run(stage="nodes")
+    assert rc == 2
+    said = [f"{problem['node']}: {problem['value']} {problem['reason']}" for problem in result["problems"]]
+    assert [line for line in said if line.startswith("a:")] == []
+    assert any("b:  ib0 can have 8 VFs, and 16 are wanted" in line for line in said)
+    assert any("b: sriov_vfs needs root" in line for line in said)

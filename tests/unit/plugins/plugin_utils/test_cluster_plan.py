@@ -134,6 +134,21 @@ def test_nodes_share_a_warning() -> None:
     ]
 
 
+def test_a_node_whose_fabric_differs_from_the_others_is_a_warning() -> None:
+    plan = planned()
+    shared, exclusive = (
+        report(parents=[{"name": "ib9"}], rdma={"netns_mode": mode, "ofed": False})
+        for mode in ("shared", "exclusive")
+    )
+    facts = {"m": shared, "w1": exclusive, "w2": shared}
+    (warning,) = plan_nodes(
+        plan, {name: want._replace(network_driver="bridge") for name, want in wants(plan).items()}, facts
+    ).warnings
+    assert warning.startswith(
+        "w1: driver: the mode of RDMA devices in network namespaces is exclusive, and the 2"
+    )
+
+
 def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> None:
     plan = planned()
     trains = {**container("rdm", "rdm", ibnet="192.169.16.9"), "jobs": ["one"]}

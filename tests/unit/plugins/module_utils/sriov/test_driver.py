@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import (
-    GENERIC,
-    Driver,
-    wanted_network,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import GENERIC, Driver
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
     Function,
     FunctionProblem,
     Functions,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -70,12 +66,13 @@ class Plugin:
         self.directory = directory
         self.known: dict[str, dict[str, str]] = {}
         self.given: dict[str, str] = {}
+        self.now = 1e9
         self.start()
 
     def start(self) -> None:
         """Begin with what the plugin before has kept."""
         self.state = State(str(self.directory))
-        self.driver = Driver(self.machine, self.state, lambda: self.known)
+        self.driver = Driver(self.machine, self.state, lambda: self.known, lambda: self.now)
 
     def call(self, name: str, **request: Any) -> dict[str, Any]:
         return self.driver.answer(f"NetworkDriver.{name}", request)
@@ -96,6 +93,12 @@ class Plugin:
         self.given[name] = self.state.endpoints[name].function
         self.machine.away.add(self.given[name])
         return self.given[name]
+
+    def reserve(self, address: str, network: str = NETWORK) -> dict[str, Any]:
+        """Reserve a function; return what is said of it."""
+        answer = self.driver.answer("RdmSriov.Reserve", {"NetworkID": network, "Address": address})
+        found: dict[str, Any] = answer["Function"]
+        return found
 
     def end(self, name: str) -> None:
         """Stop a container, as an engine does that lives."""
@@ -257,19 +260,120 @@ def test_a_state_that_cannot_be_read_is_kept_aside(tmp_path: Path, content: str)
 def test_everything_is_there_after_a_restart(plugin: Plugin) -> None:
     plugin.network("other", vlan="3", prefix="ib", mtu="4000", privileged="1")
     plugin.container("a", "192.169.16.100/24", network="other")
-    before = (plugin.state.networks, plugin.state.endpoints, plugin.state.last)
+    plugin.reserve("192.169.16.101/24")
+    before = plugin.state._all()[:-1]
     plugin.start()
-    assert (plugin.state.networks, plugin.state.endpoints, plugin.state.last) == before
+    assert plugin.state._all()[:-1] == before
 
 
-def test_a_full_disk_changes_nothing(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_self: State) -> None:
-        raise FunctionProblem("cannot write")
-
-    monkeypatch.setattr(State, "save", full)
+def test_a_full_disk_changes_nothing(plugin: Plugin) -> None:
+    before = plugin.state._all()
+    (plugin.directory / "state.json.new").mkdir()  # nothing can be written there
     with pytest.raises(FunctionProblem, match="cannot write"):
-        plugin.container("a")
-    assert plugin.state.endpoints == {}
+        plugin.container("a", "192.169.16.100/24")
+    with pytest.raises(FunctionProblem, match="cannot write"):
+        plugin.reserve("192.169.16.100/24")
+    with pytest.raises(FunctionProblem, match="cannot write"):
+        plugin.network("other")
+    assert plugin.state._all() == before
+
+
+def test_what_ends_on_a_full_disk_holds_nothing(plugin: Plugin) -> None:
+    plugin.container("a")
+    plugin.container("b")
+    (plugin.directory / "state.json.new").mkdir()
+    plugin.end("a")
+    (plugin.directory / "state.json.new").rmdir()
+    assert plugin.container("c") == "ib0.0"
+
+
+def test_what_ended_while_there_was_no_plugin_holds_nothing(plugin: Plugin) -> None:
+    plugin.container("a")
+    kept = plugin.container("b")
+    plugin.machine.away.discard(plugin.given["a"])
+    plugin.start()
+    assert plugin.container("c") != kept
+    assert set(plugin.state.endpoints) == {"b", "c"}
+
+
+def test_a_reserved_function_waits_for_its_address(plugin: Plugin) -> None:
+    assert plugin.reserve("192.169.16.100/24") == {
+        "pci": "ib0.0",
+        "parent": "ib0",
+        "index": 0,
+        "interface": "if-ib0.0",
+        "mac": "mac-of-if-ib0.0",
+    }
+    assert plugin.container("other", "192.169.16.101/24") == "ib0.1"
+    with pytest.raises(
+        FunctionProblem, match="containers have 1 of 2, and 1 wait for containers that are to start"
+    ):
+        plugin.container("third", "192.169.16.102/24")
+    plugin.start()
+    assert plugin.container("a", "192.169.16.100/24") == "ib0.0"
+    assert plugin.state.reserved == {}
+    plugin.end("a")
+    assert plugin.container("third", "192.169.16.102/24") == "ib0.0"
+
+
+def test_two_reservations_are_two_functions_and_one_stays_what_it_is(plugin: Plugin) -> None:
+    plugin.network("other", vlan="100")
+    first, second = plugin.reserve("192.169.16.100/24"), plugin.reserve("192.169.16.100/24", "other")
+    assert first["pci"] != second["pci"]
+    assert plugin.reserve("192.169.16.100/24") == first
+    with pytest.raises(FunctionProblem, match="no virtual function of ib0 is free"):
+        plugin.reserve("192.169.16.101/24")
+
+
+def test_a_container_that_runs_has_reserved_what_it_has(plugin: Plugin) -> None:
+    plugin.container("a", "192.169.16.100/24")
+    for _ in range(2):
+        assert plugin.reserve("192.169.16.100/24") == {
+            "pci": "ib0.0",
+            "parent": "ib0",
+            "index": 0,
+            "interface": "",
+            "mac": "mac-of-if-ib0.0",
+        }
+        plugin.start()
+    assert plugin.state.reserved == {}
+
+
+def test_a_reserved_function_that_somebody_took_is_not_given_but_another_can_be_reserved(
+    plugin: Plugin,
+) -> None:
+    plugin.reserve("192.169.16.100/24")
+    plugin.machine.away.add("ib0.0")
+    with pytest.raises(FunctionProblem, match=r"ib0\.0 of ib0, which was reserved for 192.169.16.100/24, is"):
+        plugin.container("a", "192.169.16.100/24")
+    assert plugin.reserve("192.169.16.100/24")["pci"] == "ib0.1"
+    assert plugin.container("a", "192.169.16.100/24") == "ib0.1"
+
+
+def test_the_hardware_address_of_a_reserved_function_gets_it(plugin: Plugin) -> None:
+    mac = plugin.reserve("192.169.16.100/24")["mac"]
+    assert plugin.container("a", "192.169.16.7/24", mac=mac) == "ib0.0"
+    assert plugin.state.reserved == {}
+
+
+def test_a_function_does_not_wait_for_ever(plugin: Plugin) -> None:
+    plugin.reserve("192.169.16.100/24")
+    plugin.reserve("192.169.16.101/24")
+    plugin.now += 601
+    assert plugin.container("a", "192.169.16.102/24")
+    assert plugin.container("b", "192.169.16.103/24")
+
+
+@pytest.mark.parametrize("address", ["", "192.169.16.256/24", "one", "192.169.16.100/33"])
+def test_what_is_reserved_is_for_an_address(plugin: Plugin, address: str) -> None:
+    with pytest.raises(FunctionProblem, match="Address"):
+        plugin.reserve(address)
+
+
+def test_an_interface_that_is_handed_on_whole_can_be_reserved(tmp_path: Path) -> None:
+    plugin = Plugin(tmp_path, Machine())
+    plugin.network(mode="passthrough")
+    assert plugin.reserve("192.169.16.100/24")["index"] == -1
 
 
 def test_a_function_that_vanished_is_named(plugin: Plugin) -> None:
@@ -296,45 +400,6 @@ def test_a_request_that_lacks_something_is_told_what(
 ) -> None:
     with pytest.raises(FunctionProblem, match=words):
         plugin.call(call, **request_)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "netdevice is missing"),
-        ({"netdevice": "ib0", "pkey": "0x8001"}, "there is no option pkey: there are mode, mtu, netdevice"),
-        ({"netdevice": "ib0", "mode": "bridge"}, "mode 'bridge' is neither sriov nor passthrough"),
-        ({"netdevice": "ib0;reboot"}, "is no name of an interface"),
-        ({"netdevice": "-x"}, "is no name of an interface"),
-        ({"netdevice": "ib0,ib0"}, "names an interface twice"),
-        ({"netdevice": "ib0", "vlan": "4096"}, "vlan '4096' is no number from 0 to 4095"),
-        ({"netdevice": "ib0", "vlan": "-1"}, "vlan '-1'"),
-        ({"netdevice": "ib0", "vlan": "one"}, "vlan 'one'"),
-        ({"netdevice": "ib0", "mtu": "20"}, "mtu '20' is no number from 68 to 65535"),
-        ({"netdevice": "ib0", "prefix": "0"}, "prefix '0' is no beginning"),
-        ({"netdevice": "ib0", "prefix": "verylongprefix"}, "prefix"),
-        ({"netdevice": "ib0", "privileged": "yes"}, "privileged 'yes' is neither 0 nor 1"),
-        ("netdevice", "the options of a network are not 'netdevice'"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(options: Any, words: str) -> None:
-    with pytest.raises(FunctionProblem, match=words):
-        wanted_network(options)
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["netdevice", "mode", "vlan", "mtu", "prefix", "privileged", "other"]),
-        st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.none()),
-    )
-)
-def test_any_options_are_a_network_or_one_sentence(options: dict[str, Any]) -> None:
-    said = ""
-    try:
-        assert wanted_network(options).parents
-    except FunctionProblem as problem:
-        said = str(problem)
-    assert "\n" not in said
 
 
 class Life(RuleBasedStateMachine):
@@ -364,6 +429,18 @@ class Life(RuleBasedStateMachine):
             key = self.plugin.container(name, address)
             assert key not in self.running.values()
             self.running[name] = key
+
+    @rule(address=st.sampled_from(["10.0.0.5/24", "10.0.0.6/24"]))
+    def reserve_and_start(self, address: str) -> None:
+        if len(self.running) == 3:
+            return
+        key = self.plugin.reserve(address)["pci"]
+        has = [name for name, one in self.plugin.state.endpoints.items() if one.address == address]
+        assert key not in {one for name, one in self.running.items() if name not in has}
+        if not has:
+            self.count += 1
+            self.running[f"c{self.count}"] = self.plugin.container(f"c{self.count}", address)
+            assert self.running[f"c{self.count}"] == key
 
     @precondition(lambda self: self.running)
     @rule(data=st.data())

@@ -1,0 +1,50 @@
+"""An option of a network means something, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import wanted_network
+from hypothesis import given
+from hypothesis import strategies as st
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "netdevice is missing"),
+        ({"netdevice": "ib0", "pkey": "0x8001"}, "there is no option pkey: there are mode, mtu, netdevice"),
+        ({"netdevice": "ib0", "mode": "bridge"}, "mode 'bridge' is neither sriov nor passthrough"),
+        ({"netdevice": "ib0;reboot"}, "is no name of an interface"),
+        ({"netdevice": "-x"}, "is no name of an interface"),
+        ({"netdevice": "ib0,ib0"}, "names an interface twice"),
+        ({"netdevice": "ib0", "vlan": "4096"}, "vlan '4096' is no number from 0 to 4095"),
+        ({"netdevice": "ib0", "vlan": "-1"}, "vlan '-1'"),
+        ({"netdevice": "ib0", "vlan": "one"}, "vlan 'one'"),
+        ({"netdevice": "ib0", "mtu": "20"}, "mtu '20' is no number from 68 to 65535"),
+        ({"netdevice": "ib0", "prefix": "0"}, "prefix '0' is no beginning"),
+        ({"netdevice": "ib0", "prefix": "verylongprefix"}, "prefix"),
+        ({"netdevice": "ib0", "privileged": "yes"}, "privileged 'yes' is neither 0 nor 1"),
+        ("netdevice", "the options of a network are not 'netdevice'"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(options: Any, words: str) -> None:
+    with pytest.raises(FunctionProblem, match=words):
+        wanted_network(options)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["netdevice", "mode", "vlan", "mtu", "prefix", "privileged", "other"]),
+        st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.none()),
+    )
+)
+def test_any_options_are_a_network_or_one_sentence(options: dict[str, Any]) -> None:
+    said = ""
+    try:
+        assert wanted_network(options).parents
+    except FunctionProblem as problem:
+        said = str(problem)
+    assert "\n" not in said
