@@ -16,14 +16,14 @@ __all__ = ["show_collective", "show_rdma"]
 def show_rdma(console: Console, rdma: Mapping[str, Any]) -> None:
     """Print a line per node of what ``RunResult.rdma`` holds, then every finding."""
     view.heading(console, "RDMA", "medians between containers in Gb/s, latency in microseconds")
-    made = view.table(
-        "node", "sends", "receives", "latency", "link", "", right=("sends", "receives", "latency", "link")
-    )
+    figures = ("sends", "receives", "latency", "link")
+    made = view.table("node", *figures, "", right=figures)
     for name in rdma["nodes"]:
         one = rdma["by_node"][name]
         cells = [one[key] for key in ("sent_gbit", "received_gbit", "latency_us", "rate_gbit")]
         made.add_row(name, *[_figure(value) for value in cells], _mark(rdma, name))
-    view.show(console, made)
+    if rdma["usual_gbit"] is not None:
+        view.show(console, made)
     if rdma.get("sample"):
         console.print(f"  {rdma['sample']['text']}", soft_wrap=True)
     _told(console, rdma)

@@ -363,6 +363,21 @@ def test_a_configuration_can_be_looked_at_before(cluster: Lab, config: str) -> N
     assert "did you mean model.layers?" in told["problems"][0]["reason"]
 
 
+def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Lab) -> None:
+    noise = ("-e", "verify_collective_slow_share=0.02")  # the two nodes share two processors
+    told = cluster.json("verify", "--collective", "--max-size", "4M", *noise)["collective"]
+    assert (told["ok"], told["backend"], told["nodes"]) == (True, "gloo", list(NODES))
+    assert [size["bytes"] >> 20 for size in told["sizes"]] == [1, 4]
+    for size in told["sizes"]:
+        assert size["busbw"] == pytest.approx(size["algbw"] * 2 * (told["ranks"] - 1) / told["ranks"])
+    assert [link[:2] for link in told["links_gbit"]] == [list(NODES)]
+    assert jobs(cluster)[told["job"]]["state"] == "finished"
+    nothing_left(cluster, told["job"])
+
+    (finding,) = cluster.json("verify", "--rdma", expect=1)["rdma"]["findings"]
+    assert finding.startswith("n1, n2: it has no RDMA device")
+
+
 def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:
     cluster.lab("stop", "n2")
     told = cluster.json("train", config, expect=2)

@@ -324,6 +324,7 @@ def test_rdma_is_a_line_per_node_and_each_finding() -> None:
         "ok": False,
         "nodes": ["n1", "n2"],
         "by_node": dict.fromkeys(("n1", "n2"), figures),
+        "usual_gbit": 181.0,
         "verdicts": {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}},
         "findings": ["n2: it sends 20 Gb/s"],
         "warnings": ["odd"],
@@ -333,6 +334,9 @@ def test_rdma_is_a_line_per_node_and_each_finding() -> None:
     lines = text(made).splitlines()
     assert ["n1", "181", "--", "2.07", "200", "ok"] in [line.split() for line in lines]
     assert lines[-3:] == ["  Sampled: 16 of 999 rounds.", "  failed: n2: it sends 20 Gb/s", "  warning: odd"]
+    made = console()
+    show_rdma(made, {**rdma, "usual_gbit": None})
+    assert "181" not in text(made)
 
 
 def test_the_all_reduce_is_a_line_per_size() -> None:
