@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,12 @@ def test_our_own_lines_are_read() -> None:
 
 def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
     blocks = (b"x" * scan.BLOCK for _ in range(64))
-    assert list(scan.records(blocks)) == []
+    tracemalloc.start()
+    try:
+        assert list(scan.records(blocks)) == []
+        assert tracemalloc.get_traced_memory()[1] < 24 * scan.BLOCK
+    finally:
+        tracemalloc.stop()
 
 
 def test_pieces_of_a_log_are_one() -> None:
