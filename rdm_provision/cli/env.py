@@ -11,7 +11,14 @@ from rdm_provision.run import Run
 __all__ = ["env"]
 
 
-@click.group()
+@click.group(
+    epilog="""\b
+Examples:
+  rdm-provision env up -i inventory/mdx
+  rdm-provision env up -i inventory/mdx -e python_env_method=uv
+  rdm-provision env down -i inventory/mdx
+"""
+)
 def env() -> None:
     """Make the Python environment of bare hosts, or take it away.
 
@@ -19,13 +26,7 @@ def env() -> None:
     """
 
 
-@env.command(
-    epilog="""\b
-Examples:
-  rdm-provision env up -i inventory/mdx
-  rdm-provision env up -i inventory/mdx -e python_env_method=uv
-"""
-)
+@env.command()
 @run_options
 def up(options: Options) -> int:
     """Make bare hosts ready to train: environment, MY_IP, hostfile.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
@@ -69,7 +70,8 @@ def test_every_verb_has_help_with_examples(call: Call, verb: str) -> None:
 def test_every_verb_speaks_json(verb: str) -> None:
     command = cli.get_command(None, verb)  # type: ignore[arg-type]
     assert command is not None
-    assert "--json" in [name for param in command.params for name in param.opts]
+    for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+        assert "--json" in [name for param in one.params for name in param.opts]
 
 
 def test_no_arguments_show_the_help(call: Call) -> None:
