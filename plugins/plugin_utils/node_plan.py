@@ -24,7 +24,6 @@ class SriovSettings(NamedTuple):
         firmware_vfs: how many the firmware may be told to allow, 0 where it is not to be touched.
         kernel_parameters: whether the kernel's command line may be changed.
         reboot_ok: whether the node may be rebooted for these.
-        upstream: whether the plugin is rdma/sriov-plugin.
     """
 
     parents: tuple[str, ...] = ()
@@ -32,7 +31,6 @@ class SriovSettings(NamedTuple):
     firmware_vfs: int = 0
     kernel_parameters: bool = False
     reboot_ok: bool = False
-    upstream: bool = True
 
     def look(self) -> dict[str, Any]:
         """Return the option `sriov` of node_facts: what a look at the node has to tell."""

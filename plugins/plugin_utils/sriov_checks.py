@@ -20,6 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent im
 from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
 _FIRMWARE_VFS = 8
@@ -46,7 +47,7 @@ def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Finding
 
     rdm-sriov knows functions by their PCI addresses, so that these do not mislead it.
     """
-    if want.network_driver != "sriov" or not want.sriov.upstream:
+    if want.network_driver != "sriov" or want.plugin != UPSTREAM:
         return
     for one in facts.get("parents") or []:
         others = [f"{child['name']} (pkey {child['pkey'] or 'unknown'})" for child in one["children"]]

@@ -110,13 +110,15 @@ class Node:
         )
         return {**found, "distribution": {"id": "ubuntu"}, **self.facts}
 
-    def says(self, wanted: SriovSettings = WANTED, driver: str = "sriov") -> tuple[list[str], list[str]]:
+    def says(
+        self, wanted: SriovSettings = WANTED, driver: str = "sriov", plugin: str = "rdm-sriov"
+    ) -> tuple[list[str], list[str]]:
         """Return what is refused and what is warned of."""
         plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", driver)
         findings = Findings([], [])
         facts = self.look(wanted)
         for check in CHECKS:
-            check(plan._replace(sriov=wanted), facts, findings)
+            check(plan._replace(sriov=wanted, plugin=plugin), facts, findings)
         return sentences(findings.problems), sentences(findings.warnings)
 
 
@@ -377,8 +379,10 @@ def test_partitions_and_second_ports_on_the_function(node: Node) -> None:
         (node.tree / PF / "net" / name).mkdir()
     node.write("sys/class/net/ib0.8001/parent", "ib0")
     node.write("sys/class/net/ib0.8001/pkey", "0x8001")
-    assert "host: ib0.8001 (pkey 0x8001), ib9 on the PCI function of ib0" in node.says()[1][0]
-    assert node.says(WANTED._replace(upstream=False)) == ([], [])
+    assert (
+        "host: ib0.8001 (pkey 0x8001), ib9 on the PCI function of ib0" in node.says(plugin="upstream")[1][0]
+    )
+    assert node.says() == ([], []), "rdm-sriov knows functions by their PCI addresses"
 
 
 def test_opensm_configuration(tmp_path: Path) -> None:

@@ -37,7 +37,6 @@ SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
         (SRIOV, SriovSettings(("ib0",), vfs=1)),
         ({**SRIOV, "network_parent": "ib0, ib1"}, SriovSettings(("ib0", "ib1"), vfs=1)),
         ({**SRIOV, "container_rails": ["ib0", "ib1"]}, SriovSettings(("ib0", "ib1"), vfs=1)),
-        ({**SRIOV, "sriov_plugin": "rdm-sriov"}, SriovSettings(("ib0",), vfs=1, upstream=False)),
         ({**SRIOV, "sriov_vfs": "many"}, SriovSettings(("ib0",), vfs=1)),
         ({**SRIOV, "sriov_vfs": 4, "sriov_firmware_vfs": 8}, SriovSettings(("ib0",), vfs=4)),
         (
