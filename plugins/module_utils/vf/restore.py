@@ -23,7 +23,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import zip_program
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical
 from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import Kernel, bring
 
 DIRECTORY = "/etc/rdm-sriov"
@@ -49,8 +49,8 @@ _MODULES = (
     "vf.restore",
 )
 _MAIN = "import sys\nfrom {0}vf.restore import main\nsys.exit(main())\n".format(_PACKAGE)
-_WAIT_S = 60.0  # for the cards' drivers, which systemd loads beside the services
-_POLL_S = 0.2
+_WAIT_S = 300.0  # for the cards' drivers, which systemd loads beside the services
+_POLL_S = 0.5
 
 _UNIT = """\
 # Written by rdm-provision.
@@ -222,11 +222,22 @@ def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = N
 
 
 def _await(kernel: Kernel, function: Function, until: float) -> None:
-    """Wait until a PF has its network interface, or until it is too late."""
-    while time.monotonic() < until:
+    """Wait until a PF has its network interface, which its driver makes.
+
+    Raises:
+        VfProblem: it has none in time.
+    """
+    while True:
         try:
-            if kernel.look(function.pci).name != function.pci:
+            # Nothing but sysfs: the processor has other things to do while a node starts.
+            found = physical(function.pci, kernel.root, links={})
+            if found.name != function.pci:
                 return
-        except VfProblem:
-            pass
+            missing = "the card {0} ({1}) has no network interface".format(
+                function.pci, function.wanted.parent
+            )
+        except VfProblem as problem:
+            missing = str(problem)
+        if time.monotonic() >= until:
+            raise VfProblem(missing + ": see that its driver is loaded, then restart rdm-sriov-vf.service")
         time.sleep(_POLL_S)

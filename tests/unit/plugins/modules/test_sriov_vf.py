@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical
 from ansible_collections.rdm.provision.plugins.modules import sriov_vf
 
 from tests.conftest import COLLECTIONS, ROOT
@@ -238,16 +239,25 @@ def test_the_program_does_what_it_can_and_says_what_it_cannot(
 def test_the_program_waits_for_a_card_that_comes_late(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run()
     restart(node)
-    look, looks = node.kernel.look, iter(range(1000))
+    looks = iter(range(1000))
 
-    def late(parent: str) -> Any:
+    def late(*arguments: Any, **more: Any) -> Any:
         if next(looks) < 3:
             raise VfProblem("not yet")
-        return look(parent)
+        return physical(*arguments, **more)
 
-    monkeypatch.setattr(node.kernel, "look", late)
+    monkeypatch.setattr(restore, "physical", late)
+    monkeypatch.setattr(restore, "_POLL_S", 0.01)
     assert restore.main(["--directory", str(node.etc), "--wait", "60"], node.kernel) == 0
-    assert look("ib0").number == 4
+    assert node.number == 4
+
+
+def test_the_program_says_that_a_card_has_no_driver(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.run()
+    restart(node)
+    shutil.rmtree(node.kernel.sys / "bus/pci/devices/0000:41:00.0/net")
+    assert restore.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
+    assert "the card 0000:41:00.0 (ib0) has no network interface: see" in capsys.readouterr().err
 
 
 def test_the_program_runs_by_itself_under_any_python(node: Node, tmp_path: Path) -> None:
@@ -266,7 +276,8 @@ def test_the_program_runs_by_itself_under_any_python(node: Node, tmp_path: Path)
     done = subprocess.run([*words, "--wait", "0"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (
         1,
-        "rdm-sriov-vf: there is no PCI device ffff:41:00.0 on this node\n",
+        "rdm-sriov-vf: there is no PCI device ffff:41:00.0 on this node: see that its driver is loaded, then "
+        "restart rdm-sriov-vf.service\n",
     )
 
 
