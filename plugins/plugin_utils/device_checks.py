@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     DRIVERS_ON_A_PARENT,
     Findings,
     NodePlan,
+    parents,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
@@ -25,7 +26,7 @@ def rdma_interfaces(want: NodePlan) -> list[str]:
     on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT and want.network_parent
     if not on_a_parent or want.rdma == "all":
         return []
-    return [want.network_parent, *(rail.parent for rail in want.rails)]
+    return parents(want)
 
 
 def reserves(want: NodePlan) -> bool:
@@ -93,17 +94,18 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
     if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
         return
     existing = [one["name"] for one in facts.get("interfaces") or []]
-    # Docker makes a VLAN interface of the parent itself: ib0.100 needs ib0 only.
-    if want.network_parent in existing or want.network_parent.rpartition(".")[0] in existing:
-        return
-    findings.problems.append(
-        Problem(
-            want.node,
-            f"network_parent {want.network_parent}",
-            "is not an interface of the node",
-            f"choose one of {names(name for name in existing if name != 'lo')}",
+    for name in parents(want):
+        # Docker makes a VLAN interface of the parent itself: ib0.100 needs ib0 only.
+        if name in existing or name.rpartition(".")[0] in existing:
+            continue
+        findings.problems.append(
+            Problem(
+                want.node,
+                f"network_parent {name}" if name in want.network_parent else f"container_rails {name}",
+                "is not an interface of the node",
+                f"choose one of {names(name for name in existing if name != 'lo')}",
+            )
         )
-    )
 
 
 def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

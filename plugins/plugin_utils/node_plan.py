@@ -109,6 +109,12 @@ class NodePlan(NamedTuple):
     plugin: str = ""
 
 
+def parents(want: NodePlan) -> list[str]:
+    """Return the interfaces below all networks of a node; the inventory has a pool of several as one text."""
+    pool = want.network_parent.split(",") if want.network_driver == "sriov" else [want.network_parent]
+    return [*(name.strip() for name in pool), *(rail.parent for rail in want.rails)]
+
+
 def of_rails(want: NodePlan) -> list[NodePlan]:
     """Return what is wanted of a node's further networks, as if each were its only one."""
     return [

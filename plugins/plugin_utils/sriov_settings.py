@@ -15,22 +15,32 @@ def sriov_settings(reader: HostVariables, node: str) -> SriovSettings:
     driver = reader.text(node, "network_driver")
     if driver not in DRIVERS_ON_A_PARENT:
         return SriovSettings()
-    rails = reader.role_value(node, "container_rails")
-    # A pool of several physical functions is one text.
-    pool = [name.strip() for name in reader.text(node, "network_parent").split(",")]
-    names = [*pool, *(rails if isinstance(rails, (list, tuple)) else ())]
-    parents = tuple(dict.fromkeys(str(name) for name in names if name))
     if driver != "sriov":
-        return SriovSettings(parents)
+        return SriovSettings(tuple(_below_networks(reader, node)))
     vfs = max(1, _number(reader, node, "sriov_vfs"))
     told = reader.true(node, "sriov_firmware")
     return SriovSettings(
-        parents,
+        tuple(vf_parents(reader, node)),
         vfs,
         max(vfs, _number(reader, node, "sriov_firmware_vfs")) if told else 0,
         reader.true(node, "sriov_kernel_parameters"),
         reader.true(node, "sriov_reboot_ok"),
     )
+
+
+def vf_parents(reader: HostVariables, node: str) -> list[str]:
+    """Return the interfaces, or PCI addresses, of the physical functions that are to have VFs."""
+    named = reader.role_value(node, "sriov_vf_parents")
+    # Its default is a template that says what follows.
+    return [str(name) for name in named] if isinstance(named, list) else _below_networks(reader, node)
+
+
+def _below_networks(reader: HostVariables, node: str) -> list[str]:
+    rails = reader.role_value(node, "container_rails")
+    # A pool of several physical functions is one text.
+    pool = [name.strip() for name in reader.text(node, "network_parent").split(",")]
+    names = [*pool, *(rails if isinstance(rails, (list, tuple)) else ())]
+    return list(dict.fromkeys(str(name) for name in names if name))
 
 
 def _number(reader: HostVariables, node: str, name: str) -> int:

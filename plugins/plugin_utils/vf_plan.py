@@ -32,6 +32,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import 
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.ipv4 import to_int
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import vf_parents
 
 _DOCKERS = "02:42"  # what Docker's own MACs begin with
 
@@ -102,10 +103,7 @@ def functions_of(reader: HostVariables, host: str) -> Functions:
         return NONE
     if not 0 < number <= NUMBERS:
         raise ValueError(f"sriov_vfs {number} is not between 0 and {NUMBERS}")
-    parents = reader.role_value(host, "sriov_vf_parents")
-    if not isinstance(parents, list):  # the default, which is a template
-        parents = [one.strip() for one in reader.text(host, "network_parent").split(",")]
-    parents = [str(one) for one in parents]
+    parents = vf_parents(reader, host)
     if not 0 < len(parents) <= FUNCTIONS or len(set(parents)) < len(parents) or not all(parents):
         raise ValueError(
             f"sriov_vf_parents {parents} does not name 1 to {FUNCTIONS} physical functions, each of them once"

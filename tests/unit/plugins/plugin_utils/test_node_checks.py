@@ -261,6 +261,9 @@ def test_parent_interface_must_exist() -> None:
     assert sentence == "network_parent ib7 is not an interface of the node: choose one of eth0, ib0, docker0"
     assert problems(report(), network_parent="ib0.100") == []
     assert problems(report(), network_parent="ib7", network_driver="bridge") == []
+    assert problems(report(), network_parent="ib0, eth0", network_driver="sriov") == []
+    [sentence] = problems(report(), network_parent="ib0,ib7", network_driver="sriov")
+    assert sentence.startswith("network_parent ib7 is not an interface of the node")
 
 
 def function(**changes: Any) -> dict[str, Any]:
