@@ -222,6 +222,8 @@ class Node:
                 await asyncio.wait_for(self.measure(channel, calls), self.settings.pair_limit)
             except asyncio.TimeoutError:
                 self.errors[peer] = "it did not end within {0:g} s".format(self.settings.pair_limit)
+                if channel is not None:
+                    channel.send(error=self.errors[peer])  # his time may be up a moment later
             except PairError as error:
                 self.errors[peer] = str(error)
             except OSError as error:
