@@ -22,7 +22,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x ansible_collections $(VENV)/l
 APT_RUN  := ca-certificates openssh-client python3-venv
 # The trainer's tests start its launchers as the images have them.
 APT_TRAINER := openmpi-bin openssh-client openssh-server pdsh
-APT_TEST := busybox-static docker-registry docker.io iproute2 mmdebstrap pdsh skopeo zstd
+APT_TEST := busybox-static docker-registry docker.io ibsim-utils infiniband-diags iproute2 mmdebstrap opensm pdsh skopeo zstd
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
@@ -139,11 +139,14 @@ setup: $(VENV)/.runtime
 setup-dev: $(VENV)/.dev
 setup-trainer: $(TRAINER)/.dev
 
-# $(call packages,LIST): install the Debian packages of LIST that are missing.
+# $(call packages,LIST): install the Debian packages of LIST that are missing. opensm, which is for a simulated subnet, must
+# never become the manager of a real one, so its service is masked first.
 define packages
 @missing=""; for p in $(1); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
 if [ -n "$$missing" ]; then \
   echo "Installing$$missing"; \
+  case "$$missing " in *" opensm "*) \
+    $(SUDO) mkdir -p /etc/systemd/system && $(SUDO) ln -sfn /dev/null /etc/systemd/system/opensm.service;; esac; \
   $(SUDO) apt-get update -qq && $(SUDO) env DEBIAN_FRONTEND=noninteractive \
     apt-get install -y -qq --no-install-recommends $$missing >/dev/null \
   || { echo "These packages are needed and could not be installed:$$missing" >&2; exit 1; }; \

@@ -37,6 +37,7 @@ __all__ = ["Cluster", "Node"]
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 
+_SIZE = re.compile(r"[1-9][0-9]*[MG]")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
 
 
@@ -293,19 +294,46 @@ class Cluster(JobVerbs):
         extra = {"preflight_recheck": True} if recheck else {}
         return self._run("check", "site", limit, tags, forks, verbosity, check=True, diff=True, extra=extra)
 
-    def verify(self, *, all_pairs: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+    def verify(
+        self,
+        *,
+        all_pairs: bool = False,
+        rdma: bool = False,
+        collective: bool = False,
+        max_size: str = "",
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
+    ) -> Run:
         """Measure the fabric between the containers. The result's ``fabric`` is the table.
 
         Args:
             all_pairs: measure every pair also in a cluster so large that a sample would do.
+            rdma: measure RDMA bandwidth and latency, too: the result's ``rdma``.
+            collective: time an all-reduce over all nodes, too: the result's ``collective``.
+            max_size: its largest tensor, such as ``256M``; default: ``1G``.
 
         The other arguments and the errors are those of :meth:`up`.
+
+        Raises:
+            InputError: RDMA or COLLECTIVE is asked of a single node, or MAX_SIZE is no size.
 
         >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
         {'node1': {'ok': True, 'reason': ''}}
         """
-        extra = {"verify_all_pairs": True} if all_pairs else {}
-        return self._run("verify", "verify", limit, "", forks, verbosity, extra=extra)
+        nodes = self.select(limit)
+        if (rdma or collective) and len(nodes) < 2:
+            what = "RDMA is measured between nodes" if rdma else "an all-reduce takes at least two nodes"
+            raise InputError(f"{what}, and this run has only {nodes[0]}", hint="choose more with --limit")
+        if max_size and not _SIZE.fullmatch(max_size):
+            raise InputError(f"{max_size!r} is no size of a tensor", hint="give one such as 256M or 1G")
+        extra: dict[str, Any] = {"verify_all_pairs": True} if all_pairs else {}
+        extra |= {"verify_rdma": True} if rdma else {}
+        extra |= {"verify_collective": True} if collective else {}
+        extra |= {"verify_collective_max_size": max_size} if max_size else {}
+        return self._run(
+            "verify", "verify", limit, "", forks, verbosity, exclusive=rdma or collective, extra=extra
+        )
 
     def down(
         self, *, images: bool = False, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0
@@ -325,6 +353,27 @@ class Cluster(JobVerbs):
         return self._run(
             "down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra, keep=keep
         )
+
+    def env_up(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+        """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile.
+
+        The arguments and the errors are those of :meth:`up`.
+
+        >>> Cluster.load("inventory/mdx").env_up().result().exit_code  # doctest: +SKIP
+        0
+        """
+        return self._run("env-up", "env_up", limit, tags, forks, verbosity, exclusive=True, diff=True)
+
+    def env_down(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+        """Take away what :meth:`env_up` made, and nothing else. Refused while a job uses the environment.
+
+        The arguments and the errors are those of :meth:`up`.
+
+        >>> Cluster.load("inventory/mdx").env_down().result().exit_code  # doctest: +SKIP
+        0
+        """
+        keep = frozenset({FILES_MODULE})
+        return self._run("env-down", "env_down", limit, tags, forks, verbosity, exclusive=True, keep=keep)
 
     def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.

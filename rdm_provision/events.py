@@ -30,6 +30,7 @@ __all__ = [
     "PhaseStarted",
     "PhaseTime",
     "Problem",
+    "Progress",
     "RunFinished",
     "RunResult",
     "RunStarted",
@@ -191,6 +192,13 @@ class PhaseStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Progress(Event):
+    """How far the task is that goes on: ``round 3 of 7``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkFound(Event):
     """The look at the nodes is over. ``work`` is node → phase → why it has something to do there."""
 
@@ -275,6 +283,8 @@ class RunResult:
         work: node → phase → why there was something to do, for the nodes where there was.
         plan: what the plan decided (``preflight_plan`` of the collection), or None.
         fabric: the fabric table (``nodes``, ``rtt_us``, ``verdicts``, ``slow``, ``sample``…), or None.
+        rdma: what pairs measured over RDMA (``bandwidth_gbit``, ``by_node``, ``verdicts``…), or None.
+        collective: the all-reduce over all nodes (``sizes``, ``busbw``, ``verdicts``…), or None.
         returned: what the modules that the verb asked for handed back: module → node → its results.
         in_progress: what had started but not ended when the run was cancelled.
         cancelled: the user stopped it.
@@ -293,6 +303,8 @@ class RunResult:
     work: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
     fabric: Mapping[str, Any] | None = None
+    rdma: Mapping[str, Any] | None = None
+    collective: Mapping[str, Any] | None = None
     returned: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
     in_progress: Sequence[InProgress] = ()
     cancelled: bool = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rdm_provision.errors import InputError
 from rdm_provision.events import RunResult
+from rdm_provision.job_sections import LogSection, merged
 from rdm_provision.job_state import JobState
 
 if TYPE_CHECKING:
@@ -145,13 +146,21 @@ class JobVerbs:
         return self._run("data", "job_data", limit, "", forks, verbosity, extra=extra)
 
     def jobs(
-        self, job: str = "", *, watch: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
+        self,
+        job: str = "",
+        *,
+        watch: bool = False,
+        sections: bool = False,
+        limit: str = "",
+        forks: int = 0,
+        verbosity: int = 0,
     ) -> Run:
         """Look at the jobs of the cluster, or at one. :meth:`job_states` turns the result into records.
 
         Args:
             job: only this one, with all that is known of it.
             watch: stay until it has ended, as :meth:`train` does.
+            sections: read what its logs say, for :meth:`job_sections`, instead of its state.
 
         The other arguments are those of :meth:`train`.
 
@@ -159,11 +168,16 @@ class JobVerbs:
         >>> [job.state for job in cluster.job_states(cluster.jobs().result())]  # doctest: +SKIP
         ['running', 'finished']
         """
-        if watch and not job:
-            raise InputError("which job is to be watched?", hint="rdm-provision jobs lists them")
+        if (watch or sections) and not job:
+            verb = "watched" if watch else "shown in sections"
+            raise InputError(f"which job is to be {verb}?", hint="rdm-provision jobs lists them")
+        if watch and sections:
+            raise InputError("a job is watched or shown in sections, not both")
         extra: dict[str, Any] = {"job_name": job} if job else {}
         if watch:
             extra["job_watch"] = True
+        if sections:
+            extra["job_sections"] = True
         return self._run(
             "jobs", "jobs", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
         )
@@ -235,6 +249,12 @@ class JobVerbs:
                     if state.master == node or state.job not in found:
                         found[state.job] = state
         return tuple(sorted(found.values(), key=lambda state: state.started or 0.0, reverse=True))
+
+    def job_sections(self, result: RunResult) -> tuple[LogSection, ...]:
+        """Return what a :meth:`jobs` run with ``sections`` found of all nodes, in the order of the nodes."""
+        told = result.returned.get(JOB_MODULE, {})
+        order = [name for name in result.nodes if name in told]
+        return merged(one["sections"] for name in order for one in told[name] if one.get("sections"))
 
     def knows_job(self, result: RunResult) -> bool:
         """Return whether any node that answered in a run about one job has that job."""

@@ -17,12 +17,13 @@ from rdm_provision.run import Run, RunSpec
 if TYPE_CHECKING:
     from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import LabEngine
 
-__all__ = ["DRIVERS", "Lab", "LabNode"]
+__all__ = ["DRIVERS", "HARDWARE", "Lab", "LabNode"]
 
 DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
-"""Drivers of the container network; ``sriov`` is a stand-in of the plugin, without virtual functions."""
+"""Drivers of the container network; ``sriov`` has stand-ins for virtual functions in containers."""
+HARDWARE = ("container", "vm")
+"""What a node is: a container, or a virtual machine with a network card that has virtual functions."""
 DEFAULT_NAME = "lab"
-START_TIMEOUT_S = 120.0
 _MODULE = "rdm.provision.lab"
 _HOST = "localhost"
 _MARKER = "RDM_LAB_UP"
@@ -89,9 +90,10 @@ class Lab:
     def up(
         self,
         nodes: int = 3,
-        driver: str = "macvlan",
+        driver: str = "",
         image_source: str = "auto",
         *,
+        hardware: str = "container",
         trainer: bool = False,
         check: bool = False,
         verbosity: int = 0,
@@ -100,25 +102,36 @@ class Lab:
 
         Args:
             nodes: how many; the first, ``n1``, is the master.
-            driver: of the container network that the inventory asks for; one of :data:`DRIVERS`.
+            driver: of the container network that the inventory asks for; one of :data:`DRIVERS`. Empty means
+                ``sriov`` for virtual machines, which have no other, and ``macvlan`` for containers.
             image_source: ``registry``, ``packages``, or ``auto`` for whichever works.
+            hardware: one of :data:`HARDWARE`.
             trainer: containers run the training image, made from the trainer's sources as they are now.
             check: change nothing, say what would be changed.
             verbosity: ansible-playbook's number of ``-v``.
 
         Raises:
-            InputError: no lab can have this number of nodes or this driver.
+            InputError: no lab can have this number of nodes, this driver, or this hardware here.
         """
-        with self._input():
-            self._spec.checked_nodes(nodes)
+        from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine, recipe
+
+        if hardware not in HARDWARE:
+            raise InputError(f"there is no hardware {hardware!r}: it is one of {', '.join(HARDWARE)}")
+        driver = driver or (machine.DRIVER if hardware == "vm" else DRIVERS[0])
         if driver not in DRIVERS:
             raise InputError(f"there is no driver {driver!r}: the drivers are {', '.join(DRIVERS)}")
+        with self._input():
+            self._spec.checked_nodes(nodes)
+            if hardware == "vm":
+                recipe.checked_architecture(os.uname().machine)
+                machine.checked_request(driver, trainer, image_source)
         return self._run(
             "lab up",
             "lab_up",
             {
                 "lab_nodes": nodes,
                 "lab_directory": str(self.directory / "inventory" / self.name),
+                "lab_hardware": hardware,
                 "lab_driver": driver,
                 "lab_image_source": image_source,
                 "lab_trainer": trainer,
@@ -158,12 +171,12 @@ class Lab:
         """
         return self._on(node, lambda: self._engine.stop(node))
 
-    def start(self, node: str, timeout: float = START_TIMEOUT_S) -> bool:
+    def start(self, node: str, timeout: float | None = None) -> bool:
         """Switch a node on, plug it in, and wait until ssh and engine are ready; return whether it was off.
 
         Args:
             node: which.
-            timeout: seconds within which it has to be ready.
+            timeout: seconds within which it has to be ready; by default, what a node of its kind takes.
 
         Raises:
             InputError: there is no such node.

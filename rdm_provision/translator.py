@@ -24,6 +24,7 @@ from rdm_provision.events import (
     PhaseStarted,
     PhaseTime,
     Problem,
+    Progress,
     RunResult,
     RunStarted,
     Status,
@@ -41,6 +42,9 @@ PLAN_ACTION = "rdm.provision.plan"
 ASK_ACTION = "rdm.provision.ask_all"
 WORK_ACTION = "rdm.provision.work"
 FABRIC_ACTION = "rdm.provision.fabric_verdict"
+RDMA_ACTION = "rdm.provision.rdma_pairs"
+PROBE_ACTION = "rdm.provision.rdma_probe"
+COLLECTIVE_ACTION = "rdm.provision.collective_verdict"
 JOB_ACTION = "rdm.provision.job"
 SPARE_ACTION = "rdm.provision.spare_jobs"
 ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
@@ -105,6 +109,8 @@ class Translator:
         self.work: dict[str, dict[str, list[str]]] = {}
         self.plan: dict[str, Any] | None = None
         self.fabric: dict[str, Any] | None = None
+        self.rdma: dict[str, Any] | None = None
+        self.collective: dict[str, Any] | None = None
         self.returned: dict[str, dict[str, list[dict[str, Any]]]] = {}
         self.any_change = False
         self.playing = False
@@ -136,11 +142,11 @@ class Translator:
                 self.running[node] = InProgress(node=node, phase=self.phase, task=self.task)
                 yield NodeStarted(at=self._now(), node=node, phase=self.phase, task=self.task)
         elif kind in _RESULTS:
-            yield from self._job_news(details)
+            yield from self._news(details)
             yield from self._node_result(kind, details, text)
             yield from self._answers(details)
         elif kind == "runner_retry":
-            yield from self._job_news(details)
+            yield from self._news(details)
         elif kind in ("warning", "system_warning"):
             yield from self._warn(text, node=None)
         elif kind == "playbook_on_stats":
@@ -148,10 +154,14 @@ class Translator:
         elif text.startswith(("[ERROR]:", "ERROR!", "ERROR:")) or kind == "error":
             self.errors.append(text)
 
-    def _job_news(self, details: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield what a result says about a job; a job that is watched tells it with each try."""
+    def _news(self, details: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield what a result says of something long; what is watched tells it with each try."""
         if details.get("resolved_action") == JOB_ACTION:
             yield from job_news(self._now(), str(details.get("host")), details.get("res") or {})
+            return
+        text = str((details.get("res") or {}).get("progress") or "")
+        if text and details.get("resolved_action") == PROBE_ACTION:
+            yield Progress(self._now(), text)
 
     def _task_started(self, details: Mapping[str, Any]) -> Iterator[Event]:
         role = str(details.get("resolved_role") or details.get("role") or "")
@@ -290,6 +300,10 @@ class Translator:
             self.plan = {k: v for k, v in res.items() if k not in hidden and not k.startswith("_ansible")}
         elif action == FABRIC_ACTION and isinstance(res.get("fabric"), Mapping):
             self.fabric = dict(res["fabric"])
+        elif action == RDMA_ACTION and isinstance(res.get("rdma"), Mapping):
+            self.rdma = dict(res["rdma"])
+        elif action == COLLECTIVE_ACTION and isinstance(res.get("collective"), Mapping):
+            self.collective = dict(res["collective"])
         if action in self.spec.keep:
             # A difference is among the changes already.
             told = ("invocation", "diff")
@@ -349,6 +363,8 @@ class Translator:
             work=self.work,
             plan=self.plan,
             fabric=self.fabric,
+            rdma=self.rdma,
+            collective=self.collective,
             returned={
                 action: {name: results[name] for name in self._in_order(results)}
                 for action, results in self.returned.items()
@@ -437,6 +453,11 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
         if changed := _OTHER_HOST_KEY.search(message):
             return _other_host_key(**changed.groupdict())
         message = _SSH_NOISE.sub("", message)
+        if "Host key verification failed" in message:
+            return (
+                "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "
+                "with the host's own; ssh then keeps the key in known_hosts"
+            )
         # Where ssh itself said nothing, Ansible's own words end in a colon.
         return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
     if "undecryptable variable" in message:

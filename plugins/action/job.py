@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's half of rdm.provision.job: in a loop of `until`, ask for what is newer than before."""
+"""The controller's half of rdm.provision.job: the place of the node's jobs, and what was read before."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.plugin_utils.job_place import job_place
 
 MODULE = "rdm.provision.job"
 OFFSET = "offset"
@@ -13,7 +14,7 @@ OFFSET = "offset"
 
 
 class ActionModule(ActionBase):
-    """Run the module on the node, and let each try go on where the one before ended."""
+    """Run the module in the node's place; in a loop of `until` each try goes on from the one before."""
 
     _supports_check_mode = True
 
@@ -22,6 +23,7 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         super().run(tmp, variables)
         arguments = dict(self._task.args)
+        arguments.setdefault("place", job_place(lambda name: self._templar.template(variables.get(name))))
         before = variables.get(self._task.register) if self._task.until and self._task.register else None
         if isinstance(before, dict) and before.get(OFFSET) is not None:
             arguments[OFFSET] = before[OFFSET]

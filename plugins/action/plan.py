@@ -113,6 +113,8 @@ class ActionModule(ActionBase):
             removed=addresses.removed,
             warnings=warnings,
         )
+        if plan.rails:
+            result["rails"] = [str(subnet) for subnet in plan.rails]
         if options["receipts"]:
             become = {name: node.become for name, node in plan.inventory.nodes.items()}
             brings = {name: bool(one.image and one.listed) for name, one in images.items()}

@@ -26,11 +26,15 @@ class ActionModule(ActionBase):
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         looked = registered(options["facts"], variables)
         found = {host: one["node"] for host, one in looked.items() if isinstance(one.get("node"), dict)}
-        engineless = [host for host, node in found.items() if not node["docker"]]
         receipts = options["receipts"]
+        bare = [host for host in found if receipts[host]["bare"]]
+        engineless = [host for host, node in found.items() if not node["docker"] and host not in bare]
         work = decide(
             {host: node["work"] for host, node in found.items()},
-            {host: ["docker_engine", *receipts[host]["inputs"]] for host in found},
+            {
+                host: [*([] if host in bare else ["docker_engine"]), *receipts[host]["inputs"]]
+                for host in found
+            },
             {host: receipts[host]["absent"] for host in found},
             recheck=options["recheck"],
             engineless=engineless if self._task.check_mode else (),
@@ -39,5 +43,8 @@ class ActionModule(ActionBase):
         if parts != ["all"] or self._task.check_mode or context.CLIARGS.get("step"):
             # Some parts of the run left the node as it is to be, and others may not have.
             work.plays["receipt"] = []
+        if bare:
+            # The fabric is measured from containers, and a receipt is compared with what an engine has.
+            work.plays["receipt"] = work.plays["verify"] = []
         result.update(changed=False, why=work.why, plays=work.plays)
         return result

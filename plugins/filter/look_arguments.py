@@ -47,6 +47,7 @@ def look_arguments(receipts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[
             "receipt_directory": receipt["directory"],
             "inputs": receipt["inputs"],
             "key_digests": receipt["key_digests"],
+            "sriov": receipt["sriov"],
         }
         for node, receipt in receipts.items()
     }

@@ -24,6 +24,10 @@ PLAN_FILE = "address_plan.cfg"
 STATE_DIR = ".rdm"
 """Beside the inventory: who has which address, and what runs keep."""
 
+RUNTIME_CONTAINER = "container"
+RUNTIME_HOST = "host"
+RUNTIMES = (RUNTIME_CONTAINER, RUNTIME_HOST)
+"""What a job runs in on its nodes."""
 ACCELERATORS = ("rocm", "cuda", "cpu")
 LAUNCHERS = ("no_ssh", "deepspeed", "torchrun", "mpirun")
 FINAL_STATES = ("finished", "failed", "stopped")

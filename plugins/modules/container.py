@@ -54,13 +54,29 @@ options:
     type: str
     required: true
   network:
-    description: The one network that it is on.
+    description: The network that it is on; with O(rails), the first one.
     type: str
     required: true
   my_ip:
     description: Its address there.
     type: str
     required: true
+  rails:
+    description: The further networks that it is on, and its address on each.
+    type: dict
+    default: {}
+  plugin_socket:
+    description:
+      - Socket of the network plugin rdm-sriov, where its networks are of that driver. A function is then
+        reserved for the container before it is made; it gets the function's hardware address, unless that
+        is another after each boot, and the function's RDMA devices.
+      - Empty where another driver makes the networks.
+    type: str
+    default: ""
+  rdma:
+    description: With O(plugin_socket), whether it gets the RDMA devices of its functions.
+    type: bool
+    default: true
   env:
     description: Environment variables.
     type: dict
@@ -190,6 +206,8 @@ container:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_request import ends, settings_of
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swap import (
     ENDS,
     Change,
@@ -202,6 +220,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 
 def _strings() -> Dict[str, Any]:
@@ -217,6 +237,9 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "hostname": {"type": "str", "required": True},
     "network": {"type": "str", "required": True},
     "my_ip": {"type": "str", "required": True},
+    "rails": {"type": "dict", "default": {}},
+    "plugin_socket": {"type": "str", "default": ""},
+    "rdma": {"type": "bool", "default": True},
     "env": {"type": "dict", "default": {}},
     "volumes": _strings(),
     "devices": _strings(),
@@ -251,12 +274,16 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     """Look, and do what is to be done.
 
     Raises:
-        DockerProblem, NotReady, Refused: it is not as it should be; the text says why.
+        DockerProblem, NotReady, PluginProblem, RdmaProblem, Refused: it is not as it should be; the text
+            says why.
     """
     wanted = dict(module.params, env={name: str(value) for name, value in module.params["env"].items()})
     check, name = module.check_mode, wanted["name"]
     api = DockerAPI(timeout=_PATIENCE + wanted["stop_timeout"])
     found, gone = settled(api, name, wanted["cluster"], check)
+    functions = Functions(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
+    before = settings_of(found) if found else {}
+    wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
     image = wanted["image_comes"] if check else ""
     todo = steps(api, wanted, found, wanted["restart"], wanted["recreate"], image)
     actions = ["remove {0}".format(one) for one in gone] + todo.todo
@@ -269,7 +296,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             "after": dict({"exists": True, "running": True}, **(todo.differs.after if todo.differs else {})),
         }
     if not check:
-        Change(api, wanted, found).make(todo)
+        Change(api, wanted, found, functions).make(todo)
     now = inspect(api, "containers", name) if not check else found
     state = now["State"]["Status"] if now else "created"
     return dict(result, container={"name": name, "state": state, "image": wanted["image"]})
@@ -284,7 +311,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
-    except (DockerProblem, NotReady, Refused) as problem:
+    except (DockerProblem, NotReady, PluginProblem, RdmaProblem, Refused) as problem:
         module.fail_json(msg=str(problem), **echo(module))
     module.exit_json(**{**result, **echo(module)})
 

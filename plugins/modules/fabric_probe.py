@@ -147,16 +147,12 @@ login:
   sample: {n1: "", n2: Host key verification failed}
 """
 
-import json
 from typing import Any
-from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
-    DockerAPI,
-    DockerError,
-    DockerProblem,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.engine import inside
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.module_utils.node import fabric_script
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import packed, parse_nodes
@@ -173,21 +169,6 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "ssh_peers": {"type": "int", "default": 8},
     "docker_socket": {"type": "str", "default": ""},
 }
-
-_ARGUMENT_LENGTH = 100_000
-_START_ALLOWANCE = 10.0  # seconds for the engine to start a process on a busy node
-
-
-class NotMeasuredError(Exception):
-    """There is no measurement; the text says why.
-
-    Attributes:
-        state: the container's state in the engine's word, `missing` where there is no container.
-    """
-
-    def __init__(self, reason: str, state: str) -> None:
-        self.state = state
-        super().__init__(reason)
 
 
 def main() -> None:
@@ -246,9 +227,11 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "ssh": list(range(min(len(peers), parameters["ssh_peers"]))) if parameters["ssh"] else [],
         "login": list(login),
     }
-    text = json.dumps(settings, separators=(",", ":"))
-    pieces = [text[start : start + _ARGUMENT_LENGTH] for start in range(0, len(text), _ARGUMENT_LENGTH)]
-    result = _run(parameters, container, ["python3", "-I", "-S", "-c", script(), *pieces])
+    try:
+        docker = DockerAPI(parameters["docker_socket"])
+    except DockerProblem as error:
+        raise NotMeasuredError(str(error), "unknown") from error
+    result = inside.run(docker, container, fabric_script, inside.pieces(settings), parameters["deadline"])
     if result["problem"]:
         raise NotMeasuredError("container {0}: {1}".format(container, result["problem"]), "running")
 
@@ -266,67 +249,6 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "ssh": {peers[int(index)]: text for index, text in result["ssh"].items()},
         "login": {login[address]: text for address, text in result["login"].items()},
     }
-
-
-def script() -> str:
-    """Return the text of the program that runs in the container.
-
-    It is taken from the import system, because Ansible ships it to the node inside a zip file.
-    """
-    source = fabric_script.__spec__.loader.get_source(fabric_script.__name__)  # type: ignore[union-attr]
-    return str(source)
-
-
-def _run(parameters: dict[str, Any], container: str, argv: list[str]) -> dict[str, Any]:
-    """Run the program in the container and return what it printed.
-
-    Raises:
-        NotMeasuredError: there is no such container, it does not run, or the program does not run in it.
-    """
-    state = "unknown"
-    try:
-        docker = DockerAPI(parameters["docker_socket"])
-        state = _state(docker, container)
-        if state == "missing":
-            raise NotMeasuredError("there is no container {0}".format(container), state)
-        if state != "running":
-            raise NotMeasuredError("container {0} does not run: it is {1}".format(container, state), state)
-        done = docker.exec(container, argv, timeout=parameters["deadline"] + _START_ALLOWANCE, user="0")
-    except DockerError as error:
-        raise NotMeasuredError(_failed_start(container, error.message), state) from error
-    except DockerProblem as error:
-        raise NotMeasuredError(str(error), state) from error
-    if done.exit_code == 0:
-        try:
-            value: dict[str, Any] = json.loads(done.stdout)
-        except ValueError:
-            pass
-        else:
-            return value
-    said = (done.stderr + done.stdout).decode("utf-8", "replace").strip()
-    if done.exit_code in (126, 127):  # the runtime's codes for a program that it could not start
-        raise NotMeasuredError(_failed_start(container, said), state)
-    last = said.splitlines()[-1] if said else "nothing was printed"
-    raise NotMeasuredError(
-        "the measurement in container {0} ended with code {1}: {2}".format(container, done.exit_code, last),
-        state,
-    )
-
-
-def _state(docker: DockerAPI, container: str) -> str:
-    """Return the container's state in the engine's word, `missing` where there is no such container."""
-    try:
-        return str(docker.get("/containers/{0}/json".format(quote(container, safe="")))["State"]["Status"])
-    except DockerError as error:
-        if error.status == 404:
-            return "missing"
-        raise
-
-
-def _failed_start(container: str, said: str) -> str:
-    if "not found" in said or "no such file" in said:
-        return "container {0} has no python3 in its PATH, which the measurement needs".format(container)
-    return "nothing can be run in container {0}: {1}".format(container, said)
 
 
 if __name__ == "__main__":

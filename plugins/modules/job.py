@@ -8,7 +8,7 @@ DOCUMENTATION = r"""
 module: job
 short_description: Check, start, watch and stop a training job on a node
 description:
-  - Asks the job agent in the node's training container, which is C(rdm-trainer job).
+  - Asks the node's job agent, which is C(rdm-trainer job), in the training container or on the host itself.
   - Every node of a job is asked. Which of them does what follows from the job's plan.
 version_added: 0.2.0
 author:
@@ -28,19 +28,47 @@ options:
     description: The cluster's name, the value of the label V(rdm.provision.cluster).
     type: str
     required: true
+  place:
+    description:
+      - Where the node's jobs are. The action plugin fills it in from the inventory's C(rdm_runtime).
+      - In paths, C(~) is the user's home and C(%n) the node's host name.
+    type: dict
+    suboptions:
+      runtime:
+        description: The training container, or the host itself, as the user who is logged in.
+        type: str
+        choices: [container, host]
+        default: container
+      environment:
+        description: The host's virtual environment.
+        type: str
+        default: ""
+      directory:
+        description: The host's directory for jobs.
+        type: str
+        default: ""
+      key:
+        description: The host's file with the key that the cluster's agents share.
+        type: str
+        default: ""
+      my_ip:
+        description: The host's address on the fabric.
+        type: str
+        default: ""
   verb:
     description:
       - V(check) says what stands in the way of a job, without a failure, so that all nodes can be heard.
       - V(config) returns the configuration with every key.
       - V(start) starts it. V(stop) ends its processes on this node.
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
+      - V(sections) returns the ends of its logs, its configuration in short and the times of its steps.
       - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
-        no container, none runs.
+        no container for them, none runs.
     type: str
-    choices: [check, config, start, state, stop, logs, list, running]
+    choices: [check, config, start, state, stop, logs, sections, list, running]
     required: true
   name:
-    description: The job; for V(state), V(stop) and V(logs).
+    description: The job; for V(state), V(stop), V(logs) and V(sections).
     type: str
     default: ""
   plan:
@@ -102,7 +130,7 @@ EXAMPLES = r"""
 RETURN = r"""
 known:
   description: Whether this node has the job.
-  returned: for V(state), V(stop) and V(logs)
+  returned: for V(state), V(stop), V(logs) and V(sections)
   type: bool
 job:
   description: How it is; on its master the whole job, elsewhere what is known there.
@@ -131,6 +159,11 @@ offset:
   description: Where that ends in the log.
   returned: for V(logs)
   type: int
+sections:
+  description: Titles, lines, and how many lines the files have.
+  returned: for V(sections)
+  type: list
+  elements: dict
 problems:
   description: What stands in the way, each in one sentence.
   returned: for V(check)
@@ -154,7 +187,7 @@ rdm_refused:
   type: str
 directory:
   description: The directory of the jobs on the node.
-  returned: success, when there is a training container that runs
+  returned: success
   type: str
   sample: /var/lib/rdm/rdm
 """
@@ -165,21 +198,26 @@ from typing import Any, Callable, Dict, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import (
-    Agent,
-    BadConfiguration,
-    NoAgent,
-    find,
-    find_running,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import Agent, BadConfiguration
+from ansible_collections.rdm.provision.plugins.module_utils.job.place import NoAgent, find, find_running
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "required": True},
+    "place": {
+        "type": "dict",
+        "options": {
+            "runtime": {"type": "str", "choices": ["container", "host"], "default": "container"},
+            "environment": {"type": "str", "default": ""},
+            "directory": {"type": "str", "default": ""},
+            "key": {"type": "str", "default": ""},
+            "my_ip": {"type": "str", "default": ""},
+        },
+    },
     "verb": {
         "type": "str",
-        "choices": ["check", "config", "start", "state", "stop", "logs", "list", "running"],
+        "choices": ["check", "config", "start", "state", "stop", "logs", "sections", "list", "running"],
         "required": True,
     },
     "name": {"type": "str", "default": ""},
@@ -196,6 +234,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 VERSION = 1
 """Of what the agent is asked and answers."""
 
+_OF_ONE_JOB = ("state", "stop", "logs", "sections")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
@@ -248,6 +287,11 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return {"stream": options["stream"], **{key: answer[key] for key in ("text", "offset", "ended")}}
 
 
+def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what a job's logs say, section by section."""
+    return {"sections": agent.ask("sections", [options["name"]])["sections"]}
+
+
 def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
     """Say how all jobs are."""
     return {"jobs": agent.ask("list", [])["jobs"]}
@@ -271,6 +315,7 @@ _VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {
     "state": state,
     "stop": stop,
     "logs": logs,
+    "sections": sections,
     "list": jobs,
 }
 
@@ -279,7 +324,7 @@ def problem(options: Dict[str, Any]) -> Optional[str]:
     """Return what is missing or wrong among the options, as one sentence; None when nothing is."""
     if options["verb"] in ("check", "config", "start"):
         return None if options["plan"] else "plan is missing: what is the job to be?"
-    if options["verb"] in ("state", "stop", "logs") and not _NAME.fullmatch(options["name"]):
+    if options["verb"] in _OF_ONE_JOB and not _NAME.fullmatch(options["name"]):
         return "{0!r} is no name of a job".format(options["name"])
     return None
 
@@ -292,17 +337,17 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     if wrong:
         return {"failed": True, "msg": wrong}
     try:
-        api = DockerAPI()
+        chosen = options["place"] or {"runtime": "container"}
         if verb == "running":
-            return {"changed": False, "running": find_running(api, options["cluster"], options["node"])}
-        place = find(api, options["cluster"])
+            return {"changed": False, "running": find_running(chosen, options["cluster"], options["node"])}
+        place = find(chosen, options["cluster"])
         result: Dict[str, Any] = {"changed": False, "directory": place.directory}
-        if verb in ("state", "stop", "logs"):
+        if verb in _OF_ONE_JOB:
             # A node that does not take part in a job has no directory of it.
             result["known"] = os.path.isdir(os.path.join(place.directory, options["name"]))
             if not result["known"]:
                 return dict(result, ended=True)
-        agent = Agent(api, place.container, options["timeout"] + options["wait"] + 10)
+        agent = Agent(place, options["timeout"] + options["wait"] + 10)
         if module.check_mode and verb in ("start", "stop"):
             seen = {} if verb == "start" else state(agent, dict(options, wait=0))
             return dict(result, **seen, changed=not seen.get("ended"))

@@ -8,7 +8,8 @@ DOCUMENTATION = r"""
 module: lab
 short_description: Make a miniature cluster on this machine, or take it away
 description:
-  - A lab node is a container with sshd and its own Docker Engine, on a management network, with a second
+  - A lab node is a container, or a virtual machine within one,
+    with sshd and its own Docker Engine, on a management network, with a second
     interface C(ib0) plugged into a switch that lives in a network namespace of its own.
   - Besides the inventory directory, everything of a lab is an object of this machine's Docker Engine with the
     label C(rdm.provision.lab).
@@ -43,6 +44,19 @@ options:
     description:
       - The directory of the inventory. It belongs to the lab and goes away with it.
       - With O(state=absent) it may be left out; the lab knows where it is.
+    type: path
+  hardware:
+    description:
+      - What a node is. C(container) is a container that is as much of a host as this machine allows.
+        C(vm) is a virtual machine with a network card that has virtual functions, in a container of its own.
+    type: str
+    choices: [container, vm]
+    default: container
+  machine_image:
+    description: The image of the containers that virtual machines run in.
+    type: str
+  machine:
+    description: The directory with disk, kernel and initrd of virtual machines.
     type: path
   driver:
     description: The driver of the container network that the inventory asks for.
@@ -92,6 +106,12 @@ nodes:
   returned: when O(state=present)
   type: list
   elements: dict
+virtualisation:
+  description: >-
+    C(kvm) where the processor runs the nodes' instructions, C(tcg) where QEMU translates them, which takes
+    some twenty times as long. Empty for nodes that are containers.
+  returned: when O(state=present)
+  type: str
 actions:
   description: What was done, or would be done, one sentence each.
   returned: always
@@ -124,6 +144,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import sweep_builders
+from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import sweep
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -131,6 +152,9 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "nodes": {"type": "int", "default": 3},
     "directory": {"type": "path"},
+    "hardware": {"type": "str", "choices": list(spec.HARDWARE), "default": "container"},
+    "machine_image": {"type": "str"},
+    "machine": {"type": "path"},
     "driver": {"type": "str", "choices": list(spec.DRIVERS), "default": "macvlan"},
     "node_image": {"type": "str"},
     "archives": {"type": "path"},
@@ -205,13 +229,20 @@ class Files:
                 self.own / node / "authorized_keys", key.with_suffix(".pub").read_text(encoding="ascii")
             )
 
-    def texts(self, addresses: Mapping[str, str], driver: str, train_archive: str) -> Dict[Path, str]:
+    def texts(self, addresses: Mapping[str, str], given: Mapping[str, Any]) -> Dict[Path, str]:
         """Return the files of the inventory: path -> text."""
         keys = {}
         for node in addresses:
             public = self.own / node / (spec.HOST_KEY + ".pub")
             keys[node] = public.read_text(encoding="ascii") if public.is_file() else "(made by the run)"
-        inventory = spec.inventory(self.name, addresses, driver, str(self.control_path), train_archive)
+        inventory = spec.inventory(
+            self.name,
+            addresses,
+            given["driver"],
+            str(self.control_path),
+            given["train_archive"],
+            machines=given["hardware"] == "vm",
+        )
         return {
             self.directory / "hosts.yml": HEADER + yaml.safe_dump(inventory, sort_keys=False, width=120),
             self.own / "known_hosts": spec.known_hosts(addresses, keys),
@@ -344,6 +375,8 @@ class Change:
 def present(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, Any]:
     """Make the lab as asked for; return the module's result."""
     wanted = spec.node_names(spec.checked_nodes(given["nodes"]))
+    if given["hardware"] == "vm":
+        machine.checked_request(given["driver"], bool(given["train_archive"]))
     known = engine.directory()
     directory = Path(given["directory"]).absolute()
     if known and Path(known) != directory:
@@ -360,6 +393,33 @@ def present(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, 
         return _present(engine, given, files, wanted, check)
 
 
+def node_bodies(
+    engine: LabEngine, given: Dict[str, Any], files: Files, addresses: Mapping[str, str]
+) -> Dict[str, Dict[str, Any]]:
+    """Return what makes each node."""
+    common: Dict[str, Any] = {
+        "lab": engine.name,
+        "network": spec.object_name(engine.name),
+        "directory": str(files.directory),
+        "archives": given["archives"],
+    }
+    if given["hardware"] == "vm":
+        common.update(image=given["machine_image"], machine=given["machine"], kvm=os.path.exists(machine.KVM))
+        return {
+            node: machine.machine_body(machine.MachineSpec(name=node, address=address, **common))
+            for node, address in addresses.items()
+        }
+    common.update(
+        image=given["node_image"],
+        capabilities=bounding_capabilities(engine.api),
+        cgroup_version=str(engine.api.get("/info").get("CgroupVersion", "1")),
+    )
+    return {
+        node: spec.node_body(spec.NodeSpec(name=node, address=address, **common))
+        for node, address in addresses.items()
+    }
+
+
 def _present(
     engine: LabEngine, given: Dict[str, Any], files: Files, wanted: List[str], check: bool
 ) -> Dict[str, Any]:
@@ -370,24 +430,7 @@ def _present(
         change.actions.append("make the management network")
     subnet = engine.wanted_network(str(files.directory), check)
     addresses = {node: spec.node_address(subnet, node) for node in wanted}
-    info = engine.api.get("/info")
-    capabilities = bounding_capabilities(engine.api)
-    bodies = {
-        node: spec.node_body(
-            spec.NodeSpec(
-                lab=engine.name,
-                name=node,
-                image=given["node_image"],
-                address=addresses[node],
-                network=spec.object_name(engine.name),
-                directory=str(files.directory),
-                archives=given["archives"],
-                capabilities=capabilities,
-                cgroup_version=str(info.get("CgroupVersion", "1")),
-            )
-        )
-        for node in wanted
-    }
+    bodies = node_bodies(engine, given, files, addresses)
     lacking = files.lacking_keys(wanted)
     beyond = change.note("remove", [node for node in found if node not in wanted])
     changed = [n for n in wanted if n in found and (n in lacking or spec.stale(found[n], bodies[n]))]
@@ -401,6 +444,12 @@ def _present(
     switch_runs = switch is not None and switch_is_right and switch["State"] == "running"
     if not switch_runs:
         change.actions.append("make the switch")
+    if given["hardware"] == "vm":
+        # Those that run have their memory; those that are made anew give it back first.
+        meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+        running = [node for node in (*beyond, *changed) if found[node]["State"] == "running"]
+        freed = sum(machine.MEMORY_NEEDED_MIB for node in running if machine.is_machine(found[node]))
+        machine.checked_memory(len(changed) + len(new) + len(off), machine.available_memory(meminfo) + freed)
     ports = engine.ports() if switch_runs else {}
     fresh = {*changed, *new, *off}
     loose = change.note("plug in", [n for n in wanted if n not in fresh and spec.port(n) not in ports])
@@ -422,18 +471,20 @@ def _present(
         engine.plug(sorted({*fresh, *loose}))
         for node in cut:
             engine.set_cable(node, True)
-    texts = files.texts(addresses, given["driver"], given["train_archive"])
+    texts = files.texts(addresses, given)
     before = read(files.directory / "hosts.yml")
     change.note("write", [str(path.relative_to(files.directory)) for path in files.differing(texts)])
     if not check:
         for path in files.differing(texts):
             files.write(path, texts[path])
         engine.wait(sorted({*fresh, *loose}), given["timeout"])
+    virtualisation = engine.virtualisation(wanted[0]) if given["hardware"] == "vm" and not check else ""
     return {
         "changed": bool(change.actions),
         "actions": change.actions,
         "inventory": str(files.directory),
         "nodes": [{"name": node, "address": addresses[node]} for node in wanted],
+        "virtualisation": virtualisation,
         "diff": [
             {
                 "before": "",
@@ -477,7 +528,10 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec=ARGUMENT_SPEC,
         supports_check_mode=True,
-        required_if=[("state", "present", ["directory", "node_image", "archives"])],
+        required_if=[
+            ("state", "present", ["directory", "node_image", "archives"]),
+            ("hardware", "vm", ["machine_image", "machine"]),
+        ],
     )
     given = module.params
     try:

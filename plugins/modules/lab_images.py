@@ -11,6 +11,8 @@ description:
   - Makes three images. The node image stays in this machine's Docker Engine. The CPU image, which the cluster
     under test runs its containers from, and the stand-in of the SR-IOV plugin become archives in a cache.
   - With O(trainer) also the training image, the CPU image with torch and the trainer.
+  - With O(machines) also the disk, kernel and initrd of nodes that are virtual machines, and the image of the
+    containers that these run in.
   - They are made again only when their recipe has changed.
   - Runs on the control machine.
 author:
@@ -57,6 +59,10 @@ options:
       - What it installs is made again when its list changes, and the layer with its sources when these do.
     type: str
     default: ""
+  machines:
+    description: Whether nodes are virtual machines. Their disk is always made from packages.
+    type: bool
+    default: false
   pull_timeout:
     description: Seconds for which the registry may stay silent before C(auto) gives it up.
     type: int
@@ -84,6 +90,15 @@ train_archive:
   returned: when O(state=present) and O(trainer) is given
   type: str
   sample: train-01234567-89abcdef.tar
+machine_image:
+  description: The name of the image of the containers that virtual machines run in.
+  returned: when O(state=present) and O(machines=true)
+  type: str
+  sample: rdm-lab/machine:0123456789ab
+machine:
+  description: The directory with disk, kernel and initrd of the virtual machines.
+  returned: when O(state=present) and O(machines=true)
+  type: str
 missing:
   description: Whether images were missing before.
   returned: when O(state=present)
@@ -99,10 +114,8 @@ source:
 """
 
 import fcntl
-import glob
 import os
 import shutil
-import subprocess
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -116,11 +129,21 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
+from ansible_collections.rdm.provision.plugins.module_utils.lab.host import (
+    has_image,
+    import_root,
+    new_directory,
+    proxy_options,
+    release,
+    source_files,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import (
     install_layer,
     sweep_builders,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.build import Machines
+from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import RECIPE_LABEL as MACHINE_LABEL
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import run, sweep, work_directory
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -130,10 +153,9 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "str", "choices": ["auto", "registry", "packages"], "default": "auto"},
     "base": {"type": "str", "default": "docker.io/library/debian:bookworm-slim"},
     "trainer": {"type": "str", "default": ""},
+    "machines": {"type": "bool", "default": False},
     "pull_timeout": {"type": "int", "default": 10},
 }
-
-_BLOCK = 1024 * 1024
 
 
 # --- the cache -------------------------------------------------------------------------------------------
@@ -241,7 +263,7 @@ class Images:
                     said.append(str(line.get("stream", "")))
             except DockerError as error:
                 raise LabProblem("{0}; the build said: {1}".format(error, "".join(said)[-500:])) from error
-        with work_directory() as work, self._new_archives() as target:
+        with work_directory() as work, new_directory(self.archives) as target:
             for archive, name in (
                 (recipe.CPU_ARCHIVE, recipe.CPU_IMAGE),
                 (recipe.SRIOV_ARCHIVE, recipe.SRIOV_IMAGE),
@@ -272,38 +294,15 @@ class Images:
             created = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
             base = recipe.measured(cpu_tar)
             top = recipe.plugin_layer(self.files, work / "plugin.tar")
-            with self._new_archives() as target:
+            with new_directory(self.archives) as target:
                 with (target / recipe.CPU_ARCHIVE).open("wb") as file:
                     recipe.write_archive(file, recipe.CPU_IMAGE, [base], ["/bin/bash"], created)
                 with (target / recipe.SRIOV_ARCHIVE).open("wb") as file:
                     command = ["/usr/local/bin/sriov-plugin"]
                     recipe.write_archive(file, recipe.SRIOV_IMAGE, [base, top], command, created)
             if not has_image(self.api, self.node_image):  # another user may have made it
-                self._import(node_tar)
-
-    def _import(self, rootfs: Path) -> None:
-        changes = recipe.import_changes({recipe.RECIPE_LABEL: self.version})
-        headers = {"Content-Type": "application/x-tar"}
-        query: Dict[str, Any] = {
-            "fromSrc": "-",
-            "repo": recipe.NODE_REPOSITORY,
-            "tag": self.version,
-            "changes": changes,
-        }
-        for _line in self.api.post_stream("/images/create", blocks(rootfs), headers, **query):
-            pass
-
-    @contextmanager
-    def _new_archives(self) -> Iterator[Path]:
-        """A directory that takes the place of the archives when it is complete."""
-        new = self.cache / "{0}.new".format(self.version)
-        shutil.rmtree(str(new), ignore_errors=True)
-        new.mkdir(parents=True)
-        # The nodes read them as another user may.
-        new.chmod(0o755)
-        yield new
-        shutil.rmtree(str(self.archives), ignore_errors=True)
-        new.rename(self.archives)
+                labels = {recipe.RECIPE_LABEL: self.version}
+                import_root(self.api, node_tar, recipe.NODE_REPOSITORY, self.version, labels)
 
 
 class TrainingImage:
@@ -352,17 +351,6 @@ class TrainingImage:
             path.unlink()
 
 
-def has_image(api: DockerAPI, name: str) -> bool:
-    """Whether the engine has an image of this name."""
-    try:
-        api.get("/images/{0}/json".format(name))
-    except DockerError as error:
-        if error.status == 404:
-            return False
-        raise
-    return True
-
-
 def save(api: DockerAPI, name: str, target: Path) -> None:
     """Write an image of the engine as an archive."""
     import docker
@@ -373,51 +361,16 @@ def save(api: DockerAPI, name: str, target: Path) -> None:
             file.write(block)
 
 
-def blocks(path: Path) -> Iterator[bytes]:
-    """Yield a file's content."""
-    with path.open("rb") as file:
-        while True:
-            block = file.read(_BLOCK)
-            if not block:
-                return
-            yield block
-
-
-def release() -> Dict[str, str]:
-    """Return what /etc/os-release says."""
-    try:
-        text = Path("/etc/os-release").read_text(encoding="utf-8")
-    except OSError:
-        return {}
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
-    return {key: value.strip('"') for key, _, value in pairs}
-
-
-def source_files() -> Dict[str, str]:
-    """Return the machine's package sources, file by file."""
-    found = ["/etc/apt/sources.list", *sorted(glob.glob("/etc/apt/sources.list.d/*"))]
-    return {
-        name: Path(name).read_text(encoding="utf-8", errors="replace")
-        for name in found
-        if name.endswith((".list", ".sources")) and os.access(name, os.R_OK)
-    }
-
-
-def proxy_options() -> List[str]:
-    """Return the proxies that apt is configured to use on this machine."""
-    done = subprocess.run(
-        ["apt-config", "dump"], stdout=subprocess.PIPE, check=False, universal_newlines=True
-    )
-    wanted = ("Acquire::http::Proxy", "Acquire::https::Proxy")
-    return [line for line in done.stdout.splitlines() if line.startswith(wanted)]
-
-
 # --- taking them away ------------------------------------------------------------------------------------
 
 
 def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
     """Remove the images of every recipe and the cache; return whether there was something to remove."""
-    found = api.get("/images/json", filters={"label": [recipe.RECIPE_LABEL]})
+    found = [
+        image
+        for label in (recipe.RECIPE_LABEL, MACHINE_LABEL)
+        for image in api.get("/images/json", filters={"label": [label]})
+    ]
     changed = bool(found) or cache.exists()
     if check or not changed:
         return changed
@@ -455,8 +408,12 @@ def main() -> None:
         training = TrainingImage(images, Path(given["trainer"])) if given["trainer"] else None
         if training is not None:
             result["train_archive"] = training.archive.name
-        lacking = not images.present()
-        result["missing"] = lacking or (training is not None and not training.present())
+        machines = Machines(api, Path(given["files"]), cache) if given["machines"] else None
+        if machines is not None:
+            result.update(machine_image=machines.image, machine=str(machines.directory))
+        parts = [images, *(part for part in (training, machines) if part is not None)]
+        lacking = not images.present() or (machines is not None and not machines.present())
+        result["missing"] = not all(part.present() for part in parts)
         result["needs_mmdebstrap"] = lacking and shutil.which("mmdebstrap") is None and os.geteuid() == 0
         if result["missing"] and not module.check_mode:
             with locked(cache):
@@ -468,6 +425,10 @@ def main() -> None:
                     made = True
                 if training is not None and not training.present():
                     training.make()
+                    made = True
+                if machines is not None and not machines.present():
+                    machines.make()
+                    machines.forget_superseded()
                     made = True
                 module.exit_json(changed=made, **result)
         module.exit_json(changed=result["missing"], **result)

@@ -10,7 +10,9 @@ short_description: Read everything about a node that the plan needs
 description:
   - Returns interfaces, routes, the Docker Engine with its networks, containers and images, GPUs, InfiniBand
     devices, SR-IOV functions, limits, disk space and the operating system.
-  - Runs no vendor tool. What cannot be read is empty in the result and named in its findings.
+  - Reads files. Of the vendor's tools it runs, for O(sriov), C(sminfo), and C(mstconfig) or C(mlxconfig)
+    where an adapter offers too few VFs.
+  - What cannot be read is empty in the result and named in its findings.
 author:
   - The rdm-provision developers
 attributes:
@@ -61,6 +63,29 @@ options:
     description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
     type: dict
     default: {}
+  sriov:
+    description:
+      - The interfaces that the container network is to lie on, and what is wanted of them.
+      - Without it no interface is looked at more closely.
+    type: dict
+    suboptions:
+      parents:
+        description: Names of the interfaces.
+        type: list
+        elements: str
+        default: []
+      vfs:
+        description: How many VFs each has to offer.
+        type: int
+        default: 0
+      firmware_vfs:
+        description: How many the firmware shall be told to allow; 0 leaves it as it is.
+        type: int
+        default: 0
+      kernel_parameters:
+        description: Whether the IOMMU shall be switched on in the kernel's command line.
+        type: bool
+        default: false
 """
 
 EXAMPLES = r"""
@@ -198,17 +223,43 @@ node:
     nvidia_hook: {description: Whether the hook of NVIDIA's container toolkit is installed., type: bool}
     infiniband:
       description:
-        - RDMA devices with C(name), C(node_guid), C(firmware), C(board_id), C(pci), C(virtual),
-          C(char_devices), C(netdevs) and C(ports).
-        - Each port has C(port), C(state), C(physical_state), C(rate), C(link_layer) and C(lid).
+        - RDMA devices with C(name), C(node_guid), C(firmware), C(board_id), C(type), C(driver),
+          C(driver_version), C(pci), C(virtual), C(char_devices), C(netdevs) and C(ports).
+        - Each port has C(port), C(state), C(physical_state), C(rate), C(link_layer), C(lid) and C(sm_lid).
       type: list
       elements: dict
     sriov:
       description:
-        - Physical functions with C(pf), C(pci), C(total_vfs), C(num_vfs) and C(vfs).
-        - Each VF has C(index), C(pci), C(netdev) and C(mac).
+        - Physical functions with C(pf), C(pci), C(total_vfs), C(num_vfs), C(driver), C(infiniband),
+          C(autoprobe), C(bond) and C(vfs).
+        - Each VF has C(index), C(pci), C(driver), C(netdev) and C(mac), which are empty when a container has
+          it, and what the physical function gives it, C(address), C(port), C(policy), C(vlan), C(trust),
+          C(spoof_check) and C(by_files).
       type: list
       elements: dict
+    rdma:
+      description:
+        - C(netns_mode), V(shared) or V(exclusive), empty where the kernel does not say.
+        - C(ofed), whether the drivers are those of MLNX_OFED or DOCA-OFED.
+      type: dict
+      sample: {netns_mode: shared, ofed: false}
+    parents:
+      description:
+        - The interfaces of O(sriov) that exist, with C(name), C(pci), C(driver), C(vendor), C(total_vfs),
+          C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(unfollowing).
+        - C(firmware) is how the firmware is set, and C(subnet_manager) whether that answers; empty where it
+          was not asked.
+      type: list
+      elements: dict
+    boot:
+      description:
+        - What the node was booted with, C(cpu), C(virtual), C(iommu), C(table) and C(parameters); empty where
+          no VFs are wanted.
+      type: dict
+      sample: {cpu: intel, virtual: false, iommu: true, table: DMAR, parameters: [intel_iommu=on, iommu=pt]}
+    opensm:
+      description: The node's opensm.conf, C(path) and its C(virt_enabled); empty for none.
+      type: dict
     network_plugin:
       description:
         - The network plugin rdm-sriov where a systemd unit runs it, as C(unit) (whether there is one),
@@ -256,14 +307,18 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.engine.other_engines import other_engines
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.node import (
+    boot,
     host_state,
     kubernetes,
     network_state,
+    rdma_tools,
     receipt,
+    sriov_parent,
     sysfs,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
+from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
 
 ARGUMENT_SPEC = {
     "sysfs_root": {"type": "path", "default": "/sys"},
@@ -274,6 +329,15 @@ ARGUMENT_SPEC = {
     "inputs": {"type": "dict", "default": {}},
     "receipt_directory": {"type": "path", "default": CONFIG_DIR},
     "key_digests": {"type": "dict", "default": {}, "no_log": False},
+    "sriov": {
+        "type": "dict",
+        "options": {
+            "parents": {"type": "list", "elements": "str", "default": []},
+            "vfs": {"type": "int", "default": 0},
+            "firmware_vfs": {"type": "int", "default": 0},
+            "kernel_parameters": {"type": "bool", "default": False},
+        },
+    },
 }
 
 
@@ -307,6 +371,7 @@ def node_facts(
     inputs: dict[str, str] | None = None,
     receipt_directory: str = CONFIG_DIR,
     key_digests: dict[str, str] | None = None,
+    sriov: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
     findings = Findings()
@@ -341,20 +406,25 @@ def node_facts(
         otherwise={"systemd": False, "unit": False, "cluster": "", "running": False},
     )
     found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])
-    found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {})
+    found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
+    found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {}, sysfs_root)
+    unready = sriov_parent.unready(found["parents"], found["boot"], sriov or {})
+    if unready and "sriov" in (inputs or {}):
+        found["work"].setdefault("sriov", []).extend(unready)
     found["findings"] = findings
     return found
 
 
 def _work(
-    found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str]
+    found: dict[str, Any], directory: str, inputs: dict[str, str], keys: dict[str, str], sysfs_root: str
 ) -> dict[str, list[str]]:
     """Return which roles have something to do, and why."""
     kept = receipt.read(directory) if inputs else {}
     seen = None
     if kept and found["docker"]:
         try:
-            seen = receipt.observe(kept["watch"], found["hardware"], DockerAPI(found["docker"]["socket"]))
+            api = DockerAPI(found["docker"]["socket"])
+            seen = receipt.observe(kept["watch"], found["hardware"], api, sysfs_root)
         except DockerProblem:
             pass  # it went away in this moment: then there is work
     work = receipt.to_do(kept, inputs, keys, seen)
@@ -448,18 +518,9 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
         otherwise={"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False, "groups": []},
     )
     infiniband = findings.guard("infiniband", sysfs.infiniband, sysfs_root, dev_root, otherwise=[])
-    sriov = findings.guard("sriov", sysfs.sriov, sysfs_root, otherwise=[])
+    sriov = findings.guard("sriov", functions.facts, sysfs_root, otherwise=[])
     _judge_gpus(findings, gpus)
     _judge_infiniband(findings, infiniband)
-    for function in sriov:
-        others = sysfs.siblings(function["pf"], sysfs_root)
-        if others:
-            findings.add(
-                "warning",
-                "sriov-shared-function",
-                "{0} shares the PCI function of {1}: the SR-IOV plugin then takes it for one port of a "
-                "multi-port card and makes no VFs".format(", ".join(others), function["pf"]),
-            )
     return {
         "gpus": gpus,
         "accelerator": sysfs.accelerator(gpus),
@@ -467,6 +528,33 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
         "nvidia_hook": host_state.installed("nvidia-container-runtime-hook"),
         "infiniband": infiniband,
         "sriov": sriov,
+    }
+
+
+def _parents(
+    findings: Findings, infiniband: list[dict[str, Any]], sysfs_root: str, wanted: dict[str, Any]
+) -> dict[str, Any]:
+    names = [
+        name
+        for name in wanted.get("parents") or []
+        if os.path.exists(os.path.join(sysfs_root, "class/net", name))
+    ]
+    parents = []
+    for name in names:
+        one = findings.guard(name, sriov_parent.parent, name, sysfs_root, otherwise=None)
+        if one is None:
+            continue
+        asks = sriov_parent.firmware_needed(one, wanted.get("vfs") or 0)
+        one["firmware"] = rdma_tools.firmware_settings(one["pci"]) if asks else {}
+        one["subnet_manager"] = sriov_parent.subnet_manager(name, infiniband)
+        parents.append(one)
+    line = host_state.read_text("/proc/cmdline") if wanted.get("vfs") else ""
+    booted = wanted.get("vfs") and any(one["pci"] for one in parents)
+    return {
+        "rdma": sriov_parent.rdma(sysfs_root) if infiniband else {},
+        "parents": parents,
+        "boot": findings.guard("boot", boot.read, sysfs_root, line, otherwise={}) if booted else {},
+        "opensm": sriov_parent.opensm() if infiniband else {},
     }
 
 
@@ -482,15 +570,6 @@ def _judge_gpus(findings: Findings, gpus: list[dict[str, Any]]) -> None:
 
 
 def _judge_infiniband(findings: Findings, infiniband: list[dict[str, Any]]) -> None:
-    idle = [
-        "port {0[port]} of {1[name]} ({0[state]}, {0[physical_state]})".format(port, device)
-        for device in infiniband
-        if not device["virtual"]
-        for port in device["ports"]
-        if port["state"] != "ACTIVE"
-    ]
-    if idle:
-        findings.add("warning", "port-inactive", "not active: " + ", ".join(idle))
     without = [
         device["name"]
         for device in infiniband

@@ -116,6 +116,12 @@ gateway:
   returned: success
   type: str
   sample: 192.169.16.1
+rails:
+  description: Subnets of the container networks of further rails.
+  returned: where nodes have several rails
+  type: list
+  elements: str
+  sample: [192.169.17.0/24]
 master:
   description: Name of the master.
   returned: success
@@ -154,6 +160,9 @@ nodes:
     image:
       description: The image that the training container runs.
       type: str
+    vf_mac:
+      description: The first of the MACs of its virtual functions; empty where the cluster has none.
+      type: str
     config_dir:
       description: The directory for the cluster's files on the node. This and the rest only with facts.
       type: str
@@ -162,6 +171,17 @@ nodes:
         - What the training container gets, in the form that M(rdm.provision.container) takes.
         - C(devices), C(groups), C(device_requests), C(ulimits) and C(capabilities).
       type: dict
+    function_devices:
+      description:
+        - Where the network plugin is rdm-sriov, whether the container gets the RDMA devices of its function,
+          and no others; C(container) has none then.
+      type: bool
+    rails:
+      description:
+        - The further rails, where the node has any.
+        - For each, C(parent), C(network), C(subnet), C(gateway), C(my_ip) and C(options).
+      type: list
+      elements: dict
     network_present:
       description: Whether a Docker network of the container network's name exists.
       type: bool
@@ -212,8 +232,14 @@ receipts:
       description: The roles whose traces are to be taken away from the node.
       type: list
       elements: str
+    bare:
+      description: Whether it is a bare host, which has no containers.
+      type: bool
     key_digests:
       description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
+      type: dict
+    sriov:
+      description: What to look for at the interfaces below the container network.
       type: dict
     watch:
       description: What to look at besides what carries the cluster's label.

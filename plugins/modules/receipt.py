@@ -42,8 +42,8 @@ options:
   watch:
     description:
       - What to look at besides what carries the cluster's label.
-      - C(cluster), C(config_dirs), C(job_directory), C(system), C(images), C(archives), C(users), C(paths),
-        C(plugin).
+      - C(cluster), C(functions), C(config_dirs), C(job_directory), C(system), C(images), C(archives),
+        C(users), C(paths), C(plugin).
     type: dict
     required: true
   hardware:

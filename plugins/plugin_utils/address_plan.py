@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
@@ -41,6 +42,7 @@ WIDE_PREFIX = 16
 MASTER_OFFSET = 100
 
 _KEYS = "ssh keys"
+_VF_PREFIX = re.compile(r"[0-9a-f][26ae]:[0-9a-f]{2}")  # locally administered, of one station; IEEE 802
 _HEADER = """\
 # The address of each node on the container network, kept by rdm-provision. Commit it with the inventory.
 # A removed node's address stays reserved until its line below [removed] is deleted
@@ -57,6 +59,8 @@ class AddressPlan(NamedTuple):
         nodes: node name -> address, master first, in inventory order.
         removed: name -> address of nodes that left the inventory and whose address is reserved.
         keys: name of each ssh key of the cluster -> its fingerprint; empty before the keys are made.
+        vf_prefix: what the MACs of its virtual functions begin with, such as `06:5e`; empty before it has
+            any.
     """
 
     subnet: IPv4Network
@@ -64,6 +68,7 @@ class AddressPlan(NamedTuple):
     nodes: dict[str, str]
     removed: dict[str, str]
     keys: Mapping[str, str] = {}
+    vf_prefix: str = ""
 
 
 class PlanFileError(ValueError):
@@ -427,7 +432,13 @@ def _example(free: Iterator[int]) -> str:
 
 def format_plan(plan: AddressPlan) -> str:
     """Return the text of the plan file."""
-    lines = [_HEADER, "[network]", f"subnet = {plan.subnet}", f"gateway = {plan.gateway}", ""]
+    lines = [_HEADER, "[network]", f"subnet = {plan.subnet}", f"gateway = {plan.gateway}"]
+    if plan.vf_prefix:
+        lines += [
+            "# MACs and GUIDs of virtual functions begin with it; give each cluster of a fabric its own."
+        ]
+        lines += [f"vf_prefix = {plan.vf_prefix}"]
+    lines.append("")
     if plan.keys:
         lines += ["# Who changes the cluster must have these keys: see container_ssh_key_dir.", f"[{_KEYS}]"]
         lines += [*(f"{name} = {fingerprint}" for name, fingerprint in plan.keys.items()), ""]
@@ -471,7 +482,12 @@ def parse_plan(text: str) -> AddressPlan:
         if not fingerprint.startswith("SHA256:"):
             raise PlanFileError(f"has a bad fingerprint of the ssh key {name}: {fingerprint}")
     _check_consistency(subnet, gateway, nodes, removed)
-    return AddressPlan(subnet, gateway, nodes, removed, keys)
+    vf_prefix = parser["network"].get("vf_prefix", "")
+    if vf_prefix and not _VF_PREFIX.fullmatch(vf_prefix):
+        raise PlanFileError(
+            f"has a bad vf_prefix {vf_prefix}: it is two bytes, the first ending in 2, 6, a or e, as 06:5e"
+        )
+    return AddressPlan(subnet, gateway, nodes, removed, keys, vf_prefix)
 
 
 def _check_consistency(

@@ -7,20 +7,28 @@ Both steps refuse with all problems of all nodes at once, and neither changes an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    CONFIG_DIR,
+    RUNTIME_CONTAINER,
+    RUNTIME_HOST,
+    USER_CONFIG_DIR,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
+    RAIL_SUBNETS,
     collisions,
     pool_warnings,
     public_space_warning,
     ssh_address_problems,
     subnet_problems,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interface
+from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interfaces, reserves
 from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     config_dir_problems,
@@ -30,14 +38,20 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     network_present,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_engine, check_node
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
+    check_engine,
+    check_host,
+    check_node,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import (
     Problem,
     Refused,
     rehearsal,
     sentences,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.vf_plan import Functions
 
 
 class ClusterPlan(NamedTuple):
@@ -46,12 +60,16 @@ class ClusterPlan(NamedTuple):
     Attributes:
         inventory: the cluster as the user described it.
         addresses: the address plan.
+        functions: node name -> what the inventory says of its virtual functions; those without are left out.
         warnings: sentences about what is not as it should be but refuses nothing.
+        rails: the subnets of the further rails.
     """
 
     inventory: Inventory
     addresses: AddressPlan
     warnings: list[str]
+    functions: Mapping[str, Functions] = {}
+    rails: Sequence[IPv4Network] = ()
 
 
 def plan_cluster(
@@ -92,10 +110,13 @@ def plan_cluster(
             found += refused.problems
         else:
             found += subnet_problems(addresses.subnet)
-            found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
+            # A bare host is reached at the address that it has.
+            if inventory.runtime == RUNTIME_CONTAINER:
+                found += ssh_address_problems(addresses.subnet, inventory.ssh_addresses)
     if addresses is None:
         return None, found
-    warning = public_space_warning(addresses.subnet)
+    bare = inventory.runtime == RUNTIME_HOST
+    warning = None if bare else public_space_warning(addresses.subnet)
     return ClusterPlan(inventory, addresses, [warning] if warning else []), found
 
 
@@ -131,20 +152,37 @@ def plan_nodes(
     Raises:
         Refused: with every problem of every node.
     """
-    problems = collisions(
-        plan.addresses.subnet,
-        facts,
-        {node: want.network_name for node, want in wants.items()},
-        plan.inventory.cluster,
-        plan.inventory.ssh_addresses.values(),
+    # A bare host has neither a container nor their network: what it has on the fabric is its own.
+    bare = plan.inventory.runtime == RUNTIME_HOST
+    problems = (
+        []
+        if bare
+        else collisions(
+            plan.addresses.subnet,
+            facts,
+            {node: want.network_name for node, want in wants.items()},
+            plan.inventory.cluster,
+            plan.inventory.ssh_addresses.values(),
+        )
     )
+    problems += vf_plan.taken(plan.addresses, plan.functions, facts)
+    for index, subnet in enumerate(plan.rails):
+        problems += collisions(
+            subnet,
+            facts,
+            {node: want.rails[index].network for node, want in wants.items()},
+            plan.inventory.cluster,
+            plan.inventory.ssh_addresses.values(),
+            RAIL_SUBNETS,
+        )
     problems += [
         Problem(
             node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
         )
         for node, why in (failed or {}).items()
     ]
-    ended = ended_jobs({node: ended_by_plan(wants[node], found) for node, found in facts.items()})
+    running = {} if bare else {node: ended_by_plan(wants[node], found) for node, found in facts.items()}
+    ended = ended_jobs(running)
     if changes:
         problems += ended
     warnings: list[Problem] = []
@@ -152,25 +190,39 @@ def plan_nodes(
     holders = {address: node for node, address in plan.addresses.nodes.items()}
     for node, found in facts.items():
         want = wants[node]._replace(others=holders)
-        findings = check_node(want, found)
+        findings = (check_host if bare else check_node)(want, found)
         problems += findings.problems
         config_dir = _config_dir(plan.inventory, node, found)
         problems += config_dir_problems(want, config_dir, found)
         warnings += findings.warnings
         nodes[node] = {
             "config_dir": config_dir,
-            "container": container_spec(found, want.accelerator, rdma_interface(want))._asdict(),
+            "container": container_spec(
+                found,
+                want.accelerator,
+                *rdma_interfaces(want),
+                rdma=not (reserves(want) and want.function_devices),
+            )._asdict(),
             "network_present": network_present(want, found),
             "network_differences": network_differences(want, found),
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
+            **({"function_devices": want.function_devices} if reserves(want) else {}),
+            **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
         }
+    warnings += fleet_checks.differences(facts)
     settled = {node for node, planned in nodes.items() if planned["network_present"]}
-    warnings += pool_warnings(plan.addresses.subnet, facts, settled)
+    if not bare:
+        warnings += pool_warnings(plan.addresses.subnet, facts, settled)
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
     return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+
+
+def _rail(rail: Rail) -> dict[str, Any]:
+    """Return what the roles need to know of a node's rail."""
+    return {**rail._asdict(), "subnet": str(rail.subnet), "options": dict(rail.options)}
 
 
 def problems_beside(
@@ -201,7 +253,7 @@ def problems_beside(
         *(
             problem
             for node in facts
-            if node not in clear
+            if node not in clear and plan.inventory.runtime == RUNTIME_CONTAINER
             for problem in check_engine(wants[node], facts[node])
         ),
     ]

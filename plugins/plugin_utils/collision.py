@@ -29,6 +29,10 @@ SPECIAL = {
 # Routes for the whole internet, alone or as the two halves that VPN clients install.
 EVERYWHERE = {"default", "0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1"}
 
+SUBNET = "rdm_subnet"
+RAIL_SUBNETS = "container_rail_subnets"
+"""The variables with which the user chooses a subnet."""
+
 
 class Use(NamedTuple):
     """A range that a node uses.
@@ -42,10 +46,12 @@ class Use(NamedTuple):
     what: str
 
 
-def subnet_problems(subnet: IPv4Network) -> list[Problem]:
+def subnet_problems(subnet: IPv4Network, variable: str = SUBNET) -> list[Problem]:
     """Return what is wrong with the subnet on any node: loopback, multicast and the like."""
     return [
-        Problem(None, str(subnet), f"overlaps {what} {special}", _remedy([special], subnet.prefixlen))
+        Problem(
+            None, str(subnet), f"overlaps {what} {special}", _remedy([special], subnet.prefixlen, variable)
+        )
         for special, what in SPECIAL.items()
         if subnet.overlaps(special)
     ]
@@ -62,14 +68,17 @@ def public_space_warning(subnet: IPv4Network) -> str | None:
     )
 
 
-def ssh_address_problems(subnet: IPv4Network, addresses: Mapping[str, str]) -> list[Problem]:
+def ssh_address_problems(
+    subnet: IPv4Network, addresses: Mapping[str, str], variable: str = SUBNET
+) -> list[Problem]:
     """Return a problem for each node that is reached by ssh at an address inside the subnet.
 
     Args:
         addresses: node name -> its `ansible_host`; names of hosts are not looked up.
+        variable: with which another subnet can be chosen.
     """
     literals = {node: at for node, at in addresses.items() if ipv4_network(at) is not None}
-    remedy = _remedy([*literals.values(), subnet], subnet.prefixlen)
+    remedy = _remedy([*literals.values(), subnet], subnet.prefixlen, variable)
     return [
         Problem(node, f"ansible_host {at}", f"lies in the container network's subnet {subnet}", remedy)
         for node, at in literals.items()
@@ -83,6 +92,7 @@ def collisions(
     network_names: Mapping[str, str],
     cluster: str,
     ssh_addresses: Iterable[str] = (),
+    variable: str = SUBNET,
 ) -> list[Problem]:
     """Return one problem for each node on which the subnet is already in use.
 
@@ -91,6 +101,7 @@ def collisions(
         network_names: node name -> the name of the cluster's own network there.
         cluster: the cluster's name, the value of our label.
         ssh_addresses: `ansible_host` of every node, kept out of the subnet that is proposed.
+        variable: with which another subnet can be chosen.
     """
     used: set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
     hits: dict[str, list[str]] = {}
@@ -102,7 +113,7 @@ def collisions(
             hits[node] = what
     if not hits:
         return []
-    remedy = _remedy([*used, subnet], subnet.prefixlen)
+    remedy = _remedy([*used, subnet], subnet.prefixlen, variable)
     return [Problem(node, str(subnet), "overlaps " + ", ".join(what), remedy) for node, what in hits.items()]
 
 
@@ -243,7 +254,7 @@ def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:
     return (*([named] if named else []), *(f"{kind}-{short}" for kind in ("br", "dm", "di")))
 
 
-def _remedy(used: Iterable[IPv4Network | str], prefixlen: int) -> str:
+def _remedy(used: Iterable[IPv4Network | str], prefixlen: int, variable: str) -> str:
     free = free_subnet(used, prefixlen)
     example = f", for example {free}" if free is not None else ""
-    return f"choose another subnet with rdm_subnet{example}"
+    return f"choose another subnet with {variable}{example}"

@@ -13,8 +13,8 @@ from typing import Any
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
-OURS_IN_ENV = ("MY_IP", "MASTER_ADDR")
-"""What the plan puts into the container's environment."""
+OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
+"""What the plan puts into the container's environment; MY_IP_1 and so on with several rails."""
 
 OUR_MOUNTS = ("/etc/rdm", "/job", "/jobs")
 """Where the cluster's own directories are in the container."""
@@ -113,8 +113,8 @@ def _env(value: Any) -> Iterator[Complaint]:
         if not isinstance(name, str) or not name or re.search(r"[=\s\0]", name):
             remedy = "give it a name without '=' and white space, in quotes where YAML sees something else"
             yield repr(name), "is not the name of an environment variable", remedy
-        elif name in OURS_IN_ENV:
-            whose = "a node's" if name == "MY_IP" else "the master's"
+        elif OURS_IN_ENV.fullmatch(name):
+            whose = "a node's" if name.startswith("MY_IP") else "the master's"
             remedy = f"leave it out; to choose it, pin {whose} my_ip in the inventory"
             yield name, "is what the plan gives each container", remedy
         elif not isinstance(content, (str, int, float)) or isinstance(content, bool):

@@ -16,13 +16,21 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     Findings,
     NodePlan,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
 
-def rdma_interface(want: NodePlan) -> str:
-    """Return the interface whose RDMA devices the container gets; empty for all."""
-    on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT
-    return want.network_parent if on_a_parent and want.rdma != "all" else ""
+def rdma_interfaces(want: NodePlan) -> list[str]:
+    """Return the interfaces whose RDMA devices the container gets; none for all of the node."""
+    on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT and want.network_parent
+    if not on_a_parent or want.rdma == "all":
+        return []
+    return [want.network_parent, *(rail.parent for rail in want.rails)]
+
+
+def reserves(want: NodePlan) -> bool:
+    """Return whether the node's network plugin hands out functions before a container is made."""
+    return want.network_driver == "sriov" and want.plugin == OWN
 
 
 def accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -110,11 +118,11 @@ def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
 
 def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     """Say which RDMA devices the container does not get, unless the user has chosen."""
-    interface = rdma_interface(want)
-    left_out = rdma_devices(facts, interface).left_out
+    interfaces = rdma_interfaces(want)
+    left_out = rdma_devices(facts, *interfaces).left_out
     if left_out and want.rdma == "auto":
         findings.warn(
             want.node,
-            f"The container gets the RDMA devices of {interface}, and not {names(left_out)}: set "
+            f"The container gets the RDMA devices of {names(interfaces)}, and not {names(left_out)}: set "
             "container_rdma to all if it shall have every one, or to interface if this is right.",
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DEFAULT_SOCKET
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     DRIVERS_ON_A_PARENT,
@@ -25,6 +26,15 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
     others = facts.get("other_engines") or []
     if not docker:
         if want.engine_install and facts.get("docker_state") in ("absent", "stopped"):
+            if facts["docker_state"] == "absent" and want.docker_socket not in (
+                "",
+                "/run/docker.sock",
+                DEFAULT_SOCKET,
+            ):
+                reason = "is not where an engine that docker_engine_install brings would answer"
+                remedy = f"leave rdm_docker_socket out ({DEFAULT_SOCKET} is the usual one)"
+                value = f"rdm_docker_socket {want.docker_socket}"
+                findings.problems.append(Problem(want.node, value, reason, remedy))
             return
         remedies = {
             "absent": _to_have_an_engine(want, "install Docker Engine 20.10 or newer", elsewhere=not others),

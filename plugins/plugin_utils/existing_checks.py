@@ -10,9 +10,10 @@ from typing import Any
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, of_rails
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import plugin_in_place
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import network_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
-from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import plugin_in_place
 
 
 def network_differences(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
@@ -48,7 +49,8 @@ def container_seen(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, str]:
 
 def ended_by_plan(want: NodePlan, facts: Mapping[str, Any]) -> list[str]:
     """Return the jobs that would end because their container gets a network made anew, or another address."""
-    replaced = want.network_replace and bool(network_differences(want, facts))
+    ends = [want, *of_rails(want)]
+    replaced = want.network_replace and any(network_differences(end, facts) for end in ends)
     return sorted(
         job
         for container in _containers(facts)
@@ -95,7 +97,16 @@ def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
     for kind, name, existing in named:
         for one in existing:
             left_behind = kind == "container" and one["name"] in (name + NEXT, name + OLD)
-            if one["name"] != name and not left_behind and is_ours(one.get("labels"), want.cluster, kind):
+            if one["name"] == name or left_behind or not is_ours(one.get("labels"), want.cluster, kind):
+                continue
+            index = one["name"].rpartition("-")[2]
+            if kind == "network" and index.isdigit() and one["name"] == network_of(name, int(index)):
+                if one["name"] not in [rail.network for rail in want.rails]:
+                    value = f"the Docker network {one['name']}"
+                    reason = "is of a rail that container_rails no longer has"
+                    remedy = "list it again, or take the cluster down first (rdm-provision down)"
+                    findings.problems.append(Problem(want.node, value, reason, remedy))
+            else:
                 reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
                 remedy = f"go back to {one['name']}, or take the cluster down first (rdm-provision down)"
                 findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))

@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, CLUSTER
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    ACCELERATORS,
+    CLUSTER,
+    RUNTIME_CONTAINER,
+    RUNTIME_HOST,
+    RUNTIMES,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
 CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
     "rdm_cluster": {"type": "str", "default": CLUSTER},
     "rdm_accelerator": {"type": "str", "required": True, "choices": list(ACCELERATORS)},
+    "rdm_runtime": {"type": "str", "default": RUNTIME_CONTAINER, "choices": list(RUNTIMES)},
     "rdm_subnet": {"type": "str", "default": ""},
     "rdm_gateway": {"type": "str", "default": ""},
     "rdm_slots": {"type": "int", "default": 8},
@@ -28,7 +35,7 @@ CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
 # Ansible's own variables that say how a host is reached.
 CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection")
 # Variables that make no sense when nodes disagree about them.
-SHARED = ("rdm_cluster", "rdm_subnet", "rdm_gateway")
+SHARED = ("rdm_cluster", "rdm_runtime", "rdm_subnet", "rdm_gateway")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -79,6 +86,7 @@ class Inventory(NamedTuple):
         pins: node name -> `my_ip`.
         ssh_addresses: node name -> `ansible_host` (or its name) of the nodes reached by ssh.
         problems: what is wrong; values at fault are replaced by the defaults.
+        runtime: what jobs run in on the nodes.
     """
 
     cluster: str
@@ -88,6 +96,7 @@ class Inventory(NamedTuple):
     pins: dict[str, str]
     ssh_addresses: dict[str, str]
     problems: list[Problem]
+    runtime: str = RUNTIME_CONTAINER
 
 
 def check_inventory(
@@ -112,11 +121,13 @@ def check_inventory(
         problems.append(
             Problem(None, f"rdm_cluster {shared['rdm_cluster']!r}", "is not a cluster name", remedy)
         )
+    nodes = {name: _check_node(hosts[name], problems) for name in order}
+    runtime = _check_runtime(shared["rdm_runtime"], nodes, hosts, problems)
     return Inventory(
         cluster=shared["rdm_cluster"],
         subnet=shared["rdm_subnet"],
         gateway=shared["rdm_gateway"],
-        nodes={name: _check_node(hosts[name], problems) for name in order},
+        nodes=nodes,
         pins={
             name: str(hosts[name].variables["my_ip"])
             for name in order
@@ -124,6 +135,7 @@ def check_inventory(
         },
         ssh_addresses={name: hosts[name].address for name in order if hosts[name].over_ssh},
         problems=problems,
+        runtime=runtime,
     )
 
 
@@ -188,6 +200,27 @@ def _shared(option: str, hosts: Sequence[Host], problems: list[Problem]) -> str:
         remedy = "set it once, under all: vars:"
         problems.append(Problem(None, option, f"differs between nodes: {said}", remedy))
     return max(values, key=lambda value: len(values[value])) if values else str(default)
+
+
+def _check_runtime(
+    runtime: str, nodes: Mapping[str, Node], hosts: Mapping[str, Host], problems: list[Problem]
+) -> str:
+    """Return what jobs run in, and add what a bare host needs beside to `problems`."""
+    if runtime not in RUNTIMES:
+        remedy = "choose container or host"
+        problems.append(Problem(None, f"rdm_runtime {runtime!r}", "is nothing that jobs run in", remedy))
+        return RUNTIME_CONTAINER
+    if runtime == RUNTIME_HOST:
+        for name, node in nodes.items():
+            if node.become:
+                reason = (
+                    "is for containers: on bare hosts jobs run as the user that ssh logs in as, not as root"
+                )
+                problems.append(Problem(name, "rdm_become true", reason, "set rdm_become: false"))
+            if hosts[name].variables.get("my_ip") in (None, ""):
+                remedy = "set it to the address that the host has on the fabric"
+                problems.append(Problem(name, "my_ip", "is not set, and a bare host is given none", remedy))
+    return runtime
 
 
 def _check_node(host: Host, problems: list[Problem]) -> Node:

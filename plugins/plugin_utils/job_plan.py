@@ -19,6 +19,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 _CORRECT = "correct the configuration"
+# What has to be the same on all nodes of a job, by what the agents' checks report.
+_VERSIONS = ("python", "torch", "deepspeed", "rdm_trainer")
 
 
 class Node(NamedTuple):
@@ -147,7 +149,28 @@ def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -
     for problem in problems:
         if problem.reason in common:
             told.setdefault(problem.reason, problem._replace(node=None))
-    return list(told.values()) + [problem for problem in problems if problem.reason not in common]
+    problems = list(told.values()) + [problem for problem in problems if problem.reason not in common]
+    return problems + _differences(plan["nodes"], answers)
+
+
+def _differences(
+    nodes: Iterable[Mapping[str, Any]], answers: Mapping[str, Mapping[str, Any]]
+) -> list[Problem]:
+    """Return which nodes have other versions than most."""
+    problems = []
+    for what in _VERSIONS:
+        found: dict[str, list[str]] = {}
+        for name in (node["name"] for node in nodes):
+            version = (answers.get(name) or {}).get("facts", {}).get(what)
+            if version:
+                found.setdefault(str(version), []).append(name)
+        most = max(found, key=lambda version: len(found[version]), default="")
+        for version, names in found.items():
+            if version != most:
+                reason = f"is not {most}, as on {found[most][0]}"
+                remedy = "give all nodes the same image, or the same environment (rdm-provision env up)"
+                problems += [Problem(name, f"{what} {version}", reason, remedy) for name in names]
+    return problems
 
 
 def _said(problems: Iterable[Problem], node: str) -> list[str]:

@@ -10,9 +10,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import (
     device_checks,
     engine_checks,
     existing_checks,
+    plugin_checks,
+    port_checks,
     sriov_checks,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 
@@ -21,13 +23,19 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     findings = Findings([], [])
     for check in (
         engine_checks.engine,
-        sriov_checks.upstream,
+        plugin_checks.upstream,
         engine_checks.reported,
         device_checks.accelerator,
         device_checks.gpu_access,
         engine_checks.user_namespaces,
         engine_checks.selinux,
         device_checks.parent,
+        sriov_checks.functions,
+        sriov_checks.shared_functions,
+        sriov_checks.iommu,
+        port_checks.ports,
+        port_checks.virtual_ports,
+        port_checks.opensm,
         device_checks.memlock,
         engine_checks.image,
         engine_checks.archives,
@@ -42,7 +50,22 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         device_checks.rdma,
     ):
         check(want, facts, findings)
+    for rail in of_rails(want):
+        for check in (device_checks.parent, existing_checks.network, existing_checks.address):
+            check(rail, facts, findings)
     return findings
+
+
+def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
+    """Return what stands against the plan on a bare host, which has no containers."""
+    interfaces = facts.get("interfaces") or []
+    own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
+    if want.my_ip in own:
+        return Findings([], [])
+    having = sorted(address for address in own if ":" not in address and not address.startswith("127."))
+    reason = f"is no address of the host, which has {', '.join(having) or 'none'}"
+    remedy = "set my_ip to the one that it has on the fabric"
+    return Findings([Problem(want.node, f"my_ip {want.my_ip}", reason, remedy)], [])
 
 
 def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:

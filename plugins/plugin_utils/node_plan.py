@@ -5,12 +5,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 DRIVERS_ON_A_PARENT = {"sriov", "macvlan", "ipvlan"}
 """The network drivers whose network lies on an interface of the node."""
+
+
+class SriovSettings(NamedTuple):
+    """What is wanted of a node's parent interfaces.
+
+    Attributes:
+        parents: names of the interfaces that the container network lies on.
+        vfs: how many VFs each has to offer; 0 where the network needs none.
+        firmware_vfs: how many the firmware may be told to allow, 0 where it is not to be touched.
+        kernel_parameters: whether the kernel's command line may be changed.
+        reboot_ok: whether the node may be rebooted for these.
+        upstream: whether the plugin is rdma/sriov-plugin.
+    """
+
+    parents: tuple[str, ...] = ()
+    vfs: int = 0
+    firmware_vfs: int = 0
+    kernel_parameters: bool = False
+    reboot_ok: bool = False
+    upstream: bool = True
+
+    def look(self) -> dict[str, Any]:
+        """Return the option `sriov` of node_facts: what a look at the node has to tell."""
+        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters")
+        return {key: value for key, value in self._asdict().items() if key in told}
 
 
 class NodePlan(NamedTuple):
@@ -33,6 +60,9 @@ class NodePlan(NamedTuple):
         docker_socket: where the user says that the engine is; empty for the usual place.
         engine_install: whether a missing engine is installed later in the run.
         min_free_bytes: space that images need, 0 for no check.
+        function_devices: whether the container gets the RDMA devices of just the function that it gets, where
+            that can be known before.
+        rails: the further rails of the node, each with a network of its own.
         image: what the training container runs; empty when that is not known.
         image_listed: whether images_list brings it; otherwise the node must have it.
         spare_jobs: refuse what would end a training job.
@@ -42,6 +72,9 @@ class NodePlan(NamedTuple):
         unlabelled: mounts of the user that SELinux would have to allow.
         others: MY_IP -> node, of all nodes.
         rdma: whose RDMA devices the container gets: `interface`, `all`, or `auto`.
+        functions: what is wanted of the node's physical functions.
+        become: whether root works there.
+        sriov: what is wanted of the interfaces below the network.
         plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
     """
 
@@ -61,6 +94,8 @@ class NodePlan(NamedTuple):
     docker_socket: str = ""
     engine_install: bool = False
     min_free_bytes: int = 0
+    function_devices: bool = True
+    rails: Sequence[Rail] = ()
     image: str = ""
     image_listed: bool = True
     spare_jobs: bool = True
@@ -70,7 +105,25 @@ class NodePlan(NamedTuple):
     unlabelled: Sequence[str] = ()
     others: Mapping[str, str] = {}
     rdma: str = "auto"
+    functions: Sequence[Wanted] = ()
+    become: bool = True
+    sriov: SriovSettings = SriovSettings()
     plugin: str = ""
+
+
+def of_rails(want: NodePlan) -> list[NodePlan]:
+    """Return what is wanted of a node's further networks, as if each were its only one."""
+    return [
+        want._replace(
+            my_ip=rail.my_ip,
+            subnet=rail.subnet,
+            gateway=rail.gateway,
+            network_name=rail.network,
+            network_parent=rail.parent,
+            network_options=rail.options,
+        )
+        for rail in want.rails
+    ]
 
 
 class Findings(NamedTuple):

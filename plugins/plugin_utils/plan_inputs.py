@@ -4,15 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ipaddress import IPv4Network
 from typing import Any, NamedTuple
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS, PLAN_FILE
-from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    ACCELERATORS,
+    PLAN_FILE,
+    RUNTIME_HOST,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
     plan_cluster,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
+    RAIL_SUBNETS,
+    ssh_address_problems,
+    subnet_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
@@ -33,13 +43,22 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM, UPSTREAM_IMAGE
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import (
+    Rail,
+    moved,
+    name_problems,
+    network_of,
+    prefix_of,
+    rail_subnets,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
     RoleVariables,
     unknown_variables,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import UPSTREAM, UPSTREAM_IMAGE
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
 IMAGE_VARIABLES = {"images_list", "images_profiles", "container_image"}
@@ -109,10 +128,51 @@ def plan_inventory(
     plan, problems = plan_cluster(reader.masters, reader.workers, variables, base, replace, problems)
     if plan:
         problems += contradictions(reader, plan.addresses)
+        subnets, found = _rail_subnets(reader, plan)
+        plan = plan._replace(rails=subnets)
+        problems += found
         plan.warnings.extend(warnings)
         if previous:
-            plan = plan._replace(addresses=plan.addresses._replace(keys=previous.keys))
+            kept = plan.addresses._replace(keys=previous.keys, vf_prefix=previous.vf_prefix)
+            plan = plan._replace(addresses=kept)
+        plan = _with_functions(reader, plan, problems)
     return Draft(plan, previous, images, problems)
+
+
+def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
+    """Return the plan with the virtual functions, and add to the problems what is wrong with them."""
+    functions: dict[str, vf_plan.Functions] = {}
+    for host in plan.addresses.nodes:
+        try:
+            functions[host] = vf_plan.functions_of(reader, host)
+        except ValueError as error:
+            problems.append(Problem(host, "", str(error), "correct it in the inventory"))
+    functions = {host: one for host, one in functions.items() if one.number}
+    addresses = vf_plan.settled(
+        plan.addresses, functions, plan.inventory.cluster, plan.inventory.ssh_addresses
+    )
+    problems += vf_plan.clashes(addresses, functions)
+    return plan._replace(addresses=addresses, functions=functions)
+
+
+def _rail_subnets(reader: HostVariables, plan: ClusterPlan) -> tuple[list[IPv4Network], list[Problem]]:
+    """Return the subnets of the further rails, and what is wrong with the rails of all nodes."""
+    listed_rails = {host: _texts(reader.role_value(host, "container_rails")) or [] for host in reader.hosts}
+    problems = [
+        problem
+        for host, rails in listed_rails.items()
+        for problem in name_problems(
+            host, rails, reader.text(host, "network_parent"), reader.text(host, "network_driver")
+        )
+    ]
+    counts = {host: len(rails) for host, rails in listed_rails.items()}
+    given = {host: _texts(reader.role_value(host, RAIL_SUBNETS)) or [] for host in reader.hosts}
+    subnets, found = rail_subnets(plan.addresses.subnet, counts, given)
+    for subnet in subnets:
+        found += subnet_problems(subnet, RAIL_SUBNETS)
+        found += ssh_address_problems(subnet, plan.inventory.ssh_addresses, RAIL_SUBNETS)
+    problems += found
+    return ([], problems) if problems else (subnets, [])
 
 
 def contradictions(reader: HostVariables, addresses: AddressPlan) -> list[Problem]:
@@ -182,13 +242,16 @@ def _check_roles(
         accelerator = variables[host].get("rdm_accelerator")
         # Where these refer to what only the node knows, they are judged when that is known.
         known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
+        # A bare host has no containers, and so no images.
+        bare = variables[host].get("rdm_runtime") == RUNTIME_HOST
+        known_now = known_now and not bare
         images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
         if not wrong:
             try:
                 _network_options(reader, host)
             except ValueError as error:
                 wrong.append(Problem(host, "", str(error), "correct it in the inventory"))
-        problems += unpinned(host, _powerful(reader, host), given.get("images_list"))
+        problems += [] if bare else unpinned(host, _powerful(reader, host), given.get("images_list"))
         # These name the image, which the check of types cannot.
         told = any(problem.value.endswith("images_list") for problem in images[host].problems)
         problems += images[host].problems
@@ -232,15 +295,17 @@ def plugin_of(reader: HostVariables, host: str) -> str:
     )
 
 
-def _network_options(reader: HostVariables, host: str) -> dict[str, str]:
-    """Return the options of the network's driver; ValueError when they make no sense together."""
+def _network_options(reader: HostVariables, host: str, parent: str = "", rail: int = 0) -> dict[str, str]:
+    """Return the options of a rail's network driver; ValueError when they make no sense together."""
+    driver = reader.text(host, "network_driver")
+    prefix = reader.text(host, "network_prefix")
     return driver_options(
-        reader.text(host, "network_driver"),
-        parent=reader.text(host, "network_parent"),
+        driver,
+        parent=parent or reader.text(host, "network_parent"),
         mode=reader.text(host, "network_mode"),
         vlan=int(reader.text(host, "network_vlan") or 0),
         privileged=reader.true(host, "network_privileged"),
-        prefix=reader.text(host, "network_prefix"),
+        prefix=prefix_of(prefix, rail) if driver == "sriov" else prefix,
         extra=reader.role_value(host, "network_options") or {},
     )
 
@@ -285,8 +350,30 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
             {name: reader.role_value(node, f"container_{name}") for name in MOUNT_OPTIONS}
         ),
         rdma=reader.text(node, "container_rdma"),
+        functions=plan.functions.get(node, vf_plan.NONE).wanted(vf_plan.first_of(plan.addresses, node)),
+        become=plan.inventory.nodes[node].become,
+        sriov=sriov_settings(reader, node),
+        rails=_rails(reader, node, plan),
+        function_devices=reader.text(node, "container_rdma") != "all"
+        and reader.role_value(node, "container_devices") is None,
         plugin=plugin_of(reader, node),
     )
+
+
+def _rails(reader: HostVariables, node: str, plan: ClusterPlan) -> list[Rail]:
+    parents = _texts(reader.role_value(node, "container_rails")) or []
+    first = plan.addresses.subnet
+    return [
+        Rail(
+            parent=parents[index],
+            network=network_of(reader.text(node, "network_name"), index),
+            subnet=subnet,
+            gateway=moved(plan.addresses.gateway, first, subnet),
+            my_ip=moved(plan.addresses.nodes[node], first, subnet),
+            options=_network_options(reader, node, parents[index], index),
+        )
+        for index, subnet in enumerate(plan.rails, start=1)
+    ]
 
 
 def _texts(value: Any) -> list[str] | None:
@@ -310,6 +397,7 @@ def base_of_nodes(
             "slots": node.slots,
             "accelerator": node.accelerator,
             "image": images[name].image,
+            "vf_mac": vf_plan.first_of(plan.addresses, name),
         }
         for rank, (name, node) in enumerate(plan.inventory.nodes.items())
     }

@@ -9,23 +9,31 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, USER_CONFIG_DIR
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    CONFIG_DIR,
+    RUNTIME_HOST,
+    USER_CONFIG_DIR,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.installation import PROGRAM, STATE
-from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
+from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     ROLES,
     HostVariables,
     role_options,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import plugin_of
-from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import RoleInputs
-from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_checks import (
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import (
     OWN,
     UPSTREAM,
     UPSTREAM_IMAGE,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.role_inputs import RoleInputs
+from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import ROLES as WORKERS
 
+BARE_ROLES = ("my_ip", "hostfile")
+"""The roles that a bare host needs of those that need no Docker; its environment is made by env_up."""
 _OWN_CONFIG_DIRS = ("my_ip_config_dir", "container_config_dir", "hostfile_config_dir")
 
 
@@ -56,16 +64,19 @@ def receipts(
     found = {}
     for node in reader.hosts:
         one = _Node(reader, node, plan, become[node])
+        parents = reader.role_value(node, "container_rails")
+        rails = [*plan["rails"], parents] if plan.get("rails") else []
         more: dict[str, Any] = {
             "docker_engine": None,
             "images": [plan["nodes"][node]["accelerator"], *one.local_archives()],
-            "sriov": None,
-            "network": [plan["subnet"], plan["gateway"]],
+            "sriov": plan["nodes"][node]["vf_mac"],
+            "network": [plan["subnet"], plan["gateway"], *rails],
             "my_ip": [plan["nodes"][node]["my_ip"], plan["master_addr"], everybody["dictionary"]],
             "container": [
                 *(plan["nodes"][node][key] for key in ("my_ip", "accelerator", "image")),
                 plan["master_addr"],
                 everybody["dictionary"],
+                *rails,
             ],
             "hostfile": everybody["hostfile"],
         }
@@ -78,6 +89,8 @@ def receipts(
             "directory": one.directory(),
             "config_dir": one.config_dir(),
             "absent": one.absent,
+            "sriov": sriov_settings(reader, node).look(),
+            "bare": one.bare,
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
         }
@@ -95,13 +108,20 @@ class _Node:
         self.accelerator = plan["nodes"][node]["accelerator"]
         self.become = become
         self.inventory_dir = str(reader.written(node).get("inventory_dir") or "")
-        self.absent = [role for role in WORKERS if self._absent(role)]
+        self.bare = reader.text(node, "rdm_runtime") == RUNTIME_HOST
+        self.absent = [
+            role for role in WORKERS if self._absent(role) and (role in BARE_ROLES or not self.bare)
+        ]
         self.listed = self._listed()
         self.sriov = self._sriov()
+        try:
+            self.functions = vf_plan.functions_of(reader, node)
+        except ValueError:
+            self.functions = vf_plan.NONE  # which is told already
 
     def wants(self, role: str, images: bool) -> bool:
         """Whether a role has anything to see to on this node, as far as the variables tell."""
-        if self._state(role) == "absent":
+        if self._state(role) == "absent" or (self.bare and role not in BARE_ROLES):
             return False
         if role == "docker_engine":
             return bool(self._list("docker_engine_users"))
@@ -131,8 +151,11 @@ class _Node:
             if self.reader.true(self.node, "sriov_install_wrapper"):
                 folder = self.reader.text(self.node, "sriov_wrapper_directory")
                 paths["sriov"].append(f"{folder}/docker_rdma_sriov")
+            if self.functions.number:
+                paths["sriov"] += restore.paths()
         return {
             "cluster": self.cluster,
+            "functions": [[parent, self.functions.shows] for parent in self.functions.parents],
             "config_dirs": sorted({directory, *filter(None, own)}),
             "job_directory": self._job_directory(directory),
             "system": self.reader.true(self.node, "my_ip_system", otherwise=self.become),

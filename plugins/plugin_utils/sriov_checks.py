@@ -1,50 +1,206 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which SR-IOV network plugin a node has, and whether its engine lets the wanted one live."""
+"""What a node needs so that it can have VFs, layer by layer: BIOS, kernel command line, firmware, driver.
+
+Each sentence begins with its layer, says what was read, and ends with the command that mends it. What makes
+VFs impossible is refused; what may only be slow, or cannot be told for sure, is a warning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_PLUGIN
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
+from ansible_collections.rdm.provision.plugins.module_utils.node.boot import (
+    iommu_parameters,
+    missing_parameters,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools import allows, set_command
+from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import MELLANOX
+from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
-OWN, UPSTREAM = "rdm-sriov", "upstream"
-UPSTREAM_IMAGE = "rdma/sriov-plugin:latest"
-# The upstream plugin's own Docker client speaks this version of the API first.
-_UPSTREAM_API = (1, 12)
+_FIRMWARE_VFS = 8
+"""How many VFs the advice is for at least, the default of sriov_firmware_vfs."""
 
 
-def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
-    """Return which of the cluster's plugins a node has; empty for none."""
-    unit = facts.get("network_plugin") or {}
-    if unit.get("unit") and unit.get("cluster") == cluster:
-        return OWN
-    for container in (facts.get("docker") or {}).get("containers") or []:
-        labels = container.get("labels") or {}
-        if is_ours(labels, cluster, "plugin"):
-            return str(labels.get(LABEL_PLUGIN) or UPSTREAM)
-    return ""
+def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """See that each parent can have the VFs that are wanted, before any node has got some."""
+    told = set()
+    for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
+        unfit = _unfit(want, one)
+        if unfit or _is_short(want, one):
+            told.add(one["name"])
+            problem = unfit or _too_few(want, one, findings)
+            findings.problems.extend([problem] if problem else [])
+    if want.functions and not want.become:
+        reason = "needs root, which makes virtual functions, and rdm_become is false"
+        findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
+    findings.problems.extend(_impossible(want, facts, told))
 
 
-def upstream(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Refuse the upstream plugin under an engine that makes it destructive."""
-    docker = facts.get("docker") or {}
-    oldest = str(docker.get("min_api_version") or "")
-    if want.plugin != UPSTREAM or not oldest or _version(oldest) <= _UPSTREAM_API:
+def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Name other interfaces of the parents' PCI functions: partitions (pkeys), second ports.
+
+    rdm-sriov knows functions by their PCI addresses, so that these do not mislead it.
+    """
+    if want.network_driver != "sriov" or not want.sriov.upstream:
         return
-    findings.problems.append(
-        Problem(
-            want.node,
-            "sriov_plugin upstream",
-            "forgets all its networks when it is restarted here: it asks the engine in API version 1.12, and "
-            f"Docker Engine {docker.get('version')} refuses those below {oldest}",
-            "use sriov_plugin: rdm-sriov, or Docker Engine 24 or older",
+    for one in facts.get("parents") or []:
+        others = [f"{child['name']} (pkey {child['pkey'] or 'unknown'})" for child in one["children"]]
+        others += one["siblings"]
+        if others and one["pci"]:
+            findings.warn(
+                want.node,
+                f"host: {names(others)} on the PCI function of {one['name']}: rdma/sriov-plugin then "
+                "takes it for one port of a multi-port card and makes no VFs. ip link delete takes a "
+                "partition away.",
+            )
+
+
+def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Tell where the IOMMU is off, and by which layer, and where it slows devices down."""
+    booted = facts.get("boot") or {}
+    cpu = booted.get("cpu")
+    if not cpu or booted["virtual"] or want.sriov.kernel_parameters:
+        return  # of other CPUs nothing is known; a virtual machine's is the hypervisor's; or it is in hand
+    wanted = iommu_parameters(cpu)
+    remedy = f"{_kernel_command(facts, wanted)}, and reboot; or set sriov_kernel_parameters: true"
+    if not booted["iommu"]:
+        table = {"intel": "DMAR", "amd": "IVRS"}[cpu]
+        if not booted["table"]:
+            told = f"there is no {table} in /sys/firmware/acpi/tables, and no IOMMU group"
+            name = "VT-d" if cpu == "intel" else "AMD-Vi (IOMMU)"
+            findings.warnings.append(
+                Problem(
+                    want.node,
+                    "BIOS:",
+                    f"the IOMMU is off ({told})",
+                    f"switch {name} on in the BIOS set-up, beside SR-IOV, then {remedy}",
+                )
+            )
+            return
+        has = " ".join(booted["parameters"]) or "nothing about it"
+        reason = f"the IOMMU is off (no IOMMU group, /proc/cmdline has {has})"
+        findings.warnings.append(Problem(want.node, "kernel command line:", reason, remedy))
+        return
+    slow = [one for one in facts.get("parents") or [] if str(one["iommu"]).startswith("DMA")]
+    if slow and missing_parameters(booted):
+        told = ", ".join(f"{one['name']} in a group of type {one['iommu']}" for one in slow)
+        findings.warnings.append(
+            Problem(
+                want.node,
+                "kernel command line:",
+                f"the IOMMU translates every transfer ({told}), which costs bandwidth, and GPUs theirs",
+                remedy,
+            )
         )
-    )
 
 
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
+def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
+    """Yield why VFs cannot be made as they are wanted, but for the parents of which a layer tells."""
+    found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
+    seen: dict[str, str] = {}
+    for wanted in want.functions:
+        if wanted.parent in told:
+            continue
+        fact = found.get(wanted.parent)
+        if fact is None:
+            reason = "is to have virtual functions, and has no SR-IOV on this node"
+            remedy = f"choose one of {names(one['pf'] for one in facts.get('sriov') or [])}"
+            if not found:
+                remedy = "switch SR-IOV on in its firmware and in the BIOS, and see that its driver is loaded"
+            yield Problem(want.node, wanted.parent, reason, remedy)
+            continue
+        other = seen.setdefault(fact["pci"], wanted.parent)
+        if other != wanted.parent:
+            reason = f"is the same function as {other}"
+            yield Problem(want.node, wanted.parent, reason, "name it once")
+        for sentence in decision.problems(from_fact(fact), wanted):
+            yield Problem(want.node, "", sentence, "")
+
+
+def _is_short(want: NodePlan, one: Mapping[str, Any]) -> bool:
+    return bool(one["pci"]) and one["total_vfs"] < want.sriov.vfs
+
+
+def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
+    """Return why an interface can have no VFs of its own, whatever its firmware says."""
+    name, bond = one["name"], one["bond"]
+    if bond == name:
+        reason = "is a bond, and VFs belong to one PCI function"
+        remedy = f"name one of its ports (cat /sys/class/net/{name}/bonding/slaves), taken out of the bond"
+    elif bond:
+        reason = f"is a port of the bond {bond}, which its VFs would not be part of"
+        remedy = f"take it out (ip link set {shlex.quote(name)} nomaster), or name another interface"
+    elif one["virtual"]:
+        reason = f"is a VF itself ({one['pci']})"
+        remedy = "name its physical function, which /sys/class/net/" + f"{name}/device/physfn/net lists"
+    elif one["driver"] == "mlx4_core":
+        reason = (
+            "is a ConnectX-3 or older (driver mlx4_core), which has its VFs by module options at boot only"
+        )
+        remedy = "use a ConnectX-4 or newer, or network_driver ipvlan"
+    else:
+        return None
+    return Problem(want.node, f"host: network_parent {name}", reason, remedy)
+
+
+def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Problem | None:
+    """Return which layer keeps a parent from offering the wanted VFs; a warning where the run mends it."""
+    node, name, pci, total = want.node, one["name"], one["pci"], one["total_vfs"]
+    offers = f"{name} ({pci}) offers {total} VFs (sriov_totalvfs), and sriov_vfs asks for {want.sriov.vfs}"
+    if total == 0:
+        offers = f"{name} ({pci}) offers no VFs (sriov_totalvfs is 0 or missing)"
+    if one["vendor"] != MELLANOX:
+        if total:
+            return Problem(node, "driver:", offers, f"set sriov_vfs to {total} or less")
+        dmesg = f"dmesg | grep -i {pci}"
+        return Problem(
+            node, "BIOS:", offers, f"switch SR-IOV on in the BIOS set-up, if the adapter has it ({dmesg})"
+        )
+    firmware = one.get("firmware") or {}
+    tool = firmware.get("tool") or "mstconfig"
+    count = want.sriov.firmware_vfs or max(want.sriov.vfs, _FIRMWARE_VFS)
+    command = " ".join(set_command(tool, pci, count))
+    fewer = f", or set sriov_vfs to {total} or less" if total else ""
+    if firmware.get("error") or "next" not in firmware:
+        reason = f"{offers}, and how it is set is not known: {firmware.get('error') or 'nobody has asked'}"
+        first = "see as root why" if firmware.get("tool") else "install mstflint"
+        remedy = f"{first} ({tool} -d {pci} -e query), then {command}, and reboot{fewer}"
+        return Problem(node, "firmware:", reason, remedy)
+    if allows(firmware["current"], want.sriov.vfs):
+        reason = f"{offers}, though the firmware allows {firmware['current']['vfs']} ({tool} -e query)"
+        remedy = (
+            f"switch SR-IOV, and memory above 4 GB, on in the BIOS set-up (dmesg | grep -i {pci} says what "
+            "it lacks)"
+        )
+        return Problem(node, "BIOS:", reason, remedy)
+    said = f"SRIOV_EN={_said(firmware['next']['sriov'])} NUM_OF_VFS={_said(firmware['next']['vfs'])}"
+    if allows(firmware["next"], want.sriov.vfs):
+        reason = f"{offers}; {said} are set and wait for a reboot ({tool} -e query)"
+        remedy = "reboot the node (power it off and on where a reboot does not do)"
+    else:
+        reason = f"{offers}; after the next boot, too, it has {said} ({tool} -e query)"
+        remedy = f"{command}, and reboot{fewer}"
+    if want.sriov.firmware_vfs:
+        then = "reboots the node" if want.sriov.reboot_ok else "stops there until the node was rebooted"
+        findings.warn(node, f"firmware: {reason}: the run sets it, as sriov_firmware says, and {then}.")
+        return None
+    remedy += "; or set sriov_firmware: true (and sriov_reboot_ok: true)"
+    return Problem(node, "firmware:", reason, remedy)
+
+
+def _said(value: Any) -> str:
+    return "unknown" if value is None else str(value)
+
+
+def _kernel_command(facts: Mapping[str, Any], parameters: list[str]) -> str:
+    """Return what adds parameters to the command line of the next boot, in the distribution's way."""
+    words = " ".join(parameters)
+    if (facts.get("distribution") or {}).get("id") in ("debian", "ubuntu"):
+        line = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {words}"'
+        return f"echo '{line}' > /etc/default/grub.d/rdm.cfg && update-grub"
+    return f'grubby --update-kernel=ALL --args="{words}"'

@@ -33,6 +33,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "jobs": ("jobs:jobs", "Show the training jobs, or all about one."),
     "logs": ("logs:logs", "Show what a job wrote on each node."),
     "stop": ("stop:stop", "Stop a job: its own processes, after a checkpoint."),
+    "env": ("env:env", "Make the Python environment of bare hosts, or take it away."),
     "down": ("down:down", "Take away what `up` made, and nothing else."),
     "completion": ("completion:completion", "Print the shell's completion script."),
 }

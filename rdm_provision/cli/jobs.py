@@ -3,13 +3,24 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+from rdm_provision.errors import InputError
+from rdm_provision.events import to_json
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import Cluster
 
 __all__ = ["jobs"]
+
+_RULE = "*" * 19
 
 
 @click.command(
@@ -18,18 +29,28 @@ Examples:
   rdm-provision jobs                             all of them, the newest first
   rdm-provision jobs gpt-1121-081512             one, with its nodes, curve and failures
   rdm-provision jobs gpt-1121-081512 --watch     until it has ended
+  rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
+  rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
   rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
 """
 )
 @click.argument("job", required=False, default="", metavar="[JOB]")
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
+@click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @limited_run_options
-def jobs(options: Options, job: str, watch: bool) -> int:
+def jobs(options: Options, job: str, watch: bool, sections: bool) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
     With --watch it exits with 1 when the job failed or was stopped. Ctrl-C ends the watching, not the job.
+
+    With --sections JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu; rdm-trainer reads
+    it.
     """
+    if sections and "/" in job:
+        return _read_directory(Path(job), as_json=options.as_json)
     cluster = options.cluster()
+    if sections:
+        return _sections(cluster, options, job)
     run = cluster.jobs(job, watch=watch, **options.run)
     if options.show_command:
         click.echo(run.command)
@@ -60,3 +81,41 @@ def jobs(options: Options, job: str, watch: bool) -> int:
     if not result.ok:
         job_view.unheard(console, result)
     return result.exit_code
+
+
+def _sections(cluster: Cluster, options: Options, job: str) -> int:
+    """Print what the job's logs say on all nodes."""
+    run = cluster.jobs(job, sections=True, **options.run)
+    if options.show_command:
+        click.echo(run.command)
+        return 0
+    from rdm_provision.cli import job_view, view
+
+    result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+    if result.ok and not cluster.knows_job(result):
+        raise unknown_job(job)
+    found = cluster.job_sections(result)
+    if options.as_json:
+        emit_json({**result.to_json(), "sections": [to_json(section) for section in found]})
+        return result.exit_code
+    for section in found:
+        click.echo(f"{_RULE} {section.title} {_RULE}")
+        for line in section.lines:
+            click.echo(line)
+        if section.total is not None:
+            click.echo(f"{section.total} lines..")
+    if not view.unhappy_end(result) and not result.ok:
+        job_view.unheard(view.err(), result)
+    return result.exit_code
+
+
+def _read_directory(directory: Path, *, as_json: bool) -> int:
+    """Have a directory read by the program that knows logs; nothing of it is imported here."""
+    if not directory.is_dir():
+        raise InputError(f"there is no directory {directory}", hint="give one with NODE.out files")
+    program = shutil.which("rdm-trainer")
+    if program is None:
+        hint = f"where it is, such as in a training container: rdm-trainer log sections {directory}"
+        raise InputError("rdm-trainer, which reads logs, is not installed here", hint=hint)
+    command = [program, "log", "sections", str(directory), *(["--json"] if as_json else [])]
+    return subprocess.run(command, check=False).returncode

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["lab"]
 
 _NAME = "lab"  # rdm_provision.lab.DEFAULT_NAME, without loading it for --help
+_HARDWARE = ("container", "vm")
 _DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 
 
@@ -61,8 +62,9 @@ Examples:
 def lab() -> None:
     """Make, inspect and remove a miniature cluster on this machine.
 
-    A node is a container with sshd and its own Docker Engine, plugged into a switch. Needs no GPU, no
-    InfiniBand and no registry; root, or a user of the group docker.
+    A node is a container with sshd and its own Docker Engine, plugged into a switch, or a virtual machine
+    with a network card that has virtual functions. Needs no GPU, no InfiniBand and no registry; root, or a
+    user of the group docker.
     """
 
 
@@ -72,18 +74,24 @@ Examples:
   rdm-provision lab up
   rdm-provision lab up --nodes 8               make it, or let it grow
   rdm-provision lab up --name two --nodes 2    a second lab beside it
-  rdm-provision lab up --driver sriov          with a stand-in of the SR-IOV plugin
+  rdm-provision lab up --driver sriov          with stand-ins for virtual functions
+  rdm-provision lab up --hardware vm -n 2      virtual machines, and virtual functions that are real
   rdm-provision lab up --trainer               for training; again after a change of trainer/
 """
 )
 @click.option("-n", "--nodes", type=int, default=3, show_default=True, metavar="N", help="How many nodes.")
 @_name
 @click.option(
+    "--hardware",
+    type=click.Choice(_HARDWARE),
+    default=_HARDWARE[0],
+    show_default=True,
+    help="What a node is; vm needs 1.5 GiB of memory for each, and is slow without KVM.",
+)
+@click.option(
     "--driver",
     type=click.Choice(_DRIVERS),
-    default="macvlan",
-    show_default=True,
-    help="Of the container network that the inventory asks for.",
+    help="Of the container network that the inventory asks for.  [default: macvlan; with vm: sriov]",
 )
 @click.option("--trainer", is_flag=True, help="Containers run the training image, to train on CPUs.")
 @click.option(
@@ -98,7 +106,14 @@ Examples:
 @_verbose
 @json_option
 def up(
-    options: Options, nodes: int, name: str, driver: str, trainer: bool, image_source: str, check: bool
+    options: Options,
+    nodes: int,
+    name: str,
+    hardware: str,
+    driver: str | None,
+    trainer: bool,
+    image_source: str,
+    check: bool,
 ) -> int:
     """Make the lab, or bring it to N nodes, all running and plugged in.
 
@@ -108,7 +123,13 @@ def up(
 
     made = Lab(name)
     run = made.up(
-        nodes, driver, image_source, trainer=trainer, check=check, verbosity=max(0, options.verbose - 1)
+        nodes,
+        driver or "",
+        image_source,
+        hardware=hardware,
+        trainer=trainer,
+        check=check,
+        verbosity=max(0, options.verbose - 1),
     )
     result = _carry_out(options, made, run)
     if result is None:
@@ -298,6 +319,10 @@ def _recap_up(
         console.print(f"Done: {'; '.join(told.get('actions', [])) or 'made the images'}.", highlight=False)
     else:
         console.print("Nothing was changed: the lab runs as asked for.")
+    if told.get("virtualisation") == "tcg":
+        console.print(
+            "KVM runs no machine here: every instruction of the nodes is translated, which is slow."
+        )
     view.next_steps(
         console,
         [

@@ -15,29 +15,45 @@ Examples:
   rdm-provision verify                         all pairs, of a large cluster a sample
   rdm-provision verify --all-pairs             all pairs, however many
   rdm-provision verify --limit node1,node2     only between these
+  rdm-provision verify --rdma                  bandwidth and latency of RDMA, pair by pair
+  rdm-provision verify --collective            an all-reduce over all nodes, from 1 MiB to 1 GiB
+  rdm-provision verify --collective --max-size 64M
   rdm-provision verify --json | jq .fabric.rtt_us
+  rdm-provision verify --rdma --json | jq .rdma.bandwidth_gbit
 """
 )
 @click.option("--all-pairs", is_flag=True, help="Measure every pair also where a sample would do.")
+@click.option("--rdma", is_flag=True, help="Measure RDMA with perftest, too.")
+@click.option("--collective", is_flag=True, help="Time an all-reduce over all nodes, too.")
+@click.option("--max-size", default="", metavar="SIZE", help="Largest tensor of --collective.  [default: 1G]")
 @limited_run_options
-def verify(options: Options, all_pairs: bool) -> int:
+def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_size: str) -> int:
     """Measure reachability and round-trip times between the containers.
 
     Up to 256 nodes, every pair is measured. In a larger cluster every node measures a few others and is
     measured by as many, which finds every bad node and every bad link to the switch.
 
-    Bounded in time. Every node gets a verdict, with the reason when it is a bad one; a pair that does not
-    talk fails the run.
+    With --rdma, pairs of nodes measure bandwidth and latency with perftest, in rounds in which no node is in
+    two pairs; above 128 nodes, 16 rounds. With --collective, all nodes reduce tensors as a training does,
+    over NCCL, RCCL or Gloo. Both want the cluster for themselves, without a job that runs.
+
+    Bounded in time. Every node gets a verdict, with the reason when it is a bad one. A pair that does not
+    talk fails the run; with --rdma and --collective so does a node or link slower than the others.
     """
+    if max_size and not collective:
+        raise click.UsageError("--max-size is of --collective.")
     cluster = options.cluster()
-    result = options.carry_out(cluster, cluster.verify(all_pairs=all_pairs, **options.run))
+    run = cluster.verify(
+        all_pairs=all_pairs, rdma=rdma, collective=collective, max_size=max_size, **options.run
+    )
+    result = options.carry_out(cluster, run)
     if result is None:
         return 0
     if options.as_json:
         emit_json(result.to_json())
         return result.exit_code
 
-    from rdm_provision.cli import fabric, view
+    from rdm_provision.cli import fabric, measured, view
 
     if view.unhappy_end(result):
         return result.exit_code
@@ -45,6 +61,10 @@ def verify(options: Options, all_pairs: bool) -> int:
     view.recap(console, result)
     if result.fabric is not None:
         fabric.show_fabric(console, result.fabric)
+    if result.rdma is not None:
+        measured.show_rdma(console, result.rdma)
+    if result.collective is not None:
+        measured.show_collective(console, result.collective)
     if not result.ok:
         flag = inventory_flag(options)
         again = view.mend(result, f"rdm-provision verify{flag}", whole=True)

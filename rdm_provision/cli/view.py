@@ -27,6 +27,7 @@ from rdm_provision.events import (
     Output,
     PhaseStarted,
     Problem,
+    Progress,
     RunFinished,
     RunResult,
     RunStarted,
@@ -34,6 +35,7 @@ from rdm_provision.events import (
     TaskStarted,
     WorkFound,
 )
+from rdm_provision.job_state import JobUpdate
 from rdm_provision.run import Run
 
 __all__ = ["View", "complain", "err", "heading", "no_echo", "out", "problems", "signals", "table", "watch"]
@@ -162,6 +164,7 @@ class View:
         self.nodes: tuple[str, ...] = ()
         self.phases: list[_Phase] = []
         self.task = ""
+        self.progress = ""
         self.busy: set[str] = set()
         self.work: Mapping[str, Mapping[str, Sequence[str]]] | None = None
         self.lost: set[str] = set()
@@ -186,8 +189,12 @@ class View:
             case WorkFound():
                 self.work = event.work
             case TaskStarted():
-                self.task = event.task
+                self.task, self.progress = event.task, ""
                 self.busy.clear()
+            case Progress():
+                self._tell(event.text)
+            case JobUpdate():
+                self._tell(event.job.phase)
             case NodeStarted():
                 self.busy.add(event.node)
             case NodeResult():
@@ -199,6 +206,12 @@ class View:
                     self.console.print(event.text, soft_wrap=True)
             case RunFinished():
                 self._end_phase(event.at)
+
+    def _tell(self, progress: str) -> None:
+        """Show how far the task is; away from a terminal as a line, once."""
+        if progress and progress != self.progress and not self.live and self.verbose < 2 and not self.brief:
+            self.console.print(Text(f"    {progress}", "dim"))
+        self.progress = progress or self.progress
 
     def _node_result(self, event: NodeResult) -> None:
         self.busy.discard(event.node)
@@ -278,7 +291,11 @@ class View:
                 f"  {names(sorted(self.busy), 4)}" if self.busy and len(self.busy) < len(self.nodes) else ""
             )
             self._spinner.update(
-                text=Text.assemble((doing, "yellow" if self.stopping else ""), (waiting, "dim"))
+                text=Text.assemble(
+                    (doing, "yellow" if self.stopping else ""),
+                    (f"  {self.progress}" if self.progress else "", "cyan"),
+                    (waiting, "dim"),
+                )
             )
             yield Padding(self._spinner, (0, 0, 0, 2))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -219,7 +220,7 @@ def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Lab, tmp_pat
     assert (real["changed"], left) == (False, [])
     source = Path(real["archives"])
     copy = tmp_path / "trainer"
-    for name in ("configs", "images", "requirements", "rdm_job", "rdm_trainer"):
+    for name in ("configs", "images", "requirements", "rdm_job", "rdm_log", "rdm_trainer"):
         shutil.copytree(ROOT / "trainer" / name, copy / name)
     (copy / "rdm_trainer/added.py").write_text("x = 1\n")
     cache = source.parent.parent / f"test-{os.getpid()}"  # on the same disk, for the links
@@ -317,6 +318,10 @@ def test_what_a_job_leaves_is_where_it_says(cluster: Lab, curves: dict[str, list
     lines = cluster.rdm("logs", "e2e-curve-no-ssh", "--tail", "0").stdout.splitlines()
     assert {line.split()[0] for line in lines} == set(NODES)
     assert any("lm loss:" in line for line in lines)
+    shown = cluster.rdm("jobs", "e2e-curve-no-ssh", "--sections").stdout
+    assert shown.count("*" * 19 + " last output message " + "*" * 19) == 1
+    assert all(f"/{node}.err <==" in shown for node in NODES)
+    assert re.search(r"^iteration \d+ : \d+\.\d{4} s$", shown, re.MULTILINE)
 
 
 # --- refused before anything starts ---------------------------------------------------------------------
@@ -356,6 +361,21 @@ def test_a_configuration_can_be_looked_at_before(cluster: Lab, config: str) -> N
     assert (shown["optimisation"]["lr"], shown["model"]["layers"]) == (0.5, 2)
     told = cluster.json("train", config, "--print-config", "model.layer=2", expect=2)
     assert "did you mean model.layers?" in told["problems"][0]["reason"]
+
+
+def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Lab) -> None:
+    noise = ("-e", "verify_collective_slow_share=0.02")  # the two nodes share two processors
+    told = cluster.json("verify", "--collective", "--max-size", "4M", *noise)["collective"]
+    assert (told["ok"], told["backend"], told["nodes"]) == (True, "gloo", list(NODES))
+    assert [size["bytes"] >> 20 for size in told["sizes"]] == [1, 4]
+    for size in told["sizes"]:
+        assert size["busbw"] == pytest.approx(size["algbw"] * 2 * (told["ranks"] - 1) / told["ranks"])
+    assert [link[:2] for link in told["links_gbit"]] == [list(NODES)]
+    assert jobs(cluster)[told["job"]]["state"] == "finished"
+    nothing_left(cluster, told["job"])
+
+    (finding,) = cluster.json("verify", "--rdma", expect=1)["rdma"]["findings"]
+    assert finding.startswith("n1, n2: it has no RDMA device")
 
 
 def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:

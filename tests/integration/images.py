@@ -5,11 +5,24 @@ from __future__ import annotations
 import io
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+
+LEFT_OUT = {
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "test",
+    "idlelib",
+    "lib2to3",
+    "ensurepip",
+    "tkinter",
+}
 
 
 def busybox_rootfs(extra: dict[str, bytes] | None = None) -> bytes:
@@ -42,6 +55,30 @@ def busybox_rootfs(extra: dict[str, bytes] | None = None) -> bytes:
                 entry.type = tarfile.SYMTYPE
                 entry.linkname = "busybox"
                 archive.addfile(entry)
+    return output.getvalue()
+
+
+def python_rootfs(extra: dict[str, bytes] | None = None) -> bytes:
+    """Return a tar of busybox, of the Python that runs this test with its libraries, and of `extra` files."""
+    program = Path(sys.executable).resolve()
+    library = Path(sysconfig.get_path("stdlib"))
+    objects = [program, *library.glob("lib-dynload/*.so")]
+    needed = subprocess.run(["ldd", *map(str, objects)], check=True, capture_output=True, text=True).stdout
+    shared = {word for word in needed.replace(":", "").split() if word.startswith("/") and ".so" in word}
+    output = io.BytesIO(busybox_rootfs(extra))
+    with tarfile.open(fileobj=output, mode="a", dereference=True) as archive:
+        for path in sorted(shared - {str(path) for path in objects}):
+            archive.add(path, path.lstrip("/"))
+        archive.add(program, str(program).lstrip("/"))
+        archive.add(
+            library,
+            str(library).lstrip("/"),
+            filter=lambda entry: None if LEFT_OUT & set(Path(entry.name).parts) else entry,
+        )
+        link = tarfile.TarInfo("bin/python3")
+        link.type = tarfile.SYMTYPE
+        link.linkname = str(program)
+        archive.addfile(link)
     return output.getvalue()
 
 

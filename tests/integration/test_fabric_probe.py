@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
-import os
 import subprocess
 import sys
-import sysconfig
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,28 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import unpacked
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
 from tests.conftest import ROOT
 from tests.integration.engine import Engine, wait_until
-from tests.integration.images import busybox_rootfs, import_image
 
-IMAGE = "rdm-test/python:1"
 NETWORK = "rdm-test-fabric"
 NAMES = ("n1", "n2", "n3")
 ADDRESSES = {name: f"10.213.77.{10 + rank}" for rank, name in enumerate(NAMES)}
-LEFT_OUT = {
-    "__pycache__",
-    "site-packages",
-    "dist-packages",
-    "test",
-    "idlelib",
-    "lib2to3",
-    "ensurepip",
-    "tkinter",
-}
-
 # Stands in for an sshd: all that the measurement wants of one is its greeting.
 GREETER = """
 import socket
@@ -47,30 +31,6 @@ while True:
     connection.sendall(b"SSH-2.0-stand-in\\r\\n")
     connection.close()
 """
-
-
-def python_rootfs() -> bytes:
-    """Return a tar of busybox and of the Python that runs this test: program, libraries, standard library."""
-    program = Path(sys.executable).resolve()
-    library = Path(sysconfig.get_path("stdlib"))
-    objects = [program, *library.glob("lib-dynload/*.so")]
-    needed = subprocess.run(["ldd", *map(str, objects)], check=True, capture_output=True, text=True).stdout
-    shared = {word for word in needed.replace(":", "").split() if word.startswith("/") and ".so" in word}
-    output = io.BytesIO(busybox_rootfs())
-    with tarfile.open(fileobj=output, mode="a", dereference=True) as archive:
-        for path in sorted(shared - {str(path) for path in objects}):
-            archive.add(path, path.lstrip("/"))
-        archive.add(program, str(program).lstrip("/"))
-        archive.add(
-            library,
-            str(library).lstrip("/"),
-            filter=lambda entry: None if LEFT_OUT & set(Path(entry.name).parts) else entry,
-        )
-        link = tarfile.TarInfo("bin/python3")
-        link.type = tarfile.SYMTYPE
-        link.linkname = str(program)
-        archive.addfile(link)
-    return output.getvalue()
 
 
 @dataclass
@@ -147,24 +107,6 @@ class Cluster:
         return done.returncode, judged[0], failed
 
 
-@pytest.fixture(scope="module")
-def python_image(engine: Engine) -> str:
-    """The name of an image with python3, in the private engine."""
-    import_image(engine.api, IMAGE, python_rootfs())
-    return IMAGE
-
-
-@pytest.fixture
-def cable() -> Iterator[str]:
-    """The name of an interface with a carrier. (A bridge would pass the machine's own firewall rules.)"""
-    ends = [f"rdmt{os.getpid() % 10**6}{end}" for end in "ab"]
-    subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
-    for end in ends:
-        subprocess.run(["ip", "link", "set", end, "up"], check=True)
-    yield ends[0]
-    subprocess.run(["ip", "link", "del", ends[0]], check=True)
-
-
 @pytest.fixture
 def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
     """Three containers that greet like an sshd."""
@@ -197,7 +139,7 @@ def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
 
 
 def reason(cluster: Cluster, node: str, **options: Any) -> tuple[str, str]:
-    with pytest.raises(fabric_probe.NotMeasuredError) as caught:
+    with pytest.raises(NotMeasuredError) as caught:
         cluster.measure(node, **options)
     return str(caught.value), caught.value.state
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe as lab_recipe
+from ansible_collections.rdm.provision.plugins.module_utils.lab.host import has_image
 from ansible_collections.rdm.provision.plugins.modules import lab as lab_module
 from ansible_collections.rdm.provision.plugins.modules import lab_images
 
@@ -334,6 +335,8 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
         (("up", "--nodes", "101"), "a lab of 101 nodes cannot be made", 3),
         (("up", "--name", "$(touch x)"), "is no name for a lab", 3),
         (("up", "--name", "Lab"), "is no name for a lab", 3),
+        (("up", "--hardware", "vm", "--driver", "macvlan"), "--hardware vm goes with --driver sriov", 3),
+        (("up", "--hardware", "vm", "--trainer"), "--trainer goes with --hardware container", 3),
         (("stop", "n9"), "has no node 'n9': it has n1, n2", 3),
         (("stop", "n1", "--name", f"{NAME}-none"), f"there is no lab '{NAME}-none'", 3),
     ],
@@ -372,7 +375,7 @@ def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: P
     container = api.post("/containers/create", {"Image": used})["Id"]
     try:
         images.forget_superseded()
-        assert [lab_images.has_image(api, name) for name in (old, used, current)] == [False, True, True]
+        assert [has_image(api, name) for name in (old, used, current)] == [False, True, True]
         assert {path.name for path in tmp_path.iterdir()} == {"used", images.version}
     finally:
         api.delete(f"/containers/{container}")
@@ -386,9 +389,9 @@ def test_purging_removes_every_image_and_the_cache(engine: Engine, tmp_path: Pat
     cache = lab_images.cache_directory(str(tmp_path / "cache"))
     (cache / "x").mkdir(parents=True)
     assert lab_images.remove(api, cache, check=True)
-    assert lab_images.has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
+    assert has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
     assert lab_images.remove(api, cache, check=False)
-    assert not lab_images.has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
-    assert lab_images.has_image(api, "rdm-test/lab-image:1")
+    assert not has_image(api, f"{lab_recipe.NODE_REPOSITORY}:x")
+    assert has_image(api, "rdm-test/lab-image:1")
     assert not cache.exists()
     assert not lab_images.remove(api, cache, check=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import shutil
 import subprocess
 import zlib
@@ -15,7 +16,7 @@ from typing import Any
 
 import rdm_trainer
 from rdm_job import devices, network, wire
-from rdm_job.directory import JobDirectory, jobs_root
+from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
 from rdm_trainer import config as configuration
@@ -29,6 +30,9 @@ __all__ = ["check", "read_config", "with_slots"]
 _BYTES_PER_PARAMETER = 14
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
+_IN = {"container": "in the container", "host": "on the host"}
+_REMEDY = {"container": "use a training image", "host": "make its environment with rdm-provision env up"}
+_MOUNT = {"container": "; mount it with container_volumes", "host": ""}
 
 
 def check(request: Request) -> dict[str, Any]:
@@ -38,12 +42,15 @@ def check(request: Request) -> dict[str, Any]:
         The answer to ``check``: ``problems``, ``facts`` and, on the master, ``offer``.
     """
     problems: list[str] = list(_place(request))
-    facts: dict[str, Any] = {"rdm_trainer": rdm_trainer.__version__}
+    facts: dict[str, Any] = {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "rdm_trainer": rdm_trainer.__version__,
+    }
     for package in ("torch", "deepspeed"):
         try:
             facts[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            problems.append(f"The container has no {package}; use a training image.")
+            problems.append(f"The {here()} has no {package}; {_REMEDY[here()]}.")
     facts["devices"] = devices.count(request.accelerator)
     offer: dict[str, int] = {}
     try:
@@ -104,7 +111,7 @@ def _place(request: Request) -> Iterator[str]:
     root = jobs_root()
     job = JobDirectory(root / request.name, request.node)
     if not root.is_dir() or not os.access(root, os.W_OK):
-        yield f"There is no writable directory {root} in the container."
+        yield f"There is no writable directory {root} {_IN[here()]}."
     if request.resume and not job.exists:
         yield f"There is no job {request.name} here to go on with."
     elif request.resume and job.has_agent:
@@ -113,7 +120,7 @@ def _place(request: Request) -> Iterator[str]:
         yield f"There is a job {request.name} already; give this one another name, or resume that one."
     address = next(node.address for node in request.nodes if node.name == request.node)
     if network.interface_of(address) is None and not address.startswith("127."):
-        yield f"No interface of the container has the address {address}."
+        yield f"No interface of the {here()} has the address {address}."
     try:
         wire.job_key(request.name)
     except OSError as error:
@@ -124,7 +131,7 @@ def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
     if config.launcher.program:
         program = Path(config.launcher.program[0])
         if program.is_absolute() and not program.is_file():
-            yield f"launcher.program {program} is no file in the container; mount it with container_volumes."
+            yield f"launcher.program {program} is no file {_IN[here()]}{_MOUNT[here()]}."
         return
     problems = configuration.check(config, world, mine.slots)
     yield from problems
@@ -135,7 +142,7 @@ def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
 def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:
     if found is not None and found < mine.slots:
         yield (
-            f"The container sees {found} {request.accelerator} devices, but {mine.slots} processes are to "
+            f"The {here()} sees {found} {request.accelerator} devices, but {mine.slots} processes are to "
             "run here; lower launcher.devices_per_node or mend the node."
         )
 
@@ -176,14 +183,14 @@ def _launcher(request: Request, config: Config) -> Iterator[str]:
     launcher = LAUNCHERS[kind]
     missing = [program for program in launcher.programs if shutil.which(program) is None]
     if missing:
-        yield f"The launcher {kind} needs {' and '.join(missing)}, which the container does not have."
+        yield f"The launcher {kind} needs {' and '.join(missing)}, which the {here()} does not have."
     elif launcher.uses_ssh and request.node == request.master.name and len(request.nodes) > 1:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from filter(None, pool.map(_ssh, request.nodes))
 
 
 def _ssh(node: Node) -> str:
-    """Return why a container cannot be reached over ssh; empty when it can."""
+    """Return why a node's place cannot be reached over ssh; empty when it can."""
     try:
         done = subprocess.run(  # a list, and no shell
             [*_SSH, node.address, "true"],
@@ -194,8 +201,8 @@ def _ssh(node: Node) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"The container of {node.name} does not answer over ssh at {node.address}."
+        return f"The {here()} of {node.name} does not answer over ssh at {node.address}."
     if done.returncode == 0:
         return ""
     said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return f"The container of {node.name} cannot be reached over ssh at {node.address}: {said}"
+    return f"The {here()} of {node.name} cannot be reached over ssh at {node.address}: {said}"

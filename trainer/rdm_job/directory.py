@@ -17,7 +17,7 @@ from typing import IO, Any
 from rdm_job.protocol import JOB_NAME, Request, State
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["JOBS", "NODE_VARIABLE", "JobDirectory", "jobs_root", "tail", "this_node", "write_atomically"]
+__all__ = ["JOBS", "NODE_VARIABLE", "JobDirectory", "here", "jobs_root", "this_node", "write_atomically"]
 
 JOBS = Path("/jobs")
 """Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
@@ -28,6 +28,11 @@ NODE_VARIABLE = "RDM_NODE"
 def jobs_root() -> Path:
     """Return the directory of all jobs."""
     return Path(os.environ.get("RDM_JOBS") or JOBS)
+
+
+def here() -> str:
+    """Return what the job runs in, for sentences: the container or the host."""
+    return "host" if os.environ.get("RDM_PLACE") == "host" else "container"
 
 
 def this_node(request: Request) -> str:
@@ -255,15 +260,3 @@ def write_atomically(path: Path, text: str, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
         raise
-
-
-def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> list[str]:
-    """Return the last LINES lines of a file, of its last MOST bytes and beyond byte SINCE."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(since, file.tell() - most))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return text.splitlines()[-lines:] if lines else []

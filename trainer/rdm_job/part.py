@@ -13,8 +13,9 @@ from typing import Any
 
 from rdm_job import devices, processes
 from rdm_job.culprit import GONE, how_it_ended, lines_of
-from rdm_job.directory import NODE_VARIABLE, JobDirectory, tail
+from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.launchers import LAUNCHERS, Attempt, environment, exports
+from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 
 __all__ = ["Part"]

@@ -12,13 +12,15 @@ from typing import Any
 
 from rdm_job import processes
 from rdm_job.check import read_config, with_slots
-from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root, tail
+from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
+from rdm_log.sections import sections as sections_of
+from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["jobs", "logs", "revive", "start", "state", "stop"]
+__all__ = ["jobs", "logs", "revive", "sections", "start", "state", "stop"]
 
 _START_S = 30
 _KILL_S = 20.0
@@ -163,6 +165,36 @@ def logs(
         if text or ended or time.monotonic() >= deadline:
             return {"text": text, "offset": end, "ended": ended}
         time.sleep(0.2)
+
+
+def sections(name: str) -> dict[str, Any]:
+    """Return what this node's logs of a job say, section by section; see ``rdm_log.sections``.
+
+    Args:
+        name: The job.
+    """
+    job = JobDirectory.named(name)
+    request, config = job.request(), configuration.load(job.resolved)
+    parallel, batch, model = config.parallel, config.optimisation, config.model
+    world = sum(node.slots for node in request.nodes)
+    # Under the names that the document's scripts write.
+    info = {
+        "NODE_RANK": [node.name for node in request.nodes].index(job.node),
+        "MASTER_ADDR": request.master.address,
+        "NNODES": len(request.nodes),
+        "WORLD_SIZE": world,
+        "GLOBAL_BATCH_SIZE": batch.global_batch_size,
+        "MICRO_BATCH_SIZE": batch.micro_batch_size,
+        "TENSOR_MP_SIZE": parallel.tensor,
+        "DP_SIZE": parallel.data or world // (parallel.tensor * parallel.pipeline),
+        "PIPELINE_MP_SIZE": parallel.pipeline,
+        "PARTITION": parallel.partition,
+        "MODEL": config.name,
+        "HIDDEN_SIZE": model.hidden_size,
+        "NUM_LAYERS": model.layers,
+    }
+    found = sections_of(job.logs, name, info={key: str(value) for key, value in info.items()}, node=job.node)
+    return {"sections": [section.to_json() for section in found]}
 
 
 def _from(job: JobDirectory, stream: str, offset: int) -> tuple[str, int]:

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Megatron's log lines, to the character, and a reader for them.
+"""Megatron's log lines, to the character; ``rdm_log`` reads them.
 
 Programs that draw loss curves from Megatron's logs look for these lines, so nothing in them is ours to
 change; what we add (throughput, MFU) stands at the end, where Megatron-DeepSpeed puts its own additions.
-Read them by key and not by position: forks put fields in between.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,17 +17,11 @@ __all__ = [
     "Step",
     "datetime_line",
     "memory_line",
-    "parse_training_line",
-    "parse_validation_line",
     "training_line",
     "validation_lines",
 ]
 
 LM_LOSS = "lm loss"
-
-_ITERATION = re.compile(r"(?:^|\s)iteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)$")
-_VALIDATION = re.compile(r"validation loss at (.+?) \| (.*)$")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf|nan)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -128,33 +120,3 @@ def validation_lines(where: str, losses: Mapping[str, float]) -> list[str]:
         line += f"{name} value: {value:.6E} | {name} PPL: {math.exp(min(20.0, value)):.6E} | "
     rule = "-" * (len(line) + 1)
     return [rule, line, rule]
-
-
-def parse_training_line(line: str) -> dict[str, float] | None:
-    """Read a training line, ours or another Megatron's, by key.
-
-    A prefix such as pdsh's ``node: `` is skipped. Returns ``iteration``, ``train iterations`` and every
-    ``key: number`` field; None for any other line.
-    """
-    match = _ITERATION.search(line.rstrip("\r\n"))
-    if match is None:
-        return None
-    found = {"iteration": float(match[1]), "train iterations": float(match[2])}
-    for part in match[3].split("|"):
-        key, separator, value = part.rpartition(":")
-        if separator and _NUMBER.match(value.strip()):
-            found[key.strip()] = float(value)
-    return found
-
-
-def parse_validation_line(line: str) -> tuple[str, dict[str, float]] | None:
-    """Read the middle line of an evaluation: where it was, and each ``key: number``; None for other lines."""
-    match = _VALIDATION.search(line.rstrip("\r\n"))
-    if match is None:
-        return None
-    found = {}
-    for part in match[2].split("|"):
-        key, separator, value = part.rpartition(":")
-        if separator and _NUMBER.match(value.strip()):
-            found[key.strip()] = float(value)
-    return match[1], found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, List, Mapping, NamedTuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels
@@ -21,9 +21,15 @@ LABEL_SETTINGS = "rdm.provision.settings"
 SETTINGS = (
     *("image", "command", "hostname", "network", "my_ip", "env", "volumes", "devices", "device_requests"),
     *("groups", "ulimits", "capabilities", "security_opts", "ipc_mode", "userns_mode", "shm_size"),
-    *("stop_timeout", "reads"),
+    *("stop_timeout", "reads", "rails", "functions"),
 )
-"""The module's options that make another container when they change."""
+"""The module's options that make another container when they change, and what goes with its functions."""
+
+_LATER = ("rails", "functions")
+"""Those that a container of an earlier version does not name; they are named only where there are any."""
+
+_MAC_OF_ENDPOINT = (1, 44)
+"""Since this version of the engine's API an endpoint has a hardware address; before, only a container."""
 
 # What `docker update` changes beside the restart policy. We ask for none of these limits.
 _LIMITS = (
@@ -51,17 +57,44 @@ class Difference(NamedTuple):
     extra_networks: List[str]
 
 
-def request(wanted: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the body of the engine's request that creates the container.
+def ends(wanted: Mapping[str, Any]) -> List[Tuple[str, str]]:
+    """Return the networks that the container is on, and its address on each; that of MY_IP first."""
+    return [(wanted["network"], wanted["my_ip"]), *(wanted.get("rails") or {}).items()]
+
+
+def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> Dict[str, Any]:
+    """Return what the engine is told of the container's end of a network.
 
     Args:
-        wanted: the module's options.
+        wanted: the module's options, with `functions`.
+        network: the network's name.
+        api: version of the engine's API.
     """
+    mac = _mac(wanted, network)
+    address = {"IPAMConfig": {"IPv4Address": dict(ends(wanted))[network]}}
+    return dict(address, MacAddress=mac) if mac and api >= _MAC_OF_ENDPOINT else address
+
+
+def request(wanted: Mapping[str, Any], api: Tuple[int, ...] = (1, 41)) -> Dict[str, Any]:
+    """Return the body of the engine's request that creates the container, on the first of its networks.
+
+    Args:
+        wanted: the module's options, with `functions`.
+        api: version of the engine's API.
+    """
+    of_functions = [
+        path for one in (wanted.get("functions") or {}).values() for path in one.get("devices") or []
+    ]
+    devices = [_device(device) for device in wanted["devices"]]
+    has = {device["PathOnHost"] for device in devices}
+    devices += [_device(path) for path in dict.fromkeys(of_functions) if path not in has]
+    # RDMA needs memory that stays where it is.
+    lock = ["IPC_LOCK"] * bool(of_functions and "IPC_LOCK" not in wanted["capabilities"])
     host: Dict[str, Any] = {
         "Binds": [_bind(volume) for volume in wanted["volumes"]],
-        "CapAdd": wanted["capabilities"],
+        "CapAdd": wanted["capabilities"] + lock,
         "DeviceRequests": [_device_request(one) for one in wanted["device_requests"]],
-        "Devices": [_device(device) for device in wanted["devices"]],
+        "Devices": devices,
         "GroupAdd": wanted["groups"],
         "Init": True,
         "IpcMode": wanted["ipc_mode"],
@@ -73,7 +106,8 @@ def request(wanted: Mapping[str, Any]) -> Dict[str, Any]:
     }
     if wanted["shm_size"]:
         host["ShmSize"] = human_to_bytes(wanted["shm_size"])
-    endpoint = {"IPAMConfig": {"IPv4Address": wanted["my_ip"]}}
+    network = wanted["network"]
+    mac = _mac(wanted, network) if api < _MAC_OF_ENDPOINT else ""
     return {
         "Image": wanted["image"],
         "Cmd": wanted["command"],
@@ -82,22 +116,27 @@ def request(wanted: Mapping[str, Any]) -> Dict[str, Any]:
         "Labels": dict(labels(wanted["cluster"], "container"), **{LABEL_SETTINGS: _label(wanted)}),
         "StopTimeout": wanted["stop_timeout"],
         "HostConfig": host,
-        "NetworkingConfig": {"EndpointsConfig": {wanted["network"]: endpoint}},
+        "NetworkingConfig": {"EndpointsConfig": {network: endpoint(wanted, network, api)}},
+        **({"MacAddress": mac} if mac else {}),
     }
 
 
 def difference(
-    wanted: Mapping[str, Any], found: Mapping[str, Any], image: str = "", network: str = ""
+    wanted: Mapping[str, Any],
+    found: Mapping[str, Any],
+    image: str = "",
+    networks: Optional[Mapping[str, str]] = None,
 ) -> Difference:
     """Compare a container with what it shall be.
 
     Args:
-        wanted: the module's options.
+        wanted: the module's options, with `functions`.
         found: the container as the engine shows it.
         image: ID of the image that its name stands for; empty when that is not known.
-        network: the same of the network.
+        networks: the same of its networks; those that are not known are left out.
     """
-    before, after = _settings(found), {name: wanted[name] for name in SETTINGS}
+    before = settings_of(found)
+    after = {name: (wanted.get(name) or None) if name in _LATER else wanted[name] for name in SETTINGS}
     if not before:
         before, after = {"made by": "another version"}, {"made by": "this version"}
     if image and found["Image"] != image:
@@ -106,18 +145,15 @@ def difference(
     for limit in _LIMITS:
         if host.get(limit):
             before[limit], after[limit] = host[limit], None
-    ends = found["NetworkSettings"].get("Networks") or {}
-    end = ends.get(wanted["network"])
-    if end is None:
-        before["on the network"], after["on the network"] = False, True
-    elif network and end.get("NetworkID") and end["NetworkID"] != network:
-        before["network ID"], after["network ID"] = end["NetworkID"], network
-    elif (end.get("IPAMConfig") or {}).get("IPv4Address") != wanted["my_ip"]:
-        before["address"] = (end.get("IPAMConfig") or {}).get("IPv4Address")
-        after["address"] = wanted["my_ip"]
+    on = found["NetworkSettings"].get("Networks") or {}
+    for network, address in ends(wanted):
+        what = "" if network == wanted["network"] else " " + network
+        differs = _end_differs(on.get(network), address, (networks or {}).get(network, ""))
+        for name, (was, becomes) in differs.items():
+            before[name + what], after[name + what] = was, becomes
     differing = [name for name in after if before.get(name) != after[name]]
     policy = (host.get("RestartPolicy") or {}).get("Name") != wanted["restart_policy"]
-    extra = sorted(name for name in ends if name != wanted["network"])
+    extra = sorted(set(on) - set(dict(ends(wanted))))
     before = {name: before.get(name) for name in differing}
     after = {name: after[name] for name in differing}
     if policy:
@@ -128,12 +164,17 @@ def difference(
     return Difference(before, after, bool(differing), policy, extra)
 
 
-def _label(wanted: Mapping[str, Any]) -> str:
-    settings = {name: wanted[name] for name in SETTINGS}
-    return json.dumps(dict(settings, env=sorted(wanted["env"])), sort_keys=True)
+def _end_differs(end: Any, address: str, network: str) -> Dict[str, Tuple[Any, Any]]:
+    """Return how a container's end of a network differs: what -> how it is, and how it shall be."""
+    if end is None:
+        return {"on the network": (False, True)}
+    if network and end.get("NetworkID") and end["NetworkID"] != network:
+        return {"network ID": (end["NetworkID"], network)}
+    has = (end.get("IPAMConfig") or {}).get("IPv4Address")
+    return {"address": (has, address)} if has != address else {}
 
 
-def _settings(found: Mapping[str, Any]) -> Dict[str, Any]:
+def settings_of(found: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the settings that a container was made with; empty when it does not say."""
     try:
         settings = json.loads((found["Config"].get("Labels") or {}).get(LABEL_SETTINGS, ""))
@@ -142,6 +183,16 @@ def _settings(found: Mapping[str, Any]) -> Dict[str, Any]:
         return dict(settings, env={name: has.get(name) for name in settings["env"]})
     except (ValueError, TypeError, KeyError):
         return {}
+
+
+def _mac(wanted: Mapping[str, Any], network: str) -> str:
+    return str(((wanted.get("functions") or {}).get(network) or {}).get("mac") or "")
+
+
+def _label(wanted: Mapping[str, Any]) -> str:
+    settings = {name: wanted[name] for name in SETTINGS if name not in _LATER}
+    settings.update({name: wanted[name] for name in _LATER if wanted.get(name)})
+    return json.dumps(dict(settings, env=sorted(wanted["env"])), sort_keys=True)
 
 
 def _bind(volume: str) -> str:

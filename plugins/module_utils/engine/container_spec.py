@@ -28,14 +28,17 @@ class ContainerSpec(NamedTuple):
     capabilities: List[str]
 
 
-def container_spec(facts: Mapping[str, Any], accelerator: str, interface: str = "") -> ContainerSpec:
+def container_spec(
+    facts: Mapping[str, Any], accelerator: str, *interfaces: str, rdma: bool = True
+) -> ContainerSpec:
     """Return what the container on a node gets.
 
     Args:
         facts: what `node_facts` found on the node.
         accelerator: `rocm`, `cuda` or `cpu`.
-        interface: the node's interface below the container's: of RDMA devices it gets those of that one's
-            function and its VFs. Empty means all.
+        interfaces: the node's interfaces below the container's: of RDMA devices it gets those of their
+            functions and these ones' VFs. None means all.
+        rdma: whether it gets RDMA devices at all; not where they are those of the function that it will have.
     """
     paths: List[str] = []
     groups: List[str] = []
@@ -54,9 +57,9 @@ def container_spec(facts: Mapping[str, Any], accelerator: str, interface: str = 
             requests.append({"driver": "cdi", "count": 0, "device_ids": [NVIDIA_CDI + "=all"]})
         else:
             requests.append({"driver": "nvidia", "count": -1, "capabilities": [["gpu"]]})
-    rdma = rdma_devices(facts, interface)[0]
-    if rdma:
-        paths += rdma
+    of_rdma = rdma_devices(facts, *interfaces).paths if rdma else []
+    if of_rdma:
+        paths += of_rdma
         capabilities.append("IPC_LOCK")
     limit = memlock_limit(facts)
     return ContainerSpec(
@@ -107,15 +110,15 @@ class RdmaDevices(NamedTuple):
     left_out: List[str]
 
 
-def rdma_devices(facts: Mapping[str, Any], interface: str = "") -> RdmaDevices:
-    """Return the RDMA devices below an interface: those of its function, and of that one's VFs.
+def rdma_devices(facts: Mapping[str, Any], *interfaces: str) -> RdmaDevices:
+    """Return the RDMA devices below interfaces: those of their functions, and of these ones' VFs.
 
     Args:
         facts: what `node_facts` found on the node.
-        interface: name of an interface of the node, also one that is yet to be made, such as a VLAN; empty
-            means all devices.
+        interfaces: names of interfaces of the node, also of those that are yet to be made, such as a VLAN;
+            none means all devices.
     """
-    named = {interface, interface.rpartition(".")[0]} - {""}
+    named = {part for name in interfaces for part in (name, name.rpartition(".")[0])} - {""}
     functions = {
         str(address)
         for physical in facts.get("sriov") or []
@@ -126,7 +129,7 @@ def rdma_devices(facts: Mapping[str, Any], interface: str = "") -> RdmaDevices:
     left_out: List[str] = []
     for device in facts.get("infiniband") or []:
         below = device.get("pci") in functions or named.intersection(device.get("netdevs") or [])
-        if below or not interface:
+        if below or not named:
             paths += device.get("char_devices") or []
         else:
             left_out.append(str(device["name"]))

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import Functions
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_request import (
     Difference,
     difference,
+    endpoint,
+    ends,
     request,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
@@ -31,6 +34,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness imp
     wait_ready,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 Container = Dict[str, Any]
 """A container, as inspect() returns it."""
@@ -88,7 +92,7 @@ def steps(
 
     Args:
         api: the engine.
-        wanted: the module's options.
+        wanted: the module's options, with `functions`.
         found: the container that is there.
         restart: whether it has to start again, since a directory that it has mounted was made anew.
         recreate: whether it has to be another one, since its network was made anew.
@@ -96,9 +100,10 @@ def steps(
     """
     if found is None:
         return Steps(["make"], None)
-    network = inspect(api, "networks", wanted["network"])
+    known = ((name, inspect(api, "networks", name)) for name, _ in ends(wanted))
+    networks = {name: network["Id"] for name, network in known if network}
     image = image or image_id(api, wanted["image"])
-    differs = difference(wanted, found, image, network["Id"] if network else "")
+    differs = difference(wanted, found, image, networks)
     state = found["State"]
     if differs.anew or recreate or state["Status"] == "dead":
         return Steps(["replace"], differs)
@@ -129,12 +134,16 @@ class Change:
 
     Args:
         api: the engine; it may be silent for as long as a container takes to stop.
-        wanted: the module's options.
+        wanted: the module's options, with `functions`.
         found: the container that is there.
+        functions: those that it gets.
     """
 
-    def __init__(self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container]) -> None:
+    def __init__(
+        self, api: DockerAPI, wanted: Mapping[str, Any], found: Optional[Container], functions: Functions
+    ) -> None:
         self._api = api
+        self._functions = functions
         self._wanted = wanted
         self._name = wanted["name"]
         self._found = found
@@ -146,6 +155,7 @@ class Change:
             Refused: a job that runs in it would end, or its successor does not work; it is as it was.
             NotReady: it does not become ready.
             DockerProblem: the engine refuses.
+            PluginProblem: it has not got the functions that it was to get.
         """
         if "replace" in todo.todo:
             self._replace()
@@ -189,9 +199,11 @@ class Change:
                 self._api.post("/containers/{0}/stop".format(old["Id"]), t=self._wanted["stop_timeout"])
             _rename(self._api, old["Id"], self._name + OLD)
             _rename(self._api, successor, self._name)
+            # With the old container's end, the plugin's promise was fulfilled.
+            self._functions.hold()
             self._start(successor)
             self._wait()
-        except (DockerProblem, NotReady, Refused) as problem:
+        except (DockerProblem, NotReady, PluginProblem, Refused) as problem:
             self._undo(old, successor)
             if isinstance(problem, Refused):
                 raise
@@ -212,7 +224,16 @@ class Change:
             self._start(old["Id"])  # it may run still, which is nothing to the engine
 
     def _create(self, name: str) -> str:
-        made: str = self._api.post("/containers/create", request(self._wanted), name=name)["Id"]
+        version = tuple(int(part) for part in self._api.api_version.split("."))
+        body = request(self._wanted, version)
+        made: str = self._api.post("/containers/create", body, name=name)["Id"]
+        try:
+            for network, _ in ends(self._wanted)[1:]:
+                end = {"Container": made, "EndpointConfig": endpoint(self._wanted, network, version)}
+                self._api.post("/networks/{0}/connect".format(network), end)
+        except DockerProblem:
+            _remove(self._api, made, volumes=True)
+            raise
         return made
 
     def _start(self, container: str) -> None:
@@ -221,6 +242,7 @@ class Change:
     def _wait(self) -> None:
         line, patience = self._wanted["ready_line"], self._wanted["ready_timeout"]
         wait_ready(self._api, self._name, "", line, patience)
+        self._functions.confirm(inspect(self._api, "containers", self._name))
 
     def _spare_jobs(self, found: Container, fate: str) -> None:
         jobs = jobs_in(found, self._wanted["node"]) if self._wanted["spare_jobs"] else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask the job agent in a node's training container: JSON in, JSON out.
+"""Ask the job agent of a node: JSON in, JSON out.
 
 The agent is `rdm-trainer job VERB`; what it takes and returns is described in docs/launchers.md. This runs on
 nodes (Python 3.8 or newer).
@@ -9,96 +9,29 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, Optional
 
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, ExecResult
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import JOBS, job_directory
-from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter, the_one
-from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import ExecResult
+from ansible_collections.rdm.provision.plugins.module_utils.job.place import PROGRAM, NoAgent, Place
 
-PROGRAM = "rdm-trainer"
 BAD_INPUT = 3
 """Its exit code for what its user can mend."""
-
-# What the engine says when the container has no such program.
-_NOT_STARTED = re.compile(r"executable file not found|no such file or directory")
-_BRING_UP = "bring the cluster up first (rdm-provision up)"
-
-
-class NoAgent(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why the agent cannot be asked, or what it answered instead; the text is one sentence."""
 
 
 class BadConfiguration(NoAgent):
     """Everything that is wrong with a configuration."""
 
 
-class Place(NamedTuple):
-    """Where a node's jobs are.
-
-    Attributes:
-        container: name of the training container.
-        directory: the jobs' directory on the node.
-    """
-
-    container: str
-    directory: str
-
-
-def find(api: DockerAPI, cluster: str) -> Place:
-    """Return where the cluster's jobs are on this node.
-
-    Raises:
-        NoAgent: there is no training container, or it does not run, or has no directory for jobs.
-        DockerProblem: the engine cannot be asked.
-    """
-    found = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
-    if not found:
-        raise NoAgent("there is no training container of cluster {0}: {1}".format(cluster, _BRING_UP))
-    container = the_one(found)
-    name = str(container["Names"][0]).lstrip("/")
-    if container["State"] != "running":
-        raise NoAgent(
-            "the container {0} does not run (it is {1}): {2}".format(name, container["State"], _BRING_UP)
-        )
-    directory = job_directory(container)
-    if directory:
-        return Place(name, directory)
-    raise NoAgent(
-        "the container {0} has no {1}: it is older than this rdm-provision, so {2}".format(
-            name, JOBS, _BRING_UP.replace(" first", " again")
-        )
-    )
-
-
-def find_running(api: DockerAPI, cluster: str, node: str) -> List[str]:
-    """Return the names of the cluster's jobs that run on this node, without asking the agent.
-
-    Args:
-        api: the node's engine.
-        cluster: the cluster's name.
-        node: this node's name in the inventory.
-
-    Raises:
-        DockerProblem: the engine cannot be asked.
-    """
-    found = api.get("/containers/json", filters={"label": label_filter(cluster, "container")})
-    directories = {job_directory(container) for container in found} - {""}
-    return sorted({job for directory in directories for job in running_jobs(directory, node)})
-
-
 class Agent:
-    """The agent in one container.
+    """The agent in one place.
 
     Args:
-        api: the node's engine.
-        container: name of the training container.
+        place: where it is.
         timeout: seconds until it must have answered.
     """
 
-    def __init__(self, api: DockerAPI, container: str, timeout: float) -> None:
-        self._api = api
-        self._container = container
+    def __init__(self, place: Place, timeout: float) -> None:
+        self._place = place
         self._timeout = timeout
 
     def ask(
@@ -143,16 +76,7 @@ class Agent:
         return ended.stdout.decode("utf-8", "replace")
 
     def _run(self, words: List[str], stdin: Optional[str]) -> ExecResult:
-        data = None if stdin is None else stdin.encode()
-        ended = self._api.exec(self._container, [PROGRAM, *words], timeout=self._timeout, stdin=data)
-        text = ended.stdout.decode("utf-8", "replace")
-        if ended.exit_code in (126, 127) and _NOT_STARTED.search(text):
-            raise NoAgent(
-                "the container {0} has no {1}: use a training image (docs/train-on-your-cluster.md)".format(
-                    self._container, PROGRAM
-                )
-            )
-        return ended
+        return self._place.run(words, None if stdin is None else stdin.encode(), self._timeout)
 
     @staticmethod
     def _last_words(what: str, ended: ExecResult) -> str:

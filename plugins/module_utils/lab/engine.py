@@ -11,7 +11,7 @@ import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, TypeVar
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
     DockerAPI,
@@ -20,11 +20,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab import spec
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.machine import BOOT_TIMEOUT_S, is_machine
 
 PARALLEL = 8
 ATTEMPTS = 5
 REMOVAL_TIMEOUT_S = 60.0
 EXEC_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
 _Item = TypeVar("_Item")
@@ -205,6 +207,10 @@ class LabEngine:
         if problems:
             raise LabProblem("; ".join(problems))
 
+    def virtualisation(self, node: str) -> str:
+        """Return what runs the instructions of a node that is a virtual machine: "kvm" or "tcg"."""
+        return self._exec(node, ["rdm-lab", "accelerator"]).strip()
+
     # ---- breaking and mending
 
     def stop(self, node: str) -> bool:
@@ -215,9 +221,17 @@ class LabEngine:
         self._await_state(node, "exited")
         return True
 
-    def start(self, node: str, timeout: float) -> bool:
-        """Switch a node on, plug its cable in and wait until it is ready; return whether it was off."""
-        off = self.node(node)["State"] != "running"
+    def start(self, node: str, timeout: Optional[float] = None) -> bool:
+        """Switch a node on, plug its cable in and wait until it is ready; return whether it was off.
+
+        Args:
+            node: which.
+            timeout: seconds within which it has to be ready; None for what its kind takes.
+        """
+        found = self.node(node)
+        off = found["State"] != "running"
+        if timeout is None:
+            timeout = BOOT_TIMEOUT_S if is_machine(found) else START_TIMEOUT_S
         self._start("switch")
         if off:
             self._start(node)

@@ -28,8 +28,10 @@ NODE_LABEL = "rdm.provision.lab.node"
 SPEC_LABEL = "rdm.provision.lab.spec"
 
 MAX_NODES = 100
+HARDWARE = ("container", "vm")
 DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 SUBNET_PREFIX = 24
+VIRTUAL_FUNCTIONS = 7  # as many as the card of a virtual machine has
 FIRST_HOST = 10  # node n1 has the 11th address of the management network
 
 IMAGES_AT = "/srv/rdm/images"
@@ -200,7 +202,7 @@ def volume_body(lab: str, node: str) -> Dict[str, Any]:
 
 def switch_body(lab: str, image: str) -> Dict[str, Any]:
     """Return what makes the switch: it sees the processes of the nodes to reach their network namespaces."""
-    return _stamped(
+    return stamped(
         {
             "Image": image,
             "Cmd": ["rdm-lab", "switch"],
@@ -245,7 +247,7 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
     else:
         host["CgroupnsMode"] = "private"
     host["Binds"] = binds
-    return _stamped(
+    return stamped(
         {
             "Image": node.image,
             "Cmd": ["rdm-lab", "init"],
@@ -253,17 +255,18 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
             "StopSignal": "SIGTERM",
             "Labels": labels(node.lab, node=node.name),
             "HostConfig": host,
-            "NetworkingConfig": {
-                "EndpointsConfig": {
-                    # The nodes find each other by name, as hosts of a site do.
-                    node.network: {"IPAMConfig": {"IPv4Address": node.address}, "Aliases": [node.name]}
-                }
-            },
+            "NetworkingConfig": endpoint(node.network, node.address, node.name),
         }
     )
 
 
-def _stamped(body: Dict[str, Any]) -> Dict[str, Any]:
+def endpoint(network: str, address: str, node: str) -> Dict[str, Any]:
+    """Return what puts a node on the management network."""
+    # The nodes find each other by name, as hosts of a site do.
+    return {"EndpointsConfig": {network: {"IPAMConfig": {"IPv4Address": address}, "Aliases": [node]}}}
+
+
+def stamped(body: Dict[str, Any]) -> Dict[str, Any]:
     """Label a container with a digest of its specification, to see later whether it has changed."""
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
     return {**body, "Labels": {**body["Labels"], SPEC_LABEL: digest}}
@@ -273,7 +276,13 @@ def _stamped(body: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def inventory(
-    lab: str, addresses: Mapping[str, str], driver: str, control_path: str, train_archive: str = ""
+    lab: str,
+    addresses: Mapping[str, str],
+    driver: str,
+    control_path: str,
+    train_archive: str = "",
+    *,
+    machines: bool = False,
 ) -> Dict[str, Any]:
     """Return the inventory of a lab.
 
@@ -283,6 +292,7 @@ def inventory(
         driver: of the container network.
         control_path: the directory of ssh's shared connections.
         train_archive: of the training image, which the containers run then; empty for the CPU image.
+        machines: the nodes are virtual machines, with virtual functions and all rights of a host.
     """
     image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
     master, *workers = addresses
@@ -303,9 +313,14 @@ def inventory(
         "network_driver": driver,
         "network_parent": "ib0",
         "container_image": image,
-        "container_memlock_required": False,
     }
-    if driver == "sriov":
+    if machines:
+        variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
+        # Where every instruction is translated, sudo and Python alone take seconds to start.
+        variables.update({"ansible_timeout": 120, "sriov_ready_timeout": 120, "verify_deadline": 60.0})
+    else:
+        variables["container_memlock_required"] = False
+    if driver == "sriov" and not machines:
         images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
         variables.update(
             {

@@ -14,8 +14,15 @@ from typing import Any, Iterator
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 
-_SIGNS = ("etc/kubernetes", "etc/rancher", "var/lib/kubelet", "var/lib/rancher")
-_NODE = {"kubelet": "kubelet", "k3s": "k3s", "k3s-server": "k3s", "k3s-agent": "k3s", "rke2": "rke2"}
+_SIGNS = ("etc/kubernetes", "etc/rancher", "var/lib/kubelet", "var/lib/rancher", "var/snap/microk8s")
+_NODE = {
+    "kubelet": "kubelet",
+    "k3s": "k3s",
+    "k3s-server": "k3s",
+    "k3s-agent": "k3s",
+    "rke2": "rke2",
+    "kubelite": "microk8s",
+}
 # The kernel keeps 15 characters of a program's name.
 _PROGRAMS = {*_NODE, "kube-apiserver", "kube-controller", "kube-proxy"}
 _FILES = (
@@ -23,16 +30,18 @@ _FILES = (
     "etc/rancher/*/config.yaml.d/*.yaml",
     "etc/kubernetes/manifests/*.yaml",
     "run/flannel/subnet.env",
+    "var/snap/microk8s/current/args/kube-*",
 )
 _RANGE = re.compile(
     r"(cluster-cidr|service-cidr|service-cluster-ip-range|FLANNEL_NETWORK)"
     r"[\"']?[=:\s]+(?:-\s+)?[\"'\[]*([0-9a-fA-F:./,]+)"
 )
 _PODS = ("cluster-cidr", "FLANNEL_NETWORK")
-# What these take when nobody says otherwise (for a kubelet: what kubeadm does).
+# What these take when nobody says otherwise; a kubelet, which the others may run as well, after kubeadm.
 _ASSUMED = {
-    "k3s": {"pods": "10.42.0.0/16", "services": "10.43.0.0/16"},
     "rke2": {"pods": "10.42.0.0/16", "services": "10.43.0.0/16"},
+    "k3s": {"pods": "10.42.0.0/16", "services": "10.43.0.0/16"},
+    "microk8s": {"pods": "10.1.0.0/16", "services": "10.152.183.0/24"},
     "kubelet": {"services": "10.96.0.0/12"},
 }
 
@@ -44,14 +53,14 @@ def kubernetes(root: str = "/") -> dict[str, Any]:
         root: where the node's file system is.
 
     Returns:
-        `name`: kubelet, k3s or rke2; empty when none runs. `ranges`: each with `range`, `of` (pods or
-        services) and `known`: whether the node says so, or it is what is usual.
+        `name`: kubelet, k3s, microk8s or rke2; empty when none runs. `ranges`: each with `range`, `of` (pods
+        or services) and `known`: whether the node says so, or it is what is usual.
     """
     if not any(os.path.isdir(os.path.join(root, sign)) for sign in _SIGNS):
         return {"name": "", "ranges": []}
     lines = dict(_command_lines(os.path.join(root, "proc")))
     running = {_NODE[program] for program in lines if program in _NODE}
-    name = next((one for one in ("rke2", "k3s", "kubelet") if one in running), "")
+    name = next((one for one in _ASSUMED if one in running), "")
     if not name:
         return {"name": "", "ranges": []}
     paths = (path for pattern in _FILES for path in sorted(glob.glob(os.path.join(root, pattern))))

@@ -27,15 +27,15 @@ class IpMissing(Exception):  # noqa: N818  # a state of the node, not a fault
     """The `ip` command is missing or cannot answer in JSON; the text says which."""
 
 
-def ip_json(*words: str) -> list[dict[str, Any]]:
-    """Return what `ip -j WORDS` prints.
+def ip(*words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run `ip WORDS` to its end, whatever its status.
 
     Raises:
-        IpMissing: there is no ip command, or it is too old for JSON.
+        IpMissing: there is no ip command, or it does not end.
     """
     try:
-        done = subprocess.run(
-            ["ip", "-j", *words],
+        return subprocess.run(
+            ["ip", *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
@@ -47,6 +47,15 @@ def ip_json(*words: str) -> list[dict[str, Any]]:
         raise IpMissing("the ip command (package iproute2) is missing") from None
     except subprocess.TimeoutExpired:
         raise IpMissing("ip {0} took longer than {1:g} s".format(" ".join(words), _IP_TIMEOUT)) from None
+
+
+def ip_json(*words: str) -> list[dict[str, Any]]:
+    """Return what `ip -j WORDS` prints.
+
+    Raises:
+        IpMissing: there is no ip command, or it is too old for JSON.
+    """
+    done = ip("-j", *words)
     if done.returncode != 0:
         reason = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise IpMissing(

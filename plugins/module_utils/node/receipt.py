@@ -17,20 +17,29 @@ import json
 import os
 import re
 import stat
-from typing import Any, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import (
+    Given,
+    devices,
+    held,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.node import shell_files
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import installed
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import state_of
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical, vf_links
 
 FILE_NAME = "receipt"
 WATCH = (
     "cluster",
+    "functions",
     "config_dirs",
     "job_directory",
     "system",
@@ -56,21 +65,31 @@ _FILE_STATE = re.compile(r"mode (\d+) of (\d+:\d+)")
 _READ_UP_TO = 1 << 20  # bytes; ours are small, and of a larger file its size and time must do
 
 
-def observe(watch: Mapping[str, Any], hardware: str, api: DockerAPI) -> Found:
+def observe(
+    watch: Mapping[str, Any],
+    hardware: str,
+    api: DockerAPI,
+    sysfs_root: str = "/sys",
+    dev_root: str = "/dev",
+) -> Found:
     """Return how everything is found that the roles are in charge of.
 
     Args:
-        watch: `cluster`, its name; `config_dirs`, the directories with its files; `job_directory`, or empty;
+        watch: `cluster`, its name; `functions`, the physical functions whose VFs it has made, each with the
+            settings that count; `config_dirs`, the directories with its files; `job_directory`, or empty;
             `system`, whether shells of all users have MY_IP; `images`, names; `archives`, paths of image
             archives on the node; `users`, who may use the engine; `paths`, what else shall exist, by role.
             `plugin`, see :func:`installation.observe`.
         hardware: digest of what the node has that containers get.
         api: the engine.
+        sysfs_root: where sysfs is.
+        dev_root: where the device nodes are.
 
     Raises:
         DockerProblem: the engine does not answer.
     """
     found: Found = {"container": {"what the node has for containers": hardware}}
+    _see_functions(watch["functions"], sysfs_root, found)
     jobs = local_path(watch["job_directory"])
     for directory in watch["config_dirs"]:
         _see_files(local_path(directory), jobs, found)
@@ -86,7 +105,7 @@ def observe(watch: Mapping[str, Any], hardware: str, api: DockerAPI) -> Found:
             _note(found, role, path, "there" if os.path.exists(path) else MISSING)
     for what, state in installation.observe(watch["plugin"]).items():
         _note(found, "sriov", what, state)
-    _see_engine(watch, api, found)
+    _see_engine(watch, api, found, lambda key: _rdma_devices(key, sysfs_root, dev_root))
     return found
 
 
@@ -175,6 +194,23 @@ _CONTAINER = "the container "
 _STATE = " itself"
 
 
+def _see_functions(functions: Iterable[Any], root: str, found: Found) -> None:
+    """Look at the virtual functions."""
+    links = vf_links() if functions else {}
+    for parent, shows in functions:
+        card = "the network card {0}".format(parent)
+        try:
+            one = physical(parent, root, links)
+        except VfProblem:
+            _note(found, "sriov", card, MISSING)
+            continue
+        _note(found, "sriov", card, "there")
+        _note(found, "sriov", "the number of VFs of {0}".format(parent), str(one.number))
+        for vf in one.vfs:
+            what = "VF {0} of {1}".format(vf.number, parent)
+            _note(found, "sriov", what, state_of(vf, shows) if vf.pci else MISSING)
+
+
 def _see_files(directory: str, jobs: str, found: Found) -> None:
     """Look at all files and directories, but for those of jobs, which change while they run."""
     for role in _FILE_ROLES:
@@ -210,8 +246,11 @@ def _see_shells(watch: Mapping[str, Any], found: Found) -> None:
     _note(found, "my_ip", "zsh", "there" if installed("zsh") else MISSING)
 
 
-def _see_engine(watch: Mapping[str, Any], api: DockerAPI, found: Found) -> None:
+def _see_engine(
+    watch: Mapping[str, Any], api: DockerAPI, found: Found, rdma_devices: Callable[[str], Optional[str]]
+) -> None:
     mine = {"label": ["{0}={1}".format(LABEL_CLUSTER, watch["cluster"])]}
+    networks = api.get("/networks", filters=mine)
     for listed in api.get("/containers/json", all=True, filters=mine):
         one = api.get("/containers/{0}/json".format(listed["Id"]))
         role = _ROLE_OF_LABEL.get((one["Config"].get("Labels") or {}).get(LABEL_ROLE, ""), "container")
@@ -219,7 +258,14 @@ def _see_engine(watch: Mapping[str, Any], api: DockerAPI, found: Found) -> None:
         _note(found, role, name + _STATE, _state(one))
         for part, settings in _settings(one).items():
             _note(found, role, "{0} ({1})".format(name, part), digest(settings))
-    for one in api.get("/networks", filters=mine):
+        for network in networks:
+            # After a boot, the devices of a function may be called otherwise.
+            socket = "/run/docker/plugins/{0}.sock".format(network["Driver"])
+            devices_now = rdma_devices(held(socket, one, network["Name"]))
+            if devices_now is not None:
+                part = "RDMA devices on {0}".format(network["Name"])
+                _note(found, role, "{0} ({1})".format(name, part), devices_now)
+    for one in networks:
         settings = {
             key: one.get(key)
             for key in ("Name", "Id", "Driver", "Options", "IPAM", "Labels", "Internal", "EnableIPv6")
@@ -233,6 +279,15 @@ def _see_engine(watch: Mapping[str, Any], api: DockerAPI, found: Found) -> None:
                 raise
             state = MISSING
         _note(found, "images", "the image {0}".format(name), state)
+
+
+def _rdma_devices(key: str, sysfs_root: str, dev_root: str) -> Optional[str]:
+    """Return the names of a function's RDMA devices, or why there are none; None when nobody can tell."""
+    try:
+        paths = devices(Given(key), sysfs_root, dev_root)
+    except RdmaProblem as problem:
+        return str(problem)
+    return None if paths is None else ", ".join(map(os.path.basename, paths)) or "none"
 
 
 def _state(container: Mapping[str, Any]) -> str:

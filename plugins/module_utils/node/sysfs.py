@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPUs, InfiniBand devices and SR-IOV functions, read from sysfs and the device nodes.
+"""GPUs and InfiniBand devices, read from sysfs and the device nodes.
 
 No vendor tool is run: everything is in /sys and /dev, for every user, whether ROCm, CUDA or OFED is
 installed or not. Every reader takes the roots as arguments, so that tests hand in trees of their own; what
 is not there reads as empty. The paths in the answers are always those of the node (/dev/...).
 
-Sources: the kernel's Documentation/ABI (sysfs-class-infiniband, sysfs-bus-pci, sysfs-class-net).
+Sources: the kernel's Documentation/ABI (sysfs-class-infiniband, sysfs-class-net).
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from __future__ import annotations
 import os
 import re
 from typing import Any
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import entries as _entries
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import link as _link
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import number as _number
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import read as _read
 
 _PCI_DEVICES = "bus/pci/devices"
 _KFD_NODES = "class/kfd/kfd/topology/nodes"
@@ -24,7 +29,7 @@ _GPU_CLASSES = ("0x03", "0x12")
 _ACCELERATORS = {"amdgpu": "rocm", "nvidia": "cuda"}
 
 # Class directory and name of each kind of character device that belongs to one RDMA device.
-_RDMA_CLASSES = (
+RDMA_CLASSES = (
     ("class/infiniband_verbs", "uverbs"),
     ("class/infiniband_mad", "umad"),
     ("class/infiniband_mad", "issm"),
@@ -98,7 +103,8 @@ def device_nodes(dev_root: str = "/dev") -> dict[str, Any]:
 def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any]]:
     """Return the RDMA devices (InfiniBand and RoCE), VFs included, with ports and character devices.
 
-    `char_devices` are those that exist under dev_root. `virtual` says that the device is a VF.
+    `char_devices` are those that exist under dev_root. `virtual` says that the device is a VF, and
+    `driver_version` is empty for most drivers that come with the kernel.
     """
     found = []
     for name in _entries(root, "class/infiniband"):
@@ -109,6 +115,9 @@ def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any
                 "node_guid": _read(device, "node_guid"),
                 "firmware": _read(device, "fw_ver"),
                 "board_id": _read(device, "board_id"),
+                "type": _read(device, "hca_type"),
+                "driver": _link(device, "device/driver"),
+                "driver_version": _read(device, "device/driver/module/version"),
                 "pci": _link(device, "device"),
                 "virtual": os.path.exists(os.path.join(device, "device/physfn")),
                 "char_devices": _char_devices(name, root, dev_root),
@@ -117,30 +126,6 @@ def infiniband(root: str = "/sys", dev_root: str = "/dev") -> list[dict[str, Any
             }
         )
     return found
-
-
-def sriov(root: str = "/sys") -> list[dict[str, Any]]:
-    """Return the physical functions that can have VFs, and the VFs that they have.
-
-    A PF is named after its interface; interfaces on top of that one (IPoIB children such as ib0.8001) are
-    not PFs. A VF whose interface is in another network namespace has netdev and mac "".
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for name in _entries(root, "class/net"):
-        device = os.path.join(root, "class/net", name, "device")
-        total = _number(device, "sriov_totalvfs")
-        pci = _link(device)
-        if total == 0 or pci in found or os.path.exists(os.path.join(root, "class/net", name, "parent")):
-            continue
-        functions = [entry for entry in _entries(device) if re.match(r"virtfn\d+$", entry)]
-        found[pci] = {
-            "pf": name,
-            "pci": pci,
-            "total_vfs": total,
-            "num_vfs": _number(device, "sriov_numvfs"),
-            "vfs": [_virtual_function(device, entry) for entry in functions],
-        }
-    return sorted(found.values(), key=lambda entry: _natural(entry["pf"]))
 
 
 def siblings(netdev: str, root: str = "/sys") -> list[str]:
@@ -199,6 +184,8 @@ def _port(device: str, number: str) -> dict[str, Any]:
         "rate": _read(port, "rate"),
         "link_layer": _read(port, "link_layer"),
         "lid": int(lid, 16) if lid else 0,
+        # The subnet manager's; 0 where none has configured the port.
+        "sm_lid": int(_read(port, "sm_lid") or "0", 16),
     }
 
 
@@ -206,39 +193,12 @@ def _char_devices(name: str, root: str, dev_root: str) -> list[str]:
     """Return the character devices whose class entry names this RDMA device in its `ibdev` file."""
     return [
         "/dev/infiniband/" + entry
-        for class_dir, prefix in _RDMA_CLASSES
+        for class_dir, prefix in RDMA_CLASSES
         for entry in _entries(root, class_dir)
         if entry.startswith(prefix)
         and _read(root, class_dir, entry, "ibdev") == name
         and os.path.exists(os.path.join(dev_root, "infiniband", entry))
     ]
-
-
-def _virtual_function(device: str, entry: str) -> dict[str, Any]:
-    interfaces = _entries(device, entry, "net")
-    return {
-        "index": int(entry[len("virtfn") :]),
-        "pci": _link(device, entry),
-        "netdev": interfaces[0] if interfaces else "",
-        "mac": _read(device, entry, "net", interfaces[0], "address") if interfaces else "",
-    }
-
-
-def _entries(*parts: str) -> list[str]:
-    """Return the names in a directory, numbers in numeric order; none when it cannot be read."""
-    try:
-        return sorted(os.listdir(os.path.join(*parts)), key=_natural)
-    except OSError:
-        return []
-
-
-def _read(*parts: str) -> str:
-    """Return a small file's text without white space around it; "" when it cannot be read."""
-    try:
-        with open(os.path.join(*parts), encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _gid(path: str) -> int:
@@ -247,20 +207,3 @@ def _gid(path: str) -> int:
         return os.stat(path).st_gid
     except OSError:
         return 0
-
-
-def _number(*parts: str) -> int:
-    """Return a file's decimal number; 0 when it cannot be read or holds none."""
-    text = _read(*parts)
-    return int(text) if text.isdigit() else 0
-
-
-def _link(*parts: str) -> str:
-    """Return the last part of what a symbolic link finally leads to; "" when there is nothing."""
-    path = os.path.join(*parts)
-    return os.path.basename(os.path.realpath(path)) if os.path.exists(path) else ""
-
-
-def _natural(name: str) -> list[Any]:
-    """Sort key that puts mlx5_2 before mlx5_10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]

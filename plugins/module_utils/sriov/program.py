@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
-import io
-import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Dict, Mapping
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import zip_program
+
 _PACKAGE = "ansible_collections.rdm.provision.plugins.module_utils"
 _PARTS = ("client", "driver", "functions", "options", "plugin", "program", "server", "state")
-SOURCES = ("engine/docker_api.py", *("sriov/{0}.py".format(part) for part in _PARTS))
+SOURCES = ("engine/docker_api.py", "node/zip_program.py", *("sriov/{0}.py".format(part) for part in _PARTS))
 """What the program is made of, in `module_utils`."""
-_TIME = (1980, 1, 1, 0, 0, 0)  # the same sources make the same file
 MAIN = """import sys
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import main
@@ -55,22 +54,8 @@ def program(sources: Mapping[str, bytes], main: bytes = MAIN.encode()) -> bytes:
         sources: what it is made of, by the path in `module_utils`.
         main: the script that it runs.
     """
-    files = {"__main__.py": main}
-    for source, content in sources.items():
-        name = PurePosixPath(_PACKAGE.replace(".", "/")) / source
-        files[str(name)] = content
-        for folder in name.parents:
-            if folder.name:
-                files.setdefault(str(folder / "__init__.py"), b"")
-    output = io.BytesIO(b"#!/usr/bin/env python3\n")
-    output.seek(0, io.SEEK_END)
-    # Not compressed: another zlib would make another file of the same sources.
-    with zipfile.ZipFile(output, "a", zipfile.ZIP_STORED) as archive:
-        for path, content in sorted(files.items()):
-            member = zipfile.ZipInfo(path, _TIME)
-            member.external_attr = 0o644 << 16
-            archive.writestr(member, content)
-    return output.getvalue()
+    package = PurePosixPath(_PACKAGE.replace(".", "/"))
+    return zip_program({str(package / source): content for source, content in sources.items()}, main)
 
 
 def digest(content: bytes) -> str:

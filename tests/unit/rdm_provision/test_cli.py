@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
@@ -69,7 +70,8 @@ def test_every_verb_has_help_with_examples(call: Call, verb: str) -> None:
 def test_every_verb_speaks_json(verb: str) -> None:
     command = cli.get_command(None, verb)  # type: ignore[arg-type]
     assert command is not None
-    assert "--json" in [name for param in command.params for name in param.opts]
+    for one in command.commands.values() if isinstance(command, click.Group) else [command]:
+        assert "--json" in [name for param in one.params for name in param.opts]
 
 
 def test_no_arguments_show_the_help(call: Call) -> None:
@@ -259,6 +261,12 @@ def test_show_command_prints_one_line_and_does_nothing(
     assert not (path / ".rdm").exists()
 
 
+def test_a_size_without_an_all_reduce_is_bad_input(call: Call, make_inventory: MakeInventory) -> None:
+    said = call("verify", "-i", make_inventory(), "--max-size", "64M")
+    assert said.code == 3
+    assert "--max-size is of --collective." in said.err
+
+
 def test_exec_without_a_container_fails_per_node(call: Call, make_inventory: MakeInventory) -> None:
     path = make_inventory(rdm_cluster="no-such-cluster")
     said = call("exec", "-i", path, "--limit", "node1", "--", "hostname")
@@ -384,3 +392,23 @@ def test_doctor_as_json_and_with_something_to_mend(call: Call, tmp_path: Path) -
     assert [check["name"] for check in bad] == ["inventory"]
     assert "nowhere" in bad[0]["detail"]
     assert all(check["detail"] for check in data["checks"])
+
+
+# --- logs that others wrote ---------------------------------------------------------------------------
+
+
+def test_a_directory_is_read_by_the_program_that_knows_logs(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    logs = tmp_path / "log2"
+    said = call("jobs", f"{logs}/", "--sections")
+    assert (said.code, f"there is no directory {logs}" in said.err) == (3, True)
+    logs.mkdir()
+    said = call("jobs", f"{logs}/", "--sections")
+    assert (said.code, "rdm-trainer, which reads logs, is not installed here" in said.err) == (3, True)
+    program = tmp_path / "rdm-trainer"
+    program.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
+    program.chmod(0o755)
+    said = call("jobs", f"{logs}/", "--sections", "--json")
+    assert (said.code, said.out) == (3, f"log sections {logs} --json\n")

@@ -257,6 +257,25 @@ def test_verbs_know_their_playbooks(cluster: Cluster) -> None:
     assert all(spec.extra_vars["rdm_cluster"] == "mine" for spec in specs)
 
 
+def test_rdma_and_an_all_reduce_have_the_cluster_for_themselves(cluster: Cluster) -> None:
+    spec = cluster.verify(rdma=True, collective=True, max_size="64M").spec
+    assert spec.exclusive
+    assert spec.extra_vars["verify_rdma"] is spec.extra_vars["verify_collective"] is True
+    assert spec.extra_vars["verify_collective_max_size"] == "64M"
+
+
+def test_between_nodes_takes_two_of_them_and_a_size_is_one(cluster: Cluster) -> None:
+    with pytest.raises(InputError, match="RDMA is measured between nodes, and this run has only node2"):
+        cluster.verify(rdma=True, limit="node2")
+    with pytest.raises(
+        InputError, match="an all-reduce takes at least two nodes, and this run has only node1"
+    ):
+        cluster.verify(collective=True, limit="node1")
+    for size in ("64", "1T", "0M", "x"):
+        with pytest.raises(InputError, match=f"'{size}' is no size of a tensor"):
+            cluster.verify(collective=True, max_size=size)
+
+
 def test_a_limit_reaches_the_run(cluster: Cluster) -> None:
     spec = cluster.up(limit="workers", tags="images").spec
     assert (spec.nodes, spec.limit, spec.tags) == (("node2", "node3"), "workers", "images")

@@ -14,7 +14,7 @@ from rich.console import Console
 from rdm_provision import Cluster
 from rdm_provision.cli import job_view
 from rdm_provision.errors import InputError
-from rdm_provision.events import RunResult
+from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator
@@ -112,6 +112,29 @@ def test_a_job_whose_master_is_silent_is_known_from_the_others(make_inventory: M
     assert cluster.knows_job(result)
 
 
+def test_sections_of_nodes_are_put_together_in_their_order(make_inventory: MakeInventory) -> None:
+    def told(name: str, total: int, times: list[str]) -> dict[str, Any]:
+        out = {"title": "last output message", "lines": [f"==> {name}.out <=="], "total": total}
+        time = {"title": "iteration time", "lines": times, "total": None, "is_whole": True}
+        return {"sections": [{**out, "is_whole": False}, time], "known": True}
+
+    cluster = Cluster.load(make_inventory("n1", "n2", "n3"))
+    assert cluster.jobs("demo-1", sections=True).spec.extra_vars == {
+        "job_name": "demo-1",
+        "job_sections": True,
+    }
+    nodes = {name: NodeRecap(ok=1) for name in ("n1", "n2", "n3")}
+    returned = {
+        "n2": [told("n2", 4, ["iteration 1 : 2 s"])],
+        "n1": [told("n1", 3, [])],
+        "n3": [{"known": False}],
+    }
+    result = RunResult(verb="jobs", nodes=nodes, returned={"rdm.provision.job": returned})
+    out, time = cluster.job_sections(result)
+    assert (out.lines, out.total) == (("==> n1.out <==", "", "==> n2.out <=="), 7)
+    assert (time.lines, time.total) == (("iteration 1 : 2 s",), None)
+
+
 # --- events ---------------------------------------------------------------------------------------------
 
 
@@ -171,6 +194,8 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         ("train", {}, "no configuration"),
         ("train", {"config": "/nowhere.yaml"}, "/nowhere.yaml"),
         ("jobs", {"watch": True}, "which job"),
+        ("jobs", {"sections": True}, "which job"),
+        ("jobs", {"job": "x", "watch": True, "sections": True}, "not both"),
         ("logs", {"job": "x", "stream": "stdout"}, "no log 'stdout'"),
         ("bring_data", {"directory": "/nowhere"}, "/nowhere"),
     ],

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from rdm_provision.diffs import unified_diff
-from rdm_provision.events import NodeResult, NodeStarted, Notice, PhaseStarted, RunResult, Status, TaskStarted
+from rdm_provision.events import (
+    NodeResult,
+    NodeStarted,
+    Notice,
+    PhaseStarted,
+    Progress,
+    RunResult,
+    Status,
+    TaskStarted,
+)
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator, error_sentence
 
@@ -158,6 +167,18 @@ def test_wrong_arguments_of_a_role_after_a_change_are_a_failure() -> None:
     assert end(made, 2).exit_code == 1
 
 
+def test_what_takes_long_tells_how_far_it_is_with_each_try() -> None:
+    made = translator(verb="verify")
+    said = {
+        "host": "a",
+        "resolved_action": "rdm.provision.rdma_probe",
+        "res": {"progress": "round 3 of 7", "done": False},
+    }
+    (event,) = feed(made, {"event": "runner_retry", "event_data": said})
+    assert isinstance(event, Progress)
+    assert event.text == "round 3 of 7"
+
+
 def test_the_plan_and_the_fabric_are_kept() -> None:
     made = translator(keep=frozenset({"rdm.provision.container_exec"}))
     plan = {"changed": True, "nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x", "_ansible_no_log": False}
@@ -168,9 +189,17 @@ def test_the_plan_and_the_fabric_are_kept() -> None:
         outcome("ok", "c", {"rc": 1}, "rdm.provision.container_exec"),
         outcome("ok", "b", {"rc": 0, "invocation": {}}, "rdm.provision.container_exec"),
     )
+    feed(
+        made,
+        outcome("ok", "a", {"parts": {}, "msg": "2 nodes"}, "rdm.provision.rdma_pairs"),
+        outcome("ok", "a", {"rdma": {"nodes": ["a"]}}, "rdm.provision.rdma_pairs"),
+        outcome("ok", "a", {"collective": {"busbw": 21.5}}, "rdm.provision.collective_verdict"),
+    )
     result = end(made)
     assert result.plan == {"nodes": {"a": {"my_ip": "10.0.0.1"}}, "hostfile": "x"}
     assert result.fabric == {"nodes": ["a"]}
+    assert result.rdma == {"nodes": ["a"]}
+    assert result.collective == {"busbw": 21.5}
     # In the inventory's order, in whatever order they answered.
     assert [*result.returned["rdm.provision.container_exec"].items()] == [
         ("b", [{"rc": 0}]),
@@ -340,6 +369,23 @@ def test_sshs_banner_about_a_changed_host_key_is_one_line() -> None:
         "the ssh host key of [10.0.0.1]:2222 is not the one in /my keys/known_hosts:3. If the host was made "
         "anew: ssh-keygen -f '/my keys/known_hosts' -R '[10.0.0.1]:2222'; if not, somebody else answers there"
     )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Host key verification failed.",
+        "No ED25519 host key is known for [10.0.0.1]:2222 and you have requested strict checking.\r\n"
+        "Host key verification failed.",
+    ],
+)
+def test_an_unknown_host_key_says_what_to_do(said: str) -> None:
+    made = translator()
+    feed(
+        made,
+        outcome("unreachable", "a", {"msg": f"Task failed: Failed to connect to the host via ssh: {said}"}),
+    )
+    assert end(made, rc=4).nodes["a"].why.startswith("ssh knows no key of this host: log in once by hand")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from rdm_provision.cli import view
 from rdm_provision.cli.fabric import show_fabric
+from rdm_provision.cli.measured import show_collective, show_rdma
 from rdm_provision.events import (
     Change,
     Event,
@@ -18,6 +19,7 @@ from rdm_provision.events import (
     PhaseStarted,
     PhaseTime,
     Problem,
+    Progress,
     RunFinished,
     RunResult,
     RunStarted,
@@ -310,3 +312,48 @@ def test_a_huge_fabric_without_its_matrix_still_has_its_medians() -> None:
     data["rtt_us"] = {}
     (n5,) = [line for line in drawn(data) if line.split()[:1] == ["n5"]]
     assert n5.split() == ["n5", "?", "33", "?", "?", "ok"]
+
+
+# --- RDMA and the all-reduce --------------------------------------------------------------------------------
+
+
+def test_rdma_is_a_line_per_node_and_each_finding() -> None:
+    figures = {"sent_gbit": 181.4, "received_gbit": None, "latency_us": 2.071, "rate_gbit": 200.0}
+    made = console()
+    rdma = {
+        "ok": False,
+        "nodes": ["n1", "n2"],
+        "by_node": dict.fromkeys(("n1", "n2"), figures),
+        "usual_gbit": 181.0,
+        "verdicts": {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}},
+        "findings": ["n2: it sends 20 Gb/s"],
+        "warnings": ["odd"],
+        "sample": {"text": "Sampled: 16 of 999 rounds."},
+    }
+    show_rdma(made, rdma)
+    lines = text(made).splitlines()
+    assert ["n1", "181", "--", "2.07", "200", "ok"] in [line.split() for line in lines]
+    assert lines[-3:] == ["  Sampled: 16 of 999 rounds.", "  failed: n2: it sends 20 Gb/s", "  warning: odd"]
+    made = console()
+    show_rdma(made, {**rdma, "usual_gbit": None})
+    assert "181" not in text(made)
+
+
+def test_the_all_reduce_is_a_line_per_size() -> None:
+    size = {"bytes": 64 * 1024**2, "seconds": 0.01234, "algbw": 5.4, "busbw": 8.1}
+    made = console()
+    told = {"ok": True, "nodes": ["n1", "n2"], "ranks": 16, "backend": "nccl", "sizes": [size]}
+    show_collective(made, {**told, "findings": [], "warnings": []})
+    lines = text(made).splitlines()
+    assert any("16 ranks on 2 nodes, nccl" in line for line in lines)
+    assert ["64", "MiB", "12.34", "ms", "5.40", "8.10"] in [line.split() for line in lines]
+    assert lines[-1] == "  No node makes it slow."
+
+
+def test_how_far_a_task_is_is_a_line_each_away_from_a_terminal() -> None:
+    made = console()
+    progress = view.View(made, "demo")
+    progress.handle(TaskStarted(0.0, "verify", "Measure"))
+    for round_ in ("round 1 of 3", "round 1 of 3", "round 3 of 3"):
+        progress.handle(Progress(0.0, round_))
+    assert [line.strip() for line in text(made).splitlines()] == ["round 1 of 3", "round 3 of 3"]

@@ -27,6 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "data": ("data:data", "Look into data sets and fetch them."),
     "train": ("train:train", "Train. Launchers start this once per device."),
     "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, convert and repair them."),
+    "log": ("log:log", "Say what the logs of a training say, anybody's."),
     "job": ("job:job", "Start, watch and stop a job on this node; speaks JSON."),
 }
 

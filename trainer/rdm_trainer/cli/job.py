@@ -107,6 +107,19 @@ def logs(name: str, stream: str, tail: int, offset: int | None, wait: float) -> 
     return _answer(work)
 
 
+@job.command()
+@click.argument("name")
+def sections(name: str) -> int:
+    """Return the ends of the job NAME's logs on this node, its configuration in short, and its times."""
+
+    def work() -> dict[str, Any]:
+        from rdm_job.verbs import sections
+
+        return sections(name)
+
+    return _answer(work)
+
+
 @job.command(name="list")
 def list_() -> int:
     """Say how all jobs of this node are."""

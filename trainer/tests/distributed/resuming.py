@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rdm_log import lines
 from rdm_trainer import metrics
 from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.config import CheckpointConfig, Config, DataConfig, LoggingConfig
@@ -52,14 +53,15 @@ class Log:
 
     def losses(self) -> dict[int, float]:
         """Losses by iteration, which the last rank wrote."""
-        parsed = [step for line in self.lines if (step := metrics.parse_training_line(line))]
-        said = _gathered({int(step["iteration"]): step["lm loss"] for step in parsed})
+        found = (record for line in self.lines for record in lines.parse(line.encode()))
+        steps = (record for record in found if isinstance(record, lines.Step))
+        said = _gathered({step.iteration: step.values[metrics.LM_LOSS] for step in steps})
         last: dict[int, float] = said[-1]
         return last
 
     def find(self, words: str) -> list[str]:
         """Return the lines of any rank with WORDS in them."""
-        return [line for lines in _gathered(self.lines) for line in lines if words in line]
+        return [line for said in _gathered(self.lines) for line in said if words in line]
 
 
 def _gathered(value: Any) -> list[Any]:

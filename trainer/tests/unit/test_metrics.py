@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_log import lines
 from rdm_trainer import metrics
 from rdm_trainer.metrics import Step
 
@@ -19,13 +20,6 @@ KNOWN = (
     " iteration       30/      50 | consumed samples:         1920 | elapsed time per iteration (ms): 1423.8"
     " | learning rate: 7.031E-07 | global batch size:    64 | lm loss: 1.017721E+01 | loss scale: 262144.0"
     " | grad norm: 16.666 | number of skipped iterations:   0 | number of nan iterations:   0 |"
-)
-# A fork's, with fields in between and at the end.
-FORK = (
-    "n060: iteration        2/       6 | consumed samples:           40 | consumed tokens:        20480"
-    " | elapsed time per iteration (ms): 88.1 | learning rate: 9.250E-05 | global batch size:    20"
-    " | lm loss: 9.9E+00 | loss scale: 15.0 | num zeros: 12.0 | number of skipped iterations:   1"
-    " | number of nan iterations:   0 | samples per second: 227.010 | TFLOPs: 41.02 |"
 )
 
 
@@ -97,35 +91,10 @@ def test_a_parser_by_the_description_reads_it(
     assert float(found["lm loss"]) == pytest.approx(loss, rel=1e-6)
     assert ("grad norm" in found) == (norm is not None)
     assert int(found["number of skipped iterations"]) == skipped
-    ours = metrics.parse_training_line(metrics.training_line(step))
-    assert ours is not None
-    assert ours["iteration"] == iteration
-    assert ours["lm loss"] == float(found["lm loss"])
-
-
-def test_reads_a_fork_by_key() -> None:
-    found = metrics.parse_training_line(FORK)
-    assert found is not None
-    assert found["iteration"] == 2
-    assert found["train iterations"] == 6
-    assert found["consumed tokens"] == 20480
-    assert found["TFLOPs"] == 41.02
-    assert found["elapsed time per iteration (ms)"] == 88.1
-    assert "grad norm" not in found
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "done with setup ...",
-        "[after dataloaders are built] datetime: 2023-06-14 16:08:12 ",
-        "iteration 3 of 4",
-    ],
-)
-def test_other_lines_are_none(line: str) -> None:
-    assert metrics.parse_training_line(line) is None
-    assert metrics.parse_validation_line(line) is None
+    (ours,) = lines.parse(metrics.training_line(step).encode())
+    assert isinstance(ours, lines.Step)
+    assert ours.iteration == iteration
+    assert ours.values["lm loss"] == float(found["lm loss"])
 
 
 def test_milestones_and_memory_to_the_character() -> None:
@@ -144,9 +113,8 @@ def test_validation_lines() -> None:
     expected = "lm loss value: 2.000000E+00 | lm loss PPL: 7.389056E+00 | "
     assert line == f" validation loss at iteration 10 | {expected}"
     assert rule == last == "-" * (len(line) + 1)
-    assert metrics.parse_validation_line(line) == (
-        "iteration 10",
-        {"lm loss value": 2.0, "lm loss PPL": 7.389056},
-    )
+    assert lines.parse(line.encode()) == [
+        lines.Evaluation("iteration 10", {"lm loss value": 2.0, "lm loss PPL": 7.389056})
+    ]
     huge = metrics.validation_lines("the end of training for test data", {"lm loss": 1e6})[1]
     assert f"PPL: {math.exp(20):.6E}" in huge

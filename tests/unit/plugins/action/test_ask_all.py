@@ -188,7 +188,13 @@ def test_every_module_is_told_where_its_nodes_engine_is(tmp_path: Path, above: i
 
 
 def test_arguments_of_all_nodes_are_those_of_each() -> None:
-    receipt = {"config_dir": "~/.rdm", "directory": "/x", "inputs": {"my_ip": "1"}, "key_digests": {"id": ""}}
+    receipt = {
+        "config_dir": "~/.rdm",
+        "directory": "/x",
+        "inputs": {"my_ip": "1"},
+        "key_digests": {"id": ""},
+        "sriov": {"parents": ["ib0"]},
+    }
     assert look_arguments({"a": {**receipt, "watch": {}}}) == {
         "a": {
             "config_dir": "~/.rdm",
@@ -196,6 +202,7 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
             "receipt_directory": "/x",
             "inputs": {"my_ip": "1"},
             "key_digests": {"id": ""},
+            "sriov": {"parents": ["ib0"]},
         }
     }
     lines = [f"n{number} 10.0.0.{number}\n" for number in range(1, 9)]

@@ -39,6 +39,7 @@ PLAY = """
         inspection: known_inspection
         release: "{{ release | default([]) }}"
         keys: "{{ keys | default(false) }}"
+        receipts: "{{ receipts | default(false) }}"
         write: true
       register: planned
       run_once: true
@@ -118,7 +119,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 CPU = {"rdm_accelerator": "cpu"}
-BASE = ("address", "my_ip", "note", "rank", "slots", "accelerator", "image")
+BASE = ("address", "my_ip", "note", "rank", "slots", "accelerator", "image", "vf_mac")
 
 
 def test_documentation_matches_the_arguments() -> None:
@@ -186,6 +187,7 @@ def test_plan_is_written_once_and_known_to_every_host(cluster: Cluster) -> None:
         "slots": 4,
         "accelerator": "cpu",
         "image": "training:1",
+        "vf_mac": "",
     }
     assert result["hostfile"] == "192.169.16.100 slots=8\n192.169.16.101 slots=4\n192.169.16.102 slots=8\n"
     assert result["dictionary"] == "a 192.169.16.100\nb 192.169.16.101\nc 192.169.16.102\n"
@@ -382,6 +384,67 @@ def test_nodes_are_checked_and_unreached_ones_left_out(cluster: Cluster) -> None
     assert result["nodes"]["a"]["config_dir"] == "/etc/rdm"
     assert set(result["nodes"]["b"]) == set(result["nodes"]["c"]) == set(BASE)
     assert cluster.plan_file.exists()
+
+
+def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluster) -> None:
+    cluster.write({"a": facts()}, {"b": {**facts(), "container_rails": ["ib0", "ib3"]}}, CPU)
+    assert cluster.run(stage="nodes")[1]["problems"][0]["value"] == "container_rails"
+    common = {**CPU, "container_rails": ["ib0", "ib1"], "network_driver": "sriov", "sriov_allow_tag": True}
+    two: list[dict[str, Any]] = [{"name": name, "addresses": []} for name in ("ib0", "ib1")]
+    cluster.write({"a": facts(interfaces=two)}, {"b": {"container_rails": ["ib0", "ib3"]}}, common)
+    rc, result, output = cluster.run(stage="nodes")
+    assert rc == 0, output
+    assert result["rails"] == ["192.169.17.0/24"]
+    assert result["nodes"]["a"]["rails"] == [
+        {
+            "parent": "ib1",
+            "network": "ibnet-1",
+            "subnet": "192.169.17.0/24",
+            "gateway": "192.169.17.1",
+            "my_ip": "192.169.17.100",
+            "options": {"netdevice": "ib1", "prefix": "eth1r"},
+        }
+    ]
+    assert "192.169.17" not in cluster.plan_file.read_text()
+    # A rail's interface, and what is in the way of its subnet, are looked for as the first one's are.
+    taken = [*two, {"name": "eth0", "addresses": ["192.169.17.9/24"]}]
+    cluster.write({"a": facts(interfaces=taken[::2])}, {}, common)
+    refused = cluster.run(stage="nodes")[1]
+    assert [problem["value"] for problem in refused["problems"]] == ["192.169.17.0/24", "network_parent ib1"]
+    assert "container_rail_subnets" in refused["problems"][0]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "paths"),
+    [
+        ({}, True, []),
+        ({"container_rdma": "all"}, False, ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs9"]),
+        ({"container_devices": ["/dev/zero"]}, False, ["/dev/infiniband/uverbs0"]),
+        ({"container_device_requests": []}, True, []),
+        ({"sriov_plugin": "upstream"}, None, ["/dev/infiniband/uverbs0"]),
+        ({"sriov_enabled": False}, None, ["/dev/infiniband/uverbs0"]),
+        ({"network_driver": "macvlan"}, None, ["/dev/infiniband/uverbs0"]),
+    ],
+)
+def test_who_says_which_rdma_devices_a_container_gets(
+    cluster: Cluster, given: dict[str, Any], expected: bool | None, paths: list[str]
+) -> None:
+    devices = [
+        {"name": f"mlx5_{number}", "netdevs": [name], "char_devices": [f"/dev/infiniband/uverbs{number}"]}
+        for number, name in ((0, "ib0"), (9, "ib9"))
+    ]
+    found = facts(
+        infiniband=[{**one, "pci": "", "virtual": False, "ports": []} for one in devices],
+        docker_min_api_version="1.12",  # as upstream's plugin needs it
+    )
+    common = {**CPU, "network_driver": "sriov", "sriov_plugin": "rdm-sriov", "sriov_allow_tag": True}
+    cluster.write({"a": found}, {}, {**common, **given})
+    rc, result, output = cluster.run(stage="nodes")
+    assert rc == 0, output
+    node = result["nodes"]["a"]
+    assert node.get("function_devices") == expected
+    assert [one.partition(":")[0] for one in node["container"]["devices"]] == paths
+    assert ("IPC_LOCK" in node["container"]["capabilities"]) == bool(paths)
 
 
 def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
@@ -644,3 +707,98 @@ def test_nodes_with_directories_of_their_own_for_the_keys_are_refused(cluster: C
     rc, result, _ = cluster.run("-e", "keys=true")
     assert rc == 2
     assert "b: container_ssh_key_dir /elsewhere is not " in result["msg"]
+
+
+def test_functions_of_a_cluster_are_planned_once_and_kept(cluster: Cluster) -> None:
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
+    cluster.write({"a": {}}, {"b": {}}, sriov)
+    _, result, _ = cluster.run()
+    assert result["nodes"]["a"]["vf_mac"] == ""
+    assert "vf_prefix" not in cluster.plan_file.read_text()
+    cluster.write({"a": {}}, {"b": {}}, {**sriov, "sriov_vfs": 8})
+    rc, result, output = cluster.run()
+    assert rc == 0, output
+    macs = [result["nodes"][node]["vf_mac"] for node in ("a", "b")]
+    assert macs == [f"{macs[0][:5]}:91:06:40:00", f"{macs[0][:5]}:91:06:50:00"]
+    assert f"vf_prefix = {macs[0][:5]}\n" in cluster.plan_file.read_text()
+    cluster.write({"b": {}}, {"a": {}}, {**sriov, "sriov_vfs": 4})
+    _, result, _ = cluster.run()
+    assert [result["nodes"][node]["vf_mac"] for node in ("a", "b")] == macs
+
+
+def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster: Cluster) -> None:
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
+    found = []
+    for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, "sriov_vf_vlan": 7}):
+        cluster.write({"a": {}}, {}, {**sriov, **more})
+        _, result, output = cluster.run("-e", '{"receipts": true}')
+        assert "receipts" in result, output
+        found.append(result["receipts"]["a"])
+    inputs = [one["inputs"]["sriov"] for one in found]
+    assert all(inputs)
+    assert inputs[1] == inputs[2]
+    assert len(set(inputs)) == 3
+    assert [one["watch"]["functions"] for one in found] == [
+        [],
+        [["ib0", ["address", "policy"]]],
+        [["ib0", ["address", "policy"]]],
+        [["ib0", ["address", "policy", "vlan"]]],
+    ]
+    assert not any("rdm-sriov/vfs.json" in path for path in found[0]["watch"]["paths"]["sriov"])
+    assert any("rdm-sriov/vfs.json" in path for path in found[1]["watch"]["paths"]["sriov"])
+
+
+def test_functions_that_make_no_sense_are_refused_together(cluster: Cluster) -> None:
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "sriov_vfs": 2}
+    pins = {"ib0": ["06:00:00:00:00:01", "06:00:00:00:00:02"]}
+    cluster.write(
+        {"a": {"sriov_vfs": 1000}},
+        {
+            "b": {"sriov_vf_parents": ["ib0", "ib0"]},
+            "c": {"sriov_vf_addresses": {"ib7": []}},
+            "d": {"sriov_vf_addresses": {"ib0": ["mine", "yours"]}},
+            "e": {"sriov_vf_addresses": pins},
+            "f": {"sriov_vf_addresses": pins},
+            "g": {"sriov_vf_policy": "Sideways"},
+        },
+        sriov,
+    )
+    rc, result, output = cluster.run()
+    assert rc == 2
+    said = {problem["node"]: f"{problem['value']} {problem['reason']}" for problem in result["problems"]}
+    assert "sriov_vfs 1000 is not between 0 and 256" in said["a"]
+    assert "does not name 1 to 16 physical functions, each of them once" in said["b"]
+    assert "sriov_vf_addresses names ib7, which is none of ib0" in said["c"]
+    assert "mine of ib0 is neither a MAC" in said["d"]
+    assert "of VF 1 of ib0 is that of VF 1 of ib0 of e" in said["f"]
+    assert "sriov_vf_policy" in said["g"]
+    assert "Traceback" not in output
+    assert not cluster.plan_file.exists()
+
+
+def test_functions_that_a_node_cannot_have_are_refused_before_anything_is_changed(cluster: Cluster) -> None:
+    function = {
+        "pf": "ib0",
+        "pci": "0000:41:00.0",
+        "total_vfs": 8,
+        "num_vfs": 0,
+        "driver": "mlx5_core",
+        "infiniband": True,
+        "autoprobe": True,
+        "bond": "",
+        "vfs": [],
+    }
+    interfaces = [{"name": "ib0", "mac": "", "addresses": []}]
+    facts = report(interfaces=interfaces, sriov=[function])
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "container_image": "training:1"}
+    cluster.write(
+        {"a": {"known_facts": {"node": facts}, "sriov_vfs": 8}},
+        {"b": {"known_facts": {"node": facts}, "sriov_vfs": 16, "rdm_become": False}},
+        sriov,
+    )
+    rc, result, _ = cluster.run(stage="nodes")
+    assert rc == 2
+    said = [f"{problem['node']}: {problem['value']} {problem['reason']}" for problem in result["problems"]]
+    assert [line for line in said if line.startswith("a:")] == []
+    assert any("b:  ib0 can have 8 VFs, and 16 are wanted" in line for line in said)
+    assert any("b: sriov_vfs needs root" in line for line in said)

@@ -12,6 +12,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerTimeout,
     ExecResult,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
 NODES = {f"n{rank}": f"10.0.0.{rank}" for rank in range(5)}
@@ -155,6 +156,6 @@ def test_no_argument_is_longer_than_the_kernel_allows(monkeypatch: pytest.Monkey
 def test_every_reason_not_to_measure_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, engine: Engine, reason: str
 ) -> None:
-    with pytest.raises(fabric_probe.NotMeasuredError) as caught:
+    with pytest.raises(NotMeasuredError) as caught:
         measure(monkeypatch, engine)
     assert str(caught.value) == reason

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerUnavailable,
     ExecResult,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.job import place
 from ansible_collections.rdm.provision.plugins.modules import job
 
 from tests.unit.plugins.job_locks import running_job
@@ -61,45 +64,116 @@ class Engine:
         self.answer = ExecResult(code, json.dumps({"ok": True, "problems": [], **answer}).encode(), b"")
 
 
+class Environment:
+    """A virtual environment of the host whose agent answers as it is told."""
+
+    def __init__(self, home: Path, jobs: Path) -> None:
+        self.home = home
+        self.options = {
+            "runtime": "host",
+            "environment": str(home / "env"),
+            "directory": str(jobs),
+            "key": str(home / "key"),
+            "my_ip": "10.0.0.100",
+        }
+        program = home / "env" / "bin" / "rdm-trainer"
+        program.parent.mkdir(parents=True)
+        program.write_text(
+            f"#!{sys.executable}\n"
+            "import json, os, sys\n"
+            f"os.chdir({str(home)!r})\n"
+            "asked = {'argv': sys.argv[1:], 'stdin': sys.stdin.read(), 'environment': dict(os.environ)}\n"
+            "open('asked', 'w').write(json.dumps(asked))\n"
+            "answer = json.load(open('answer'))\n"
+            "sys.stdout.write(answer[1])\n"
+            "sys.stderr.write(answer[2])\n"
+            "sys.exit(answer[0])\n",
+            encoding="utf-8",
+        )
+        program.chmod(0o755)
+        (home / "key").touch()
+        self.program = program
+        self.answer = ExecResult(0, b'{"ok": true, "problems": []}', b"")
+
+    @property
+    def answer(self) -> ExecResult:
+        raise AssertionError("only the agent reads it")
+
+    @answer.setter
+    def answer(self, answer: ExecResult) -> None:
+        told = [answer.exit_code, answer.stdout.decode(), answer.stderr.decode()]
+        (self.home / "answer").write_text(json.dumps(told), encoding="utf-8")
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        path = self.home / "asked"
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+    @property
+    def argv(self) -> list[str]:
+        return ["rdm-trainer", *self.asked["argv"]] if self.asked else []
+
+    @property
+    def stdin(self) -> bytes:
+        return str(self.asked["stdin"]).encode()
+
+    def says(self, code: int = 0, **answer: Any) -> None:
+        self.answer = ExecResult(code, json.dumps({"ok": True, "problems": [], **answer}).encode(), b"")
+
+
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     (tmp_path / "tiny-1").mkdir()
     made = Engine(tmp_path)
-    monkeypatch.setattr(job, "DockerAPI", lambda: made)
+    monkeypatch.setattr(place, "DockerAPI", lambda: made)
     return made
 
 
-def run(verb: str, *, check: bool = False, **options: Any) -> dict[str, Any]:
-    return run_module(job, {"cluster": "c", "verb": verb, **options}, check=check)
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    (tmp_path / "jobs" / "tiny-1").mkdir(parents=True)
+    monkeypatch.setattr(place, "DockerAPI", None)  # no engine is asked
+    return Environment(tmp_path, tmp_path / "jobs")
+
+
+@pytest.fixture(params=["engine", "host"])
+def agent(request: pytest.FixtureRequest) -> Any:
+    """The agent in each place: what is promised of one is promised of all."""
+    return request.getfixturevalue(request.param)
+
+
+def run(verb: str, at: Any = None, *, check: bool = False, **options: Any) -> dict[str, Any]:
+    where = {"place": at.options} if isinstance(at, Environment) else {}
+    return run_module(job, {"cluster": "c", "verb": verb, **where, **options}, check=check)
 
 
 # --- what is asked --------------------------------------------------------------------------------------
 
 
-def test_a_request_goes_through_standard_input_and_not_through_the_arguments(engine: Engine) -> None:
-    engine.says(facts={"torch": "2"}, offer={"agent_port": 5, "master_port": 6})
-    result = run("check", plan=PLAN, node="n1")
-    assert engine.argv == ["rdm-trainer", "job", "check"]
-    asked = json.loads(engine.stdin or b"")
+def test_a_request_goes_through_standard_input_and_not_through_the_arguments(agent: Any) -> None:
+    agent.says(facts={"torch": "2"}, offer={"agent_port": 5, "master_port": 6})
+    result = run("check", agent, plan=PLAN, node="n1")
+    assert agent.argv == ["rdm-trainer", "job", "check"]
+    asked = json.loads(agent.stdin or b"")
     assert asked == {**{k: v for k, v in PLAN.items() if k != "master"}, "version": 1, "node": "n1"}
     assert (result["problems"], result["offer"]["agent_port"], result["changed"]) == ([], 5, False)
 
 
-def test_a_start_changes_something_once(engine: Engine) -> None:
-    engine.says(started=True)
-    assert run("start", plan=PLAN, node="n1")["changed"]
-    engine.says(started=False)
-    assert not run("start", plan=PLAN, node="n1")["changed"]
+def test_a_start_changes_something_once(agent: Any) -> None:
+    agent.says(started=True)
+    assert run("start", agent, plan=PLAN, node="n1")["changed"]
+    agent.says(started=False)
+    assert not run("start", agent, plan=PLAN, node="n1")["changed"]
 
 
-def test_in_check_mode_nothing_is_started_or_stopped(engine: Engine) -> None:
-    assert run("start", plan=PLAN, node="n1", check=True)["changed"]
-    assert engine.argv == []
-    engine.says(job=RUNNING)
-    assert run("stop", name="tiny-1", check=True)["changed"]
-    assert engine.argv[:3] == ["rdm-trainer", "job", "state"]
-    engine.says(job={**RUNNING, "state": "finished"})
-    assert not run("stop", name="tiny-1", check=True)["changed"]
+def test_in_check_mode_nothing_is_started_or_stopped(agent: Any) -> None:
+    assert run("start", agent, plan=PLAN, node="n1", check=True)["changed"]
+    assert agent.argv == []
+    agent.says(job=RUNNING)
+    assert run("stop", agent, name="tiny-1", check=True)["changed"]
+    assert agent.argv[:3] == ["rdm-trainer", "job", "state"]
+    agent.says(job={**RUNNING, "state": "finished"})
+    assert not run("stop", agent, name="tiny-1", check=True)["changed"]
 
 
 @pytest.mark.parametrize(
@@ -111,34 +185,41 @@ def test_in_check_mode_nothing_is_started_or_stopped(engine: Engine) -> None:
         ("stopped", True, "the job tiny-1 was stopped"),
     ],
 )
-def test_how_a_job_is(engine: Engine, state: str, ended: bool, msg: str) -> None:
+def test_how_a_job_is(agent: Any, state: str, ended: bool, msg: str) -> None:
     reason = "a rank died" if state == "failed" else ""
-    engine.says(job={**RUNNING, "state": state, "reason": reason})
-    result = run("state", name="tiny-1", wait=5)
-    assert engine.argv == ["rdm-trainer", "job", "state", "tiny-1", "--wait", "5.0"]
+    agent.says(job={**RUNNING, "state": state, "reason": reason})
+    result = run("state", agent, name="tiny-1", wait=5)
+    assert agent.argv == ["rdm-trainer", "job", "state", "tiny-1", "--wait", "5.0"]
     assert (result["known"], result["ended"], result["msg"]) == (True, ended, msg)
 
 
-def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(engine: Engine) -> None:
-    engine.says(text="a\n", offset=7, ended=False)
-    result = run("logs", name="tiny-1", stream="err", tail=3)
-    assert engine.argv[3:] == ["tiny-1", "--stream", "err", "--tail", "3"]
+def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) -> None:
+    agent.says(text="a\n", offset=7, ended=False)
+    result = run("logs", agent, name="tiny-1", stream="err", tail=3)
+    assert agent.argv[3:] == ["tiny-1", "--stream", "err", "--tail", "3"]
     assert (result["text"], result["offset"], result["stream"]) == ("a\n", 7, "err")
-    run("logs", name="tiny-1", offset=7, wait=2)
-    assert engine.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
+    run("logs", agent, name="tiny-1", offset=7, wait=2)
+    assert agent.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
-def test_stop_says_whether_there_was_anything_to_stop(engine: Engine) -> None:
-    engine.says(stopped=True, job={**RUNNING, "state": "stopped"})
-    assert run("stop", name="tiny-1", now=True)["changed"]
-    assert engine.argv[-1] == "--now"
+def test_sections_are_the_agents(agent: Any) -> None:
+    agent.says(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
+    result = run("sections", agent, name="tiny-1")
+    assert agent.argv == ["rdm-trainer", "job", "sections", "tiny-1"]
+    assert (result["sections"][0]["title"], result["known"]) == ("iteration time", True)
 
 
-def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(engine: Engine) -> None:
-    for verb in ("state", "logs", "stop"):
-        result = run(verb, name="another")
+def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
+    agent.says(stopped=True, job={**RUNNING, "state": "stopped"})
+    assert run("stop", agent, name="tiny-1", now=True)["changed"]
+    assert agent.argv[-1] == "--now"
+
+
+def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) -> None:
+    for verb in ("state", "logs", "sections", "stop"):
+        result = run(verb, agent, name="another")
         assert (result["known"], result["ended"], result["changed"]) == (False, True, False)
-    assert engine.argv == []
+    assert agent.argv == []
 
 
 def test_jobs_that_run_are_named_without_asking_the_agent(engine: Engine, tmp_path: Path) -> None:
@@ -207,16 +288,16 @@ def test_an_engine_that_does_not_answer_is_a_problem_too(monkeypatch: pytest.Mon
     def none() -> Any:
         raise DockerUnavailable("no Docker Engine answers at /x")
 
-    monkeypatch.setattr(job, "DockerAPI", none)
+    monkeypatch.setattr(place, "DockerAPI", none)
     assert run("check", plan=PLAN, node="n1")["problems"] == ["no Docker Engine answers at /x"]
     assert run("running", node="n1")["running"] == []
 
 
-def test_an_agent_that_refuses_gives_its_reasons(engine: Engine) -> None:
-    engine.says(3, ok=False, problems=["The disk is full.", "No GPU."])
-    assert run("check", plan=PLAN, node="n1")["problems"] == ["The disk is full.", "No GPU."]
+def test_an_agent_that_refuses_gives_its_reasons(agent: Any) -> None:
+    agent.says(3, ok=False, problems=["The disk is full.", "No GPU."])
+    assert run("check", agent, plan=PLAN, node="n1")["problems"] == ["The disk is full.", "No GPU."]
     with pytest.raises(Failed, match=r"^The disk is full; No GPU$"):
-        run("start", plan=PLAN, node="n1")
+        run("start", agent, plan=PLAN, node="n1")
 
 
 @pytest.mark.parametrize(
@@ -228,24 +309,90 @@ def test_an_agent_that_refuses_gives_its_reasons(engine: Engine) -> None:
         ("logs", {"name": "-x"}, "'-x' is no name"),
     ],
 )
-def test_options_that_make_no_sense(
-    engine: Engine, verb: str, options: dict[str, Any], sentence: str
-) -> None:
+def test_options_that_make_no_sense(agent: Any, verb: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(Failed, match=sentence):
-        run(verb, **options)
-    assert engine.argv == []
+        run(verb, agent, **options)
+    assert agent.argv == []
 
 
-def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(engine: Engine) -> None:
-    engine.answer = ExecResult(0, b"name: tiny\nmodel: {}\n", b"")
-    assert run("config", plan=PLAN)["config"] == "name: tiny\nmodel: {}\n"
-    assert engine.argv == ["rdm-trainer", "config", "/dev/stdin", "a.b=1"]
-    assert engine.stdin == b"name: tiny\n"
-    engine.answer = ExecResult(3, b"", b"Error: model.layer is not a key\n")
+def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(agent: Any) -> None:
+    agent.answer = ExecResult(0, b"name: tiny\nmodel: {}\n", b"")
+    assert run("config", agent, plan=PLAN)["config"] == "name: tiny\nmodel: {}\n"
+    assert agent.argv == ["rdm-trainer", "config", "/dev/stdin", "a.b=1"]
+    assert agent.stdin == b"name: tiny\n"
+    agent.answer = ExecResult(3, b"", b"Error: model.layer is not a key\n")
     with pytest.raises(Failed, match=r"^model\.layer is not a key$") as failed:
-        run("config", plan=PLAN)
+        run("config", agent, plan=PLAN)
     assert failed.value.result["rdm_refused"] == "nodes"
-    engine.answer = ExecResult(1, b"", b"Error: no space left on device\n")
+    agent.answer = ExecResult(1, b"", b"Error: no space left on device\n")
     with pytest.raises(Failed, match=r"^no space left on device$") as failed:
-        run("config", plan=PLAN)
+        run("config", agent, plan=PLAN)
     assert "rdm_refused" not in failed.value.result
+
+
+# --- on the host ----------------------------------------------------------------------------------------
+
+
+def test_the_hosts_agent_has_its_environment_and_not_the_modules(
+    host: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    host.says(jobs=[])
+    assert run("list", host)["directory"] == host.options["directory"]
+    told = host.asked["environment"]
+    assert told["PATH"].split(":")[0] == str(host.program.parent)
+    assert "PYTHONPATH" not in told
+    names = ("MY_IP", "RDM_CLUSTER_KEY", "RDM_JOBS", "VIRTUAL_ENV")
+    assert [told[name] for name in names] == [
+        host.options[key] for key in ("my_ip", "key", "directory", "environment")
+    ]
+
+
+def test_paths_are_the_users_and_the_hosts(host: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(host.home))
+    host.options.update(directory="~/%n")
+    (host.home / os.uname().nodename).mkdir()
+    host.says(jobs=[])
+    assert run("list", host)["directory"] == str(host.home / os.uname().nodename)
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        (
+            "env/bin/rdm-trainer",
+            "there is no environment with rdm-trainer at .*/env: make it with rdm-provision",
+        ),
+        ("jobs/tiny-1", "there is no directory .*/jobs for jobs: make it"),
+        ("key", "the cluster's key .*/key cannot be read: make it"),
+    ],
+)
+def test_what_the_host_lacks_is_one_sentence(host: Environment, lost: str, sentence: str) -> None:
+    path = host.home / lost
+    if path.is_dir():
+        path.rmdir()
+        path.parent.rmdir()
+    else:
+        path.unlink()
+    with pytest.raises(Failed, match=sentence):
+        run("list", host)
+    assert len(run("check", host, plan=PLAN, node="n1")["problems"]) == 1
+
+
+def test_an_environment_that_lost_its_python_is_named(host: Environment) -> None:
+    host.program.write_text("#!/nowhere/python\n", encoding="utf-8")
+    with pytest.raises(Failed, match=r"cannot be run: No such file or directory; make the environment anew"):
+        run("list", host)
+
+
+def test_a_hosts_agent_that_hangs_is_not_waited_for_for_ever(host: Environment) -> None:
+    host.program.write_text("#!/bin/sh\nexec sleep 600\n", encoding="utf-8")
+    with pytest.raises(Failed, match="has not ended within 1 s"):
+        run("list", host, timeout=-9)
+
+
+def test_jobs_that_run_on_the_host_are_named_without_asking_the_agent(host: Environment) -> None:
+    with running_job(host.home / "jobs", "tiny-1"):
+        assert run("running", host, node="n1")["running"] == ["tiny-1"]
+    assert run("running", host, node="n1")["running"] == []
+    assert host.argv == []

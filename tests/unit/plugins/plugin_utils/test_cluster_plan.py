@@ -134,6 +134,21 @@ def test_nodes_share_a_warning() -> None:
     ]
 
 
+def test_a_node_whose_fabric_differs_from_the_others_is_a_warning() -> None:
+    plan = planned()
+    shared, exclusive = (
+        report(parents=[{"name": "ib9"}], rdma={"netns_mode": mode, "ofed": False})
+        for mode in ("shared", "exclusive")
+    )
+    facts = {"m": shared, "w1": exclusive, "w2": shared}
+    (warning,) = plan_nodes(
+        plan, {name: want._replace(network_driver="bridge") for name, want in wants(plan).items()}, facts
+    ).warnings
+    assert warning.startswith(
+        "w1: driver: the mode of RDMA devices in network namespaces is exclusive, and the 2"
+    )
+
+
 def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> None:
     plan = planned()
     trains = {**container("rdm", "rdm", ibnet="192.169.16.9"), "jobs": ["one"]}
@@ -155,3 +170,20 @@ def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> N
     with pytest.raises(Refused) as refused:
         plan_nodes(plan, wants(plan), facts)
     assert [problem.node for problem in refused.value.problems] == ["m", "w1", "w2", "w2"]
+
+
+def test_bare_hosts_keep_the_addresses_that_ssh_uses_and_need_no_engine() -> None:
+    bare = {
+        **CPU,
+        "rdm_runtime": "host",
+        "rdm_become": False,
+        "rdm_subnet": "10.0.0.0/24",
+        "rdm_gateway": "10.0.0.254",
+    }
+    variables = {"m": {**bare, "my_ip": "10.0.0.1", "ansible_host": "10.0.0.1"}}
+    plan, problems = plan_cluster(["m"], [], variables)
+    assert plan is not None
+    assert problems == []
+    assert plan_nodes(plan, wants(plan), {"m": report(docker=None)}).warnings == []
+    with pytest.raises(Refused, match=r"my_ip 10\.0\.0\.1 is no address of the host"):
+        plan_nodes(plan, wants(plan), {"m": report(docker=None, interfaces=[])})

@@ -136,3 +136,26 @@ def test_the_options_are_the_documented_ones() -> None:
         for name, option in documented.items()
     }
     assert without_prose == CLUSTER_OPTIONS
+
+
+BARE = {"rdm_runtime": "host", "rdm_become": False, "m__my_ip": "10.2.72.135", "w__my_ip": "10.2.72.136"}
+
+
+def test_bare_hosts_have_their_own_addresses_and_no_root() -> None:
+    assert inventory("m", "w", **BARE).problems == []
+    assert inventory("m", "w", **BARE).runtime == "host"
+    assert inventory("m", "w").runtime == "container"
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rdm_runtime": "hots"}, "rdm_runtime 'hots' is nothing that jobs run in: choose container or host"),
+        ({"w__rdm_runtime": "container"}, "rdm_runtime differs between nodes"),
+        ({"w__rdm_become": True}, "w: rdm_become true is for containers: on bare hosts jobs run as the user"),
+        ({"w__my_ip": ""}, "w: my_ip is not set, and a bare host is given none"),
+    ],
+)
+def test_what_bare_hosts_need(change: dict[str, Any], sentence: str) -> None:
+    [said] = problems("m", "w", **{**BARE, **change})
+    assert sentence in said

@@ -148,3 +148,15 @@ def test_a_node_that_was_not_reached_is_a_problem() -> None:
 def test_a_check_that_failed_is_a_problem() -> None:
     said = sentences(verdict(plan("n0"), {"n0": {"failed": True, "msg": "no Docker Engine answers."}}))
     assert said == ["n0: no Docker Engine answers"]
+
+
+def test_nodes_with_other_versions_than_most_are_named() -> None:
+    facts = {"python": "3.11", "torch": "2.13.0", "disk_free": 1}
+    answers = {
+        "n0": {"problems": [], "facts": facts},
+        "n1": {"problems": [], "facts": {**facts, "torch": "2.12.0", "disk_free": 2}},
+        "n2": {"problems": [], "facts": facts},
+    }
+    [said] = sentences(verdict(plan("n0", "n1", "n2"), answers))
+    assert said.startswith("n1: torch 2.12.0 is not 2.13.0, as on n0: give all nodes the same image, or")
+    assert verdict(plan("n0", "n2"), answers) == []

@@ -6,13 +6,14 @@ from ipaddress import IPv4Network
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     container_seen,
     ended_by_plan,
     network_differences,
     network_present,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_node
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_host, check_node
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
@@ -133,6 +134,9 @@ def test_podman_is_named_with_what_works() -> None:
 def test_missing_engine_is_no_problem_when_it_will_be_installed() -> None:
     absent = report(docker=None, docker_state="absent", docker_error="none", python_requests=False)
     assert problems(absent, engine_install=True) == []
+    assert problems(absent, engine_install=True, docker_socket="/run/docker.sock") == []
+    [sentence] = problems(absent, engine_install=True, docker_socket="/srv/docker.sock")
+    assert "rdm_docker_socket /srv/docker.sock is not where an engine that docker_engine_install" in sentence
     assert problems(report(docker=None, docker_state="forbidden"), engine_install=True) != []
 
 
@@ -257,6 +261,71 @@ def test_parent_interface_must_exist() -> None:
     assert sentence == "network_parent ib7 is not an interface of the node: choose one of eth0, ib0, docker0"
     assert problems(report(), network_parent="ib0.100") == []
     assert problems(report(), network_parent="ib7", network_driver="bridge") == []
+
+
+def function(**changes: Any) -> dict[str, Any]:
+    """A physical function as `node_facts` reports it."""
+    sound = {
+        "pf": "ib0",
+        "pci": "0000:41:00.0",
+        "total_vfs": 8,
+        "num_vfs": 0,
+        "driver": "mlx5_core",
+        "infiniband": True,
+        "autoprobe": True,
+        "bond": "",
+        "vfs": [],
+    }
+    return {**sound, **changes}
+
+
+VF = {
+    "index": 0,
+    "pci": "0000:41:00.1",
+    "driver": "mlx5_core",
+    "netdev": "",
+    "mac": "",
+    "address": "",
+    "port": "",
+    "policy": "Follow",
+    "vlan": None,
+    "trust": None,
+    "spoof_check": None,
+    "by_files": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ([function()], ""),
+        (
+            [function(num_vfs=1, vfs=[VF])],
+            "ib0 cannot be changed (it has 1 VFs, not 4) while a container has VF 0",
+        ),
+        ([function(total_vfs=2)], "ib0 can have 2 VFs, and 4 are wanted: set sriov_vfs to 2 at most"),
+        ([function(driver="mlx4_core")], "ib0 has the driver mlx4_core (ConnectX-3)"),
+        ([function(bond="bond0")], "ib0 is in the bond bond0"),
+        (
+            [function(pf="eth1")],
+            "ib0 is to have virtual functions, and has no SR-IOV on this node: choose one of eth1",
+        ),
+        (
+            [],
+            "ib0 is to have virtual functions, and has no SR-IOV on this node: switch SR-IOV on",
+        ),
+    ],
+)
+def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], said: str) -> None:
+    sentences = problems(report(sriov=found), functions=[Wanted("ib0", 4)])
+    assert [sentence[: len(said)] for sentence in sentences] == ([said] if said else [])
+
+
+def test_one_function_under_two_names_is_refused() -> None:
+    twice = [Wanted("ib0", 4), Wanted("0000:41:00.0", 4)]
+    assert problems(report(sriov=[function()]), functions=twice) == [
+        "0000:41:00.0 is the same function as ib0: name it once"
+    ]
 
 
 def test_memlock_is_refused_or_accepted_without_a_word_as_the_user_says() -> None:
@@ -484,3 +553,13 @@ def test_a_second_network_on_the_parent_interface_is_refused() -> None:
     [sentence] = problems(found)
     assert "network_parent ib0 carries the Docker network theirs already" in sentence
     assert problems(found, network_parent="eth0", network_options={"parent": "eth0"}) == []
+
+
+def test_a_bare_host_needs_its_address_and_no_engine() -> None:
+    found = report(docker=None)
+    assert check_host(want(my_ip="10.0.0.1"), found) == ([], [])
+    [problem] = check_host(want(my_ip="10.0.0.2"), found).problems
+    assert problem.sentence == (
+        "my_ip 10.0.0.2 is no address of the host, which has 10.0.0.1, 172.17.0.1: "
+        "set my_ip to the one that it has on the fabric"
+    )

@@ -89,7 +89,7 @@ def test_the_version_changes_with_every_file_and_with_the_base(tmp_path: Path) -
 
 
 def test_every_file_of_the_role_is_part_of_the_recipe() -> None:
-    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, lab_trainer.SCRIPT}
+    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, lab_trainer.SCRIPT, "vm"}
 
 
 def test_paths_with_quotes_are_quoted_in_hooks() -> None:

@@ -168,6 +168,16 @@ def test_the_inventory_for_sriov_names_the_stand_in() -> None:
     assert group["children"]["workers"]["hosts"] == {}
 
 
+def test_virtual_machines_have_functions_of_their_own_and_all_rights_of_a_host() -> None:
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "sriov", "/tmp/x", machines=True).values()
+    variables = group["vars"]
+    assert (variables["network_driver"], variables["network_parent"]) == ("sriov", "ib0")
+    assert variables["sriov_vfs"] == spec.VIRTUAL_FUNCTIONS == 7
+    assert "sriov_image" not in variables
+    assert "container_memlock_required" not in variables
+    assert [image["name"] for image in variables["images_list"]] == ["rdm-lab/cpu:1"]
+
+
 @pytest.mark.parametrize("driver", ["macvlan", "sriov"])
 def test_a_lab_that_trains_runs_the_training_image(driver: str) -> None:
     (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, driver, "/tmp/x", "train-1-2.tar").values()

@@ -47,6 +47,14 @@ def test_k3s_as_its_configuration_and_flannel_say(tmp_path: Path) -> None:
     assert found(root) == {"10.51.0.0/16": ("services", True), "10.50.0.0/16": ("pods", True)}
 
 
+def test_microk8s_as_its_snap_lays_it_out(tmp_path: Path) -> None:
+    args = "var/snap/microk8s/current/args"
+    files = {f"{args}/kube-apiserver": "--service-cluster-ip-range=10.152.184.0/24\n--secure-port=16443\n"}
+    root = lay_out(tmp_path, files, kubelite="/snap/microk8s/7394/kubelite\0--scheduler-args-file=x\0")
+    assert kubernetes(root)["name"] == "microk8s"
+    assert found(root) == {"10.152.184.0/24": ("services", True), "10.1.0.0/16": ("pods", False)}
+
+
 def test_kubeadm_on_a_control_plane(tmp_path: Path) -> None:
     manifests = {
         "etc/kubernetes/manifests/kube-apiserver.yaml": "    - --service-cluster-ip-range=10.97.0.0/16\n",

@@ -12,6 +12,10 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt, shell_files
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import bring
+
+from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
 
 INPUTS = dict.fromkeys(("images", "network", "my_ip", "container", "hostfile"), "0" * 16)
 
@@ -70,6 +74,7 @@ def watch(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
     archive.write_bytes(b"layers")
     return {
         "cluster": "rdm",
+        "functions": [],
         "config_dirs": [str(home)],
         "job_directory": str(tmp_path),
         "system": True,
@@ -142,8 +147,8 @@ PLANTS: dict[str, tuple[Plant, set[str]]] = {
 }
 
 
-def see(watch: dict[str, Any], engine: Engine) -> receipt.Found:
-    return receipt.observe(watch, "sha256:hardware", engine)  # type: ignore[arg-type]
+def see(watch: dict[str, Any], engine: Engine, sysfs: str = "/sys") -> receipt.Found:
+    return receipt.observe(watch, "sha256:hardware", engine, sysfs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", PLANTS)
@@ -314,3 +319,47 @@ def test_a_large_file_counts_by_size_and_time(home: Path, watch: dict[str, Any])
     before = see(watch, Engine())
     os.utime(large, (1, 1))
     assert set(receipt.drift(before, see(watch, Engine()))) == {"my_ip", "container", "hostfile"}
+
+
+IB0 = "bus/pci/devices/0000:41:00.0"
+GUIDS = [f"06:5e:91:ff:fe:06:40:0{number}" for number in range(4)]
+Meddle = Callable[[FakeKernel], object]
+
+
+@pytest.mark.parametrize(
+    ("meddle", "said"),
+    [
+        (lambda kernel: kernel.make("0000:41:00.0", 0), "the number of VFs of ib0 is 0, not 4"),
+        (
+            lambda kernel: kernel.unbind("0000:41:00.3"),
+            f"VF 2 of ib0 is unbound with {GUIDS[2]}, Follow, not bound with {GUIDS[2]}, Follow",
+        ),
+        (
+            lambda kernel: kernel.write(f"{IB0}/sriov/1/policy", "Down"),
+            f"VF 1 of ib0 is bound with {GUIDS[1]}, Down, not bound with {GUIDS[1]}, Follow",
+        ),
+        (
+            lambda kernel: kernel.write(f"{IB0}/sriov/0/port", "00:00:00:00:00:00:00:01"),
+            f"VF 0 of ib0 is bound with 00:00:00:00:00:00:00:01 and {GUIDS[0]}, Follow, "
+            f"not bound with {GUIDS[0]}, Follow",
+        ),
+        (lambda kernel: kernel.unplug("ib0", 3), "VF 3 of ib0 is missing"),
+        (
+            lambda kernel: (kernel.sys / "class/net/ib0/device").unlink(),
+            "the network card ib0 is missing",
+        ),
+        (lambda kernel: kernel.hold("ib0", 1), ""),  # what a container has is as it was
+    ],
+)
+def test_virtual_functions_that_somebody_changes_are_work(
+    watch: dict[str, Any], tmp_path: Path, meddle: Meddle, said: str
+) -> None:
+    kernel = FakeKernel(tmp_path / "node")
+    bring(kernel, Wanted("ib0", 4, GUIDS, "Follow"))
+    watch["functions"] = [["ib0", ["address", "policy"]]]
+    before = see(watch, Engine(), kernel.root)
+    assert receipt.drift(before, see(watch, Engine(), kernel.root)) == {}
+    meddle(kernel)
+    reasons = receipt.drift(before, see(watch, Engine(), kernel.root))
+    assert set(reasons) <= {"sriov"}
+    assert said in reasons.get("sriov", [""])

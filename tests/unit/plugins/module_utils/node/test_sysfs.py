@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import sysfs
+from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
 
 from tests.fixtures.sysfs.build import build
 
@@ -99,6 +100,9 @@ def test_mi250_infiniband(mi250: Node) -> None:
         "node_guid": "b8ce:f603:00a1:b2c0",
         "firmware": "20.35.2000",
         "board_id": "MT_0000000223",
+        "type": "",
+        "driver": "",
+        "driver_version": "",
         "pci": "0000:41:00.0",
         "virtual": False,
         "char_devices": ["/dev/infiniband/uverbs0", "/dev/infiniband/umad0", "/dev/infiniband/issm0"],
@@ -111,6 +115,7 @@ def test_mi250_infiniband(mi250: Node) -> None:
                 "rate": "200 Gb/sec (4X HDR)",
                 "link_layer": "InfiniBand",
                 "lid": 26,
+                "sm_lid": 0,
             }
         ],
     }
@@ -132,16 +137,13 @@ def test_character_devices_without_a_node_are_left_out(mi250: Node) -> None:
 
 
 def test_mi250_physical_and_virtual_functions(mi250: Node) -> None:
-    (function,) = sysfs.sriov(mi250.sys)
+    (function,) = functions.facts(mi250.sys)
     assert (function["pf"], function["pci"]) == ("ib0", "0000:41:00.0")
     assert (function["total_vfs"], function["num_vfs"]) == (8, 4)
     assert [vf["index"] for vf in function["vfs"]] == [0, 1, 2, 3]
-    assert function["vfs"][0] == {
-        "index": 0,
-        "pci": "0000:41:00.1",
-        "netdev": "ib1",
-        "mac": "00:00:08:41:fe:80:00:00:00:00:00:00:00:22:33:44:77:66:55:01",
-    }
+    first = function["vfs"][0]
+    assert (first["pci"], first["netdev"]) == ("0000:41:00.1", "ib1")
+    assert first["mac"] == "00:00:08:41:fe:80:00:00:00:00:00:00:00:22:33:44:77:66:55:01"
     assert (function["vfs"][3]["netdev"], function["vfs"][3]["mac"]) == ("", "")
 
 
@@ -151,7 +153,7 @@ def test_an_ipoib_child_is_no_physical_function_but_shares_one(mi250: Node) -> N
     child = mi250.tree / "sys/class/net/ib0.8001"
     (child / "device").symlink_to("../../../bus/pci/devices/0000:41:00.0")
     (child / "parent").write_text("ib0\n")
-    assert [function["pf"] for function in sysfs.sriov(mi250.sys)] == ["ib0"]
+    assert [function["pf"] for function in functions.facts(mi250.sys)] == ["ib0"]
     assert sysfs.siblings("ib0", mi250.sys) == ["ib0.8001"]
 
 
@@ -171,14 +173,14 @@ def test_cuda_roce(cuda: Node) -> None:
     assert first["char_devices"] == ["/dev/infiniband/uverbs0"]
     assert first["ports"][0]["link_layer"] == "Ethernet"
     assert (second["ports"][0]["state"], second["ports"][0]["physical_state"]) == ("DOWN", "Disabled")
-    assert [(function["pf"], function["num_vfs"]) for function in sysfs.sriov(cuda.sys)] == [
+    assert [(function["pf"], function["num_vfs"]) for function in functions.facts(cuda.sys)] == [
         ("enp161s0f0np0", 0),
         ("enp161s0f1np1", 0),
     ]
 
 
 def test_cpu_node(cpu: Node) -> None:
-    assert sysfs.gpus(cpu.sys) == sysfs.infiniband(cpu.sys, cpu.dev) == sysfs.sriov(cpu.sys) == []
+    assert sysfs.gpus(cpu.sys) == sysfs.infiniband(cpu.sys, cpu.dev) == functions.facts(cpu.sys) == []
     assert sysfs.accelerator([]) == "cpu"
     assert sysfs.device_nodes(cpu.dev) == BARE_NODES
     assert sysfs.netdevs(cpu.sys) == [
@@ -192,7 +194,7 @@ def test_nothing_there_reads_as_empty(tmp_path: Path, root: str) -> None:
     empty = str(tmp_path / root)
     assert sysfs.gpus(empty) == []
     assert sysfs.infiniband(empty, empty) == []
-    assert sysfs.sriov(empty) == []
+    assert functions.facts(empty) == []
     assert sysfs.netdevs(empty) == []
     assert sysfs.siblings("ib0", empty) == []
     assert sysfs.device_nodes(empty) == BARE_NODES

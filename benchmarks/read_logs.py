@@ -1,0 +1,136 @@
+"""How fast logs are read, beside `wc -l` and `grep -c` over the same files in the same run.
+
+Run `python benchmarks/read_logs.py`; it prints a table for docs/performance.md. The files are made here, of
+lines as programs write them: a job that says much between its steps, one with the timers of all ranks, one
+with nothing to read, and the worst case, training lines alone. Their pages are in memory for all three
+programs, the rounds alternate, and the figures are the best of them, in MB per CPU second, so that others on
+the machine count less. `peak` is the largest resident memory of the reading process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
+
+from benchmarks.tables import markdown  # noqa: E402
+
+MEGABYTE = 1_000_000
+RANKS = 32
+READER = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from rdm_log.summary import NothingToRead, summarise
+try:
+    summarise([Path(sys.argv[2])])
+except NothingToRead:
+    pass
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def step(number: int) -> str:
+    """Return a training line of Megatron-LM."""
+    return (
+        f" iteration {number:8d}/99999999 | consumed samples: {number * 64:12d} |"
+        f" elapsed time per iteration (ms): {1400 + number % 17:.1f} | learning rate: 7.031E-07 |"
+        f" global batch size:    64 | lm loss: {2 + 8 / (1 + number):.6E} | loss scale: 262144.0 |"
+        " grad norm: 16.666 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+    )
+
+
+def talk(number: int) -> str:
+    """Return lines as NCCL and libraries write them."""
+    return "".join(
+        f"n{number % 8:03d}:{3000 + rank}:{4000 + rank} [{rank % 4}] NCCL INFO Channel {rank:02d}/0 :"
+        f" {rank}[{rank % 4}] -> {rank + 4}[{rank % 4}] [send] via NET/IB/3/GDRDMA\n"
+        for rank in range(RANKS)
+    )
+
+
+def timers(number: int) -> str:
+    """Return timers of all ranks as FASOP's fork writes them, with the moments of each micro-batch."""
+    lines = ["times across ranks (ms):\n"]
+    for name in ("forward-compute", "backward-compute", "optimizer"):
+        lines.append(f"  {name}:\n")
+        for rank in range(RANKS):
+            moments = " ".join(f"{1686726500 + number + n / 7:.6f}" for n in range(16))
+            lines.append(f"     rank {rank:2d}: {700 + rank:.2f}\n {name} start time lst: {moments}\n")
+            lines.append(f" {name} end time lst: {moments}\n")
+    return "".join(lines)
+
+
+KINDS: dict[str, Callable[[int], str]] = {
+    "a step in 100 lines": lambda number: step(number) + talk(number) * 3,
+    "timers of 32 ranks": lambda number: step(number) + timers(number),
+    "nothing to read": talk,
+    "training lines alone": step,
+}
+
+
+def make(path: Path, kind: Callable[[int], str], size: int) -> None:
+    """Write a log of at least SIZE bytes."""
+    with path.open("w") as file:
+        number = 0
+        while file.tell() < size:
+            file.writelines(kind(number + n) for n in range(1, 201))
+            number += 200
+
+
+def seconds(command: list[str]) -> tuple[float, str]:
+    """Run a program and return the CPU seconds that it took, and what it printed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
+
+
+def measure(path: Path, rounds: int) -> list[str]:
+    """Return a file's cells: speeds in MB/s, ratios of times, and the reader's memory."""
+    commands = {
+        "ours": [sys.executable, "-c", READER, str(ROOT / "trainer"), str(path)],
+        "wc": ["wc", "-l", str(path)],
+        "grep": ["grep", "-c", " iteration ", str(path)],
+    }
+    seconds(commands["wc"])
+    best = dict.fromkeys(commands, float("inf"))
+    peak = ""
+    for _ in range(rounds):
+        for name, command in commands.items():
+            took, said = seconds(command)
+            best[name] = min(best[name], took)
+            peak = said.strip() if name == "ours" else peak
+    size = path.stat().st_size / MEGABYTE
+    speeds = [f"{size / best[name]:,.0f}" for name in commands]
+    ratios = [f"{best['ours'] / best[name]:.1f}" for name in ("wc", "grep")]
+    return [f"{size:,.0f}", *speeds, *ratios, peak]
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=400, help="size of each file")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rows = [["log", "MB", "MB/s", "`wc -l`", "`grep -c`", "times `wc`", "times `grep`", "peak MiB"]]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, kind in KINDS.items():
+            path = Path(folder) / "n1.out"
+            make(path, kind, options.megabytes * MEGABYTE)
+            rows.append([name, *measure(path, options.rounds)])
+    print(f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}\n")
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

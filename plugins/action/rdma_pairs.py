@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make the rounds of RDMA measurements, and judge them; see plugins/modules/rdma_pairs.py."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.modules.rdma_pairs import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils import rdma
+from ansible_collections.rdm.provision.plugins.plugin_utils.pair_judge import Bounds
+from ansible_collections.rdm.provision.plugins.plugin_utils.rdma_parts import measuring, parts, sample_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+
+
+class ActionModule(ActionBase):
+    """The action: decides and judges; it talks to no node."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the rounds, or the judgement.
+
+        Raises:
+            AnsibleActionFail: an option cannot be.
+        """
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        result["changed"] = False
+        for name, least in (("seconds", 1), ("most_rounds", 1), ("patience", 0.1)):
+            if options[name] < least:
+                raise AnsibleActionFail(f"{name} must be at least {least}, not {options[name]}")
+        if not 0 < options["slow_share"] < 1:
+            raise AnsibleActionFail(f"slow_share must be between 0 and 1, not {options['slow_share']}")
+        try:
+            addresses = parse_nodes(options["nodes"])
+        except ValueError as error:
+            raise AnsibleActionFail(str(error)) from error
+        looks = {
+            host: {**look, "reason": str(look.get("msg"))} if look.get("failed") else look
+            for host, look in registered(options["looks"], variables).items()
+            if not look.get("unreachable")
+        }
+        ready = measuring(addresses, looks)
+        if options["stage"] == "schedule":
+            forks = max(1, int(variables["ansible_forks"]))
+            found = parts(
+                {name: addresses[name] for name in ready}, looks, options, forks, secrets.token_hex(8)
+            )
+            first = ready[0] if found else ""
+            limit = found[first]["limit"] if found else 0.0
+            text = (
+                f"{len(ready)} nodes, {len(found[first]['rounds'])} rounds" if found else "nothing to measure"
+            )
+            result.update(parts=found, first=first, limit=limit, msg=text)
+            return result
+        results = {
+            host: {**answer, "reason": answer.get("reason") or str(answer.get("msg") or "it was not asked")}
+            if answer.get("failed") or answer.get("unreachable")
+            else answer
+            for host, answer in registered(options["results"], variables).items()
+            if host in ready and not answer.get("skipped")
+        }
+        judged = rdma.as_dict(
+            rdma.judge_rdma(
+                [name for name in addresses if name in looks],
+                looks,
+                results,
+                sample_of(len(ready), options["most_rounds"], options["above"]),
+                Bounds(share=options["slow_share"]),
+            )
+        )
+        result.update(rdma=judged, msg=rdma.table(judged))
+        return result

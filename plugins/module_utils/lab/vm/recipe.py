@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a lab's virtual machines are made of. Pure decisions.
+
+There are two root file systems, both of one release of Debian, whatever this machine has: the machines' own,
+which becomes their disk, and that of the containers that they run in, with QEMU. The release is one whose
+QEMU has a network card with virtual functions (since version 8) and whose kernel has the drivers for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Dict, Iterable, List
+
+from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
+    LEFT_OUT,
+    NOT_IN_ARCHIVE,
+    file_content,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+
+SUITE = "trixie"
+REPOSITORY = "rdm-lab/machine"
+RECIPE_LABEL = "rdm.provision.lab.machine"
+DISK = "disk.img"
+KERNEL = "vmlinuz"
+INITRD = "initrd"
+DISK_SIZE = "8G"  # sparse
+
+# Raised when the code below changes what it makes.
+FORMAT = 1
+
+CONTAINER_PACKAGES = ("iproute2", "python3-minimal", "qemu-system-x86", "qemu-utils")
+GUEST_PACKAGES = (
+    "busybox-static",
+    "ca-certificates",
+    "cpio",
+    "docker-cli",
+    "docker.io",
+    "ethtool",
+    "ibverbs-providers",
+    "ibverbs-utils",
+    "infiniband-diags",
+    "iproute2",
+    "iptables",
+    "iputils-ping",
+    "kmod",
+    "libnss-myhostname",
+    "openssh-client",
+    "openssh-server",
+    "perftest",
+    "procps",
+    "python3",
+    "python3-requests",
+    "rdma-core",
+    "sudo",
+    "systemd-sysv",
+    "udev",
+    "xz-utils",
+    "zstd",
+)
+GUEST_FILES = ("node-setup.sh", "rdm-lab", "strip.sh")
+FILES = ("guest.sh", "init", "rdm-lab")  # of the directory vm
+
+
+def checked_architecture(machine: str) -> None:
+    """Refuse a machine that cannot have such nodes.
+
+    Args:
+        machine: as `uname -m` says it.
+
+    Raises:
+        LabProblem: its packages are for another processor than the nodes have.
+    """
+    if machine != "x86_64":
+        raise LabProblem(
+            f"nodes that are virtual machines need an x86_64 machine, and this is {machine}: "
+            "--hardware container works here"
+        )
+
+
+def version(files: Path) -> str:
+    """Return 12 hex digits that change when the machines would be made differently.
+
+    Args:
+        files: the directory with the lab's files.
+    """
+    digest = hashlib.sha256(
+        json.dumps(
+            [FORMAT, SUITE, DISK_SIZE, CONTAINER_PACKAGES, GUEST_PACKAGES, LEFT_OUT, NOT_IN_ARCHIVE]
+        ).encode()
+    )
+    for name in GUEST_FILES:
+        digest.update(name.encode() + b"\0" + file_content(files, name))
+    for name in FILES:
+        digest.update(name.encode() + b"\0" + (files / "vm" / name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def sources(own: Iterable[str], distribution: str, suite: str) -> List[str]:
+    """Return the package sources of the machines' release, from where this machine takes its own.
+
+    None means the default of mmdebstrap.
+
+    Args:
+        own: this machine's sources of its release, one-line entries.
+        distribution: of this machine, as /etc/os-release calls it. Another one has no packages of Debian's.
+        suite: this machine's release.
+    """
+    if distribution != "debian" or not suite:
+        return []
+    changed = (re.sub(rf" {re.escape(suite)}(-updates|-security)? ", rf" {SUITE}\1 ", line) for line in own)
+    return list(dict.fromkeys(changed))
+
+
+def container_command(
+    packages: Iterable[str], program: Path, target: Path, options: Iterable[str]
+) -> List[str]:
+    """Return the command that makes the root file system of the container.
+
+    Args:
+        packages: the sources.
+        program: what the container runs.
+        target: the tar that it makes.
+        options: of apt, such as a proxy.
+    """
+    hooks = [
+        f'install -D --mode=0755 {_quoted(str(program))} "$1/usr/local/sbin/rdm-lab"',
+    ]
+    return _mmdebstrap(CONTAINER_PACKAGES, hooks, packages, target, options)
+
+
+def guest_command(
+    packages: Iterable[str], files: Path, boot: Path, target: Path, options: Iterable[str]
+) -> List[str]:
+    """Return the command that makes the root file system of the machines.
+
+    Args:
+        packages: the sources.
+        files: the directory with the lab's files.
+        boot: the directory that gets kernel and initrd.
+        target: the tar that it makes.
+        options: of apt, such as a proxy.
+    """
+    hooks = [
+        f'install -D --mode=0755 {_quoted(str(files / "rdm-lab"))} "$1/usr/local/sbin/rdm-lab"',
+        f'install -D --mode=0644 {_quoted(str(files / "vm/init"))} "$1/tmp/rdm-lab/init"',
+        'chroot "$1" apt-get update -qq',
+        f'chroot "$1" /bin/sh <{_quoted(str(files / "node-setup.sh"))}',
+        f'chroot "$1" /bin/sh <{_quoted(str(files / "vm/guest.sh"))}',
+        f'mv "$1/boot/{KERNEL}" "$1/boot/{INITRD}" {_quoted(str(boot))}',
+        f'chroot "$1" /bin/sh <{_quoted(str(files / "strip.sh"))}',
+    ]
+    return _mmdebstrap(GUEST_PACKAGES, hooks, packages, target, options)
+
+
+def _mmdebstrap(
+    include: Iterable[str],
+    hooks: Iterable[str],
+    packages: Iterable[str],
+    target: Path,
+    options: Iterable[str],
+) -> List[str]:
+    return [
+        "mmdebstrap",
+        "--quiet",
+        "--variant=minbase",
+        *(f"--dpkgopt=path-exclude={path}" for path in LEFT_OUT),
+        *(f"--aptopt={option}" for option in options),
+        f"--include={','.join(include)}",
+        *(f"--customize-hook={hook}" for hook in hooks),
+        SUITE,
+        str(target),
+        *packages,
+    ]
+
+
+def disk_commands(root_tar: Path, root: Path, disk: Path) -> List[List[str]]:
+    """Return the commands that make the disk of the root file system.
+
+    Args:
+        root_tar: the file system.
+        root: a directory to unpack it in.
+        disk: the file to make.
+    """
+    exclude = [f"--exclude=./{path}" for path in NOT_IN_ARCHIVE]
+    return [
+        ["tar", "--extract", "--numeric-owner", *exclude, f"--directory={root}", f"--file={root_tar}"],
+        ["mke2fs", "-q", "-t", "ext4", "-m", "0", "-d", str(root), str(disk), DISK_SIZE],
+    ]
+
+
+def image_labels(recipe: str) -> Dict[str, str]:
+    """Return the labels of the container's image."""
+    return {RECIPE_LABEL: recipe}
+
+
+def _quoted(word: str) -> str:
+    import shlex
+
+    return shlex.quote(word)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Look, inside one container, at the RDMA devices that it can use, and find the one of its fabric address.
+
+`rdm.provision.rdma_probe` sends the text of this file into the training container as `python3 -c`. So it uses
+nothing but the standard library of Python 3.7 or newer, and no other file of ours.
+
+It takes the address and the root of /sys and /dev as arguments, and prints one JSON object:
+
+    {"problem": "" or one sentence, "device": "mlx5_2", "ib_port": 1, "gid_index": 3, "rate_gbit": 200.0,
+     "link_layer": "InfiniBand", "usable": {"/dev/infiniband/uverbs2": "mlx5_2", …}, "foreign": ["mlx5_5"]}
+
+`usable` are the character devices that can be opened, each with its RDMA device, empty for rdma_cm; `foreign`
+those RDMA devices that it can use but whose network interface is in another namespace.
+
+sysfs shows all RDMA devices of the node to every container where rdma's namespaces are shared; only what can
+be opened in /dev/infiniband can be used. The device of an address has it in its GID table (RoCE, soft RoCE),
+or is below its interface, or ends its GUID as the IPoIB interface does its hardware address.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import sys
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+SIOCGIFADDR = 0x8915
+PROGRAMS = ("ib_write_bw", "ib_write_lat")
+CLASSES = (("infiniband_verbs", "uverbs"), ("infiniband_mad", "umad"), ("infiniband_mad", "issm"))
+DEVICES = "dev/infiniband"
+
+
+class Port(NamedTuple):
+    """Where an address is on an RDMA device."""
+
+    device: str
+    number: int
+    gid_index: Optional[int]
+
+
+def entries(*parts: str) -> List[str]:
+    """Return the names in a directory; none where there is no such."""
+    try:
+        return sorted(os.listdir(os.path.join(*parts)))
+    except OSError:
+        return []
+
+
+def read(*parts: str) -> str:
+    """Return what a file of sysfs says; empty where it cannot be read."""
+    try:
+        with open(os.path.join(*parts)) as file:
+            return file.read().strip()
+    except (OSError, ValueError):  # a GID that is not in use is no valid argument
+        return ""
+
+
+def usable(root: str) -> Dict[str, str]:
+    """Return the character devices that can be opened, each with its RDMA device."""
+    found = {}
+    for name in entries(root, DEVICES):
+        owner = next(
+            (
+                read(root, "sys/class", directory, name, "ibdev")
+                for directory, kind in CLASSES
+                if name.startswith(kind)
+            ),
+            "",
+        )
+        try:
+            os.close(os.open(os.path.join(root, DEVICES, name), os.O_RDWR | os.O_CLOEXEC))
+        except OSError:
+            continue
+        found["/" + DEVICES + "/" + name] = owner
+    return found
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an address; empty where none has it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _index, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                if socket.inet_ntoa(fcntl.ioctl(probe, SIOCGIFADDR, request)[20:24]) == address:
+                    return name
+            except OSError:  # no IPv4 address on it
+                continue
+    return ""
+
+
+def gid_of(address: str) -> str:
+    """Return an IPv4 address as a GID in the kernel's words."""
+    return "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*socket.inet_aton(address))
+
+
+def places(address: str, interface: str, devices: List[str], root: str) -> Iterator[Port]:
+    """Yield where an address is among RDMA devices, the surest first."""
+    gid = gid_of(address)
+    for wanted in ("RoCE v2", ""):
+        for device in devices:
+            for number in entries(root, "sys/class/infiniband", device, "ports"):
+                port = os.path.join(root, "sys/class/infiniband", device, "ports", number)
+                for index in sorted(entries(port, "gids"), key=int):
+                    kind = read(port, "gid_attrs/types", index)
+                    if read(port, "gids", index) == gid and wanted in kind:
+                        yield Port(device, int(number), int(index))
+    below = entries(root, "sys/class/net", interface, "device/infiniband") if interface else []
+    hardware = read(root, "sys/class/net", interface, "address").replace(":", "") if interface else ""
+    for device in devices:
+        for number in entries(root, "sys/class/infiniband", device, "ports"):
+            guid = read(root, "sys/class/infiniband", device, "ports", number, "gids/0").replace(":", "")[16:]
+            if len(hardware) == 40 and hardware[24:] == guid:
+                yield Port(device, int(number), None)
+    for device in devices:
+        if device in below:
+            yield Port(device, 1, None)
+    if len(devices) == 1:
+        yield Port(devices[0], 1, None)
+
+
+def rate_of(text: str) -> Optional[float]:
+    """Return the rate in Gb/s of words such as `200 Gb/sec (4X HDR)`; None where there is none."""
+    found = re.match(r"([\d.]+) Gb/sec", text)
+    return float(found.group(1)) if found else None
+
+
+def look(address: str, root: str = "/") -> Dict[str, Any]:
+    """Return what the container can use: see the top of this file."""
+    opened = usable(root)
+    devices = sorted({owner for path, owner in opened.items() if owner and "/uverbs" in path})
+    known = entries(root, "sys/class/infiniband")
+    found: Dict[str, Any] = {
+        "problem": "",
+        "device": "",
+        "ib_port": 1,
+        "gid_index": None,
+        "rate_gbit": None,
+        "link_layer": "",
+        "usable": opened,
+        "foreign": [
+            device
+            for device in devices
+            if os.path.isdir(os.path.join(root, "sys/class/infiniband", device, "device"))
+            and not entries(root, "sys/class/infiniband", device, "device/net")
+        ],
+    }
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if not devices:
+        there = "none of {0} can be opened".format(", ".join(known)) if known else "the node shows none"
+        found["problem"] = "it has no RDMA device: {0}".format(there)
+        return found
+    if missing:
+        found["problem"] = "its image has no {0}: add the package perftest to the image".format(missing[0])
+        return found
+    place = next(places(address, interface_of(address), devices, root), None)
+    if place is None:
+        found["problem"] = "none of its RDMA devices {0} has the address {1}".format(
+            ", ".join(devices), address
+        )
+        return found
+    port = os.path.join(root, "sys/class/infiniband", place.device, "ports", str(place.number))
+    state = read(port, "state")
+    if state and not state.startswith("4:"):
+        found["problem"] = "port {0} of {1} is {2}, not ACTIVE".format(
+            place.number, place.device, state.partition(": ")[2] or state
+        )
+    found.update(
+        device=place.device,
+        ib_port=place.number,
+        gid_index=place.gid_index,
+        rate_gbit=rate_of(read(port, "rate")),
+        link_layer=read(port, "link_layer"),
+    )
+    return found
+
+
+def main(arguments: List[str]) -> None:
+    """Look, and print what was seen."""
+    json.dump(look(*arguments), sys.stdout, separators=(",", ":"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

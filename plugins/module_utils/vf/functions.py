@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Physical and virtual functions (PF, VF) as the kernel shows them.
+
+Sources: the kernel's Documentation/PCI/pci-iov-howto.rst and Documentation/ABI (sysfs-bus-pci,
+sysfs-class-net); ip-link(8). The files `sriov/N/{policy,node,port}` are those of NVIDIA's own mlx5 driver
+(MLNX_OFED, DOCA); with the kernel's, the same three are set and shown by `ip link`.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.node import sysfs_files as files
+from ansible_collections.rdm.provision.plugins.module_utils.node.network_state import IpMissing, ip_json
+from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import normal
+
+PCI_DEVICES = "bus/pci/devices"
+
+POLICIES = {"auto": "Follow", "enable": "Up", "disable": "Down"}
+"""`ip link`'s state of an InfiniBand VF -> mlx5's policy: whether its port follows the physical one."""
+
+Links = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""Interface of a PF -> number of a VF -> what `ip link show` says of it."""
+
+_PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_VIRTFN = re.compile(r"virtfn(\d+)")
+_INFINIBAND = "32"  # of /sys/class/net/*/type
+_GIVEN_AWAY = ("vfio", "uio", "pci-stub", "pciback")
+
+
+class VfProblem(Exception):  # noqa: N818  # most are the node's state, not errors
+    """Something is not as it has to be; its text is one sentence for a person."""
+
+
+class Virtual(NamedTuple):
+    """A VF.
+
+    Attributes:
+        number: which VF of its PF.
+        pci: its PCI address, empty when it has vanished.
+        driver: what it is bound to, empty for nothing.
+        interface: its network interface in this network namespace, or empty.
+        mac: hardware address of that interface, or empty.
+        address: the MAC (Ethernet) or node GUID (InfiniBand) that its PF gives it; empty when not shown.
+        port: the port GUID that its PF gives it; empty on Ethernet, or when not shown.
+        policy: Follow, Up or Down on InfiniBand; empty when not shown.
+        vlan: 0 for none; None when not shown.
+        trust: None when not shown.
+        spoof_check: None when not shown.
+        by_files: whether `sriov/N` of the PF has its settings, and not `ip link`.
+    """
+
+    number: int
+    pci: str
+    driver: str = ""
+    interface: str = ""
+    mac: str = ""
+    address: str = ""
+    port: str = ""
+    policy: str = ""
+    vlan: Optional[int] = None
+    trust: Optional[bool] = None
+    spoof_check: Optional[bool] = None
+    by_files: bool = False
+
+    @property
+    def holder(self) -> str:
+        """Who has it, as a noun; empty for nobody. An interface that is in a container is not shown here."""
+        if not self.driver or self.interface:
+            return ""
+        return self.driver if self.driver.startswith(_GIVEN_AWAY) else "a container"
+
+
+class Physical(NamedTuple):
+    """A PF.
+
+    Attributes:
+        name: its network interface; without one, its PCI address.
+        pci: its PCI address.
+        driver: what it is bound to.
+        infiniband: whether its link is InfiniBand, and not Ethernet.
+        total: how many VFs it can have; -1 where neither kernel nor card knows of SR-IOV.
+        number: how many it has.
+        autoprobe: whether new VFs get a driver; None where the kernel has no such switch, and they do.
+        bond: the bond that its interface is in, or empty.
+        vfs: the VFs, by number. One that has vanished is missing, or has no PCI address.
+    """
+
+    name: str
+    pci: str
+    driver: str
+    infiniband: bool
+    total: int
+    number: int
+    autoprobe: Optional[bool]
+    bond: str
+    vfs: Tuple[Virtual, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every VF is there that is counted."""
+        return sum(1 for vf in self.vfs if vf.pci) == self.number
+
+
+def physical(parent: str, root: str = "/sys", links: Optional[Links] = None) -> Physical:
+    """Return a PF.
+
+    Args:
+        parent: its network interface, or its PCI address.
+        root: where sysfs is.
+        links: as :func:`vf_links` returns them; None to ask.
+
+    Raises:
+        VfProblem: there is no such function, or it is not one.
+    """
+    device = _device(parent, root)
+    pci = os.path.basename(device)
+    name = parent if not _PCI_ADDRESS.fullmatch(parent) else _interface(device, root)
+    infiniband = _is_infiniband(name, root)
+    shown = (vf_links() if links is None else links).get(name, {})
+    numbers = sorted(int(found.group(1)) for found in map(_VIRTFN.fullmatch, files.entries(device)) if found)
+    total = files.read(device, "sriov_totalvfs")
+    bond = files.link(root, "class/net", name, "master")
+    return Physical(
+        name=name or pci,
+        pci=pci,
+        driver=files.link(device, "driver"),
+        infiniband=infiniband,
+        total=int(total) if total.isdigit() else -1,
+        number=files.number(device, "sriov_numvfs"),
+        autoprobe={"0": False, "1": True}.get(files.read(device, "sriov_drivers_autoprobe")),
+        bond=bond if os.path.isdir(os.path.join(root, "class/net", bond or "-", "bonding")) else "",
+        vfs=tuple(_virtual(device, number, infiniband, shown.get(number, {})) for number in numbers),
+    )
+
+
+def facts(root: str = "/sys") -> List[Dict[str, Any]]:
+    """Return the PFs that can have VFs, as the module node_facts reports them, in the order of their names.
+
+    A PF is named after its interface; interfaces on top of that one (IPoIB children such as ib0.8001) are not
+    PFs. A VF whose interface is in another network namespace has netdev and mac "".
+    """
+    names: Dict[str, str] = {}
+    for name in files.entries(root, "class/net"):
+        device = os.path.join(root, "class/net", name, "device")
+        if files.number(device, "sriov_totalvfs") and not _is_child(name, root):
+            names.setdefault(files.link(device), name)
+    has_vfs = [
+        name for name in names.values() if files.number(root, "class/net", name, "device/sriov_numvfs")
+    ]
+    links = vf_links() if has_vfs else {}
+    return [to_fact(physical(name, root, links)) for name in sorted(names.values(), key=files.natural)]
+
+
+def to_fact(found: Physical) -> Dict[str, Any]:
+    """Return a PF as facts have it."""
+    return {
+        "pf": found.name,
+        "pci": found.pci,
+        "total_vfs": found.total,
+        "num_vfs": found.number,
+        "driver": found.driver,
+        "infiniband": found.infiniband,
+        "autoprobe": found.autoprobe,
+        "bond": found.bond,
+        "vfs": [
+            {"index": vf.number, "netdev": vf.interface, **_without(vf, "number", "interface")}
+            for vf in found.vfs
+        ],
+    }
+
+
+def from_fact(fact: Mapping[str, Any]) -> Physical:
+    """Return the PF that a fact shows."""
+    vfs = tuple(
+        Virtual(
+            number=one["index"],
+            interface=one["netdev"],
+            **{key: value for key, value in one.items() if key not in ("index", "netdev")},
+        )
+        for one in fact["vfs"]
+    )
+    return Physical(
+        name=fact["pf"],
+        pci=fact["pci"],
+        driver=fact["driver"],
+        infiniband=fact["infiniband"],
+        total=fact["total_vfs"],
+        number=fact["num_vfs"],
+        autoprobe=fact["autoprobe"],
+        bond=fact["bond"],
+        vfs=vfs,
+    )
+
+
+def vf_links() -> Links:
+    """Return what `ip link show` says of VFs; nothing where there is no such command."""
+    try:
+        shown = ip_json("link", "show")
+    except IpMissing:
+        return {}
+    return {
+        entry["ifname"]: {vf["vf"]: vf for vf in entry["vfinfo_list"] if "vf" in vf}
+        for entry in shown
+        if entry.get("vfinfo_list")
+    }
+
+
+def _virtual(device: str, number: int, infiniband: bool, shown: Mapping[str, Any]) -> Virtual:
+    entry = os.path.join(device, "virtfn{0}".format(number))
+    interfaces = files.entries(entry, "net")
+    found = Virtual(
+        number=number,
+        pci=files.link(entry),
+        driver=files.link(entry, "driver"),
+        interface=interfaces[0] if interfaces else "",
+        mac=files.read(entry, "net", interfaces[0], "address").lower() if interfaces else "",
+    )
+    settings = os.path.join(device, "sriov", str(number))
+    if infiniband and os.path.exists(os.path.join(settings, "policy")):
+        return found._replace(
+            address=_address(files.read(settings, "node")),
+            port=_address(files.read(settings, "port")),
+            policy=files.read(settings, "policy"),
+            by_files=True,
+        )
+    if infiniband:
+        return found._replace(
+            address=_address(shown.get("node guid", "")),
+            port=_address(shown.get("port guid", "")),
+            policy=POLICIES.get(shown.get("link_state", ""), ""),
+        )
+    vlans = shown.get("vlan_list", [shown])
+    return found._replace(
+        address=_address(shown.get("address", shown.get("mac", ""))),
+        vlan=max([one.get("vlan", 0) for one in vlans] or [0]) if shown else None,
+        trust=shown.get("trust"),
+        spoof_check=shown.get("spoofchk"),
+    )
+
+
+def _address(text: str) -> str:
+    try:
+        return normal(text)
+    except ValueError:
+        return ""
+
+
+def _device(parent: str, root: str) -> str:
+    """Return the directory of a PF."""
+    if _PCI_ADDRESS.fullmatch(parent):
+        device = os.path.join(root, PCI_DEVICES, parent)
+        missing = "there is no PCI device {0} on this node"
+    else:
+        device = os.path.join(root, "class/net", parent, "device")
+        missing = "there is no network interface {0} on this node: see that its driver is loaded"
+        if parent and os.path.isdir(os.path.join(root, "class/net", parent)):
+            missing = "{0} is no interface of a PCI device, so it has no virtual functions"
+            if _is_child(parent, root):
+                missing = "{0} is a partition's interface on a physical function: name that one"
+                device = ""
+    if not device or not os.path.isdir(device):
+        raise VfProblem(missing.format(parent))
+    return os.path.realpath(device)
+
+
+def _interface(device: str, root: str) -> str:
+    names = [name for name in files.entries(device, "net") if not _is_child(name, root)]
+    return names[0] if names else ""
+
+
+def _is_child(name: str, root: str) -> bool:
+    """Whether an interface is one on top of another (IPoIB's partitions)."""
+    return os.path.exists(os.path.join(root, "class/net", name, "parent"))
+
+
+def _is_infiniband(name: str, root: str) -> bool:
+    kind = files.read(root, "class/net", name, "type")
+    return kind == _INFINIBAND or (
+        not kind and files.read(root, "class/net", name, "address").count(":") == 19
+    )
+
+
+def _without(vf: Virtual, *left_out: str) -> Dict[str, Any]:
+    return {key: value for key, value in vf._asdict().items() if key not in left_out}

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hardware addresses of virtual functions: MACs, and GUIDs made of them.
+
+A cluster's MACs begin with the two bytes that its address plan keeps (locally administered, unicast). The
+other four say whose the VF is: 20 bits of the node's MY_IP, 4 bits for the physical function's place in the
+node's list, 8 bits for the VF's number. As MY_IP is unique and stays with its node, so are they. An
+InfiniBand VF has one GUID, for its node and its port, which is the MAC as EUI-64: ff:fe in the middle (IEEE's
+guidelines for EUI).
+
+This runs on the controller and on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import List, NamedTuple, Optional
+
+FUNCTIONS = 16
+"""Physical functions of a node."""
+NUMBERS = 256
+"""VFs of a physical function."""
+ADDRESS_BITS = 20
+"""Of MY_IP, the lowest, that tell nodes apart: as many as a /12 has."""
+
+MAC_BYTES = 6
+GUID_BYTES = 8
+
+
+def first_mac(prefix: str, address: int) -> str:
+    """Return the first MAC of a node: that of VF 0 of its first physical function.
+
+    Args:
+        prefix: the cluster's two bytes, such as `06:5e`.
+        address: the node's MY_IP.
+    """
+    return "{0}:{1}".format(prefix, _text((address & (1 << ADDRESS_BITS) - 1) << 12, 4))
+
+
+def mac_of(first: str, function: int, number: int) -> str:
+    """Return the MAC of a VF.
+
+    Args:
+        first: the first MAC of its node.
+        function: place of the physical function in the node's list, from 0.
+        number: of the VF.
+    """
+    if not (0 <= function < FUNCTIONS and 0 <= number < NUMBERS):
+        raise ValueError(
+            "there are addresses for {0} physical functions with {1} VFs each, and not for VF {2} of number "
+            "{3}".format(FUNCTIONS, NUMBERS, number, function)
+        )
+    return _text(_number(first) + (function << 8) + number, MAC_BYTES)
+
+
+class Place(NamedTuple):
+    """What an address says of its VF, if it is one of ours."""
+
+    prefix: str
+    address: int
+    function: int
+    number: int
+
+
+def place_of(text: str) -> Optional[Place]:
+    """Return whose VF has a normalised MAC or GUID; None for a GUID that is not made of a MAC."""
+    if bytes_of(text) == GUID_BYTES:
+        if text[8:15] != ":ff:fe:":
+            return None
+        text = text[:9] + text[15:]
+    value = _number(text[6:])
+    return Place(text[:5], value >> 12, value >> 8 & FUNCTIONS - 1, value & NUMBERS - 1)
+
+
+def guid_of(mac: str) -> str:
+    """Return a MAC as EUI-64."""
+    return "{0}:ff:fe:{1}".format(mac[:8], mac[9:])
+
+
+def normal(text: str) -> str:
+    """Return a MAC or a GUID in bytes with colons, as `ip` writes them; sysfs has GUIDs in words of 4 digits.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    digits = re.sub(r"[:.-]", "", text).lower()
+    if not re.fullmatch(r"(?:[0-9a-f]{12}|[0-9a-f]{16})", digits):
+        raise ValueError("is neither a MAC (6 bytes) nor a GUID (8 bytes)")
+    return ":".join(digits[at : at + 2] for at in range(0, len(digits), 2))
+
+
+def bytes_of(normalised: str) -> int:
+    """Return how many bytes a normalised address has."""
+    return normalised.count(":") + 1
+
+
+def addresses(first: str, function: int, number: int) -> List[str]:
+    """Return the MACs of the first NUMBER VFs of a physical function; none without a first MAC."""
+    return [mac_of(first, function, one) for one in range(number)] if first else []
+
+
+def _number(mac: str) -> int:
+    return int(mac.replace(":", ""), 16)
+
+
+def _text(value: int, length: int) -> str:
+    return ":".join("{0:02x}".format(byte) for byte in value.to_bytes(length, "big"))

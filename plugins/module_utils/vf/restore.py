@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node keeps of its virtual functions, and the program that makes them anew when it starts.
+
+The kernel forgets all VFs with a restart. The program is this package itself, packed by the module that set
+them up, so that both do the same. It belongs to the node, and not to a cluster's directory: two clusters
+cannot share a card.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import zip_program
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem
+from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import Kernel, bring
+
+DIRECTORY = "/etc/rdm-sriov"
+PROGRAM = "/usr/local/lib/rdm-sriov/rdm-sriov-vf"
+UNIT = "rdm-sriov-vf.service"
+UNIT_DIRECTORY = "/etc/systemd/system"
+SYSTEMD = "/run/systemd/system"
+"""Where this is, systemd runs; sd_booted(3)."""
+
+FILE_NAME = "vfs.json"
+
+_WANTED_BY = "multi-user.target"
+_PACKAGE = "ansible_collections.rdm.provision.plugins.module_utils."
+_MODULES = (
+    "node.network_state",
+    "node.sysfs",
+    "node.sysfs_files",
+    "node.zip_program",
+    "vf.decision",
+    "vf.functions",
+    "vf.identity",
+    "vf.kernel",
+    "vf.restore",
+)
+_MAIN = "import sys\nfrom {0}vf.restore import main\nsys.exit(main())\n".format(_PACKAGE)
+_WAIT_S = 60.0  # for the cards' drivers, which systemd loads beside the services
+_POLL_S = 0.2
+
+_UNIT = """\
+# Written by rdm-provision.
+[Unit]
+Description=Virtual functions of the container network
+# Containers that the engine starts again need them.
+Before=docker.service rdm-sriov.service
+After=systemd-modules-load.service openibd.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart={python} {program}
+TimeoutStartSec=900
+
+[Install]
+WantedBy={wanted_by}
+"""
+
+Files = Dict[str, Tuple[bytes, int]]
+"""Path -> content and permissions."""
+
+
+class Function(NamedTuple):
+    """A PF that is in this node's keeping.
+
+    Attributes:
+        pci: its PCI address, by which it is found whatever its interface is called.
+        made: whether its VFs were made here, and not found.
+        wanted: how it shall be.
+    """
+
+    pci: str
+    made: bool
+    wanted: Wanted
+
+
+class Kept(NamedTuple):
+    """All of them, and whose they are; an empty cluster is nobody."""
+
+    cluster: str
+    functions: Tuple[Function, ...]
+
+
+NOTHING = Kept("", ())
+
+
+def read(directory: str) -> Kept:
+    """Return what a node keeps.
+
+    Raises:
+        VfProblem: the file is there and cannot be read.
+    """
+    path = os.path.join(directory, FILE_NAME)
+    try:
+        with open(path, encoding="utf-8") as stream:
+            found: Any = json.load(stream)
+        functions = [
+            Function(one["pci"], bool(one["made"]), Wanted(**{key: one[key] for key in Wanted._fields}))
+            for one in found["functions"]
+        ]
+        return Kept(str(found["cluster"]), tuple(functions))
+    except FileNotFoundError:
+        return NOTHING
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise VfProblem(
+            "{0} does not tell any more which VFs were made here ({1})".format(path, error or "cut off")
+        ) from None
+
+
+def files(directory: str, kept: Kept) -> Files:
+    """Return the files that bring back what is kept when the node starts."""
+    functions = [
+        {"pci": one.pci, "made": one.made, **one.wanted._asdict(), "addresses": list(one.wanted.addresses)}
+        for one in kept.functions
+    ]
+    text = json.dumps({"cluster": kept.cluster, "functions": functions}, indent=1) + "\n"
+    unit = _UNIT.format(python=sys.executable, program=PROGRAM, wanted_by=_WANTED_BY)
+    return {
+        os.path.join(directory, FILE_NAME): (text.encode(), 0o644),
+        PROGRAM: (program(), 0o755),
+        os.path.join(UNIT_DIRECTORY, UNIT): (unit.encode(), 0o644),
+    }
+
+
+def program() -> bytes:
+    """Return this package as a program. It runs wherever the package can be imported from."""
+    sources = {}
+    for name in _MODULES:
+        spec = importlib.util.find_spec(_PACKAGE + name)
+        source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+        sources[(_PACKAGE + name).replace(".", "/") + ".py"] = (source or "").encode()
+    return zip_program(sources, _MAIN.encode())
+
+
+def enabled_link() -> str:
+    """Return the link that is there when systemd starts the program."""
+    return os.path.join(UNIT_DIRECTORY, _WANTED_BY + ".wants", UNIT)
+
+
+def paths() -> List[str]:
+    """Return what is to be there, where systemd runs, so that VFs are restored."""
+    return [PROGRAM, os.path.join(DIRECTORY, FILE_NAME), enabled_link()]
+
+
+def put(path: str, content: bytes, mode: int) -> None:
+    """Write a file, whole or not at all."""
+    directory = os.path.dirname(path)
+    os.makedirs(directory, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".rdm-provision-", dir=directory)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def alone(directory: str) -> Iterator[None]:
+    """Let one process at a time change VFs."""
+    os.makedirs(directory, exist_ok=True)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def main(arguments: Optional[Sequence[str]] = None, kernel: Optional[Kernel] = None) -> int:
+    """Bring back the VFs that this node keeps.
+
+    Args:
+        arguments: of the command line; those of this process when there are none.
+        kernel: of the node.
+
+    Returns:
+        The exit status: 0 when all are as they shall be.
+    """
+    parser = argparse.ArgumentParser(
+        prog="rdm-sriov-vf", description="Makes this node's virtual functions as they were set up."
+    )
+    parser.add_argument("--directory", default=DIRECTORY, help="where they are written down (%(default)s)")
+    parser.add_argument(
+        "--wait", type=float, default=_WAIT_S, help="seconds for a card's driver to come (%(default)s)"
+    )
+    options = parser.parse_args(arguments)
+    kernel = kernel or Kernel()
+    until = time.monotonic() + options.wait
+    wrong: List[str] = []
+    try:
+        with alone(options.directory):
+            for one in read(options.directory).functions:
+                try:
+                    _await(kernel, one, until)
+                    bring(kernel, one.wanted._replace(parent=one.pci))
+                except VfProblem as problem:
+                    wrong.append(str(problem))
+    except (VfProblem, OSError) as problem:
+        wrong.append(str(problem))
+    for sentence in wrong:
+        print("rdm-sriov-vf: {0}".format(sentence), file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _await(kernel: Kernel, function: Function, until: float) -> None:
+    """Wait until a PF has its network interface, or until it is too late."""
+    while time.monotonic() < until:
+        try:
+            if kernel.look(function.pci).name != function.pci:
+                return
+        except VfProblem:
+            pass
+        time.sleep(_POLL_S)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of the action of this name, which runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: collective_verdict
+short_description: Judge the all-reduce over all nodes
+description:
+  - Takes how a job ended that ran C(rdm_trainer.tools.all_reduce), and says how fast it was, and for each
+    node whether it makes it slow or fail.
+  - A node whose exchanges with the others are slow is at fault; one slow pair of two good nodes is a link.
+    Of a job that failed, the node counts whose process failed first.
+  - It does not fail on a bad verdict, so that the play can fail the very nodes that are at fault. Run it
+    once.
+version_added: 0.1.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  plan:
+    description: The job, as M(rdm.provision.job_plan) planned it.
+    type: dict
+    required: true
+  progress:
+    description: Name of the variable that M(rdm.provision.job) was registered in on the job's master.
+    type: str
+    required: true
+  slow_share:
+    description: A pair of nodes is slow below this share of the usual bandwidth.
+    type: float
+    default: 0.5
+"""
+
+EXAMPLES = r"""
+- name: Judge the all-reduce
+  rdm.provision.collective_verdict:
+    plan: "{{ job_plan.job }}"
+    progress: job_progress
+  register: collective
+  run_once: true
+"""
+
+RETURN = r"""
+collective:
+  description: >-
+    The judgement: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
+    C(backend), C(ranks), C(sizes) (C(bytes), C(seconds), C(algbw) and C(busbw) in GB/s), C(busbw) (the best),
+    C(links_gbit) (node, node, Gb/s), C(rates_gbit) of the nodes' links, C(job).
+  returned: always
+  type: dict
+msg:
+  description: The same for people.
+  returned: always
+  type: str
+"""
+
+from typing import Any
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "plan": {"type": "dict", "required": True},
+    "progress": {"type": "str", "required": True},
+    "slow_share": {"type": "float", "default": 0.5},
+}

@@ -1,0 +1,183 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Add parameters to the kernel's command line of the next boot."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kernel_parameters
+short_description: Add parameters to the kernel's command line of the next boot
+description:
+  - Writes C(/etc/default/grub.d/rdm.cfg) and runs C(update-grub) where that is (Debian, Ubuntu), else uses
+    C(grubby) (Red Hat and its kin). Other boot loaders are refused with what to add.
+  - Parameters that the kernel was booted with are not added again, whoever has set them.
+  - What is set holds after a reboot, which is not done here.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would change without changing it.
+  diff_mode:
+    support: full
+    description: Shows what is added.
+  idempotent:
+    support: full
+    description: It compares with the command line, and with what it has written.
+options:
+  parameters:
+    description:
+      - Such as C(iommu=pt).
+      - Empty means those that switch on the IOMMU of the node's CPU, and keep it from slowing devices down.
+    type: list
+    elements: str
+    default: []
+  root:
+    description: Where the node's files are; another directory in tests.
+    type: path
+    default: /
+"""
+
+EXAMPLES = r"""
+- name: Switch the IOMMU on
+  rdm.provision.kernel_parameters:
+  register: kernel
+"""
+
+RETURN = r"""
+reboot_required:
+  description: Whether the kernel runs without one of them.
+  returned: success
+  type: bool
+reasons:
+  description: What waits for the reboot, in sentences.
+  returned: success
+  type: list
+  elements: str
+  sample: ["the kernel was booted without intel_iommu=on iommu=pt"]
+"""
+
+import os
+import re
+import tempfile
+from typing import Any, Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node import boot
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.node.programs import (
+    ProgramProblem,
+    find_program,
+    run_program,
+)
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "parameters": {"type": "list", "elements": "str", "default": []},
+    "root": {"type": "path", "default": "/"},
+}
+DROP_IN = "etc/default/grub.d/rdm.cfg"
+# It becomes part of a file that a shell reads.
+_PARAMETER = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:-]+)?$")
+_UPDATE_S = 300.0
+
+
+def drop_in(parameters: List[str]) -> str:
+    """Return what GRUB's configuration gets."""
+    line = 'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {0}"'.format(" ".join(parameters))
+    return "# Written by rdm.provision.kernel_parameters.\n{0}\n".format(line)
+
+
+def grubby_lacks(information: str, parameters: List[str]) -> List[str]:
+    """Return the parameters that an entry of the boot menu lacks, by what `grubby --info=ALL` prints."""
+    lines = re.findall(r'^args="(.*)"$', information, re.MULTILINE)
+    missing = {one for line in lines for one in boot.lacking(parameters, line.split())}
+    return [one for one in parameters if one in missing]
+
+
+def with_grub(path: str, update: str, parameters: List[str], check: bool) -> Dict[str, Any]:
+    """See to it that GRUB's drop-in has the parameters; return what changed.
+
+    Raises:
+        ProgramProblem: GRUB does not take it; the file is as it was.
+        OSError: it cannot be written.
+    """
+    before, after = read_text(path), drop_in(parameters)
+    if before == after:
+        return {"changed": False}
+    if not check:
+        _write(path, after)
+        try:
+            run_program([update], _UPDATE_S)
+        except ProgramProblem:
+            if before:
+                _write(path, before)
+            else:
+                os.unlink(path)
+            raise
+    return {
+        "changed": True,
+        "diff": {"before": before, "after": after, "before_header": path, "after_header": path},
+    }
+
+
+def with_grubby(program: str, parameters: List[str], check: bool) -> Dict[str, Any]:
+    """See to it that all entries of the boot menu have the parameters; return what changed.
+
+    Raises:
+        ProgramProblem: grubby fails.
+    """
+    missing = grubby_lacks(run_program([program, "--info=ALL"], _UPDATE_S), parameters)
+    if missing and not check:
+        run_program([program, "--update-kernel=ALL", "--args={0}".format(" ".join(missing))], _UPDATE_S)
+    diff = {"before": "", "after": "{0}\n".format(" ".join(missing))}
+    return {"changed": True, "diff": diff} if missing else {"changed": False}
+
+
+def _write(path: str, text: str) -> None:
+    directory = os.path.dirname(path)
+    os.makedirs(directory, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=".rdm-provision-", dir=directory)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    root = module.params["root"]
+    wanted = module.params["parameters"] or boot.iommu_parameters(boot.cpu_vendor(os.path.join(root, "sys")))
+    odd = [one for one in wanted if not _PARAMETER.match(one)]
+    if odd:
+        module.fail_json(msg="{0!r} is not a kernel parameter: write name or name=value".format(odd[0]))
+    missing = boot.lacking(wanted, read_text(os.path.join(root, "proc/cmdline")).split())
+    result: Dict[str, Any] = {"changed": False}
+    try:
+        if missing:
+            update, grubby = find_program("update-grub"), find_program("grubby")
+            if update:
+                path = os.path.join(root, DROP_IN)
+                result = with_grub(path, update, wanted, module.check_mode)
+            elif grubby:
+                result = with_grubby(grubby, wanted, module.check_mode)
+            else:
+                module.fail_json(
+                    msg="neither update-grub nor grubby is installed: add {0} to the kernel's command line "
+                    "in the configuration of the node's boot loader".format(" ".join(missing))
+                )
+    except ProgramProblem as problem:
+        module.fail_json(msg="the kernel's command line is as it was: {0}".format(problem))
+    except OSError as error:
+        module.fail_json(msg="{0}: {1}".format(error.filename or DROP_IN, error.strerror or error))
+    reasons = ["the kernel was booted without {0}".format(" ".join(missing))] if missing else []
+    module.exit_json(**result, reboot_required=bool(missing), reasons=reasons)
+
+
+if __name__ == "__main__":
+    main()

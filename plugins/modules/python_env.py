@@ -1,0 +1,225 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make a Python environment on a node from a lock file, or remove it."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: python_env
+short_description: Make a Python environment on a node from a lock file with hashes, or remove it
+description:
+  - The environment lies beside O(directory), which is a link to it. Another one is made beside the old, and
+    takes its place when it is whole; what runs goes on with the old, which is removed by a later run.
+  - Its action plugin brings the trainer's wheel, and uv, from the controller when the node needs them.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would be made or removed.
+  diff_mode:
+    support: full
+    description: Shows why.
+  idempotent:
+    support: full
+    description: An environment that was made from the same lock and is whole stays.
+options:
+  state:
+    description: Whether it is there.
+    type: str
+    choices: [present, absent]
+    default: present
+  cluster:
+    description: Whose it is. What another cluster has made stays.
+    type: str
+    required: true
+  directory:
+    description: Its name on the node; C(~) is the user's home and C(%n) the host's name.
+    type: str
+    required: true
+  method:
+    description:
+      - V(system) takes a Python of the node, its C(venv) and pip. V(uv) is uv, which the controller brings.
+    type: str
+    choices: [system, uv]
+    default: system
+  python:
+    description: The version, such as V(3.11), or the path of a Python.
+    type: str
+    default: "3.11"
+  lock:
+    description: The packages, each pinned and with its hashes.
+    type: str
+    default: ""
+  wheel:
+    description: The trainer's wheel, a file on the controller.
+    type: str
+    default: ""
+  program:
+    description: Its name and digest.
+    type: str
+    default: ""
+  uv:
+    description: The program uv, a file on the controller; for its method.
+    type: str
+    default: ""
+  copies:
+    description: Where the action plugin has put the wheel and uv on the node.
+    type: dict
+    default: {}
+  index_url:
+    description: The packages' index. Empty means pip's and uv's own.
+    type: str
+    default: ""
+  no_index:
+    description: Ask no index, only O(find_links).
+    type: bool
+    default: false
+  extra_index_urls:
+    description: Further ones.
+    type: list
+    elements: str
+    default: []
+  find_links:
+    description: Directories on the node, or addresses of pages, with packages.
+    type: list
+    elements: str
+    default: []
+  torch_backend:
+    description: Which of PyTorch's own indexes is taken as well, such as V(cpu), V(cu128) or V(rocm6.4).
+    type: str
+    default: ""
+  proxy:
+    description: For HTTP and HTTPS.
+    type: str
+    default: ""
+  certificates:
+    description: File on the node with the certificates that are trusted.
+    type: str
+    default: ""
+  cache:
+    description: Directory on the node for what was downloaded. Empty means pip's and uv's own.
+    type: str
+    default: ""
+  python_mirror:
+    description: Where uv finds Pythons to install.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Make the environment
+  rdm.provision.python_env:
+    cluster: rdm
+    directory: ~/.rdm/%n/python
+    method: uv
+    lock: "{{ lock.text }}"
+    wheel: "{{ lock.wheel }}"
+    program: "{{ lock.program }}"
+    uv: "{{ lock.uv }}"
+"""
+
+RETURN = r"""
+directory:
+  description: The environment's name on the node.
+  returned: success
+  type: str
+  sample: /home/user/.rdm/n1/python
+why:
+  description: Why it is made.
+  returned: when it is
+  type: str
+python:
+  description: The version of its Python.
+  returned: when it is there
+  type: str
+  sample: 3.11.2
+needed:
+  description: Whether files are needed from the controller. Of use to the action plugin.
+  returned: when they are
+  type: bool
+removed:
+  description: What was removed.
+  returned: with O(state=absent)
+  type: list
+  elements: str
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "cluster": {"type": "str", "required": True},
+    "directory": {"type": "str", "required": True},
+    "method": {"type": "str", "choices": ["system", "uv"], "default": "system"},
+    "python": {"type": "str", "default": "3.11"},
+    "lock": {"type": "str", "default": ""},
+    "wheel": {"type": "str", "default": ""},
+    "program": {"type": "str", "default": ""},
+    "uv": {"type": "str", "default": ""},
+    "copies": {"type": "dict", "default": {}},
+    # They may carry a password.
+    "index_url": {"type": "str", "default": "", "no_log": True},
+    "no_index": {"type": "bool", "default": False},
+    "extra_index_urls": {"type": "list", "elements": "str", "default": [], "no_log": True},
+    "find_links": {"type": "list", "elements": "str", "default": []},
+    "torch_backend": {"type": "str", "default": ""},
+    "proxy": {"type": "str", "default": "", "no_log": True},
+    "certificates": {"type": "str", "default": ""},
+    "cache": {"type": "str", "default": ""},
+    "python_mirror": {"type": "str", "default": ""},
+}
+
+
+def run(module: AnsibleModule) -> Dict[str, Any]:
+    """Make or remove the environment, and return the module's result."""
+    options = module.params
+    directory = local_path(options["directory"])
+    result: Dict[str, Any] = {"changed": False, "directory": directory}
+    if options["state"] == "absent":
+        found = python_env.mine(directory, options["cluster"])
+        if found and not module.check_mode:
+            found = python_env.remove(directory, options["cluster"])
+        return dict(result, changed=bool(found), removed=found)
+    wanted = python_env.Wanted(*(options[key] for key in ("cluster", "method", "python", "lock", "program")))
+    why = python_env.drift(directory, wanted)
+    if why:
+        result.update(changed=True, why=why)
+        if module._diff:
+            result["diff"] = {"before": why + "\n", "after": "{0}\n".format(wanted.digest)}
+        copies = options["copies"]
+        if not copies or module.check_mode:
+            return dict(result, needed=not module.check_mode)
+        sources = python_env.Sources(
+            index_url=options["index_url"],
+            no_index=options["no_index"],
+            extra_index_urls=options["extra_index_urls"],
+            find_links=[local_path(one) for one in options["find_links"]],
+            torch_backend=options["torch_backend"],
+            proxy=options["proxy"],
+            certificates=local_path(options["certificates"]),
+            cache=local_path(options["cache"]),
+            python_mirror=options["python_mirror"],
+        )
+        python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""))
+    return dict(result, python=python_env.receipt_of(directory).get("python", ""))
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    try:
+        result = run(module)
+    except python_env.EnvironmentProblem as problem:
+        module.fail_json(msg=str(problem))
+    # The lock is long, and the same on every node.
+    module.exit_json(invocation={}, **result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.python_lock`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: python_lock
+short_description: Decide what the Python environments of bare hosts are made of
+description:
+  - Makes a lock file with hashes of the trainer's requirements, with uv, and keeps it beside the inventory as
+    C(python_env.lock). One that was made of the same requirements stays as it is.
+  - Builds the trainer's wheel. Run it once.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the lock file is made and not written.
+  diff_mode:
+    support: none
+    description: A lock file is long and nobody's own words.
+  idempotent:
+    support: full
+    description: The same requirements keep the same lock file.
+options:
+  python:
+    description: The version of the environments' Python, such as V(3.11).
+    type: str
+    required: true
+  torch:
+    description: The requirement of torch in place of the trainer's own, such as V(torch==2.13.0+cpu).
+    type: str
+    default: ""
+  torch_backend:
+    description: Which of PyTorch's own indexes is taken as well, such as V(cpu), V(cu128) or V(rocm6.4).
+    type: str
+    default: ""
+  index_url:
+    description: The packages' index. Empty means PyPI.
+    type: str
+    default: ""
+  extra_index_urls:
+    description: Further ones.
+    type: list
+    elements: str
+    default: []
+  find_links:
+    description: Directories on the controller, or addresses of pages, with packages.
+    type: list
+    elements: str
+    default: []
+  proxy:
+    description: For HTTP and HTTPS.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Lock what the environments are made of
+  rdm.provision.python_lock:
+    python: "3.11"
+    torch_backend: cu128
+  register: lock
+  run_once: true
+"""
+
+RETURN = r"""
+text:
+  description: The lock file.
+  returned: success
+  type: str
+wheel:
+  description: The trainer's wheel, on the controller.
+  returned: success
+  type: str
+program:
+  description: Its name and the digest of its sources.
+  returned: success
+  type: str
+uv:
+  description: The program uv, on the controller.
+  returned: success
+  type: str
+rdm_refused:
+  description: Who refuses, V(inventory).
+  returned: when it is refused
+  type: str
+problems:
+  description: Every problem, with C(node), C(value), C(reason) and C(remedy).
+  returned: when it is refused
+  type: list
+  elements: dict
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "python": {"type": "str", "required": True},
+    "torch": {"type": "str", "default": ""},
+    "torch_backend": {"type": "str", "default": ""},
+    "index_url": {"type": "str", "default": "", "no_log": True},
+    "extra_index_urls": {"type": "list", "elements": "str", "default": [], "no_log": True},
+    "find_links": {"type": "list", "elements": "str", "default": []},
+    "proxy": {"type": "str", "default": "", "no_log": True},
+}

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of the action of this name, which runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rdma_pairs
+short_description: Make the rounds in which containers measure RDMA with each other, and judge them
+description:
+  - With V(schedule), takes what M(rdm.provision.rdma_probe) saw on every host, and divides the pairs of those
+    that can measure into rounds in which nobody is in two pairs. N nodes take N - 1 rounds, an odd N takes N.
+    A large cluster carries out some of them.
+  - With V(judge), takes what the rounds came to and says for each node whether it is as fast as the others,
+    and if not, why. A node whose pairs most are bad is at fault; one bad pair of two good nodes is a link.
+  - It does not fail on a bad verdict, so that the play can fail the very nodes that are at fault. Run it
+    once.
+version_added: 0.1.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  stage:
+    description: What to do.
+    type: str
+    choices: [schedule, judge]
+    required: true
+  nodes:
+    description: The whole cluster in the order of ranks, one line C(name MY_IP) per node.
+    type: str
+    required: true
+  looks:
+    description: Name of the variable that M(rdm.provision.rdma_probe) was registered in with V(look).
+    type: str
+    required: true
+  results:
+    description: The same with V(collect); for V(judge).
+    type: str
+    default: ""
+  most_rounds:
+    description: How many rounds a large cluster carries out.
+    type: int
+    default: 16
+  above:
+    description: Up to so many nodes, all rounds.
+    type: int
+    default: 128
+  seconds:
+    description: How long one measurement of bandwidth takes.
+    type: int
+    default: 1
+  patience:
+    description: Seconds that a silent partner gets.
+    type: float
+    default: 5.0
+  gather:
+    description: Seconds that nodes wait for each other at the beginning; 0 for what their number needs.
+    type: float
+    default: 0
+  slow_share:
+    description: A pair is slow below this share of the usual bandwidth.
+    type: float
+    default: 0.8
+"""
+
+EXAMPLES = r"""
+- name: Make the rounds
+  rdm.provision.rdma_pairs:
+    stage: schedule
+    nodes: "{{ preflight_plan.dictionary }}"
+    looks: rdma_look
+  register: rdma_rounds
+  run_once: true
+"""
+
+RETURN = r"""
+parts:
+  description: For each node that measures, its part of the rounds, for M(rdm.provision.rdma_probe).
+  returned: for V(schedule)
+  type: dict
+first:
+  description: The node that is asked how far they are; empty when nothing is measured.
+  returned: for V(schedule)
+  type: str
+limit:
+  description: Seconds after which the rounds have ended whatever happens.
+  returned: for V(schedule)
+  type: float
+rdma:
+  description: >-
+    The judgement: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
+    C(bandwidth_gbit) from node to node and C(latency_us) up to 128 nodes, C(by_node) (medians and the link's
+    rate), C(usual_gbit), C(usual_us), C(sample).
+  returned: for V(judge)
+  type: dict
+msg:
+  description: The same for people.
+  returned: always
+  type: str
+"""
+
+from typing import Any
+
+ARGUMENT_SPEC: dict[str, Any] = {
+    "stage": {"type": "str", "choices": ["schedule", "judge"], "required": True},
+    "nodes": {"type": "str", "required": True},
+    "looks": {"type": "str", "required": True},
+    "results": {"type": "str", "default": ""},
+    "most_rounds": {"type": "int", "default": 16},
+    "above": {"type": "int", "default": 128},
+    "seconds": {"type": "int", "default": 1},
+    "patience": {"type": "float", "default": 5.0},
+    "gather": {"type": "float", "default": 0},
+    "slow_share": {"type": "float", "default": 0.8},
+}

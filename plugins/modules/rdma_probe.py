@@ -1,0 +1,236 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Look at the RDMA devices of a node's container, and measure with its partners."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rdma_probe
+short_description: Look at the RDMA devices of a node's container, and measure with its partners
+description:
+  - With V(look), says which RDMA devices the training container can use, which it was given, and which is
+    that of MY_IP.
+  - With V(start), starts a program in the container that goes through the rounds of O(part) by itself, and
+    returns at once. In each round it runs perftest's C(ib_write_bw) and C(ib_write_lat) with one partner.
+    The programs of the nodes find each other over the fabric, without ssh.
+  - With V(collect), returns what that program has measured, as soon as it is done.
+  - So all rounds of a cluster take two calls per node, and every node may be called when its turn comes.
+  - What cannot be measured is not a failure of this module but a RV(reason). The action
+    M(rdm.provision.rdma_pairs) makes the rounds and judges what they came to.
+  - A program ends by itself when its time is up, with all that it has started; what a killed run has left
+    is ended by the next V(start), which knows it by C(RDM_VERIFY_RUN) in its environment.
+  - The image of the container needs C(python3) (3.7 or newer) and the package C(perftest).
+version_added: 0.1.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It looks in check mode too, and measures nothing.
+  diff_mode:
+    support: none
+    description: There is nothing that could differ.
+  idempotent:
+    support: full
+    description: It leaves nothing on the node.
+options:
+  stage:
+    description: What to do.
+    type: str
+    choices: [look, start, collect]
+    required: true
+  container:
+    description: Name of the training container.
+    type: str
+    default: rdm
+  cluster:
+    description: Name of the cluster, to find jobs that run; for V(look).
+    type: str
+    default: rdm
+  node:
+    description: Name of this node.
+    type: str
+    required: true
+  address:
+    description: MY_IP of this node; for V(look).
+    type: str
+    default: ""
+  part:
+    description: This node's part of the rounds, as M(rdm.provision.rdma_pairs) returns it.
+    type: dict
+    default: {}
+  wait:
+    description: Seconds that V(collect) waits for the end of the rounds.
+    type: float
+    default: 0
+  root:
+    description: Where C(/sys) and C(/dev) are in the container. Tests have trees of their own.
+    type: str
+    default: /
+  docker_socket:
+    description: Path of the engine's socket. Empty means E(DOCKER_HOST), else C(/var/run/docker.sock).
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Look at the RDMA devices
+  rdm.provision.rdma_probe:
+    stage: look
+    node: "{{ inventory_hostname }}"
+    address: 192.169.16.101
+  register: rdma_look
+"""
+
+RETURN = r"""
+reason:
+  description: Why there is nothing, in one sentence; empty otherwise.
+  returned: always
+  type: str
+  sample: "its image has no ib_write_bw: add the package perftest to the image"
+look:
+  description: What the container can use, and the RDMA device, port and GID index of MY_IP.
+  returned: for V(look), when it could look
+  type: dict
+  sample: {device: mlx5_2, ib_port: 1, gid_index: 3, rate_gbit: 200.0, link_layer: Ethernet}
+given:
+  description: The character devices below /dev/infiniband that the container was given.
+  returned: for V(look), when it could look
+  type: list
+  elements: str
+  sample: [/dev/infiniband/uverbs2, /dev/infiniband/rdma_cm]
+given_all:
+  description: Whether it was given all there are, by a directory or as a privileged container.
+  returned: for V(look), when it could look
+  type: bool
+done:
+  description: Whether the rounds have ended here.
+  returned: for V(collect)
+  type: bool
+progress:
+  description: In which round it is.
+  returned: for V(collect)
+  type: str
+  sample: round 3 of 7
+pairs:
+  description: >-
+    For each partner what this node sends and receives in Gb/s, and the latency in microseconds; null where it
+    was not measured.
+  returned: for V(collect)
+  type: dict
+  sample: {n2: [181.2, 180.9, 2.1]}
+errors:
+  description: Why a partner was not measured.
+  returned: for V(collect)
+  type: dict
+  sample: {n3: n3 does not answer}
+"""
+
+from typing import Any, Dict, List, Tuple
+from urllib.parse import quote
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.engine import inside
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
+from ansible_collections.rdm.provision.plugins.module_utils.job.place import find_running
+from ansible_collections.rdm.provision.plugins.module_utils.node import (
+    rdma_look_script,
+    rdma_pairs_script,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "stage": {"type": "str", "choices": ["look", "start", "collect"], "required": True},
+    "container": {"type": "str", "default": "rdm"},
+    "cluster": {"type": "str", "default": "rdm"},
+    "node": {"type": "str", "required": True},
+    "address": {"type": "str", "default": ""},
+    "part": {"type": "dict", "default": {}},
+    "wait": {"type": "float", "default": 0},
+    "root": {"type": "str", "default": "/"},
+    "docker_socket": {"type": "str", "default": ""},
+}
+
+DEVICES = "/dev/infiniband"
+_LOOK_S = 20.0
+
+
+def given(container: Dict[str, Any]) -> Tuple[List[str], bool]:
+    """Return the RDMA character devices that a container was given, and whether it was given all.
+
+    Args:
+        container: what the engine says of it.
+    """
+    host = container.get("HostConfig") or {}
+    paths = [str(device.get("PathInContainer") or "") for device in host.get("Devices") or []]
+    paths += [str(mount.get("Destination") or "") for mount in container.get("Mounts") or []]
+    paths = [path.rstrip("/") for path in paths]
+    everything = bool(host.get("Privileged")) or any(path in ("/dev", DEVICES) for path in paths)
+    return sorted({path for path in paths if path.startswith(DEVICES + "/")}), everything
+
+
+def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the container can use and what it was given.
+
+    Raises:
+        NotMeasuredError: with the reason.
+        DockerProblem: the engine cannot be asked.
+    """
+    container = options["container"]
+    inside.running(docker, container)
+    path = "/containers/{0}/json".format(quote(container, safe=""))
+    names, everything = given(docker.get(path))
+    arguments = [options["address"], options["root"]]
+    seen = inside.run(docker, container, rdma_look_script, arguments, _LOOK_S)
+    reason = seen.pop("problem")
+    jobs = find_running({"runtime": "container"}, options["cluster"], options["node"])
+    if jobs and not reason:
+        reason = "the job {0} runs: stop it first, or wait for its end".format(jobs[0])
+    return {"reason": reason, "look": seen, "given": names, "given_all": everything}
+
+
+def start(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Start this node's part of the rounds.
+
+    Raises:
+        NotMeasuredError: with the reason.
+    """
+    part = options["part"]
+    mark = {rdma_pairs_script.MARK: str(part["run"])}
+    inside.start(docker, options["container"], rdma_pairs_script, inside.pieces(part), mark)
+    return {"reason": ""}
+
+
+def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what this node's part has come to.
+
+    Raises:
+        NotMeasuredError: with the reason.
+    """
+    asked = inside.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
+    seconds = options["wait"] + _LOOK_S
+    found = inside.run(docker, options["container"], rdma_pairs_script, asked, seconds)
+    if "problem" in found:
+        raise NotMeasuredError(str(found["problem"]), "running")
+    words = "round {0} of {1}".format(max(found["round"], 1), found["of"])
+    return {"reason": "", "progress": words, **{key: found[key] for key in ("done", "pairs", "errors")}}
+
+
+_STAGES = {"look": look, "start": start, "collect": collect}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    options = module.params
+    if module.check_mode and options["stage"] != "look":
+        module.exit_json(changed=False, reason="nothing is measured in check mode", done=True, **echo(module))
+    try:
+        result = _STAGES[options["stage"]](DockerAPI(options["docker_socket"]), options)
+    except (NotMeasuredError, DockerProblem) as error:
+        result = {"reason": str(error), "done": True}
+    module.exit_json(changed=False, **result, **echo(module))
+
+
+if __name__ == "__main__":
+    main()

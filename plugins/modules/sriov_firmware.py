@@ -1,0 +1,136 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Switch SR-IOV on in the firmware of network adapters."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sriov_firmware
+short_description: Switch SR-IOV on in the firmware of network adapters
+description:
+  - Sets C(SRIOV_EN) and C(NUM_OF_VFS) of NVIDIA (Mellanox) adapters with C(mstconfig) or C(mlxconfig), where
+    they are to allow fewer VFs after the next boot than are wanted. A higher number stays.
+  - All adapters are asked before the first is changed. Interfaces of other vendors are left alone.
+  - What is set holds after a reboot, which is not done here.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would change without changing it.
+  diff_mode:
+    support: full
+    description: Shows the settings of each adapter for the next boot, as they are and as they shall be.
+  idempotent:
+    support: full
+    description: It compares with what holds after the next boot.
+options:
+  parents:
+    description: Network interfaces of the adapters' physical functions.
+    type: list
+    elements: str
+    required: true
+  vfs:
+    description: How many VFs each shall allow.
+    type: int
+    required: true
+  sysfs_root:
+    description: Where the kernel's sysfs is; another directory in tests.
+    type: path
+    default: /sys
+"""
+
+EXAMPLES = r"""
+- name: Allow eight VFs
+  rdm.provision.sriov_firmware:
+    parents: [ib0]
+    vfs: 8
+  register: firmware
+
+- name: Load it
+  ansible.builtin.reboot:
+  when: firmware.reboot_required
+"""
+
+RETURN = r"""
+reboot_required:
+  description: Whether an adapter does not offer the VFs yet.
+  returned: success
+  type: bool
+reasons:
+  description: What waits for the reboot, in sentences.
+  returned: success
+  type: list
+  elements: str
+  sample: ["ib0 (0000:41:00.0) offers 0 of 8 VFs"]
+"""
+
+import os
+from typing import Any, Dict, List
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node import rdma_tools, sriov_parent
+from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "parents": {"type": "list", "elements": "str", "required": True},
+    "vfs": {"type": "int", "required": True},
+    "sysfs_root": {"type": "path", "default": "/sys"},
+}
+
+
+def adapters(parents: List[str], root: str) -> List[Dict[str, Any]]:
+    """Return the adapters below these interfaces that have such a firmware, each with its settings.
+
+    Raises:
+        ProgramProblem: an interface is not there, or its firmware cannot be read.
+    """
+    found = []
+    for name in parents:
+        if not os.path.exists(os.path.join(root, "class/net", name)):
+            raise ProgramProblem("{0} is not an interface of the node".format(name))
+        one = sriov_parent.parent(name, root)
+        if one["vendor"] != sriov_parent.MELLANOX or one["virtual"]:
+            continue
+        settings = rdma_tools.firmware_settings(one["pci"])
+        if settings["error"]:
+            raise ProgramProblem("the firmware of {0[name]} ({0[pci]}): {1}".format(one, settings["error"]))
+        found.append(dict(one, next=settings["next"]))
+    return found
+
+
+def _text(one: Dict[str, Any], sriov: Any, vfs: Any) -> str:
+    return "{0[name]} ({0[pci]}): SRIOV_EN={1} NUM_OF_VFS={2}\n".format(one, sriov, vfs)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    vfs = module.params["vfs"]
+    if vfs < 1:
+        module.fail_json(msg="vfs {0} is not a number of VFs: give 1 or more".format(vfs))
+    try:
+        found = adapters(module.params["parents"], module.params["sysfs_root"])
+        lacking = [one for one in found if not rdma_tools.allows(one["next"], vfs)]
+        for one in [] if module.check_mode else lacking:
+            rdma_tools.set_firmware(one["pci"], max(vfs, one["next"]["vfs"] or 0))
+    except ProgramProblem as problem:
+        module.fail_json(msg="{0}".format(problem))
+    waiting = [one for one in found if one["total_vfs"] < vfs]
+    sentence = "{0[name]} ({0[pci]}) offers {0[total_vfs]} of {1} VFs"
+    result: Dict[str, Any] = {
+        "changed": bool(lacking),
+        "reboot_required": bool(waiting),
+        "reasons": [sentence.format(one, vfs) for one in waiting],
+    }
+    if lacking:
+        result["diff"] = {
+            "before": "".join(_text(one, one["next"]["sriov"], one["next"]["vfs"]) for one in lacking),
+            "after": "".join(_text(one, True, max(vfs, one["next"]["vfs"] or 0)) for one in lacking),
+        }
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Make the virtual functions of network cards, configure them, and have them restored at boot."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: sriov_vf
+short_description: Make and configure the virtual functions (VFs) of network cards
+description:
+  - Gives each physical function (PF) the wanted number of VFs, and each VF its policy and GUIDs (InfiniBand)
+    or its MAC, VLAN, trust and spoof check (Ethernet), and binds it anew where its driver has to learn them.
+  - VFs are known by their PCI addresses. All PFs are judged before the first is changed.
+  - A PF is never changed while a container, or a virtual machine, has one of its VFs. The kernel would do it.
+  - The same code is left on the node as a program that a systemd unit starts before C(docker.service), since
+    the kernel forgets VFs when it stops. Where systemd does not run, the answer says what to start.
+  - For mlx5 with NVIDIA's driver or the kernel's, and for any PF that has C(sriov_numvfs) and is set up with
+    C(ip link). mlx4 is refused.
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says what would change without changing it.
+  diff_mode:
+    support: full
+    description: Shows each PF with its VFs, as they are and as they shall be.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+options:
+  parents:
+    description:
+      - Network interfaces, or PCI addresses, of the PFs.
+      - A PF's place in this list is part of the addresses of its VFs, so add further ones at the end.
+    type: list
+    elements: str
+    default: []
+  number:
+    description: How many VFs each PF shall have.
+    type: int
+    default: 0
+  first_mac:
+    description: The first of the node's MACs in the address plan; empty leaves MACs and GUIDs as they are.
+    type: str
+    default: ""
+  addresses:
+    description: >-
+      For a PF, the MACs or GUIDs of its VFs, in order, instead of those that follow O(first_mac).
+    type: dict
+    default: {}
+  policy:
+    description: Whether the port of an InfiniBand VF follows that of the PF, is always up, or always down.
+    type: str
+    choices: [Follow, Up, Down]
+    default: Follow
+  vlan:
+    description: VLAN of all packets of Ethernet VFs, 0 for none; unset leaves it as it is.
+    type: int
+  trust:
+    description: Whether Ethernet VFs may choose their own addresses; unset leaves it as it is.
+    type: bool
+  spoof_check:
+    description: Whether packets of Ethernet VFs with other senders are dropped; unset leaves it as it is.
+    type: bool
+  cluster:
+    description: Whose VFs they are. What another cluster keeps on the node is not touched.
+    type: str
+    default: rdm
+  state:
+    description:
+      - V(absent) takes away the VFs that this module has made and nobody has, and what restores them. Those
+        that it found it leaves.
+    type: str
+    choices: [present, absent]
+    default: present
+  sysfs_root:
+    description: Where the kernel's sysfs is; another directory in tests.
+    type: path
+    default: /sys
+"""
+
+EXAMPLES = r"""
+- name: Eight VFs on each of two rails
+  rdm.provision.sriov_vf:
+    parents: [ib0, ib1]
+    number: 8
+    first_mac: 06:5e:91:06:40:00
+
+- name: Take them away again
+  rdm.provision.sriov_vf:
+    state: absent
+"""
+
+RETURN = r"""
+functions:
+  description: The PFs with C(pf), C(pci), C(num_vfs) and C(vfs), as M(rdm.provision.node_facts) reports them.
+  returned: O(state=present)
+  type: list
+  elements: dict
+kept:
+  description: Why VFs that were to go are still there, in sentences.
+  returned: always
+  type: list
+  elements: str
+  sample: []
+note:
+  description: What keeps them from being there again after a restart of the node; empty for nothing.
+  returned: always
+  type: str
+  sample: ""
+"""
+
+import contextlib
+import os
+from typing import Any, Dict, List, Sequence, Tuple
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER
+from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
+    Wanted,
+    described,
+    next_steps,
+    planned,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import Physical, VfProblem, to_fact
+from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import addresses, normal
+from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import Kernel, bring, judge
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "parents": {"type": "list", "elements": "str", "default": []},
+    "number": {"type": "int", "default": 0},
+    "first_mac": {"type": "str", "default": ""},
+    "addresses": {"type": "dict", "default": {}},
+    "policy": {"type": "str", "choices": ["Follow", "Up", "Down"], "default": "Follow"},
+    "vlan": {"type": "int"},
+    "trust": {"type": "bool"},
+    "spoof_check": {"type": "bool"},
+    "cluster": {"type": "str", "default": CLUSTER},
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "sysfs_root": {"type": "path", "default": "/sys"},
+}
+
+
+class Change:
+    """All that one call does, worked out before the first change.
+
+    Args:
+        module: with the parameters.
+        kernel: of the node.
+    """
+
+    def __init__(self, module: AnsibleModule, kernel: Kernel) -> None:
+        self._module = module
+        self._kernel = kernel
+        self._params: Dict[str, Any] = module.params
+        self.kept: List[str] = []
+        self.pairs: List[Tuple[Physical, Wanted]] = []
+        before = self._read()
+        mine = before.cluster in ("", self._params["cluster"])
+        if self._params["state"] == "present":
+            if not mine:
+                raise VfProblem(
+                    "the VFs of this node are in the keeping of the cluster {0}: take them from it first "
+                    "(sriov_state: absent there), or delete {1} if it is gone".format(
+                        before.cluster, os.path.join(restore.DIRECTORY, restore.FILE_NAME)
+                    )
+                )
+            self.pairs = judge(kernel, wanted_of(self._params))
+        known = {one.pci: one for one in before.functions}
+        named = {found.pci for found, _ in self.pairs}
+        functions = [
+            restore.Function(found.pci, found.number != one.number or _was_made(known, found.pci), one)
+            for found, one in self.pairs
+        ]
+        stays = self._give_back([one for one in before.functions if one.pci not in named]) if mine else ()
+        self.after = restore.Kept(self._params["cluster"], (*functions, *stays)) if mine else before
+        self._files = restore.files(restore.DIRECTORY, self.after) if self.after.functions and mine else {}
+        self._gone = [] if self._files or not mine else _ours()
+        self._systemd = os.path.isdir(restore.SYSTEMD)
+
+    @property
+    def note(self) -> str:
+        """What keeps the VFs from coming back by themselves."""
+        if self._systemd or not self._files:
+            return ""
+        return "systemd does not run here: let what starts the node run {0} before the Docker Engine".format(
+            restore.PROGRAM
+        )
+
+    @property
+    def stale(self) -> List[str]:
+        """The files to write."""
+        return [path for path, (content, _) in self._files.items() if _content(path) != content]
+
+    @property
+    def enables(self) -> bool:
+        """Whether systemd is to be told to start the unit."""
+        return bool(self._files) and self._systemd and not os.path.lexists(restore.enabled_link())
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to be done."""
+        work = any(next_steps(found, one) for found, one in self.pairs)
+        return work or bool(self.stale or self._gone) or self.enables
+
+    def diff(self) -> List[Dict[str, str]]:
+        """Return one difference for each PF and each file."""
+        shown = []
+        for found, one in self.pairs:
+            now = described(found)
+            then = planned(found, one) if next_steps(found, one) else now
+            shown.append(_difference(found.name, now, then))
+        for path in self.stale:
+            before, after = _content(path), self._files[path][0]
+            if path == restore.PROGRAM:
+                shown.append(_difference(path, "another program\n" if before else "", "(a program)\n"))
+            else:
+                shown.append(_difference(path, before.decode("utf-8", "replace"), after.decode()))
+        shown += [_difference(path, "file\n", "") for path in self._gone]
+        return [one for one in shown if one["before"] != one["after"]]
+
+    def apply(self) -> List[Physical]:
+        """Do it; return the PFs as they are then.
+
+        What is wanted is written first: whatever ends this in between, the next one knows whose the VFs are.
+        """
+        stale = self.stale
+        for path in stale:
+            restore.put(path, *self._files[path])
+        if self.enables or (stale and self._systemd):
+            self._systemctl("daemon-reload")
+        if self.enables:
+            self._systemctl("enable", restore.UNIT)
+        for found, one in self.pairs:
+            bring(self._kernel, one._replace(parent=found.pci))
+        if self._gone:
+            if self._systemd and os.path.lexists(restore.enabled_link()):
+                self._systemctl("disable", restore.UNIT)
+            for path in self._gone:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            for directory in (restore.DIRECTORY, os.path.dirname(restore.PROGRAM)):
+                with contextlib.suppress(OSError):  # others may have something there
+                    os.rmdir(directory)
+            if self._systemd:
+                self._systemctl("daemon-reload")
+        return [self._kernel.look(found.pci) for found, _ in self.pairs]
+
+    def _read(self) -> restore.Kept:
+        """Return what the node keeps; nothing, where that cannot be read any more."""
+        try:
+            return restore.read(restore.DIRECTORY)
+        except VfProblem as problem:
+            if self._params["state"] == "absent":
+                self.kept.append("{0}, so all VFs stay: write 0 to their sriov_numvfs".format(problem))
+            return restore.NOTHING
+
+    def _give_back(self, functions: Sequence[restore.Function]) -> Tuple[restore.Function, ...]:
+        """Plan to take away the VFs that were made here; return the PFs of which somebody has one."""
+        stays = []
+        for one in functions:
+            try:
+                found = self._kernel.look(one.pci)
+            except VfProblem:
+                continue  # the card is gone, and its VFs with it
+            if not one.made or not found.number:
+                continue
+            holders = ["VF {0} ({1})".format(vf.number, vf.pci) for vf in found.vfs if vf.holder]
+            if holders:
+                self.kept.append(
+                    "{0} keeps its {1} VFs, because {2} is in use: run again when that has ended".format(
+                        found.name, found.number, " and ".join(holders)
+                    )
+                )
+                stays.append(one)
+            else:
+                self.pairs.append((found, Wanted(one.pci, 0)))
+        return tuple(stays)
+
+    def _systemctl(self, *words: str) -> None:
+        status, _, said = self._module.run_command(["systemctl", *words])
+        if status:
+            raise VfProblem("systemctl {0}: {1}".format(" ".join(words), " ".join(said.split()) or status))
+
+
+def wanted_of(params: Dict[str, Any]) -> List[Wanted]:
+    """Return what is wanted of each PF.
+
+    Raises:
+        VfProblem: the parameters make no sense.
+    """
+    if params["number"] < 1 or not params["parents"]:
+        raise VfProblem(
+            "number {0} and parents {1}: name at least one PF and one VF".format(
+                params["number"], params["parents"]
+            )
+        )
+    stray = sorted(set(params["addresses"]) - set(params["parents"]))
+    if stray:
+        raise VfProblem("addresses has {0}, which is none of parents".format(stray[0]))
+    found = []
+    for place, parent in enumerate(params["parents"]):
+        given = params["addresses"].get(parent)
+        try:
+            listed = (
+                addresses(normal(params["first_mac"]) if params["first_mac"] else "", place, params["number"])
+                if given is None
+                else [normal(str(one)) for one in given]
+            )
+        except (TypeError, ValueError) as error:
+            raise VfProblem(
+                "an address for {0}, {1}, {2}".format(parent, given or params["first_mac"], error)
+            ) from None
+        found.append(
+            Wanted(
+                parent,
+                params["number"],
+                listed,
+                params["policy"],
+                params["vlan"],
+                params["trust"],
+                params["spoof_check"],
+            )
+        )
+    return found
+
+
+def _was_made(known: Dict[str, restore.Function], pci: str) -> bool:
+    return pci in known and known[pci].made
+
+
+def _ours() -> List[str]:
+    paths = [
+        os.path.join(restore.UNIT_DIRECTORY, restore.UNIT),
+        restore.PROGRAM,
+        os.path.join(restore.DIRECTORY, restore.FILE_NAME),
+    ]
+    return [path for path in paths if os.path.lexists(path)]
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError:
+        return b""
+
+
+def _difference(header: str, before: str, after: str) -> Dict[str, str]:
+    return {"before_header": header, "after_header": header, "before": before, "after": after}
+
+
+def run(module: AnsibleModule, kernel: Kernel) -> Dict[str, Any]:
+    """Return the result.
+
+    Raises:
+        VfProblem: it cannot be done; unless the kernel refuses something, nothing has been.
+    """
+    change = Change(module, kernel)
+    result: Dict[str, Any] = {"changed": change.changes, "kept": change.kept, "note": change.note}
+    if module._diff:
+        result["diff"] = change.diff()
+    found = [one for one, _ in change.pairs]
+    if result["changed"] and not module.check_mode:
+        with restore.alone(restore.DIRECTORY):
+            found = change.apply()
+    if module.params["state"] == "present":
+        result["functions"] = [to_fact(one) for one in found]
+    return result
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    try:
+        result = run(module, Kernel(module.params["sysfs_root"]))
+    except VfProblem as problem:
+        module.fail_json(msg=str(problem))
+    except OSError as error:
+        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot write", error.strerror or error))
+    for sentence in (*result["kept"], *filter(None, [result["note"]])):
+        module.warn(sentence)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

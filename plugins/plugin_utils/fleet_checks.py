@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""In what a node's fabric differs from the other nodes': collective operations go at the pace of the slowest.
+
+Every property is compared with what most nodes have, once: nodes that differ alike share a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import port_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+
+
+class Trait(NamedTuple):
+    """Something that should be the same on all nodes.
+
+    Attributes:
+        layer: the layer that it belongs to.
+        what: its name, for people.
+        among: what nodes must have in common to be compared; empty for nothing.
+    """
+
+    layer: str
+    what: str
+    among: str = ""
+
+
+Traits = dict[Trait, str]
+
+
+def differences(facts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """Return a warning for every node that has something else than most, or one for all where none is most.
+
+    Args:
+        facts: node name -> what `node_facts` found there.
+    """
+    groups: dict[Trait, dict[str, list[str]]] = {}
+    commands: dict[tuple[Trait, str], str] = {}
+    for node, found in facts.items():
+        for trait, value, command in _traits(found):
+            groups.setdefault(trait, {}).setdefault(value, []).append(node)
+            commands.setdefault((trait, node), command)
+    warnings: list[Problem] = []
+    for trait, by_value in groups.items():
+        if len(by_value) < 2:
+            continue
+        usual, having = max(by_value.items(), key=lambda item: len(item[1]))
+        value = f"{trait.layer}:"
+        if 2 * len(having) <= sum(map(len, by_value.values())):
+            told = "; ".join(f"{one} on {names(nodes)}" for one, nodes in by_value.items())
+            command = commands[trait, having[0]]
+            warnings.append(Problem(None, value, f"the nodes differ in the {trait.what}: {told}", command))
+            continue
+        count = len(having)
+        most = f"the {count} others have" if count > 1 else f"{having[0]} has"
+        for other, nodes in by_value.items():
+            if other == usual:
+                continue
+            for node in nodes:
+                reason = f"the {trait.what} is {other}, and {most} {usual}"
+                warnings.append(Problem(node, value, reason, commands[trait, node]))
+    return warnings
+
+
+def _traits(facts: Mapping[str, Any]) -> Iterator[tuple[Trait, str, str]]:
+    """Yield what is compared, its value here, and the command that shows or mends it."""
+    infiniband = facts.get("infiniband") or []
+    devices = {device["name"]: device for device in infiniband}
+    parents = facts.get("parents") or []
+    for parent in parents:
+        port = port_of(parent["name"], infiniband)
+        if not port["device"]:
+            continue
+        name, device = parent["name"], devices[port["device"]]
+        pci = device["pci"]
+        # A port that is down has the lowest rate, and is told of elsewhere.
+        if port["state"] == "ACTIVE" and port["rate"]:
+            yield (
+                Trait("link", f"rate of {name}"),
+                port["rate"],
+                f"look at the cable and the switch's port (ibstat {device['name']}, mlxlink -d {pci})",
+            )
+        if slowest := _slowest_function(facts, name):
+            yield (
+                Trait("link", f"rate of the VFs of {name}"),
+                slowest,
+                f"compare the VFs' limits (ip link show {name}) and the rate of {name} itself",
+            )
+        if device["type"] or device["board_id"]:
+            adapter = " ".join(part for part in (device["type"], device["board_id"]) if part)
+            yield (
+                Trait("host", f"adapter of {name}"),
+                adapter,
+                f"keep nodes of another kind in a cluster of their own (lspci -s {pci})",
+            )
+        if device["firmware"]:
+            yield (
+                Trait("firmware", f"version in {name}", device["board_id"]),
+                device["firmware"],
+                f"burn the same release on all (mstflint -d {pci} query, mstflint -d {pci} -i FILE burn)",
+            )
+        if device["driver"]:
+            yield (
+                Trait("driver", f"one of {name}"),
+                _driver(facts, device),
+                f"install the same on all (ofed_info -s, modinfo {device['driver']})",
+            )
+    mode = (facts.get("rdma") or {}).get("netns_mode")
+    if parents and mode:
+        yield (
+            Trait("driver", "mode of RDMA devices in network namespaces"),
+            mode,
+            "set the same on all (rdma system show; rdma system set netns shared, or exclusive, and "
+            "netns_mode of ib_core in /etc/modprobe.d for the next boot)",
+        )
+
+
+def _driver(facts: Mapping[str, Any], device: Mapping[str, Any]) -> str:
+    if not (facts.get("rdma") or {}).get("ofed"):
+        return f"{device['driver']} of the kernel"
+    return f"{device['driver']} {device['driver_version']} of OFED".replace("  ", " ")
+
+
+def _slowest_function(facts: Mapping[str, Any], name: str) -> str:
+    """Return the lowest rate of a physical function's active VFs; empty for none."""
+    addresses = {vf["pci"] for one in facts.get("sriov") or [] if one["pf"] == name for vf in one["vfs"]}
+    rates = (
+        port["rate"]
+        for device in facts.get("infiniband") or []
+        if device["virtual"] and device["pci"] in addresses
+        for port in device["ports"]
+        if port["state"] == "ACTIVE" and port["rate"]
+    )
+    return min(rates, key=_gigabits, default="")
+
+
+def _gigabits(rate: str) -> float:
+    """Return 200.0 for `200 Gb/sec (4X HDR)`."""
+    match = re.match(r"[\d.]+", rate)
+    return float(match.group()) if match else 0.0

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who measures with whom, and when: rounds of pairs in which no node is in two pairs at once.
+
+Two measurements over one link would halve each other. So all pairs are divided into rounds as a round-robin
+tournament divides its games, by the circle method: one node stays in its place, the others walk around it. N
+nodes take N - 1 rounds, an odd N takes N, in each of which one node rests.
+
+Pure, and the same for the same list of nodes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+Pair = tuple[str, str]
+
+
+def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
+    """Return all pairs, each in one round; the node that is first in NODES is first in each of its pairs.
+
+    Args:
+        nodes: distinct names in the order of ranks.
+    """
+    return [_round(nodes, number) for number in range(_count(nodes))]
+
+
+def chosen_rounds(nodes: Sequence[str], most: int, above: int) -> list[list[Pair]]:
+    """Return the rounds of a run: all, or in a large cluster MOST of them.
+
+    Each round has every node in it (of an odd number, all but one), so that each node is measured with as
+    many others as there are rounds. Which rounds is random, so that the bad pairs of one rack do not meet
+    the order of names, and the same for the same nodes.
+
+    Args:
+        nodes: distinct names in the order of ranks.
+        most: how many rounds where not all are wanted; at least 1.
+        above: up to so many nodes, all rounds.
+    """
+    count = _count(nodes)
+    if len(nodes) <= above or most >= count:
+        return rounds(nodes)
+    draw = random.Random(" ".join(nodes))  # noqa: S311
+    return [_round(nodes, number) for number in sorted(draw.sample(range(count), most))]
+
+
+def partners(schedule: Sequence[Sequence[Pair]]) -> dict[str, list[str]]:
+    """Return each node's partners in the order of rounds; an empty name where it rests.
+
+    Args:
+        schedule: the rounds.
+    """
+    names = {name for pairs in schedule for pair in pairs for name in pair}
+    found: dict[str, list[str]] = {name: [] for name in sorted(names)}
+    for pairs in schedule:
+        met = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+        for name, mine in found.items():
+            mine.append(met.get(name, ""))
+    return found
+
+
+def time_limit(count: int, seconds: float, gather: float) -> float:
+    """Return the seconds after which a node ends its part whatever is left of it.
+
+    A round of good nodes takes the two measurements of bandwidth, and less than two seconds besides.
+
+    Args:
+        count: how many rounds.
+        seconds: how long one measurement of bandwidth takes.
+        gather: how long nodes wait for each other at the beginning.
+    """
+    return gather + 60 + count * (2 * seconds + 4)
+
+
+def _count(nodes: Sequence[str]) -> int:
+    return len(nodes) - 1 + len(nodes) % 2 if len(nodes) > 1 else 0
+
+
+def _round(nodes: Sequence[str], number: int) -> list[Pair]:
+    """Return the pairs of one round, in the order of ranks."""
+    places: list[int | None] = [*range(len(nodes))]
+    if len(places) % 2:
+        places.append(None)
+    walking = places[1:]
+    turned = [places[0], *walking[number:], *walking[:number]]
+    pairs = []
+    for one, other in zip(turned[: len(turned) // 2], reversed(turned), strict=False):
+        if one is not None and other is not None:
+            pairs.append((min(one, other), max(one, other)))
+    return [(nodes[one], nodes[other]) for one, other in sorted(pairs)]

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the Python environments of bare hosts are made of: a lock file and a wheel, made on the controller.
+
+The lock has every package of the trainer's requirements with the version that is pinned there, what torch
+needs beside, and the digests of their files. uv makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+
+LOCK_FILE = "python_env.lock"
+"""Beside the inventory, so that everybody who uses that makes the same environments."""
+_MARK = "# Made by rdm-provision of "
+_NEEDS = "install it: pip install 'rdm-provision[env]'"
+_SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_trainer")
+
+
+class Sources(NamedTuple):
+    """Where the controller looks for packages; what is empty is uv's own.
+
+    Attributes:
+        index_url: the index.
+        extra_index_urls: further ones.
+        find_links: directories, or addresses of pages, with packages.
+        torch_backend: of uv, such as cpu or cu128.
+        proxy: for HTTP and HTTPS.
+    """
+
+    index_url: str = ""
+    extra_index_urls: Sequence[str] = ()
+    find_links: Sequence[str] = ()
+    torch_backend: str = ""
+    proxy: str = ""
+
+    def variables(self) -> dict[str, str]:
+        """Return them as uv reads them."""
+        found = {
+            "UV_DEFAULT_INDEX": self.index_url,
+            "UV_INDEX": " ".join(self.extra_index_urls),
+            "UV_FIND_LINKS": ",".join(self.find_links),
+            "UV_TORCH_BACKEND": self.torch_backend,
+            "HTTP_PROXY": self.proxy,
+            "HTTPS_PROXY": self.proxy,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+def find_uv() -> str:
+    """Return the path of uv beside this Python, or on the PATH.
+
+    Raises:
+        Refused: there is none.
+    """
+    beside = os.path.join(os.path.dirname(sys.executable), "uv")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("uv")
+    if found is None:
+        raise Refused([Problem(None, "uv", "is not on this machine, and makes the lock file", _NEEDS)])
+    return found
+
+
+def requirements_of(text: str, torch: str) -> str:
+    """Return the trainer's pins, with another requirement of torch where one is given."""
+    lines = [line for line in text.splitlines() if line and line[0] != "#"]
+    return "".join(f"{torch if torch and line.startswith('torch==') else line}\n" for line in lines)
+
+
+def lock(file: Path, requirements: str, python: str, sources: Sources, write: bool) -> tuple[str, bool]:
+    """Return the text of the lock file, and whether it was made anew.
+
+    Args:
+        file: where it is kept.
+        requirements: the pins.
+        python: the version of the environments' Python.
+        sources: where packages come from.
+        write: keep it when it is new.
+
+    Raises:
+        Refused: it cannot be made.
+    """
+    of = hashlib.sha256("\0".join([requirements, python, sources.torch_backend]).encode()).hexdigest()[:16]
+    head = f"{_MARK}{of}. Commit it: what it names is all that goes into the environments.\n"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    if text.startswith(head):
+        return text, False
+    with tempfile.TemporaryDirectory() as work:
+        pins = Path(work, "requirements.txt")
+        pins.write_text(requirements, encoding="utf-8")
+        argv = [
+            find_uv(),
+            "pip",
+            "compile",
+            "--quiet",
+            "--color",
+            "never",
+            "--generate-hashes",
+            "--no-header",
+            "--no-annotate",
+        ]
+        # The pins are tested together, whatever the packages say about each other.
+        argv += ["--python-version", python, "--override", str(pins), str(pins)]
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "UV_NO_CONFIG": "1", **sources.variables()},
+            check=False,
+        )
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        remedy = "set python_env_index_url, python_env_find_links or python_env_torch"
+        raise Refused([Problem(None, "the lock file", f"cannot be made: {said[-600:]}", remedy)])
+    text = head + done.stdout
+    if write:
+        partial = file.with_name(f".{file.name}.{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
+    return text, True
+
+
+def trainer_digest(trainer: Path) -> str:
+    """Return the digest of the trainer's sources."""
+    state = hashlib.sha256()
+    for name in _SOURCES:
+        top = trainer / name
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file() and "__pycache__" not in path.parts:
+                state.update(
+                    f"{path.relative_to(trainer)}\0".encode() + hashlib.sha256(path.read_bytes()).digest()
+                )
+    return state.hexdigest()[:16]
+
+
+def trainer_wheel(trainer: Path, directory: Path) -> Path:
+    """Return a wheel of the trainer, made by hatchling where there is none of the same sources.
+
+    Args:
+        trainer: the directory `trainer` of the project.
+        directory: where wheels are kept.
+
+    Raises:
+        Refused: it cannot be made.
+    """
+    place = directory / trainer_digest(trainer)
+    if found := sorted(place.glob("*.whl")):
+        return found[0]
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as work:
+        source, made = Path(work, "source"), Path(work, "made")
+        source.mkdir()
+        for name in _SOURCES:
+            if (trainer / name).is_dir():
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(trainer / name, source / name, ignore=ignore)
+            else:
+                shutil.copy(trainer / name, source / name)
+        done = subprocess.run(
+            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made)],
+            cwd=source,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            raise Refused([Problem(None, "the trainer's wheel", f"cannot be built: {said}", _NEEDS)])
+        if not place.exists():
+            made.rename(place)
+    return sorted(place.glob("*.whl"))[0]

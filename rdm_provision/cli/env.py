@@ -1,0 +1,77 @@
+"""``rdm-provision env``: the Python environment of bare hosts."""
+
+from __future__ import annotations
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+from rdm_provision.cluster import Cluster
+from rdm_provision.run import Run
+
+__all__ = ["env"]
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  rdm-provision env up -i inventory/mdx
+  rdm-provision env up -i inventory/mdx -e python_env_method=uv
+  rdm-provision env down -i inventory/mdx
+"""
+)
+def env() -> None:
+    """Make the Python environment of bare hosts, or take it away.
+
+    For an inventory with `rdm_runtime: host`, whose nodes train without containers.
+    """
+
+
+@env.command()
+@run_options
+def up(options: Options) -> int:
+    """Make bare hosts ready to train: environment, MY_IP, hostfile.
+
+    The environment is made from a lock file with hashes beside the inventory, the same on every node. A
+    second run changes nothing. Nothing needs Docker or root on the nodes.
+    """
+    cluster = options.cluster()
+    flag = inventory_flag(options)
+    steps = [
+        ("train there", f"rdm-provision train{flag} CONFIG.yaml"),
+        ("take it away", f"rdm-provision env down{flag}"),
+    ]
+    return _carry_out(
+        options, cluster, cluster.env_up(tags=options.tags, **options.run), f"env up{flag}", steps
+    )
+
+
+@env.command()
+@run_options
+def down(options: Options) -> int:
+    """Take away what `env up` made, and nothing else.
+
+    What training jobs have left stays. Refused while a job uses the environment.
+    """
+    cluster = options.cluster()
+    again = f"env down{inventory_flag(options)}"
+    return _carry_out(options, cluster, cluster.env_down(tags=options.tags, **options.run), again, [])
+
+
+def _carry_out(options: Options, cluster: Cluster, run: Run, again: str, steps: list[tuple[str, str]]) -> int:
+    result = options.carry_out(cluster, run)
+    if result is None:
+        return 0
+    if options.as_json:
+        emit_json(result.to_json())
+        return result.exit_code
+
+    from rdm_provision.cli import view
+
+    if view.unhappy_end(result):
+        return result.exit_code
+    console = view.out()
+    view.recap(console, result)
+    for path, nodes in cluster.kept(result).items():
+        console.print(f"  Kept, because something is in it: {path} ({view.names(nodes)})", soft_wrap=True)
+    view.next_steps(console, steps if result.ok else view.mend(result, f"rdm-provision {again}"))
+    return result.exit_code

@@ -1,0 +1,133 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Runs inside a machine's root file system while it is built: its kernel, its initrd, and what makes it a lab node.
+set -eu
+
+# --- the kernel: what a real server's distribution has, less the drivers of what no machine here has ---
+
+package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
+work=$(mktemp -d)
+cd "$work"
+chmod 755 "$work"
+apt-get download -qq "$package"
+dpkg --extract ./*.deb kernel
+release=$(ls kernel/usr/lib/modules)
+drivers=kernel/usr/lib/modules/$release/kernel/drivers
+for unused in ata gpu hid iio input media mfd net/usb net/wireless scsi staging usb; do
+  rm -rf "${drivers:?}/$unused"
+done
+rm -rf "kernel/usr/lib/modules/$release/kernel/sound"
+mkdir -p /usr/lib/modules
+cp -r "kernel/usr/lib/modules/$release" /usr/lib/modules/
+cp kernel/boot/vmlinuz-* /boot/vmlinuz
+depmod "$release"
+
+# --- the initrd: busybox and the modules of the disk ---
+
+mkdir -p initrd/bin initrd/modules
+cp /usr/bin/busybox initrd/bin/busybox
+cp /tmp/rdm-lab/init initrd/init
+chmod 755 initrd/init
+number=100
+for module in virtio_pci virtio_blk crc32c_generic ext4; do
+  modprobe --set-version "$release" --show-depends "$module" 2>/dev/null | sed -n 's/^insmod \([^ ]*\).*/\1/p'
+done | awk '!seen[$0]++' >modules
+while read -r path; do
+  xz --decompress --stdout "$path" >"initrd/modules/$number.ko"
+  number=$((number + 1))
+done <modules
+(cd initrd && find . | cpio --quiet --create --format=newc --owner=0:0) | gzip -1 >/boot/initrd
+cd /
+rm -rf "$work"
+
+# --- a node of the lab ---
+
+# Everything of it comes from the two directories that the machine is given: nothing here differs between nodes.
+mkdir -p /srv/rdm/images /srv/rdm/lab
+cat >/etc/fstab <<'FSTAB'
+rdm-images /srv/rdm/images 9p trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro,nofail 0 0
+rdm-keys /srv/rdm/lab 9p trans=virtio,version=9p2000.L,ro,nofail 0 0
+FSTAB
+echo 9pnet_virtio >/etc/modules-load.d/rdm-lab.conf
+
+cat >/etc/systemd/system/rdm-lab-keys.service <<'UNIT'
+[Unit]
+Description=Host key and authorized keys of this lab node
+RequiresMountsFor=/srv/rdm/lab
+Before=ssh.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/sbin/rdm-lab keys
+
+[Install]
+RequiredBy=ssh.service
+UNIT
+cat >/etc/systemd/system/rdm-lab-report.service <<'UNIT'
+[Unit]
+Description=Answers the lab whether this node is ready
+
+[Service]
+ExecStart=/usr/local/sbin/rdm-lab report /dev/virtio-ports/rdm.lab
+Restart=always
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+UNIT
+# The physical function has the name that the fabric's interface has on every lab node; its virtual functions do not.
+cat >/etc/systemd/network/10-fabric.link <<'LINK'
+[Match]
+Driver=igb
+
+[Link]
+Name=ib0
+LINK
+cat >/etc/systemd/network/10-fabric.network <<'NETWORK'
+[Match]
+Name=ib0
+
+[Network]
+LinkLocalAddressing=no
+NETWORK
+cat >/etc/systemd/network/20-management.network <<'NETWORK'
+[Match]
+Driver=virtio_net
+
+[Network]
+Address=10.0.2.15/24
+Gateway=10.0.2.2
+LinkLocalAddressing=no
+NETWORK
+echo 'nameserver 10.0.2.3' >/etc/resolv.conf
+echo 'localhost' >/etc/hostname
+printf '127.0.0.1 localhost\n::1 localhost\n' >/etc/hosts
+# Each machine is given its own; with one in the image, no boot is a first boot.
+systemd-machine-id-setup
+
+systemctl enable --quiet docker.service rdm-lab-keys.service rdm-lab-report.service ssh.service systemd-networkd.service
+# What failed is to be seen from outside, too; the journal itself is not worth a disk.
+rm -rf /var/log/journal
+mkdir -p /etc/systemd/journald.conf.d
+cat >/etc/systemd/journald.conf.d/rdm-lab.conf <<'JOURNAL'
+[Journal]
+Storage=volatile
+ForwardToConsole=yes
+MaxLevelConsole=err
+JOURNAL
+
+# Each of these takes seconds where every instruction is translated, and does nothing for a lab.
+systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer \
+  e2scrub_reap.service fstrim.timer getty-static.service getty@tty1.service modprobe@.service serial-getty@ttyS0.service \
+  sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
+  systemd-binfmt.service systemd-networkd-wait-online.service systemd-pstore.service
+# No sockets of other hypervisors; in their place it would complain at every boot.
+mkdir -p /etc/systemd/system-generators
+ln -s /dev/null /etc/systemd/system-generators/systemd-ssh-generator
+# Or every login complains that it is missing.
+touch /etc/default/locale
+# All of /usr is new, and what follows from it has been made.
+journalctl --update-catalog
+ldconfig
+touch /etc/.updated /var/.updated

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Training on bare hosts, in a virtual environment: the loss of the containers, and the same verbs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.product import ROOT, Lab, Product, running_lab, wait_until
+from tests.e2e.test_train import ENDLESS, TINY
+from tests.labs import lab_name
+
+pytestmark = pytest.mark.long
+
+ADDRESSES = {"n1": "10.2.72.135", "n2": "10.2.72.136"}
+PACKAGES = "/srv/packages"
+JOBS = "/home/rdm/.rdm/n1/jobs"
+
+
+@dataclass(frozen=True)
+class BareHosts:
+    """The nodes of a lab as hosts without containers.
+
+    Attributes:
+        lab: whose nodes they are.
+        inventory: their own inventory.
+    """
+
+    lab: Lab
+    inventory: Path
+
+    def rdm(self, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a verb of ``rdm-provision`` on their inventory."""
+        return self.lab.product.rdm(*argv, "--inventory", str(self.inventory), expect=expect)
+
+    def json(self, *argv: str, expect: int = 0) -> Any:
+        """The same, with what it printed as JSON."""
+        return json.loads(self.rdm(*argv, "--json", expect=expect).stdout)
+
+    def processes(self, node: str) -> list[str]:
+        """The users of the processes that belong to jobs on a node."""
+        shown = self.lab.on(node, "ps", "-eo", "user,args")
+        return [line.split()[0] for line in shown.splitlines() if "rdm_job" in line]
+
+
+@pytest.fixture(scope="module")
+def hosts(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareHosts]:
+    """Two nodes with addresses on the fabric and the packages on their disk, since they reach no index."""
+    packages = tmp_path_factory.mktemp("packages")
+    pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
+    version = next(line for line in pins.splitlines() if line.startswith("torch=="))
+    (packages / "pins.txt").write_text(pins.replace(version, f"{version}+cpu"), encoding="utf-8")
+    download = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "download",
+        "--no-deps",
+    ]
+    subprocess.run(
+        [*download, "--no-build-isolation", "-d", str(packages), "-r", str(packages / "pins.txt")], check=True
+    )
+    with running_lab(product, lab_name("e2e-bare"), "--nodes", "2", "--trainer") as lab:
+        for node, address in ADDRESSES.items():
+            lab.on(node, "ip", "address", "add", f"{address}/24", "dev", "ib0")
+            subprocess.run(
+                ["docker", "cp", "--quiet", str(packages), f"rdm-lab-{lab.name}-{node}:{PACKAGES}"],
+                check=True,
+            )
+        written = (lab.inventory / "hosts.yml").read_text(encoding="utf-8")
+        listing = yaml.safe_load(written.replace("{{ inventory_dir }}", str(lab.inventory)))
+        (cluster,) = listing.values()
+        for group in cluster["children"].values():
+            for node, variables in group["hosts"].items():
+                variables["my_ip"] = ADDRESSES[node]
+        cluster["vars"].update(
+            rdm_cluster="bare",
+            rdm_runtime="host",
+            rdm_become=False,
+            rdm_subnet="10.2.72.0/24",
+            python_env_method="uv",
+            python_env_torch=f"{version}+cpu",
+            python_env_torch_backend="",
+            python_env_no_index=True,
+            python_env_find_links=[PACKAGES],
+            python_env_controller_find_links=[str(packages)],
+        )
+        inventory = product.directory / "inventory" / "bare"
+        inventory.mkdir()
+        (inventory / "hosts.yml").write_text(yaml.safe_dump(listing), encoding="utf-8")
+        yield BareHosts(lab, inventory)
+
+
+@pytest.fixture(scope="module")
+def config(product: Product) -> str:
+    (product.directory / "tiny.yaml").write_text(yaml.safe_dump(TINY), encoding="utf-8")
+    return "tiny.yaml"
+
+
+def test_bare_hosts_train_as_containers_do(hosts: BareHosts, config: str) -> None:
+    refused = hosts.json("train", config, expect=2)
+    assert "there is no environment with rdm-trainer" in json.dumps(refused["problems"])
+    made = hosts.json("env", "up")
+    assert [node for node, one in made["nodes"].items() if one["changed"]] == ["n1", "n2"]
+    again = hosts.json("env", "up")
+    assert [node for node, one in again["nodes"].items() if one["changed"]] == []
+    lines = [f"{address} slots=2" for address in ADDRESSES.values()]
+    assert hosts.lab.on("n2", "cat", "/home/rdm/.rdm/n2/job/hostfile").splitlines() == lines
+
+    bare = hosts.json("train", config, "--name", "tiny")["job"]
+    hosts.lab.json("up")
+    contained = hosts.lab.json("train", config, "--name", "tiny")["job"]
+    assert bare["state"] == contained["state"] == "finished"
+    assert len(bare["losses"]) == 6
+    for (step, loss), (same, other) in zip(bare["losses"], contained["losses"], strict=True):
+        assert (step, loss) == (same, pytest.approx(other, abs=1e-4))
+
+
+def test_a_job_of_the_user_outlives_who_started_it_and_ends_with_a_checkpoint(
+    hosts: BareHosts, config: str
+) -> None:
+    hosts.json("env", "up")
+    hosts.json("train", config, ENDLESS, "--name", "endless", "--detach")
+
+    def progress() -> dict[str, Any]:
+        text = hosts.lab.on("n1", "cat", f"{JOBS}/endless/progress.json", check=False)
+        return dict(json.loads(text)) if text else {}
+
+    wait_until(lambda: progress().get("iteration", 0) > 0, "it trains", seen=progress)
+    assert {*hosts.processes("n1"), *hosts.processes("n2")} == {"rdm"}
+    assert "is in use by process" in json.dumps(hosts.json("env", "down", expect=1)["nodes"])
+    assert "iteration" in hosts.rdm("logs", "endless").stdout
+    assert hosts.json("stop", "endless")["changed"]
+    (job,) = hosts.json("jobs", "endless")["jobs"]
+    assert (job["state"], job["checkpoint"]) == ("stopped", job["iteration"])
+    assert hosts.processes("n1") + hosts.processes("n2") == []
+
+
+def test_env_down_takes_away_what_env_up_made_and_keeps_what_jobs_left(hosts: BareHosts) -> None:
+    said = hosts.rdm("env", "down").stdout
+    assert f"Kept, because something is in it: {JOBS}" in said
+    assert not hosts.lab.there("n1", "/home/rdm/.rdm/n1/python")
+    assert not hosts.lab.there("n1", "/home/rdm/.rdm/n1/ssh")
+    assert hosts.lab.there("n1", f"{JOBS}/endless/checkpoints")

@@ -1,0 +1,76 @@
+"""Virtual functions that the kernel makes: containers on two virtual machines talk over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from tests.e2e.machines import BOOT_S, MachineLab
+from tests.e2e.product import ADDRESSES, Product, changed, wait_until
+from tests.labs import lab_name, left_over
+
+NODES = ("n1", "n2")
+VLAN = 100
+FUNCTIONS = 7
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def machines(product: Product) -> Iterator[MachineLab]:
+    """Two virtual machines, provisioned by the product with virtual functions in a VLAN."""
+    lab = MachineLab(product, lab_name("e2e-vm"))
+    try:
+        if left_over(lab.name):
+            lab.lab("down")
+        lab.lab("up", "--hardware", "vm", "--nodes", "2")
+        lab.inventory_text(f"network_vlan: {VLAN}\n")
+        yield lab
+    finally:
+        lab.lab("down")
+    assert not left_over(lab.name)
+
+
+def assert_both_talk(lab: MachineLab) -> None:
+    """Each node's container has a function of its own, in the VLAN, and reaches the other one."""
+    for node, other in (NODES, NODES[::-1]):
+        assert lab.function(node)["vlan_list"][0]["vlan"] == VLAN
+        wait_until(partial(lab.reaches, node, ADDRESSES[other]), f"{node} reaches {other}")
+
+
+def test_from_bare_machines_to_containers_that_talk_over_virtual_functions(machines: MachineLab) -> None:
+    result = machines.json("up")
+    assert result["ok"]
+    assert [len(machines.functions(node)) for node in NODES] == [FUNCTIONS] * 2
+    assert_both_talk(machines)
+
+
+def test_a_second_run_changes_nothing(machines: MachineLab) -> None:
+    machines.provisioned()
+    result = machines.json("up")
+    assert result["ok"]
+    assert changed(result) == []
+
+
+def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: MachineLab) -> None:
+    machines.provisioned()
+    number = str(machines.function("n2")["vf"])
+    machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", "0")
+    try:
+        assert not machines.reaches("n1", ADDRESSES["n2"])
+    finally:
+        machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", str(VLAN))
+    assert_both_talk(machines)
+
+
+def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
+    machines.provisioned()
+    before = machines.function("n2")
+    machines.reboot("n2")
+    wait_until(lambda: machines.container("n2") == "running", "the container of n2 runs again", BOOT_S)
+    assert len(machines.functions("n2")) == FUNCTIONS
+    assert machines.function("n2")["mac"] == before["mac"]
+    assert_both_talk(machines)
+    assert changed(machines.json("up")) == []

@@ -1,0 +1,300 @@
+"""The training container gets one function of the network plugin, and that one's devices, on a real engine.
+
+The functions are the lab's stand-ins, with PCI addresses; a tree of sysfs says which RDMA devices they have.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine import container_functions
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import Functions
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_request import ends
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swap import Change, Steps
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
+from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
+
+from tests.integration.conftest import BUSYBOX
+from tests.integration.engine import private_engine
+from tests.integration.images import busybox_rootfs, import_image
+from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node
+from tests.unit.plugins.modules.running import Failed, run_module
+
+MY_IP = "192.169.16.100"
+DEVICES = Path("/dev/infiniband")
+FIRST = os.getpid() * 10
+"""Number of the first uverbs of these tests: Docker looks for them in the machine's /dev."""
+
+
+class Fabric(Node):
+    """The plugin, and a tree of sysfs in which each of its functions has an RDMA device."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.sys = engine.root / "sys"
+        self.number([*range(FUNCTIONS)])
+
+    def number(self, order: list[int]) -> None:
+        """Let the functions have these RDMA devices, as after a boot."""
+        shutil.rmtree(self.sys, ignore_errors=True)
+        for index, number in enumerate([FUNCTIONS, *order]):
+            pci = self.sys / f"bus/pci/devices/0000:41:00.{index}"
+            pci.mkdir(parents=True)
+            if index:
+                (pci / "physfn").symlink_to("../0000:41:00.0")
+            device = self.sys / f"class/infiniband/mlx5_{index}"
+            device.mkdir(parents=True)
+            (device / "device").symlink_to(pci)
+            verbs = self.sys / f"class/infiniband_verbs/uverbs{FIRST + number}"
+            verbs.mkdir(parents=True)
+            (verbs / "ibdev").write_text(f"mlx5_{index}\n")
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """What the plugin keeps."""
+        kept: dict[str, Any] = json.loads((self.state / "state.json").read_text())
+        return kept
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    """A node with an engine, the plugin and a network."""
+    existed = DEVICES.exists()
+    DEVICES.mkdir(exist_ok=True)
+    ours = [DEVICES / f"uverbs{FIRST + number}" for number in range(FUNCTIONS + 1)]
+    with private_engine() as engine:
+        node = Fabric(engine)
+        try:
+            for path in ours:
+                os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+            link = ["ip", "link", "add", node.parent, "type", "veth", "peer", "name", f"{node.parent}x"]
+            subprocess.run(link, check=True)
+            subprocess.run(["ip", "link", "set", f"{node.parent}x", "up"], check=True)
+            node.program = Path(__file__).with_name("addressed_functions.py")
+            import_image(engine.api, BUSYBOX, busybox_rootfs())
+            node.start_plugin()
+            labels = ["--label", "rdm.provision.cluster=c", "--label", "rdm.provision.role=network"]
+            option = ["-o", f"netdevice={node.parent}", "--subnet", "192.169.16.0/24"]
+            node.docker("network", "create", "-d", node.driver, *labels, *option, NETWORK)
+            yield node
+            node.docker("network", "rm", NETWORK)
+        finally:
+            if node._process is not None:
+                node.stop_plugin(signal.SIGKILL)
+            node.socket.unlink(missing_ok=True)
+            for path in ours:
+                path.unlink(missing_ok=True)
+            if not existed:
+                DEVICES.rmdir()
+            subprocess.run(["ip", "link", "del", node.parent], check=False)
+
+
+@pytest.fixture
+def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{fabric.engine.socket}")
+    root = functools.partial(container_functions.devices, root=str(fabric.sys))
+    monkeypatch.setattr(container_functions, "devices", root)
+    fabric.number([*range(FUNCTIONS)])
+    yield fabric.engine.api
+    for one in fabric.engine.api.get("/containers/json", all=True):
+        fabric.engine.api.delete(f"/containers/{one['Id']}", force=True, v=True)
+    assert fabric.promised() == {}, "a function leaked"
+
+
+def wanted_of(fabric: Fabric) -> dict[str, Any]:
+    return {
+        "name": "rdm",
+        "cluster": "c",
+        "image": BUSYBOX,
+        "command": ["sleep", "infinity"],
+        "hostname": "n1",
+        "network": NETWORK,
+        "my_ip": MY_IP,
+        "plugin_socket": str(fabric.socket),
+        "stop_timeout": 0,
+    }
+
+
+def up(fabric: Fabric, *, check: bool = False, **other: Any) -> dict[str, Any]:
+    return run_module(container, {**wanted_of(fabric), **other}, check=check, diff=True)
+
+
+def found(api: DockerAPI, name: str = "rdm") -> dict[str, Any]:
+    one: dict[str, Any] = api.get(f"/containers/{name}/json")
+    return one
+
+
+def uverbs(api: DockerAPI, name: str = "rdm") -> list[int]:
+    """The numbers of the RDMA devices that a container has, from the first of these tests."""
+    paths = [one["PathInContainer"] for one in found(api, name)["HostConfig"]["Devices"]]
+    return [int(path.partition("uverbs")[2]) - FIRST for path in paths]
+
+
+def has(fabric: Fabric, name: str = "rdm") -> int:
+    """The number of the function that a container has."""
+    key = container_functions.held(str(fabric.socket), found(fabric.engine.api, name), NETWORK)
+    return int(key.rpartition(".")[2]) - 1
+
+
+def test_it_gets_its_function_and_that_ones_devices_and_no_others(fabric: Fabric, api: DockerAPI) -> None:
+    assert up(fabric, check=True)["actions"] == ["make"]
+    assert fabric.kept["reserved"] == []
+    assert up(fabric)["actions"] == ["make"]
+    made = found(api)
+    assert uverbs(api) == [has(fabric)]
+    assert made["HostConfig"]["CapAdd"] == ["IPC_LOCK"]
+    assert fabric.address("rdm") == made["NetworkSettings"]["Networks"][NETWORK]["MacAddress"]
+    kept = fabric.kept
+    for check in (True, False):
+        again = up(fabric, check=check)
+        assert (again["changed"], again["diff"]["before"]) == (False, again["diff"]["after"])
+    assert (found(api)["Id"], fabric.kept) == (made["Id"], kept)
+    fabric.docker("restart", "-t", "0", "rdm")
+    assert not up(fabric)["changed"]
+
+
+def test_it_gets_no_devices_where_the_user_gives_them(fabric: Fabric, api: DockerAPI) -> None:
+    up(fabric, rdma=False, devices=["/dev/zero"])
+    assert [one["PathOnHost"] for one in found(api)["HostConfig"]["Devices"]] == ["/dev/zero"]
+    assert not up(fabric, rdma=False, devices=["/dev/zero"])["changed"]
+
+
+def test_containers_that_are_made_at_once_share_nothing(fabric: Fabric, api: DockerAPI) -> None:
+    defaults = {name: option.get("default") for name, option in container.ARGUMENT_SPEC.items()}
+
+    def make(number: int) -> None:
+        """What the module does; its own frame is one to a process."""
+        mine = {"name": f"c{number}", "my_ip": f"192.169.16.{100 + number}"}
+        wanted = {**defaults, **wanted_of(fabric), **mine}
+        functions = Functions(api, str(fabric.socket), ends(wanted))
+        wanted["functions"] = functions.settings(None, {}, check=False)
+        Change(api, wanted, None, functions).make(Steps(["make"], None))
+
+    with ThreadPoolExecutor(FUNCTIONS) as pool:
+        list(pool.map(make, range(FUNCTIONS)))
+    names = [f"c{number}" for number in range(FUNCTIONS)]
+    assert [uverbs(api, name) for name in names] == [[has(fabric, name)] for name in names]
+    assert sorted(has(fabric, name) for name in names) == [*range(FUNCTIONS)]
+    with pytest.raises(Failed, match=f"no virtual function of {fabric.parent} is free"):
+        up(fabric, my_ip="192.169.16.200")
+
+
+def test_another_container_in_its_place_gets_the_same_function(fabric: Fabric, api: DockerAPI) -> None:
+    fabric.run("other", "--ip", "192.169.16.99")
+    up(fabric)
+    before = has(fabric), found(api)["Id"]
+    fabric.remove("other")
+    for env in ({"A": "1"}, {"A": "2"}):
+        assert up(fabric, env=env)["actions"] == ["replace"]
+        assert uverbs(api) == [has(fabric)] == [before[0]]
+    assert found(api)["Id"] != before[1]
+
+
+def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
+    fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = Path("/run/docker/plugins")
+    assert fabric.socket.parent == plugins  # where the look finds it, by the driver's name
+    watch: dict[str, Any] = {
+        **{name: [] for name in ("config_dirs", "images", "archives", "users")},
+        **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
+    }
+
+    def look() -> receipt.Found:
+        return receipt.observe(watch, "hardware", api, sysfs_root=str(fabric.sys))
+
+    up(fabric)
+    seen = look()
+    assert receipt.drift(seen, look()) == {}
+    mine = has(fabric)
+    # As after a boot: the devices came up in another order.
+    fabric.number([*reversed(range(FUNCTIONS))])
+    now = FUNCTIONS - 1 - mine
+    why = receipt.drift(seen, look())
+    sentence = (
+        f"the container rdm (RDMA devices on {NETWORK}) is uverbs{FIRST + now}, not uverbs{FIRST + mine}"
+    )
+    assert why == {"container": [sentence]}
+    predicted = up(fabric, check=True)
+    assert (predicted["actions"], uverbs(api)) == (["replace"], [mine])
+    assert set(predicted["diff"]["after"]) - {"exists", "running"} == {"functions"}
+    assert up(fabric)["actions"] == ["replace"]
+    assert (has(fabric), uverbs(api)) == (mine, [now])
+    assert not up(fabric)["changed"]
+
+
+def test_one_that_did_not_come_back_is_started_with_its_devices(fabric: Fabric, api: DockerAPI) -> None:
+    up(fabric)
+    mine = has(fabric)
+    fabric.docker("stop", "-t", "0", "rdm")
+    assert up(fabric, check=True)["actions"] == ["start"]
+    assert up(fabric)["actions"] == ["start"]
+    assert (has(fabric), uverbs(api)) == (mine, [mine])
+    fabric.docker("stop", "-t", "0", "rdm")
+    fabric.number([*reversed(range(FUNCTIONS))])
+    assert up(fabric)["actions"] == ["replace"]
+    assert (has(fabric), uverbs(api)) == (mine, [FUNCTIONS - 1 - mine])
+
+
+def test_a_function_that_others_took_meanwhile_is_told_and_the_next_run_mends(
+    fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(fabric)
+    for number in range(FUNCTIONS - 1):
+        fabric.run(f"c{number}")
+    hold = Functions.hold
+
+    def late(self: Any) -> None:
+        fabric.run("thief")
+        hold(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Functions, "hold", late)
+        with pytest.raises(Failed, match=f"no free virtual function of {fabric.parent} has"):
+            up(fabric, env={"A": "1"})
+    assert not fabric.running("rdm")
+    fabric.remove("thief")
+    up(fabric, env={"A": "1"})
+    assert uverbs(api) == [has(fabric)]
+    assert not up(fabric, env={"A": "1"})["changed"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("class/infiniband/*_[1-7]", "must have one, since its physical function 0000:41:00.0 has mlx5_0"),
+        ("class/infiniband_verbs/*", "cannot be used from programs: load the module ib_uverbs"),
+    ],
+)
+def test_devices_that_cannot_be_told_refuse_before_anything_is_made(
+    fabric: Fabric, api: DockerAPI, broken: str, said: str
+) -> None:
+    for path in fabric.sys.glob(broken):
+        shutil.rmtree(path)
+    with pytest.raises(Failed, match=said):
+        up(fabric)
+    assert api.get("/containers/json", all=True) == []
+
+
+def test_without_the_plugin_nothing_is_made(fabric: Fabric, api: DockerAPI) -> None:
+    with pytest.raises(Failed, match=r"nowhere\.sock does not answer: No such file or directory"):
+        up(fabric, plugin_socket="/run/docker/plugins/nowhere.sock")
+    assert api.get("/containers/json", all=True) == []
+
+
+def test_taking_it_down_frees_its_function(fabric: Fabric, api: DockerAPI) -> None:
+    up(fabric)
+    run_module(docker_owned, {"cluster": "c", "role": "container", "stop_timeout": 0})
+    assert (fabric.promised(), fabric.kept["reserved"]) == ({}, [])

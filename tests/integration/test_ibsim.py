@@ -1,0 +1,175 @@
+"""Our readers of ports and subnet managers beside the real InfiniBand tools, on a subnet that ibsim makes up.
+
+ibsim's library stands in for the kernel under ibstat, sminfo and opensm: it gives each of their processes a
+/sys of its own, in a directory, which our readers get as their root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node import rdma_tools, sysfs
+
+SUBNET = """
+Switch 8 "S1"
+[1] "H1"[1]
+[2] "H2"[1]
+[3] "H3"[1]
+
+Hca 1 "H1"
+[1] "S1"[1]
+
+Hca 1 "H2"
+[1] "S1"[2]
+
+Hca 1 "H3"
+[1] "S1"[3]
+"""
+PROGRAMS = ("ibsim", "ibstat", "opensm", "sminfo")
+DEVICE = "ibsim0"
+
+
+def wait_until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, f"{what} within {seconds} s"
+        time.sleep(0.05)
+
+
+class Subnet:
+    """A simulated subnet, whose hosts are directories that tools run in."""
+
+    def __init__(self, directory: Path, library: str) -> None:
+        self.directory = directory
+        # Others may simulate at the same time: the library finds its simulator by this number.
+        self.environment = {"LD_PRELOAD": library, "IBSIM_SOCKNAME": f"rdm-{os.getpid()}"}
+
+    def env(self, host: str) -> dict[str, str]:
+        return {**os.environ, **self.environment, "SIM_HOST": host}
+
+    def ibstat(self, host: str) -> str:
+        """Return what ibstat prints on a host."""
+        done = subprocess.run(
+            ["ibstat"], cwd=self.directory, env=self.env(host), capture_output=True, text=True, timeout=30
+        )
+        return done.stdout
+
+    def port(self, host: str) -> dict[str, Any]:
+        """Return the host's port, read by us from the /sys that a process there has."""
+        # What it prints first it has read there, so that all is there; then it waits for its standard input.
+        command = ["cat", f"/sys/class/infiniband/{DEVICE}/node_guid", "-"]
+        with subprocess.Popen(
+            command,
+            cwd=self.directory,
+            env=self.env(host),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout
+            assert process.stdout.readline()
+            (device,) = sysfs.infiniband(str(self.directory / f"sys-{process.pid}" / "sys"), "/nowhere")
+            process.terminate()
+        port: dict[str, Any] = device["ports"][0]
+        return port
+
+
+@pytest.fixture
+def subnet(tmp_path: Path) -> Iterator[Subnet]:
+    library = next(Path("/usr/lib").glob("*/umad2sim/libumad2sim.so"), None)
+    missing = [name for name in PROGRAMS if not shutil.which(name)]
+    assert library, "the package libumad2sim0 is missing: make setup-dev"
+    assert not missing, f"{missing} are missing: make setup-dev"
+    (tmp_path / "net").write_text(SUBNET)
+    found = Subnet(tmp_path, str(library))
+    environment = {**os.environ, "IBSIM_SOCKNAME": found.environment["IBSIM_SOCKNAME"]}
+    with (
+        (tmp_path / "ibsim.log").open("wb") as log,
+        # It ends with its standard input, so that is kept open.
+        subprocess.Popen(
+            ["ibsim", "-s", "net"],
+            cwd=tmp_path,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        ) as simulator,
+    ):
+        try:
+            ready = tmp_path / "ibsim.log"
+            wait_until(lambda: b"Network simulator ready" in ready.read_bytes(), "ibsim is ready")
+            yield found
+        finally:
+            simulator.kill()
+
+
+@contextlib.contextmanager
+def manager(subnet: Subnet) -> Iterator[None]:
+    """Let a subnet manager run on the first host."""
+    command = ["opensm", "-f", str(subnet.directory / "opensm.log")]
+    with (
+        (subnet.directory / "opensm.out").open("wb") as out,
+        subprocess.Popen(
+            command,
+            cwd=subnet.directory,
+            env=subnet.env("H1"),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        ) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_ports_and_subnet_manager_as_the_tools_see_them(
+    subnet: Subnet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {**subnet.environment, "SIM_HOST": "H2"}.items():
+        monkeypatch.setenv(name, value)
+
+    def asked() -> str:
+        return rdma_tools.subnet_manager(DEVICE, 1)["answer"]
+
+    assert (field(subnet.ibstat("H2"), "State"), field(subnet.ibstat("H2"), "SM lid")) == (
+        "Initializing",
+        "0",
+    )
+    before = subnet.port("H2")
+    assert (before["state"], before["physical_state"], before["sm_lid"]) == ("INIT", "LinkUp", 0)
+    assert asked() == "no"
+    assert rdma_tools.subnet_manager("mlx5_7", 1)["answer"] == "unknown"
+
+    with manager(subnet):
+        wait_until(lambda: field(subnet.ibstat("H2"), "State") == "Active", "opensm brings the subnet up")
+        after = subnet.port("H2")
+        told = subnet.ibstat("H2")
+        assert (after["state"], after["lid"], after["sm_lid"]) == (
+            "ACTIVE",
+            int(field(told, "Base lid")),
+            int(field(told, "SM lid")),
+        )
+        wait_until(lambda: asked() == "yes", "sminfo is answered")
+        assert "SMINFO_MASTER" in rdma_tools.subnet_manager(DEVICE, 1)["text"]
+
+    # The port stays active when its subnet manager is gone: only asking tells.
+    assert field(subnet.ibstat("H2"), "State") == "Active"
+    assert asked() == "no"
+
+
+def field(text: str, name: str) -> str:
+    """Return a field of ibstat's first port."""
+    match = re.search(rf"^\s*{name}: (.*)$", text, re.MULTILINE)
+    assert match, text
+    return match[1]

@@ -1,0 +1,65 @@
+"""What goes with the function that a container gets, as far as the node can tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import (
+    Given,
+    devices,
+    lasting_mac,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
+
+from tests.fixtures.sysfs.build import build
+
+MAC = "0c:42:a1:5e:10:01"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    return build("rdma", tmp_path)
+
+
+def paths(tree: Path, given: Given) -> list[str] | None:
+    found = devices(given, str(tree / "sys"), str(tree / "dev"))
+    return None if found is None else [Path(one).name for one in found]
+
+
+def test_devices_are_those_of_the_function_wherever_its_interface_is(node: Path) -> None:
+    assert paths(node, Given("0000:41:00.1", "ib1")) == ["uverbs1", "umad1", "issm1", "rdma_cm"]
+    assert paths(node, Given("0000:41:00.2")) == ["uverbs2", "umad2", "issm2", "rdma_cm"]
+    assert paths(node, Given("0000:01:10.2", "eth3")) == []
+    # A function without a PCI address is found by its interface, as long as that is here.
+    assert paths(node, Given("eth2", "eth2")) == ["uverbs8", "umad8", "rdma_cm"]
+    assert paths(node, Given("eth2")) is None
+    assert paths(node, Given("")) is None
+
+
+def test_a_device_that_has_gone_with_its_interface_is_not_missing(node: Path) -> None:
+    for path in (node / "sys/class/infiniband/mlx5_2").iterdir():
+        if path.is_symlink():
+            path.unlink()
+    with pytest.raises(RdmaProblem):
+        paths(node, Given("0000:41:00.2"))
+    mode = node / "sys/module/ib_core/parameters/netns_mode"
+    mode.parent.mkdir(parents=True)
+    mode.write_text("N\n")
+    assert paths(node, Given("0000:41:00.2")) is None
+    assert paths(node, Given("0000:41:00.1", "ib1")) == ["uverbs1", "umad1", "issm1", "rdma_cm"]
+    mode.write_text("Y\n")
+    with pytest.raises(RdmaProblem):
+        paths(node, Given("0000:41:00.2"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mac", "lasting"),
+    [("0", MAC, MAC), ("3", MAC, MAC), ("1", MAC, ""), ("0", ":".join(["00"] * 20), ""), ("0", "", "")],
+)
+def test_an_address_that_does_not_last_is_not_insisted_on(
+    node: Path, kind: str, mac: str, lasting: str
+) -> None:
+    (node / "sys/class/net/ens11/addr_assign_type").write_text(f"{kind}\n")
+    assert lasting_mac(Given("0000:a1:00.1", "ens11", mac), str(node / "sys")) == lasting
+    assert lasting_mac(Given("0000:a1:00.1", "", mac), str(node / "sys")) is None

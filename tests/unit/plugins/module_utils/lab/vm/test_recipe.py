@@ -1,0 +1,62 @@
+"""What a lab's virtual machines are made of."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
+from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import recipe
+
+FILES = Path(__file__).parents[6] / "roles/lab/files"
+OWN = [
+    "deb [signed-by=/k.gpg] http://deb.example.org/bookworm bookworm main",
+    "deb [signed-by=/k.gpg] http://deb.example.org/bookworm bookworm-updates main contrib",
+    "deb http://security.example.org/debian-security bookworm-security main",
+]
+
+
+def test_packages_come_from_where_this_machine_takes_its_own() -> None:
+    assert recipe.sources(OWN, "debian", "bookworm") == [
+        f"deb [signed-by=/k.gpg] http://deb.example.org/bookworm {recipe.SUITE} main",
+        f"deb [signed-by=/k.gpg] http://deb.example.org/bookworm {recipe.SUITE}-updates main contrib",
+        f"deb http://security.example.org/debian-security {recipe.SUITE}-security main",
+    ]
+
+
+def test_another_distribution_has_no_sources_of_debian() -> None:
+    own = ["deb http://archive.example.org/ubuntu noble main universe"]
+    assert recipe.sources(own, "ubuntu", "noble") == []
+    assert recipe.sources([], "debian", "") == []
+
+
+@pytest.mark.parametrize("name", [*recipe.GUEST_FILES, *(f"vm/{name}" for name in recipe.FILES)])
+def test_the_version_changes_with_every_file(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "roles/lab/files"
+    shutil.copytree(FILES, copy)
+    assert recipe.version(copy) == recipe.version(FILES)
+    with (copy / name).open("a") as file:
+        file.write("# changed\n")
+    assert recipe.version(copy) != recipe.version(FILES)
+
+
+def test_every_file_is_part_of_the_recipe() -> None:
+    assert {path.name for path in (FILES / "vm").iterdir()} == set(recipe.FILES)
+
+
+def test_another_processor_is_refused_before_anything_is_made() -> None:
+    recipe.checked_architecture("x86_64")
+    with pytest.raises(LabProblem, match="need an x86_64 machine, and this is aarch64"):
+        recipe.checked_architecture("aarch64")
+
+
+def test_paths_with_quotes_are_quoted_in_hooks() -> None:
+    directory = Path("/a'dir $(id)")
+    commands = [
+        recipe.guest_command([], directory, directory / "boot", directory / "g.tar", []),
+        recipe.container_command([], directory / "rdm-lab", directory / "c.tar", []),
+    ]
+    hooks = [part for argv in commands for part in argv if part.startswith("--customize-hook")]
+    assert len([hook for hook in hooks if "'/a'\"'\"'dir $(id)" in hook]) >= 5
+    assert not any("/a'dir" in hook for hook in hooks)

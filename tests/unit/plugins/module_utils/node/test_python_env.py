@@ -1,0 +1,194 @@
+"""A virtual environment of a node: a real one, of two packages that are made here."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
+from ansible_collections.rdm.provision.plugins.module_utils.node.python_env import (
+    EnvironmentProblem,
+    Sources,
+    Wanted,
+)
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
+
+from tests.unit.plugins.modules.running import run_module
+
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+METHODS = ("system", "uv")
+
+
+def wheel(folder: Path, name: str, version: str = "1.0") -> Path:
+    """Write a wheel with one module, and a program of the same name."""
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    files = {
+        f"{module}.py": "def main():\n    print('it runs')\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\n{name} = {module}:main\n",
+    }
+    lines = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(text)}")
+    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,"]) + "\n"
+    folder.mkdir(exist_ok=True)
+    target = folder / f"{module}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(target, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return target
+
+
+class Node:
+    """A node with a directory of packages and no index."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.directory = str(home / "env")
+        self.package = wheel(home / "packages", "helper")
+        self.trainer = wheel(home / "trainer", "rdm-trainer")
+        digest = hashlib.sha256(self.package.read_bytes()).hexdigest()
+        self.lock = f"helper==1.0 \\\n    --hash=sha256:{digest}\n"
+        self.sources = Sources(no_index=True, find_links=[str(home / "packages")], cache=str(home / "cache"))
+
+    def wanted(self, method: str = "uv", lock: str = "", cluster: str = "c") -> Wanted:
+        return Wanted(cluster, method, PYTHON, lock or self.lock, "rdm_trainer-1.0")
+
+    def make(self, wanted: Wanted) -> None:
+        python_env.make(self.directory, wanted, self.sources, str(self.trainer), find_uv())
+
+    def options(self, state: str = "present") -> dict[str, object]:
+        wanted = self.wanted()
+        return {
+            "state": state,
+            "cluster": wanted.cluster,
+            "directory": self.directory,
+            "method": wanted.method,
+            "python": wanted.python,
+            "lock": wanted.lock,
+            "program": wanted.program,
+            "no_index": True,
+            "find_links": self.sources.find_links,
+            "cache": self.sources.cache,
+        }
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_environment_holds_what_the_lock_names_and_the_trainer(node: Node, method: str) -> None:
+    wanted = node.wanted(method)
+    assert python_env.drift(node.directory, wanted) == "there is none"
+    node.make(wanted)
+    assert python_env.drift(node.directory, wanted) == ""
+    said = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
+    assert said.stdout == "it runs\n"
+    receipt = python_env.receipt_of(node.directory)
+    assert receipt["python"].startswith(PYTHON)
+    assert {"helper-1.0", "rdm_trainer-1.0"} <= set(receipt["packages"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_package_with_another_digest_is_refused_and_nothing_takes_its_place(
+    node: Node, method: str
+) -> None:
+    node.make(node.wanted())
+    forged = node.wanted(method, node.lock.replace("sha256:", "sha256:0000")[:-5] + "\n")
+    with pytest.raises(EnvironmentProblem, match="could not install the packages: "):
+        node.make(forged)
+    assert python_env.drift(node.directory, node.wanted()) == ""
+    # Half an environment is ours to make anew.
+    assert not python_env.receipt_of(python_env.place_of(node.directory, forged))["whole"]
+
+
+def test_another_lock_makes_another_environment_and_the_old_one_goes(node: Node) -> None:
+    node.make(node.wanted())
+    old = os.path.realpath(node.directory)
+    other = node.wanted(lock="# newer\n" + node.lock)
+    assert python_env.drift(node.directory, other) == "another one is wanted"
+    node.make(other)
+    assert os.path.realpath(node.directory) != old
+    assert not Path(old).exists()
+
+
+def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
+    node.make(node.wanted())
+    old = os.path.realpath(node.directory)
+    with subprocess.Popen([f"{old}/bin/python", "-c", "input()"], stdin=subprocess.PIPE) as job:
+        node.make(node.wanted(lock="# newer\n" + node.lock))
+        assert Path(old).exists()
+        with pytest.raises(EnvironmentProblem, match=rf"is in use by process {job.pid}: stop the job first"):
+            python_env.remove(node.directory, "c")
+        job.communicate(b"\n")
+    assert len(python_env.remove(node.directory, "c")) == 2
+    assert not os.path.lexists(node.directory)
+
+
+def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
+    node.make(node.wanted())
+    site = next(Path(node.directory, "lib").glob("python*/site-packages"))
+    (site / "more-1.0.dist-info").mkdir()
+    assert python_env.drift(node.directory, node.wanted()) == "its packages are others"
+    Path(node.directory, "bin", "rdm-trainer").unlink()
+    assert python_env.drift(node.directory, node.wanted()) == "its programs are gone"
+    node.make(node.wanted())
+    assert python_env.drift(node.directory, node.wanted()) == ""
+
+
+def test_what_others_have_made_stays(node: Node) -> None:
+    Path(node.directory).mkdir()
+    with pytest.raises(EnvironmentProblem, match="was not made by rdm-provision: remove it, or set"):
+        python_env.drift(node.directory, node.wanted())
+    assert python_env.remove(node.directory, "c") == []
+    assert Path(node.directory).is_dir()
+    Path(node.directory).rmdir()
+    node.make(node.wanted(cluster="other"))
+    assert python_env.remove(node.directory, "c") == []
+    with pytest.raises(EnvironmentProblem, match="belongs to the cluster other"):
+        python_env.drift(node.directory, node.wanted())
+
+
+def test_a_python_that_is_not_there_is_one_sentence(node: Node) -> None:
+    with pytest.raises(
+        EnvironmentProblem, match=r"there is no Python 3\.99 on the node: install it, or choose"
+    ):
+        node.make(node.wanted("system")._replace(python="3.99"))
+
+
+def test_the_module_asks_for_files_once_and_changes_nothing_in_check_mode(node: Node) -> None:
+    from ansible_collections.rdm.provision.plugins.modules import python_env as module
+
+    said = run_module(module, node.options(), check=True)
+    assert (said["changed"], said["needed"], said["why"]) == (True, False, "there is none")
+    assert not os.path.lexists(node.directory)
+    assert run_module(module, node.options())["needed"]
+    copies = {"wheel": str(node.trainer), "uv": find_uv()}
+    made = run_module(module, {**node.options(), "copies": copies})
+    assert made["changed"]
+    assert made["python"].startswith(PYTHON)
+    again = run_module(module, node.options())
+    assert (again["changed"], "needed" in again) == (False, False)
+    assert run_module(module, node.options("absent"), check=True)["changed"]
+    assert os.path.lexists(node.directory)
+    assert run_module(module, node.options("absent"))["changed"]
+    assert not run_module(module, node.options("absent"))["changed"]
+
+
+def test_addresses_with_passwords_are_in_the_environment_only() -> None:
+    sources = Sources("https://u:p@index/simple", extra_index_urls=["https://more"], torch_backend="cu128")
+    found = sources.variables()
+    assert found["PIP_INDEX_URL"] == found["UV_DEFAULT_INDEX"] == "https://u:p@index/simple"
+    assert found["PIP_EXTRA_INDEX_URL"] == "https://more https://download.pytorch.org/whl/cu128"
+    assert (found["UV_INDEX"], found["UV_TORCH_BACKEND"]) == ("https://more", "cu128")

@@ -1,0 +1,349 @@
+"""The module sriov_vf and the program that it leaves, on a laid-out node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem
+from ansible_collections.rdm.provision.plugins.modules import sriov_vf
+
+from tests.conftest import COLLECTIONS, ROOT
+from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
+from tests.unit.plugins.modules.running import Failed, documented_options, run_module
+
+FIRST = "06:5e:91:06:40:00"
+
+
+class Node:
+    """A node with cards, and with the places where the module leaves its files."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kernel = FakeKernel(directory / "node")
+        self.etc = directory / "etc/rdm-sriov"
+        self.units = directory / "units"
+        self.systemd = directory / "run-systemd"
+        self.calls: list[list[str]] = []
+        for name, path in (
+            ("DIRECTORY", self.etc),
+            ("PROGRAM", directory / "lib/rdm-sriov-vf"),
+            ("UNIT_DIRECTORY", self.units),
+            ("SYSTEMD", self.systemd),
+        ):
+            monkeypatch.setattr(restore, name, str(path))
+        monkeypatch.setattr(sriov_vf, "Kernel", lambda _root: self.kernel)
+        monkeypatch.setattr(AnsibleModule, "run_command", lambda _module, words: self._systemctl(words))
+
+    def _systemctl(self, words: list[str]) -> tuple[int, str, str]:
+        self.calls.append(words)
+        link = Path(restore.enabled_link())
+        if words[1] == "enable":
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(self.units / restore.UNIT)
+        if words[1] == "disable":
+            link.unlink()
+        return 0, "", ""
+
+    def run(self, *, check: bool = False, diff: bool = False, **params: Any) -> dict[str, Any]:
+        """Run the module; without parameters for four VFs on ib0."""
+        present = {"parents": ["ib0"], "number": 4, "first_mac": FIRST}
+        given = params if "state" in params else {**present, **params}
+        return run_module(sriov_vf, given, check=check, diff=diff)
+
+    @property
+    def number(self) -> int:
+        return self.kernel.look("ib0").number
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
+    node = Node(tmp_path, monkeypatch)
+    node.systemd.mkdir()
+    return node
+
+
+def test_documentation_is_the_specification() -> None:
+    assert documented_options(sriov_vf.DOCUMENTATION) == documented_options(sriov_vf.ARGUMENT_SPEC)
+
+
+def test_vfs_are_made_once(node: Node) -> None:
+    first = node.run()
+    assert first["changed"] is True
+    (function,) = first["functions"]
+    assert [vf["pci"] for vf in function["vfs"]] == [f"0000:41:00.{number}" for number in (1, 2, 3, 4)]
+    node.kernel.log.clear()
+    node.calls.clear()
+    assert node.run()["changed"] is False
+    assert node.kernel.log == []
+    assert node.calls == []
+
+
+def test_check_mode_changes_nothing_and_the_difference_says_what_would(node: Node) -> None:
+    result = node.run(check=True, diff=True)
+    assert result["changed"] is True
+    assert node.kernel.log == []
+    assert node.calls == []
+    assert not node.etc.exists()
+    card = result["diff"][0]
+    assert card["before"] == "ib0 (0000:41:00.0): 0 VFs\n"
+    assert card["after"].splitlines()[1] == (
+        "VF 0 (address follows): bound, policy Follow, node GUID 06:5e:91:ff:fe:06:40:00, "
+        "port GUID 06:5e:91:ff:fe:06:40:00"
+    )
+    node.run()
+    card = node.run(diff=True, policy="Up")["diff"][0]
+    assert "VF 3 (0000:41:00.4): bound, policy Follow" in card["before"]
+    assert "VF 3 (0000:41:00.4): bound, policy Up" in card["after"]
+
+
+def test_several_rails_have_addresses_of_their_own(node: Node) -> None:
+    functions = node.run(parents=["ib0", "ib1", "eth1"])["functions"]
+    given = [vf["address"] for function in functions for vf in function["vfs"]]
+    assert len(set(given)) == 12
+    assert given[-1] == "06:5e:91:06:42:03"
+
+
+def test_pinned_addresses_win(node: Node) -> None:
+    pinned = ["0011:2233:4455:6677", "00:11:22:33:44:55:66:78", "06:00:00:00:00:01", "06-00-00-00-00-02"]
+    (function,) = node.run(addresses={"ib0": pinned})["functions"]
+    assert [vf["address"] for vf in function["vfs"]] == [
+        "00:11:22:33:44:55:66:77",
+        "00:11:22:33:44:55:66:78",
+        "06:00:00:ff:fe:00:00:01",
+        "06:00:00:ff:fe:00:00:02",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"number": 0}, "name at least one PF and one VF"),
+        ({"parents": []}, "name at least one PF and one VF"),
+        ({"number": 99}, "ib0 can have 16 VFs, and 99 are wanted"),
+        ({"number": 257, "parents": ["eth1"]}, "16 physical functions with 256 VFs each"),
+        ({"parents": ["ib0", "ib2"]}, "ib2 has the driver mlx4_core"),
+        ({"addresses": {"ib9": []}}, "addresses has ib9, which is none of parents"),
+        ({"addresses": {"ib0": ["mine"]}}, "is neither a MAC (6 bytes) nor a GUID (8 bytes)"),
+        ({"first_mac": "mine"}, "is neither a MAC (6 bytes) nor a GUID (8 bytes)"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_done(node: Node, params: dict[str, Any], said: str) -> None:
+    with pytest.raises(Failed) as failed:
+        node.run(**params)
+    assert said in str(failed.value)
+    assert node.kernel.log == []
+    assert node.calls == []
+    assert not node.etc.exists()
+
+
+def test_what_another_cluster_keeps_is_not_touched(node: Node) -> None:
+    node.run(cluster="theirs")
+    with pytest.raises(Failed, match="are in the keeping of the cluster theirs"):
+        node.run(cluster="mine")
+    assert node.run(state="absent", cluster="mine")["changed"] is False
+    assert node.number == 4
+
+
+# --- taking away ---
+
+
+def test_absent_takes_away_what_was_made_and_all_files(node: Node) -> None:
+    node.run()
+    assert node.run(state="absent")["changed"] is True
+    assert node.number == 0
+    assert not list(node.units.rglob("*.service"))
+    assert not node.etc.exists()
+    assert not Path(restore.PROGRAM).parent.exists()
+    assert node.run(state="absent")["changed"] is False
+
+
+def test_absent_leaves_vfs_that_were_there_before(node: Node) -> None:
+    node.kernel.make("0000:41:00.0", 4)
+    node.run()
+    node.run(state="absent")
+    assert node.number == 4
+
+
+def test_absent_leaves_vfs_that_somebody_has_until_they_are_free(node: Node) -> None:
+    node.run()
+    node.kernel.hold("ib0", 1)
+    result = node.run(state="absent")
+    assert result["kept"] == [
+        "ib0 keeps its 4 VFs, because VF 1 (0000:41:00.2) is in use: run again when that has ended"
+    ]
+    assert (result["changed"], node.number) == (False, 4)
+    node.kernel.unbind(node.kernel.vf("ib0", 1).name)
+    node.run(state="absent")
+    assert node.number == 0
+
+
+def test_a_function_that_is_no_longer_named_is_given_back(node: Node) -> None:
+    node.run(parents=["ib0", "ib1"])
+    assert node.run(parents=["ib0"])["changed"] is True
+    assert (node.number, node.kernel.look("ib1").number) == (4, 0)
+    assert [one.pci for one in restore.read(str(node.etc)).functions] == ["0000:41:00.0"]
+
+
+def test_a_file_that_was_cut_off_is_mended(node: Node) -> None:
+    node.run()
+    file = node.etc / restore.FILE_NAME
+    file.write_text(file.read_text()[:40])
+    assert node.run()["changed"] is True
+    assert restore.read(str(node.etc)).functions[0].pci == "0000:41:00.0"
+
+
+def test_absent_after_a_file_was_cut_off_takes_nothing_that_may_be_others(node: Node) -> None:
+    node.run()
+    (node.etc / restore.FILE_NAME).write_text("{")
+    (sentence,) = node.run(state="absent")["kept"]
+    assert "does not tell any more which VFs were made here" in sentence
+    assert node.number == 4
+
+
+# --- a restart of the node ---
+
+
+def restart(node: Node) -> None:
+    for pf in ("0000:41:00.0", "0000:42:00.0"):
+        node.kernel.make(pf, 0)
+
+
+def test_the_program_makes_the_same_vfs_after_a_restart(node: Node) -> None:
+    node.run(parents=["ib0", "ib1"])
+    before = [node.kernel.look(parent) for parent in ("ib0", "ib1")]
+    restart(node)
+    assert restore.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 0
+    assert [node.kernel.look(parent) for parent in ("ib0", "ib1")] == before
+    assert node.run(parents=["ib0", "ib1"])["changed"] is False
+
+
+def test_the_program_does_what_it_can_and_says_what_it_cannot(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.run(parents=["ib0", "ib1"])
+    restart(node)
+    (node.kernel.sys / "bus/pci/devices/0000:41:00.0/sriov_totalvfs").write_text("2\n")
+    assert restore.main(["--directory", str(node.etc), "--wait", "0"], node.kernel) == 1
+    assert "rdm-sriov-vf: ib0 can have 2 VFs, and 4 are wanted" in capsys.readouterr().err
+    assert node.kernel.look("ib1").number == 4
+
+
+def test_the_program_waits_for_a_card_that_comes_late(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.run()
+    restart(node)
+    look, looks = node.kernel.look, iter(range(1000))
+
+    def late(parent: str) -> Any:
+        if next(looks) < 3:
+            raise VfProblem("not yet")
+        return look(parent)
+
+    monkeypatch.setattr(node.kernel, "look", late)
+    assert restore.main(["--directory", str(node.etc), "--wait", "60"], node.kernel) == 0
+    assert look("ib0").number == 4
+
+
+def test_the_program_runs_by_itself_under_any_python(node: Node, tmp_path: Path) -> None:
+    node.run()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    words = [restore.PROGRAM, "--directory", str(elsewhere)]
+    done = subprocess.run(
+        [sys.executable, "-I", *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.access(restore.PROGRAM, os.X_OK)
+    (elsewhere / restore.FILE_NAME).write_text(
+        (node.etc / restore.FILE_NAME).read_text().replace("0000:41:00.0", "ffff:41:00.0")
+    )
+    done = subprocess.run([*words, "--wait", "0"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "rdm-sriov-vf: there is no PCI device ffff:41:00.0 on this node\n",
+    )
+
+
+def test_systemd_starts_the_program_before_the_engine_and_the_plugin(node: Node) -> None:
+    node.run()
+    unit = (node.units / restore.UNIT).read_text().splitlines()
+    assert "Before=docker.service rdm-sriov.service" in unit
+    assert f"ExecStart={sys.executable} {restore.PROGRAM}" in unit
+    assert node.calls == [["systemctl", "daemon-reload"], ["systemctl", "enable", restore.UNIT]]
+    Path(restore.enabled_link()).unlink()
+    assert node.run()["changed"] is True
+    assert Path(restore.enabled_link()).is_symlink()
+
+
+def test_without_systemd_the_files_are_there_and_the_answer_says_what_to_do(node: Node) -> None:
+    node.systemd.rmdir()
+    result = node.run()
+    assert node.calls == []
+    assert result["note"] == (
+        f"systemd does not run here: let what starts the node run {restore.PROGRAM} before the Docker Engine"
+    )
+    assert json.loads((node.etc / restore.FILE_NAME).read_text())["cluster"] == "rdm"
+    assert (node.units / restore.UNIT).exists()
+
+
+# --- as Ansible sends it ---
+
+PLAY = """
+- name: Make virtual functions
+  hosts: localhost
+  connection: local
+  gather_facts: false
+  module_defaults:
+    rdm.provision.sriov_vf:
+      sysfs_root: "{{ tree }}/sys"
+  tasks:
+    - name: Make virtual functions
+      ansible.builtin.include_role:
+        name: rdm.provision.sriov
+        tasks_from: vfs
+"""
+
+
+def test_the_role_hands_its_variables_to_the_module_which_packs_itself_on_the_node(tmp_path: Path) -> None:
+    FakeKernel(tmp_path / "tree")
+    (tmp_path / "play.yml").write_text(PLAY)
+    variables = {
+        "ansible_python_interpreter": sys.executable,
+        "tree": str(tmp_path / "tree"),
+        "sriov_vfs": 2,
+        "network_parent": "eth1, eth2",
+        "sriov_vf_first_mac": FIRST,
+        "sriov_vf_addresses": {"eth2": ["06:00:00:00:00:01", "06:00:00:00:00:02"]},
+        "sriov_vf_trust": False,
+    }
+    words = ["-i", "localhost,", "--check", "--diff", "-e", json.dumps(variables), str(tmp_path / "play.yml")]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), *words],
+        env={
+            **os.environ,
+            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_PIPELINING": "true",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    result = tasks[-1]["hosts"]["localhost"]
+    assert result["changed"] is True
+    shown = {one["after_header"]: one["after"] for one in result["diff"]}
+    assert f"VF 1 (address follows): bound, MAC {FIRST[:-1]}1, trust off" in shown["eth1"]
+    assert "VF 0 (address follows): bound, MAC 06:00:00:00:00:01, trust off" in shown["eth2"]
+    assert shown[restore.PROGRAM] == "(a program)\n"
+    kept = json.loads(shown[f"{restore.DIRECTORY}/{restore.FILE_NAME}"])
+    assert [one["parent"] for one in kept["functions"]] == ["eth1", "eth2"]

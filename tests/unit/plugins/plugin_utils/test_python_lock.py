@@ -1,0 +1,68 @@
+"""What environments of bare hosts are made of: a lock of packages that are made here, and the real wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import Sources
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
+
+from tests.conftest import ROOT
+from tests.unit.plugins.module_utils.node.test_python_env import wheel
+
+PINS = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
+    """A directory of packages, and an index where there is nothing."""
+    wheel(tmp_path / "packages", "helper")
+    (tmp_path / "index").mkdir()
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
+    return Sources(index_url=(tmp_path / "index").as_uri(), find_links=[str(tmp_path / "packages")])
+
+
+def test_a_lock_has_the_digest_of_each_file_and_is_made_once(sources: Sources, tmp_path: Path) -> None:
+    file = tmp_path / "python_env.lock"
+    text, made = python_lock.lock(file, "helper==1.0\n", "3.11", sources, write=True)
+    digest = hashlib.sha256(next((tmp_path / "packages").iterdir()).read_bytes()).hexdigest()
+    assert made
+    assert f"helper==1.0 \\\n    --hash=sha256:{digest}" in text
+    assert file.read_text(encoding="utf-8") == text
+    assert python_lock.lock(file, "helper==1.0\n", "3.11", Sources(), write=True) == (text, False)
+    # Another Python may need other files.
+    assert python_lock.lock(file, "helper==1.0\n", "3.12", sources, write=True)[1]
+
+
+def test_in_check_mode_no_lock_is_written(sources: Sources, tmp_path: Path) -> None:
+    file = tmp_path / "python_env.lock"
+    assert python_lock.lock(file, "helper==1.0\n", "3.11", sources, write=False)[1]
+    assert not file.exists()
+
+
+def test_a_package_that_is_nowhere_is_named(sources: Sources, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match=r"the lock file cannot be made: .*helper==2\.0"):
+        python_lock.lock(tmp_path / "python_env.lock", "helper==2.0\n", "3.11", sources, write=True)
+
+
+def test_torch_alone_is_replaced_among_the_pins() -> None:
+    own = python_lock.requirements_of(PINS, "").splitlines()
+    other = python_lock.requirements_of(PINS, "torch==2.11.0+rocm6.4").splitlines()
+    assert [line for line in other if line not in own] == ["torch==2.11.0+rocm6.4"]
+    assert len(own) == len(other)
+
+
+def test_the_trainers_wheel_is_built_once_and_has_its_program(tmp_path: Path) -> None:
+    made = python_lock.trainer_wheel(ROOT / "trainer", tmp_path)
+    before = made.stat().st_mtime_ns
+    assert python_lock.trainer_wheel(ROOT / "trainer", tmp_path) == made
+    assert made.stat().st_mtime_ns == before
+    with zipfile.ZipFile(made) as archive:
+        names = archive.namelist()
+    assert {"rdm_job/agent.py", "rdm_trainer/train.py"} <= set(names)
+    assert any(name.endswith("entry_points.txt") for name in names)
+    assert not any("__pycache__" in name for name in names)

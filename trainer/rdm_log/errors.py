@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Standard error → what is wrong, without crying over warnings. Pure functions over lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rdm_log.messages import MESSAGES, UNKNOWN, Kind, Message
+
+__all__ = ["Finding", "classify", "findings"]
+
+_LONGEST = 4096
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+# What launchers and torch put before a line: a node, a rank, or both.
+_BEFORE = re.compile(
+    r"^(?:\[(?:rank|default)?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
+    r"|(?!pdsh@|srun:|slurmstepd:|[A-Z])[a-z][\w.-]{0,62}: (?=\[|Traceback|[A-Z]\w*(?:Error|Warning)))"
+)
+_TRACEBACK = "Traceback (most recent call last)"
+_IGNORED = re.compile(r"^Exception ignored in")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Lines that mean the same.
+
+    Attributes:
+        name: What they are about; see ``messages``.
+        kind: ``error`` or ``warning``.
+        cause: Why they are written, one clause.
+        line: The first of them.
+        count: How many there are.
+        ranks: Which ranks wrote them, where they say it.
+    """
+
+    name: str
+    kind: Kind
+    cause: str
+    line: str
+    count: int = 1
+    ranks: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**dataclasses.asdict(self), "ranks": list(self.ranks)}
+
+
+def classify(line: str) -> Message:
+    """Return what a line means; ``UNKNOWN`` where nothing is known of it.
+
+    >>> classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").name
+    'gpu-memory'
+    """
+    text, _ = _without_prefix(line)
+    return _of(text)
+
+
+def _of(text: str) -> Message:
+    return next((message for message in MESSAGES if message.pattern.search(text)), UNKNOWN)
+
+
+def _without_prefix(line: str) -> tuple[str, int | None]:
+    """Return a line without colours and without what stands before it, and the rank that this names."""
+    text = _COLOURS.sub("", line[:_LONGEST]).rstrip()
+    rank = None
+    while match := _BEFORE.match(text):
+        if not match[0]:
+            break
+        number = match["rank"] or match["mpi"] or match["srun"]
+        rank = int(number) if number else rank
+        text = text[match.end() :]
+    return text, rank
+
+
+def findings(lines: Iterable[str]) -> list[Finding]:
+    """Return what is wrong, errors first, each kind of line once with its count.
+
+    Of a traceback only the exception counts, not the lines of code in it. One that Python ignored, as it does
+    while a process ends, is none.
+
+    Args:
+        lines: Of standard error, of any number of ranks.
+    """
+    found: dict[str, Finding] = {}
+    # By rank, because their lines alternate: whether it is within a traceback, and whether that one counts.
+    within: dict[int | None, bool] = {}
+    ignored: set[int | None] = set()
+    for line in lines:
+        text, rank = _without_prefix(line)
+        if not text:
+            continue
+        if _IGNORED.match(text):
+            ignored.add(rank)
+            continue
+        if text.startswith(_TRACEBACK):
+            within[rank] = rank not in ignored
+            ignored.discard(rank)
+            continue
+        if rank in within and text[0] in " \t":
+            continue
+        counts = within.pop(rank, True)
+        message = _of(text)
+        if message.kind == "noise" or not counts:
+            continue
+        _note(found, message, text, rank)
+    return sorted(found.values(), key=lambda one: one.kind != "error")
+
+
+def _note(found: dict[str, Finding], message: Message, text: str, rank: int | None) -> None:
+    known = found.get(message.name)
+    if known is None:
+        told = () if rank is None else (rank,)
+        found[message.name] = Finding(message.name, message.kind, message.cause, text, 1, told)
+        return
+    ranks = known.ranks
+    if rank is not None and rank not in ranks:
+        ranks = tuple(sorted((*ranks, rank)))
+    found[message.name] = replace(known, count=known.count + 1, ranks=ranks)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Figures over any number of values, in memory that does not grow with them."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from collections.abc import Sequence
+
+__all__ = ["Curve", "Largest", "Sample", "quantile"]
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return the value below which a SHARE of some ascending values lies, interpolated."""
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+class Sample:
+    """Values for quantiles: all of them, or beyond MOST every second, every fourth, and so on.
+
+    Of the hundreds of thousands that are kept, quantiles are those of all to far less than 1 %.
+    """
+
+    def __init__(self, most: int = 1 << 18) -> None:
+        self._most = most
+        self._kept = array("d")
+        self._stride = 1
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        """Take note of a value."""
+        if self.count % self._stride == 0:
+            self._kept.append(value)
+            if len(self._kept) >= self._most:
+                self._kept = self._kept[::2]
+                self._stride *= 2
+        self.count += 1
+
+    def ordered(self) -> list[float]:
+        """Return the values that are kept, ascending."""
+        return sorted(self._kept)
+
+
+class Largest:
+    """The largest values, each with what it belongs to."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._heap: list[tuple[float, int]] = []
+
+    def add(self, value: float, owner: int) -> None:
+        """Take note of a value."""
+        if len(self._heap) < self._most:
+            heapq.heappush(self._heap, (value, owner))
+        elif value > self._heap[0][0]:
+            heapq.heapreplace(self._heap, (value, owner))
+
+    def ordered(self) -> list[tuple[float, int]]:
+        """Return them, the largest first."""
+        return sorted(self._heap, reverse=True)
+
+
+class Curve:
+    """Points of a curve, thinned evenly beyond twice MOST."""
+
+    def __init__(self, most: int = 300) -> None:
+        self._most = most
+        self._points: list[tuple[int, float]] = []
+        self._stride = 1
+        self._count = 0
+        self._last: tuple[int, float] | None = None
+
+    def add(self, x: int, y: float) -> None:
+        """Add a point."""
+        self._last = (x, y)
+        if self._count % self._stride == 0:
+            self._points.append(self._last)
+            if len(self._points) >= 2 * self._most:
+                self._points = self._points[::2]
+                self._stride *= 2
+        self._count += 1
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return the points, the last one always among them."""
+        if self._last is None or self._points[-1] == self._last:
+            return list(self._points)
+        return [*self._points, self._last]

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""One line of a log → what it says: the only place that knows how lines look.
+
+Lines are read by key and not by position: forks put fields in between, leave some out, and launchers put
+``node: `` or ``[default7]:`` before the line. A field counts only when it is whole, so that a line that was
+cut gives what it said until there and nothing that it did not say. One line may hold several records: ranks
+that write at the same moment lose the newline between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+__all__ = [
+    "MILLISECONDS",
+    "NEEDLES",
+    "Argument",
+    "Checkpoint",
+    "EngineStep",
+    "Evaluation",
+    "Memory",
+    "Milestone",
+    "Record",
+    "Step",
+    "Timer",
+    "loss_name",
+    "parse",
+]
+
+MILLISECONDS = "elapsed time per iteration (ms)"
+"""The field with the time of a step, whichever unit its program writes."""
+_SECONDS = "elapsed time per iteration (s)"
+
+
+class Step(NamedTuple):
+    """A training line: how step ITERATION was, and averages since the line before.
+
+    Attributes:
+        iteration: The step, counted from 1.
+        train_iterations: Steps of the whole training; 0 when the line says ``infinity``.
+        values: Every field that is a number, by its name in the line. The time of a step is always in
+            milliseconds, as ``MILLISECONDS``.
+        tag: What stands before the line: a launcher's name of the rank or node; mostly empty.
+        time: ``YYYY-MM-DD HH:MM:SS`` where the line has it, as newer Megatron-LM's.
+    """
+
+    iteration: int
+    train_iterations: int
+    values: dict[str, float]
+    tag: str = ""
+    time: str = ""
+
+
+class EngineStep(NamedTuple):
+    """What DeepSpeed's engine says of a step, beside or instead of a training line.
+
+    Attributes:
+        iteration: The step.
+        values: Under the names of training lines: ``lm loss``, ``learning rate``, ``samples per second``,
+            ``MILLISECONDS``; and ``skipped``, the number of skipped steps since the start.
+    """
+
+    iteration: int
+    values: dict[str, float]
+
+
+class Evaluation(NamedTuple):
+    """The middle line of an evaluation.
+
+    Attributes:
+        where: ``iteration 100``, ``the end of training for test data``…
+        values: Losses and perplexities, by their names in the line.
+    """
+
+    where: str
+    values: dict[str, float]
+
+
+class Memory(NamedTuple):
+    """A rank's memory, in MiB by name: ``allocated``, ``max allocated``, ``reserved``, ``max reserved``."""
+
+    rank: int
+    iterations: int
+    mebibytes: dict[str, float]
+
+
+class Milestone(NamedTuple):
+    """A line ``[NAME] datetime: TIME``."""
+
+    name: str
+    time: str
+
+
+class Checkpoint(NamedTuple):
+    """That a checkpoint was written or read: KIND is ``saved`` or ``loaded``."""
+
+    kind: str
+    iteration: int
+
+
+class Timer(NamedTuple):
+    """One of Megatron's or DeepSpeed's timers.
+
+    Attributes:
+        name: The timer.
+        milliseconds: Its time; the longest one where the line speaks of all ranks.
+        rank: Of which rank, with ``--timing-log-option all``; None where the line speaks of all.
+        least: The shortest time of all ranks, with ``minmax``.
+    """
+
+    name: str
+    milliseconds: float
+    rank: int | None = None
+    least: float | None = None
+
+
+class Argument(NamedTuple):
+    """An argument of the training, from the list that Megatron writes at its start."""
+
+    name: str
+    value: str
+
+
+Record = Step | EngineStep | Evaluation | Memory | Milestone | Checkpoint | Timer | Argument
+
+# Every line that says something has one of these; a line without any of them is never looked at. Each of them
+# is searched for in the whole log, so they are few: ``time`` stands in five kinds of lines, told apart from
+# others by the two bytes behind it.
+NEEDLES: dict[bytes, tuple[bytes, ...]] = {
+    b"iteration": (),
+    b"time": (b": ", b" (", b" a", b"s "),
+    b" ........": (),
+    b"loss at the end": (),
+    b", skipped=": (),
+}
+
+_STEP = re.compile(rb"iteration +(\d+)/ *(\d+|infinity) *\|")
+_EVALUATION = re.compile(rb"loss at ([^|]{1,200}?) +\|([^\n]*)")
+_MEMORY = re.compile(rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) *\|")
+_MEMORY_FIELD = re.compile(rb" *([a-z][a-z ]{0,40}): *([\d.]+)(?![\d.])( *\|)?")
+_MILESTONE = re.compile(rb"\[([^\[\]]{1,120})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
+_CHECKPOINT = re.compile(
+    rb"successfully (saved|loaded) checkpoint\b[^\n]{0,4096}? (?:at|from) iteration +(\d+)(?!\d)"
+)
+_TIMES = re.compile(rb"time \(ms\) \|")
+_DOTTED = re.compile(rb"(?:^|:) {2,}([A-Za-z][\w/-]{0,60}) \.{2,}( ?[^\n]+)$")
+_MIN_MAX = re.compile(rb": \(([\d.]+), ([\d.]+)\)")
+_MAX = re.compile(rb": ([\d.]+)$")
+_PIPELINE = re.compile(
+    rb"steps: (\d+) loss: (\S+) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)(?![\d.])(\s?)"
+)
+_ENGINE = re.compile(rb"step=(\d+), skipped=(\d+), lr=\[([^\],]*)")
+_TIME = re.compile(rb"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?\]?")
+_TAG = re.compile(rb"(\[[^\[\]\s]{1,60}\](?:<\w+>)?:?|[^\s:\[\]]{1,253}:)(?=\s|$)")
+
+_MOST_NAMES = 4096
+_names: dict[bytes, str] = {}
+
+
+def parse(line: bytes, *, whole: bool = True) -> list[Record]:
+    """Return what a line says; nothing for most lines.
+
+    Args:
+        line: Without its newline, and without terminals' colours.
+        whole: It ended with a newline. Otherwise a number at its very end may be cut, and does not count.
+
+    >>> parse(b" iteration        2/       6 | lm loss: 9.9E+00 | TFLO")
+    [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='')]
+    """
+    step = _STEP.search(line)
+    if (
+        step is not None
+        and line.endswith(b"|")
+        and line.find(b"[", step.end()) < 0
+        and b"loss at" not in line
+    ):
+        # By far the most frequent line, and nobody wrote into it.
+        return list(_steps(line, step))
+    found: list[Record] = []
+    if step is not None:
+        found += _steps(line, step)
+    if b"checkpoint" in line:
+        found += [
+            Checkpoint(match[1].decode(), int(match[2]))
+            for match in _CHECKPOINT.finditer(line)
+            if whole or match.end() < len(line)
+        ]
+    if b"loss at " in line:
+        found += _evaluations(line)
+    if b"memory (MB)" in line:
+        found += _memories(line, whole)
+    if b"] datetime: " in line:
+        found += [Milestone(_text(m[1]), m[2].decode()) for m in _MILESTONE.finditer(line)]
+    if b"time (ms) |" in line:
+        found += _timers(line, whole)
+    if b" ..." in line:
+        found += _dotted(line, whole)
+    if b"iter time (s): " in line:
+        found += _pipeline(line, whole)
+    if b", skipped=" in line:
+        found += _engine(line)
+    return found
+
+
+def loss_name(values: dict[str, float]) -> str:
+    """Return the name of the loss among the fields of a training line; empty when it has none.
+
+    It is the first one that ends with ``loss``: forks and models name theirs ``lm loss``, ``mlm loss``…
+    """
+    if "lm loss" in values:
+        return "lm loss"
+    return next((name for name in values if name.endswith("loss")), "")
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "replace").strip()
+
+
+def _name(key: bytes) -> str:
+    """Return a field's name. The few that there are come millions of times."""
+    name = _names.get(key)
+    if name is None:
+        name = _text(key)
+        if len(_names) < _MOST_NAMES:
+            _names[key] = name
+    return name
+
+
+def _fields(text: bytes) -> dict[str, float]:
+    """Return the fields ``name: number |`` of a text; what has no ``|`` behind it is not whole."""
+    values: dict[str, float] = {}
+    parts = text.split(b"|")
+    del parts[-1]
+    for part in parts:
+        key, colon, value = part.rpartition(b":")
+        if not colon:
+            # ``learning rate 1.0E-4``, without a colon, of some forks.
+            key, _, value = part.strip().rpartition(b" ")
+        try:
+            values[_names.get(key) or _name(key)] = float(value)
+        except ValueError:
+            # ``1423.8/1400.0``: of this step, and on average.
+            first, slash, _ = value.partition(b"/")
+            if slash:
+                try:
+                    values[_name(key)] = float(first)
+                except ValueError:
+                    continue
+    return values
+
+
+def _steps(line: bytes, match: re.Match[bytes]) -> Iterator[Step]:
+    """Yield the training lines in a line, of which MATCH is the first one's beginning."""
+    before = 0
+    following: re.Match[bytes] | None = match
+    while following is not None:
+        match = following
+        start, end = match.span()
+        following = _STEP.search(line, end)
+        text = line[end : following.start()] if following else line[end:]
+        if b"[" in text:
+            # Another rank wrote into the middle of this line.
+            text = text[: text.index(b"[")]
+        values = _fields(text)
+        if _SECONDS in values:
+            values[MILLISECONDS] = values.pop(_SECONDS) * 1000.0
+        iteration, total = match.groups()
+        tag, time = _prefix(line[before:start]) if start - before > 1 else ("", "")
+        yield Step(int(iteration), 0 if total == b"infinity" else int(total), values, tag, time)
+        before = end + len(text)
+
+
+def _prefix(text: bytes) -> tuple[str, str]:
+    """Return a launcher's tag and the time, of what stands before a training line."""
+    time = _TIME.search(text)
+    tag = _TAG.match(text.lstrip())
+    if tag is not None and time is not None and time[0].startswith(tag[0].rstrip(b":")):
+        tag = None
+    return (
+        _text(tag[1]).rstrip(":") if tag else "",
+        time[1].decode().replace("T", " ") if time else "",
+    )
+
+
+def _evaluations(line: bytes) -> Iterator[Evaluation]:
+    for match in _EVALUATION.finditer(line):
+        where = _text(match[1])
+        yield Evaluation(where, _fields(match[2]))
+
+
+def _memories(line: bytes, whole: bool) -> Iterator[Memory]:
+    for match in _MEMORY.finditer(line):
+        sizes: dict[str, float] = {}
+        position = match.end()
+        while field := _MEMORY_FIELD.match(line, position):
+            if field.end() == len(line) and not field[3] and not whole:
+                break
+            sizes[_name(field[1])] = float(field[2])
+            position = field.end()
+        yield Memory(int(match[1]), int(match[2]), sizes)
+
+
+def _timers(line: bytes, whole: bool) -> Iterator[Timer]:
+    """Yield the timers of a line ``time (ms) | forward: 1.0 | backward: 2.0``."""
+    text = line[_TIMES.search(line).end() :]  # type: ignore[union-attr]  # the caller has looked
+    if whole and not text.rstrip().endswith(b"|"):
+        text += b"|"
+    for name, value in _fields(text).items():
+        yield Timer(name, value)
+
+
+def _dotted(line: bytes, whole: bool) -> Iterator[Timer | Argument]:
+    match = _DOTTED.search(line)
+    if match is None or not whole:
+        return
+    name, value = _text(match[1]), match[2]
+    if both := _MIN_MAX.match(value):
+        yield Timer(name, float(both[2]), least=float(both[1]))
+    elif most := _MAX.match(value):
+        yield Timer(name, float(most[1]))
+    elif value.startswith(b" "):
+        yield Argument(name, _text(value))
+
+
+def _pipeline(line: bytes, whole: bool) -> Iterator[EngineStep]:
+    for match in _PIPELINE.finditer(line):
+        values = {MILLISECONDS: float(match[3]) * 1000.0}
+        if whole or match.end() < len(line) or match[5]:
+            values["samples per second"] = float(match[4])
+        with contextlib.suppress(ValueError):
+            values["lm loss"] = float(match[2])
+        yield EngineStep(int(match[1]), values)
+
+
+def _engine(line: bytes) -> Iterator[EngineStep]:
+    for match in _ENGINE.finditer(line):
+        values = {"skipped": float(match[2])}
+        # Cut inside of the rate, the line does not say it.
+        if line[match.end() : match.end() + 1] in (b"]", b","):
+            with contextlib.suppress(ValueError):
+                values["learning rate"] = float(match[3])
+        yield EngineStep(int(match[1]), values)

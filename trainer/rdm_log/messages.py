@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What messages on standard error mean: one table of known ones, the first that matches counts.
+
+Causes are one clause that can stand behind a node's name. Add a line to the corpus of the tests with each.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+__all__ = ["MESSAGES", "UNKNOWN", "Kind", "Message"]
+
+Kind = Literal["error", "warning", "noise"]
+
+
+class Message(NamedTuple):
+    """A known message.
+
+    Attributes:
+        name: What it is about, for programs.
+        kind: ``error`` ends or harms a training, ``warning`` may, ``noise`` never does.
+        pattern: Matches somewhere in its line, without what launchers put before it.
+        cause: Why it is written.
+    """
+
+    name: str
+    kind: Kind
+    pattern: re.Pattern[str]
+    cause: str
+
+
+def _error(name: str, pattern: str, cause: str) -> Message:
+    return Message(name, "error", re.compile(pattern), cause)
+
+
+def _warning(name: str, pattern: str, cause: str) -> Message:
+    return Message(name, "warning", re.compile(pattern), cause)
+
+
+def _noise(name: str, pattern: str) -> Message:
+    return Message(name, "noise", re.compile(pattern), "")
+
+
+MESSAGES: tuple[Message, ...] = (
+    # What looks like trouble and is none.
+    _noise("nccl-info", r"NCCL (?:INFO|TRACE|VERSION)\b"),
+    _noise(
+        "process-group-end",
+        r"process group has NOT been destroyed|destroy_process_group\(\) was "
+        "not called",
+    ),
+    _noise("omp-threads", r"Setting OMP_NUM_THREADS environment variable"),
+    _noise("ipv6-socket", r"\[c10d\] The (?:client|server) socket .*\(errno: 97 "),
+    _noise("connect-retry", r"\[c10d\] The client socket has failed to connect to"),
+    _noise("deprecated", r"(?:Deprecation|Future|PendingDeprecation)Warning\b|\bis deprecated\b"),
+    _noise("warning-source", r"^\s*warnings\.warn\(|^\s+super\(\).__init__\("),
+    _noise("slurm-waits", r"^(?:srun|salloc): (?:job \d+ (?:queued|has been allocated)|Granted|Pending)"),
+    _noise("pdsh-rc", r"^pdsh@\S+: \S+: ssh exited with exit code 0$"),
+    _noise("deepspeed-info", r"\] \[(?:INFO|DEBUG)\] \["),
+    _noise("logged-info", r"^\[I(?:\d{4})? |^(?:INFO|DEBUG)\b|\[INFO\]| - INFO - "),
+    # GPUs.
+    _error(
+        "gpu-memory",
+        r"(?:CUDA|HIP) out of memory|Cuda failure '?out of memory|OutOfMemoryError",
+        "a GPU's memory was full",
+    ),
+    _error(
+        "gpu-ecc",
+        r"uncorrectable ECC|\bXid \(.*\): (?:48|63|64|94|95)\b",
+        "a GPU's memory is defective (ECC)",
+    ),
+    _error("gpu-lost", r"fallen off the bus|\bXid \(.*\): 79\b|GPU is lost", "a GPU left the bus"),
+    _error("gpu-xid", r"\bNVRM: Xid \(", "the NVIDIA driver reports an error of a GPU"),
+    _error(
+        "gpu-assert",
+        r"device-side assert triggered",
+        "a kernel found an index out of range, such as a token beyond the vocabulary",
+    ),
+    _error(
+        "gpu-fault",
+        r"illegal memory access|Memory access fault by GPU|misaligned address|unspecified launch failure",
+        "a kernel used memory that is not its own",
+    ),
+    _error(
+        "gpu-binary",
+        r"no kernel image is available|hipErrorNoBinaryForGpu|invalid device function",
+        "the program was not built for this kind of GPU",
+    ),
+    _error(
+        "gpu-absent",
+        r"No (?:CUDA|HIP) GPUs are available|no (?:CUDA|ROCm)-capable device|Found no NVIDIA driver|"
+        r"invalid device ordinal",
+        "there is no GPU, or fewer than were asked for",
+    ),
+    _error(
+        "gpu-driver",
+        r"driver version is insufficient|NVIDIA driver on your system is too old",
+        "the NVIDIA driver is older than the program needs",
+    ),
+    _error("gpu-hsa", r"HSA_STATUS_ERROR", "ROCm's runtime reports an error of a GPU"),
+    _error(
+        "gpu-error",
+        r"(?:CUDA|HIP) error:|CUBLAS_STATUS_\w+ when calling|CUDNN_STATUS_(?!SUCCESS)\w+",
+        "a call of the GPU's runtime failed",
+    ),
+    # Between processes.
+    _error(
+        "collective-timeout",
+        r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:send|recv)",
+        "a collective took longer than its timeout: a rank is late, gone or elsewhere",
+    ),
+    _error(
+        "nccl-ib",
+        r"NCCL WARN NET/IB ?: Got completion .*status=(?!0\b)|Call to ibv_\w+ failed|"
+        r"ibv_\w+ failed with error",
+        "InfiniBand failed under NCCL",
+    ),
+    _error(
+        "nccl-shm",
+        r"NCCL WARN .*(?:shared memory|/dev/shm)",
+        "NCCL could not use shared memory; /dev/shm may be too small",
+    ),
+    _warning("nccl-ib-event", r"NCCL WARN NET/IB ?: Got async event", "an InfiniBand port reports an event"),
+    _warning(
+        "nccl-library",
+        r"NCCL WARN Failed to (?:open|find) lib",
+        "NCCL did not find a library, and does without",
+    ),
+    _error(
+        "nccl",
+        r"DistBackendError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledCudaError|"
+        r"ncclInvalidUsage|NCCL error\b|NCCL communicator was aborted",
+        "NCCL failed",
+    ),
+    _warning("nccl-warn", r"NCCL WARN\b", "NCCL warns"),
+    _error(
+        "port-taken",
+        r"Address already in use|EADDRINUSE",
+        "a port is in use, maybe by an earlier job's process",
+    ),
+    _error(
+        "peer-gone",
+        r"Connection (?:closed|reset) by peer|Broken pipe|Connection refused|recvValue failed|"
+        r"failed to recv, got 0 bytes",
+        "the connection to another process broke",
+    ),
+    _error(
+        "unreachable",
+        r"No route to host|Name or service not known|Temporary failure in name resolution|"
+        r"Host key verification failed|Permission denied \(publickey",
+        "another host cannot be reached",
+    ),
+    _error(
+        "rendezvous",
+        r"DistStoreError|DistNetworkError|RendezvousTimeoutError|RendezvousConnectionError|"
+        r"wait timeout after \d+ms",
+        "the processes did not find each other",
+    ),
+    # The host, the disk, the scheduler.
+    _error(
+        "host-memory",
+        r"oom_kill event|oom-kill|Out Of Memory$|OOM Killed|"
+        r"DefaultCPUAllocator: can't allocate memory|^MemoryError|Cannot allocate memory",
+        "the host's memory was full",
+    ),
+    _error(
+        "disk-full",
+        r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b",
+        "a disk or a quota is full",
+    ),
+    _error(
+        "disk",
+        r"Input/output error|Stale file handle|Read-only file system|Transport endpoint is not connected",
+        "a file system failed",
+    ),
+    _error("slurm-time", r"CANCELLED .*DUE TO TIME LIMIT", "Slurm ended the job at its time limit"),
+    _error("slurm-node", r"DUE TO NODE FAILURE|Node failure|NODE_FAIL", "Slurm lost a node"),
+    _error(
+        "slurm-cancelled", r"^slurmstepd: error: \*\*\* .*CANCELLED|^scancel:", "somebody cancelled the job"
+    ),
+    _error(
+        "slurm",
+        r"^(?:srun|slurmstepd|sbatch|salloc): (?:fatal|error): |^srun: (?:Job step aborted|"
+        r"Force Terminated)",
+        "Slurm reports that a task failed",
+    ),
+    # DeepSpeed and training.
+    _error(
+        "loss-scale",
+        r"loss scale already at minimum",
+        "gradients overflowed at the lowest loss scale: the training diverged",
+    ),
+    _warning("overflow", r"OVERFLOW!|Gradient overflow", "gradients overflowed and the step was skipped"),
+    _warning(
+        "no-hostfile", r"Unable to find hostfile", "DeepSpeed found no hostfile and uses this host alone"
+    ),
+    _error(
+        "exit",
+        r"exits with return code = (?!0\b)-?\d+|ChildFailedError|failed \(exitcode: -?\d+\)",
+        "a process of the training ended with an error",
+    ),
+    _error(
+        "data",
+        r"\.(?:bin|idx)' ?(?:does not exist|not found)|No such file or directory: '[^']*\.(?:bin|idx|npy)'",
+        "data of the training are missing",
+    ),
+    # Python and the C library.
+    _error(
+        "library",
+        r"cannot open shared object file|undefined symbol|version `GLIBC\w*_[\d.]+' not found",
+        "a library is missing or of another version",
+    ),
+    _error(
+        "module",
+        r"(?:ModuleNotFoundError|ImportError): ",
+        "a Python package is missing or of another version",
+    ),
+    _error(
+        "crash",
+        r"Segmentation fault|Bus error|^Fatal Python error|core dumped|terminate called|"
+        r"Floating point exception|^free\(\): |double free",
+        "a process crashed",
+    ),
+    _error(
+        "killed",
+        r"^Killed$|^\S+: line \d+: +\d+ Killed\b|SIGKILL",
+        "a process was killed, from outside or out of memory",
+    ),
+    _error("interrupted", r"^KeyboardInterrupt|SignalException: .*got signal", "somebody stopped it"),
+    # By their form.
+    _warning(
+        "user-warning",
+        r"\w*Warning: |\[WARNING\]|^WARNING\b|^W\d{4} |^\[W(?:\d{4})? |^(?:srun|"
+        r"slurmstepd): warning: |\bwarning: ",
+        "a program warns",
+    ),
+    _error(
+        "exception",
+        r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)",
+        "Python raised an exception",
+    ),
+    _error(
+        "logged-error",
+        r"\[(?:ERROR|CRITICAL|FATAL)\]|^(?:ERROR|CRITICAL|FATAL)\b|^E\d{4} |^\[[EF](?:\d{4})? |"
+        r"^(?:[Ff]atal |[Ee]rror)(?:error)?: |^(?:[\w./-]+: )?(?:fatal|error|fatal error): ",
+        "a program reports an error",
+    ),
+)
+UNKNOWN = Message("unknown", "noise", re.compile(""), "")
+"""Lines that match nothing: programs write much to standard error that is neither."""

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Records of a log → its runs: from a start to the end or to the next start.
+
+A job that is restarted goes on writing into the same file. A run ends where Megatron says that it starts
+anew, or where the steps go back without such a word, because the rank that writes steps is on another node
+than the one that writes of starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rdm_log.figures import Curve, Largest, Sample
+from rdm_log.lines import (
+    MILLISECONDS,
+    Argument,
+    Checkpoint,
+    EngineStep,
+    Evaluation,
+    Memory,
+    Milestone,
+    Record,
+    Step,
+    Timer,
+    loss_name,
+)
+
+__all__ = ["OUTLIERS", "Loss", "Run", "TimerFigures", "merged", "runs"]
+
+OUTLIERS = 20
+"""So many of the slowest steps are remembered."""
+RECENT_TIMES = 10
+"""So many of the last times are remembered in their order."""
+_RECENT = 8
+"""Lines of other ranks that say the same come at most so many lines later."""
+_SAME_TIME = 0.01
+"""By so much may the time of a step differ between two ranks that both write it."""
+_EVALUATIONS = 1000
+_START = "after megatron is initialized"
+_SUMS = ("number of skipped iterations", "number of nan iterations")
+
+
+@dataclass
+class Loss:
+    """How the loss went: first, last, and lowest with its step; NaN and infinite ones are only counted."""
+
+    name: str = ""
+    first: float | None = None
+    last: float | None = None
+    lowest: float | None = None
+    lowest_at: int = 0
+    not_finite: int = 0
+    curve: Curve = field(default_factory=Curve)
+
+    def add(self, iteration: int, name: str, value: float) -> None:
+        """Take note of a step's loss."""
+        self.name = self.name or name
+        if not math.isfinite(value):
+            self.not_finite += 1
+            return
+        if self.first is None:
+            self.first = value
+        self.last = value
+        if self.lowest is None or value < self.lowest:
+            self.lowest, self.lowest_at = value, iteration
+        self.curve.add(iteration, value)
+
+
+@dataclass
+class TimerFigures:
+    """A timer over a run. Times are in milliseconds; RANKS has (sum, count) by rank, where ranks are told."""
+
+    count: int = 0
+    total: float = 0.0
+    longest: float = 0.0
+    ranks: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def add(self, timer: Timer) -> None:
+        """Take note of a time."""
+        self.count += 1
+        self.total += timer.milliseconds
+        self.longest = max(self.longest, timer.milliseconds)
+        if timer.rank is not None:
+            total, count = self.ranks.get(timer.rank, (0.0, 0))
+            self.ranks[timer.rank] = (total + timer.milliseconds, count + 1)
+
+    @property
+    def mean(self) -> float:
+        """The average of all times."""
+        return self.total / self.count
+
+    @property
+    def slowest_rank(self) -> tuple[int, float] | None:
+        """The rank with the longest average, and that; None where ranks are not told."""
+        averages = ((total / count, rank) for rank, (total, count) in self.ranks.items())
+        worst = max(averages, default=None)
+        return (worst[1], worst[0]) if worst else None
+
+
+@dataclass
+class Run:
+    """One run, as far as its lines tell. Values without a word here are as in the records."""
+
+    file: str = ""
+    lines: int = 0
+    first_iteration: int = 0
+    last_iteration: int = 0
+    train_iterations: int = 0
+    first_values: dict[str, float] = field(default_factory=dict)
+    last_values: dict[str, float] = field(default_factory=dict)
+    first_time: str = ""
+    last_time: str = ""
+    loss: Loss = field(default_factory=Loss)
+    first_milliseconds: float | None = None
+    times: Sample = field(default_factory=Sample)
+    recent_times: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TIMES))
+    slowest: Largest = field(default_factory=lambda: Largest(OUTLIERS))
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
+    highest_grad_norm: float | None = None
+    memory: dict[int, dict[str, float]] = field(default_factory=dict)
+    milestones: dict[str, str] = field(default_factory=dict)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    timers: dict[str, TimerFigures] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+    loaded: int | None = None
+    saved: int | None = None
+    engine: Run | None = None
+    _recent: dict[int, Step] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was told of it."""
+        return not (self.lines or self.milestones or self.memory or self.timers or self.engine)
+
+    def repeats(self, step: Step) -> bool:
+        """Whether another rank, or another copy of the output, says what was said already."""
+        known = self._recent.get(step.iteration)
+        if known is None:
+            return False
+        if known.tag != step.tag:
+            return True
+        name = loss_name(known.values)
+        same = ("consumed samples", "grad norm", name)
+        if any(known.values.get(key) != step.values.get(key) for key in same):
+            return False
+        before, now = known.values.get(MILLISECONDS, 0.0), step.values.get(MILLISECONDS, 0.0)
+        return abs(before - now) <= _SAME_TIME * max(before, now)
+
+    def add_step(self, step: Step) -> None:
+        """Take note of a training line."""
+        iteration, values = step.iteration, step.values
+        if self.lines == 0:
+            self.first_iteration, self.first_values = iteration, values
+        self.lines += 1
+        self.last_iteration, self.last_values = iteration, values
+        self.train_iterations = step.train_iterations or self.train_iterations
+        if step.time:
+            self._add_time(step.time)
+        self._recent[iteration] = step
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+        self._note(iteration, values)
+
+    def _note(self, iteration: int, values: dict[str, float]) -> None:
+        """Take note of what is counted over all steps."""
+        name = loss_name(values)
+        if name:
+            self.loss.add(iteration, name, values[name])
+        milliseconds = values.get(MILLISECONDS)
+        if milliseconds is not None:
+            if self.first_milliseconds is None:
+                self.first_milliseconds = milliseconds
+            else:
+                self.times.add(milliseconds)
+                self.recent_times.append(milliseconds)
+                self.slowest.add(milliseconds, iteration)
+        for key in _SUMS:
+            self.sums[key] += values.get(key, 0.0)
+        norm = values.get("grad norm")
+        if norm is not None and (self.highest_grad_norm is None or norm > self.highest_grad_norm):
+            self.highest_grad_norm = norm
+
+    def add(self, record: Record) -> None:
+        """Take note of any other record."""
+        match record:
+            case Timer(name=name):
+                self.timers.setdefault(name, TimerFigures()).add(record)
+            case Memory(rank=rank, mebibytes=sizes):
+                known = self.memory.setdefault(rank, {})
+                for key, size in sizes.items():
+                    known[key] = max(size, known.get(key, 0.0))
+            case Milestone(name=name, time=time):
+                self.milestones[name] = time
+                self._add_time(time)
+            case Evaluation():
+                self.evaluations.append(record)
+                if len(self.evaluations) > _EVALUATIONS:
+                    del self.evaluations[1]
+            case Checkpoint(kind="loaded", iteration=iteration):
+                self.loaded = iteration
+            case Checkpoint(iteration=iteration):
+                self.saved = iteration
+            case Argument(name=name, value=value):
+                self.arguments[name] = value
+            case EngineStep(iteration=iteration, values=values):
+                self._add_engine(iteration, values)
+            case Step():
+                self.add_step(record)
+
+    def _add_time(self, time: str) -> None:
+        self.first_time = min(self.first_time or time, time)
+        self.last_time = max(self.last_time, time)
+
+    def _add_engine(self, iteration: int, values: dict[str, float]) -> None:
+        """Take note of what the engine says of a step, for runs that have no training lines."""
+        if self.engine is None:
+            self.engine = Run()
+        engine = self.engine
+        known = engine._recent.get(iteration)
+        if known is not None:
+            # Two lines, each with a part.
+            known.values.update(values)
+            engine._note(iteration, values)
+        else:
+            engine.add_step(Step(iteration, 0, values))
+
+
+def _begins_anew(run: Run, record: Record) -> bool:
+    """Whether a record is of the next run."""
+    match record:
+        case Step(iteration=iteration):
+            return run.lines > 0 and iteration <= run.last_iteration and not run.repeats(record)
+        case EngineStep(iteration=iteration):
+            return not run.lines and run.engine is not None and iteration < run.engine.last_iteration
+        case Milestone(name=name):
+            return name == _START and (run.lines > 0 or name in run.milestones)
+        case Argument():
+            return run.lines > 0 or _START in run.milestones
+    return False
+
+
+def runs(records: Iterable[Record], file: str = "") -> list[Run]:
+    """Return the runs that one log tells of, in its order.
+
+    Args:
+        records: What it says.
+        file: Its name, for whoever reads the runs.
+    """
+    run = Run(file)
+    found = [run]
+    for record in records:
+        if _begins_anew(run, record):
+            run = Run(file)
+            found.append(run)
+        if isinstance(record, Step):
+            if not run.repeats(record):
+                run.add_step(record)
+        else:
+            run.add(record)
+    return [_with_engine(run) for run in found if not run.is_empty]
+
+
+def _with_engine(run: Run) -> Run:
+    """Return a run with its engine's steps, if these are all that it has."""
+    engine, run.engine = run.engine, None
+    if engine is None or run.lines:
+        return run
+    for name in ("memory", "milestones", "evaluations", "timers", "arguments", "loaded", "saved", "file"):
+        setattr(engine, name, getattr(run, name))
+    engine.first_time, engine.last_time = run.first_time, run.last_time
+    return engine
+
+
+def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
+    """Return the runs of several logs of one job, each once.
+
+    The steps are told by one rank, starts and memory by others. What logs without steps tell is added to the
+    run that began as many starts before the end. Logs that tell of the same steps are copies.
+    """
+    spoken = [log for log in logs if any(run.lines for run in log)] or list(logs[:1])
+    told: dict[tuple[object, ...], Run] = {}
+    for log in spoken:
+        for run in log:
+            key = (run.lines, run.first_iteration, run.last_iteration, run.loss.first, run.loss.last)
+            if run.lines and key in told:
+                _enrich(told[key], run)
+            else:
+                told[key if run.lines else (id(run),)] = run
+    found_runs = list(told.values())
+    if all(run.first_time for run in found_runs):
+        found_runs.sort(key=lambda run: run.first_time)
+    for log in logs:
+        if all(log is not one for one in spoken):
+            for run, other in zip(reversed(found_runs), reversed(log), strict=False):
+                _enrich(run, other)
+    return found_runs
+
+
+def _enrich(run: Run, other: Run) -> None:
+    """Add to a run what another log tells of it beside its steps."""
+    for rank, sizes in other.memory.items():
+        run.memory.setdefault(rank, sizes)
+    for name, time in other.milestones.items():
+        run.milestones.setdefault(name, time)
+    for name, figures in other.timers.items():
+        run.timers.setdefault(name, figures)
+    run.arguments = {**other.arguments, **run.arguments}
+    run.evaluations = run.evaluations or other.evaluations
+    run.loaded = run.loaded if run.loaded is not None else other.loaded
+    run.saved = run.saved if run.saved is not None else other.saved
+    for time in (other.first_time, other.last_time):
+        if time:
+            run._add_time(time)

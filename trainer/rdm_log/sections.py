@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The sections of FASOP's ``get_result.sh``, for those who know them, with their titles and forms.
+
+They are what a person looks at first: the last lines of each node's output, errors and GPU records, the job
+in short, and the times of its steps.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rdm_log.lines import MILLISECONDS, Step
+from rdm_log.scan import read, records
+from rdm_log.tails import count_lines, tail
+
+__all__ = ["Section", "job_info", "sections", "text"]
+
+_TIMES = 20
+"""So many times of steps are shown, the last ones."""
+_DEBUG = 11
+"""The step whose time the script asks for, to see whether every step is logged."""
+_RULE = "*" * 19
+_STREAMS = (("output", "out", 3), ("error", "err", 1), ("gpu", "gpu", 4))
+_HEAD = 1024 * 1024
+_INFO = re.compile(r"^(?:NODE_RANK: \d+)(?:\n[A-Z][A-Z_]*: .*){0,13}", re.MULTILINE)
+_DEVICE = re.compile(r"\[(\d+)\] ")
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section.
+
+    Attributes:
+        title: As the script writes it.
+        lines: What is in it.
+        total: How many lines the files have that it shows the ends of; None where it shows no files.
+        is_whole: It tells of the job and not of a node: of several nodes, one's is enough.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    total: int | None = None
+    is_whole: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {**dataclasses.asdict(self), "lines": list(self.lines)}
+
+
+def text(found: Sequence[Section]) -> str:
+    """Return sections as the script prints them."""
+    lines: list[str] = []
+    for section in found:
+        lines += [f"{_RULE} {section.title} {_RULE}", *section.lines]
+        if section.total is not None:
+            lines.append(f"{section.total} lines..")
+    return "\n".join(lines)
+
+
+def sections(
+    directory: Path, job: str, *, info: Mapping[str, str] | None = None, node: str = ""
+) -> list[Section]:
+    """Return the sections of a job's logs.
+
+    Args:
+        directory: It has ``NODE.out``, ``NODE.err`` and ``NODE.gpu``.
+        job: The job's name or number.
+        info: The job in short; by default what its scripts wrote at the head of their output.
+        node: Only its files; by default all nodes'.
+    """
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    names = [name for name in names if not node or name.rpartition(".")[0] == node]
+    found = []
+    for word, suffix, lines in _STREAMS:
+        files = [directory / name for name in names if name.endswith(f".{suffix}")]
+        total = sum(count_lines(file) for file in files)
+        found.append(Section(f"last {word} message", tuple(_ends(files, lines)), total))
+    outputs = [directory / name for name in names if name.endswith(".out")]
+    told = info if info is not None else job_info(outputs)
+    items = (f"items: {' '.join(names)}",)
+    lines_of_info = (f"{key}: {value}" for key, value in told.items())
+    found.append(Section(f"job info {job}", (*items, *lines_of_info), is_whole=True))
+    found.append(Section("iteration time", tuple(_times(outputs)), is_whole=True))
+    return found
+
+
+def _ends(files: Sequence[Path], lines: int) -> list[str]:
+    """Return the files' paths, and the last lines of each below its name."""
+    shown = ["  ".join(map(str, files))] if files else []
+    for number, file in enumerate(files):
+        end = tail(file, max(lines, 64))
+        if file.suffix == ".gpu" and end and (device := _DEVICE.match(end[-1])):
+            # The last record, however many devices the node has.
+            lines = int(device[1]) + 1
+        shown += [*([""] if number else []), f"==> {file} <==", *end[-lines:]]
+    return shown
+
+
+def job_info(outputs: Sequence[Path]) -> dict[str, str]:
+    """Return what the script's node wrote of the job: that of the second file, or of the only one."""
+    for file in (*outputs[1:2], *outputs[:1]):
+        try:
+            with file.open("rb") as opened:
+                head = opened.read(_HEAD).decode("utf-8", "replace")
+        except OSError:
+            continue
+        if match := _INFO.search(head):
+            pairs = (line.partition(": ") for line in match[0].splitlines())
+            return {key: value for key, _, value in pairs}
+    return {}
+
+
+def _times(outputs: Sequence[Path]) -> list[str]:
+    """Return the times of the last steps that were told, and that of one between two usual lines."""
+    for file in outputs:
+        times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_TIMES)
+        debug = 0.0
+        try:
+            for record in records(read([file])):
+                if isinstance(record, Step) and MILLISECONDS in record.values:
+                    times.append((record.iteration, record.values[MILLISECONDS]))
+                    if record.iteration == _DEBUG:
+                        debug = record.values[MILLISECONDS]
+        except OSError:
+            continue
+        if times:
+            shown = [f"iteration {iteration} : {time / 1000:.4f} s" for iteration, time in times]
+            return [*shown, f"debug?  : {debug / 1000:.4f} s" if debug else "debug?  : 0"]
+    return []

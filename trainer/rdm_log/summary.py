@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files of a job → one table of its runs, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rdm_log.figures import quantile
+from rdm_log.runs import Run, merged, runs
+from rdm_log.scan import pieces, read, records
+
+__all__ = ["NothingToRead", "Summary", "log_files", "plain", "summarise"]
+
+_OUTLIER = 1.5
+"""A step is an outlier when it took so many times the median."""
+_TOKENS = "tokens per gpu per second (tgs)"
+_TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
+
+
+class NothingToRead(Exception):  # noqa: N818  # its text is one sentence for whoever gave the files
+    """What was given has no training in it; the text says what was found."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What some files tell of one job.
+
+    Attributes:
+        files: The files that were read.
+        restarts: How often the job began anew.
+        runs: Each of its runs, as plain data without NaN, the first one first; see docs/reading-logs.md.
+    """
+
+    files: tuple[str, ...]
+    restarts: int
+    runs: tuple[dict[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"files": list(self.files), "restarts": self.restarts, "runs": list(self.runs)}
+
+
+def log_files(path: Path) -> list[Path]:
+    """Return the files that a path stands for: itself, or the ``.out`` files of a directory.
+
+    A job's directory has them in ``logs/``.
+
+    Raises:
+        NothingToRead: There is none.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise NothingToRead(f"There is no file {path}.")
+        return [path]
+    for directory in (path / "logs", path):
+        found = [one for one in directory.glob("*.out*") if one.is_file()] if directory.is_dir() else []
+        if found:
+            return sorted(found)
+    names = sorted(one.name for one in path.iterdir())
+    there = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
+    raise NothingToRead(f"{path} has no .out files: {there}.")
+
+
+def summarise(paths: Sequence[Path]) -> Summary:
+    """Read files of one job and return what they tell.
+
+    Args:
+        paths: Files, or directories that have ``.out`` files.
+
+    Raises:
+        NothingToRead: There is no such file, it cannot be read, or there is no training in it.
+    """
+    files = [file for path in paths for file in log_files(path)]
+    logs: list[list[Run]] = []
+    for group in pieces(files):
+        try:
+            logs.append(runs(records(read(group)), group[-1].name))
+        except OSError as error:
+            raise NothingToRead(f"{error.filename or group[-1]} cannot be read: {error.strerror}.") from error
+    told = merged(logs)
+    if not any(run.lines for run in told):
+        raise NothingToRead(_nothing(files, told))
+    restarts = max(len(told), *(len(log) for log in logs)) - 1
+    return Summary(tuple(map(str, files)), restarts, tuple(map(plain, told)))
+
+
+def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
+    """Say what was found instead of training lines."""
+    where = str(files[0]) if len(files) == 1 else f"The {len(files)} files"
+    size = sum(file.stat().st_size for file in files if file.exists())
+    verb = "has" if len(files) == 1 else "have"
+    if not size:
+        return f"{where} {'is' if len(files) == 1 else 'are'} empty."
+    milestones = [name for run in told for name in run.milestones]
+    found = f"{size:,} bytes"
+    if milestones:
+        found += f", of a training that came to {milestones[-1]!r}"
+    elif told:
+        found += " with memory or timers, but without steps"
+    return f"{where} {verb} no line ` iteration N/M |` of a training: found {found}."
+
+
+def plain(run: Run) -> dict[str, Any]:
+    """Return a run as plain data."""
+    times = run.times.ordered()
+    median = quantile(times, 0.5) if times else run.first_milliseconds
+    last = run.last_values
+    batch = last.get("global batch size")
+    samples = last.get("samples per second")
+    if batch and median:
+        samples = batch * 1000.0 / median
+    sequence = _sequence(run)
+    told: dict[str, Any] = {
+        "file": run.file,
+        "lines": run.lines,
+        "first_iteration": run.first_iteration,
+        "last_iteration": run.last_iteration,
+        "train_iterations": run.train_iterations,
+        "first_time": run.first_time or None,
+        "last_time": run.last_time or None,
+        "loaded_checkpoint": run.loaded,
+        "saved_checkpoint": run.saved,
+        "loss": {
+            "name": run.loss.name,
+            "first": run.loss.first,
+            "last": run.loss.last,
+            "lowest": run.loss.lowest,
+            "lowest_at": run.loss.lowest_at,
+            "not_finite": run.loss.not_finite,
+            "curve": [list(point) for point in run.loss.curve.points()],
+        },
+        "step_ms": {
+            "first": run.first_milliseconds,
+            "median": median,
+            "p95": quantile(times, 0.95) if times else None,
+            "recent": list(run.recent_times),
+            "outliers": [
+                [iteration, time]
+                for time, iteration in run.slowest.ordered()
+                if median and time > _OUTLIER * median
+            ],
+        },
+        "global_batch_size": batch,
+        "samples_per_second": samples,
+        "tokens_per_second": samples * sequence if samples and sequence else None,
+        "tokens_per_gpu_per_second": last.get(_TOKENS),
+        "tflops": next((last[name] for name in _TFLOPS if name in last), None),
+        "mfu_percent": last.get("MFU (%)"),
+        "learning_rate": last.get("learning rate"),
+        "grad_norm": {"last": last.get("grad norm"), "highest": run.highest_grad_norm},
+        "loss_scale": last.get("loss scale"),
+        "skipped": int(run.sums["number of skipped iterations"]),
+        "nan": int(run.sums["number of nan iterations"]),
+        "consumed_samples": last.get("consumed samples"),
+        "memory_mib": {str(rank): sizes for rank, sizes in sorted(run.memory.items())},
+        "milestones": run.milestones,
+        "evaluations": [{"where": one.where, **one.values} for one in run.evaluations],
+        "timers": [
+            {
+                "name": name,
+                "count": timer.count,
+                "mean_ms": timer.mean,
+                "longest_ms": timer.longest,
+                "slowest_rank": timer.slowest_rank[0] if timer.slowest_rank else None,
+                "slowest_rank_mean_ms": timer.slowest_rank[1] if timer.slowest_rank else None,
+            }
+            for name, timer in run.timers.items()
+        ],
+        "arguments": run.arguments,
+        "last_fields": last,
+    }
+    finite = _finite(told)
+    assert isinstance(finite, dict)
+    return finite
+
+
+def _sequence(run: Run) -> float | None:
+    """Return how many tokens a sample has, where the log says it."""
+    tokens, samples = run.last_values.get("consumed tokens"), run.last_values.get("consumed samples")
+    if tokens and samples:
+        return tokens / samples
+    text = run.arguments.get("seq_length", "")
+    return float(text) if text.isdecimal() else None
+
+
+def _finite(value: Any) -> Any:
+    """Return None for numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

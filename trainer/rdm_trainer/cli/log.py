@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer log``: what logs say, ours and those that others' trainings wrote."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rdm_trainer.errors import DONE, TrainerError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["log"]
+
+_TIMERS = 12
+"""So many timers are shown, the longest ones."""
+
+
+@click.group()
+def log() -> None:
+    """Read what a training wrote: ours, Megatron-LM's, Megatron-DeepSpeed's or DeepSpeed's."""
+
+
+@log.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with every timer and the loss curve.")
+def summary(files: tuple[Path, ...], as_json: bool) -> int:
+    """Show each run in the FILEs of one job: steps, loss, time of a step, speed, memory, timers.
+
+    A FILE may be a directory: a job's, or one with .out files. Pieces such as n1.out.1 and n1.out are read as
+    one.
+    """
+    from rdm_log.summary import NothingToRead, summarise
+
+    try:
+        found = summarise(files)
+    except NothingToRead as error:
+        raise TrainerError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps({"ok": True, **found.to_json()}, indent=2, ensure_ascii=False))
+        return DONE
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if found.restarts:
+        console.print(f"restarted {found.restarts} time{'s' if found.restarts > 1 else ''}", style="yellow")
+    for number, run in enumerate(found.runs, 1):
+        _show(console, run, f"run {number} of {len(found.runs)}" if len(found.runs) > 1 else run["file"])
+    return DONE
+
+
+@log.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def sections(directory: Path, as_json: bool) -> int:
+    """Show the ends of the logs in DIRECTORY, with get_result's sections: output, errors, GPUs, job, times.
+
+    DIRECTORY has NODE.out, NODE.err and NODE.gpu of each node, as log2/JOBID of FASOP's scripts has.
+    """
+    from rdm_log.sections import sections as sections_of
+    from rdm_log.sections import text
+
+    if not any(directory.glob("*.out")):
+        raise TrainerError(f"{directory} has no NODE.out files; give a directory such as log2/10932251.")
+    found = sections_of(directory, directory.resolve().name)
+    if as_json:
+        shown = {"ok": True, "sections": [section.to_json() for section in found]}
+        click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
+    else:
+        click.echo(text(found))
+    return DONE
+
+
+@log.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--state", default="", help="The scheduler's word, such as `sacct -nXo state -j JOBID`.")
+@click.option(
+    "--conf",
+    type=click.Path(path_type=Path),
+    help="KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verdict(directory: Path, state: str, conf: Path | None, as_json: bool) -> int:
+    """Judge the job whose logs are in DIRECTORY: healthy, starting, stalled, suspect, failed or finished.
+
+    Exits with 0 when it is healthy, starting or finished, with 1 when it failed, with 4 when it stalls or is
+    suspect.
+    """
+    from rdm_log.observe import observe
+    from rdm_log.summary import NothingToRead
+    from rdm_log.verdict import judge
+
+    try:
+        found = judge(observe(directory, state=state, conf=conf, now=time.time()))
+    except NothingToRead as error:
+        raise TrainerError(str(error)) from error
+    if as_json:
+        click.echo(json.dumps({"ok": True, **found.to_json()}, indent=2, ensure_ascii=False))
+    else:
+        click.echo(f"{found.word}: {found.reason}")
+        for sentence in found.evidence[1:]:
+            click.echo(f"  {sentence}")
+    return found.exit_code
+
+
+def _show(console: Console, run: dict[str, Any], title: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console.print()
+    console.print(Text(title, "bold"))
+    facts = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    facts.add_column(style="dim", no_wrap=True)
+    facts.add_column()
+    for name, text in _facts(run):
+        facts.add_row(name, Text(text))
+    console.print(facts)
+    timers = sorted(run["timers"], key=lambda timer: timer["mean_ms"], reverse=True)
+    if timers:
+        console.print(_timers(timers[:_TIMERS]))
+
+
+def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    total = f" of {run['train_iterations']}" if run["train_iterations"] else ""
+    began = f", from checkpoint {run['loaded_checkpoint']}" if run["loaded_checkpoint"] is not None else ""
+    yield "iterations", f"{run['first_iteration']} to {run['last_iteration']}{total}{began}"
+    if run["first_time"]:
+        yield "time", " to ".join(dict.fromkeys((run["first_time"], run["last_time"])))
+    yield from _loss(run["loss"])
+    yield from _step(run["step_ms"])
+    speed = [
+        f"{run[key]:,.{digits}f} {unit}"
+        for key, digits, unit in (
+            ("samples_per_second", 1, "samples/s"),
+            ("tokens_per_second", 0, "tokens/s"),
+            ("tokens_per_gpu_per_second", 0, "tokens/s per GPU"),
+            ("tflops", 1, "TFLOP/s per GPU"),
+            ("mfu_percent", 1, "% MFU"),
+        )
+        if run[key] is not None
+    ]
+    if speed:
+        yield "speed", ", ".join(speed)
+    if run["learning_rate"] is not None:
+        yield "learning rate", f"{run['learning_rate']:.3E} at the end"
+    if run["grad_norm"]["last"] is not None:
+        yield "gradient norm", f"{run['grad_norm']['last']:.3f}, highest {run['grad_norm']['highest']:.3f}"
+    yield "skipped, NaN", f"{run['skipped']} and {run['nan']} iterations"
+    if run["memory_mib"]:
+        yield "memory", _memory(run["memory_mib"])
+    if run["saved_checkpoint"] is not None:
+        yield "checkpoint", f"saved at iteration {run['saved_checkpoint']}"
+    for evaluation in run["evaluations"][-2:]:
+        values = ", ".join(
+            f"{name} {value:.4f}"
+            for name, value in evaluation.items()
+            if name != "where" and value is not None
+        )
+        yield "evaluation", f"{evaluation['where']}: {values}"
+
+
+def _loss(loss: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if loss["first"] is not None:
+        text = (
+            f"{loss['first']:.4f} to {loss['last']:.4f}, lowest {loss['lowest']:.4f} at {loss['lowest_at']}"
+        )
+        if loss["not_finite"]:
+            text += f", {loss['not_finite']} lines without a number"
+        yield loss["name"], text
+    elif loss["not_finite"]:
+        yield loss["name"], "never a number"
+
+
+def _step(step: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    if step["median"] is None:
+        return
+    text = f"median {step['median']:,.1f} ms"
+    if step["p95"] is not None:
+        text += f", 95 % below {step['p95']:,.1f}, the first {step['first']:,.1f}"
+    yield "time of a step", text
+    slow = step["outliers"]
+    if slow:
+        shown = ", ".join(f"{iteration} ({time:,.0f} ms)" for iteration, time in slow[:5])
+        yield "slow steps", f"{shown}{f' and {len(slow) - 5} more' if len(slow) > 5 else ''}"
+
+
+def _memory(memory: dict[str, dict[str, float]]) -> str:
+    def most(rank: str) -> float:
+        return max(memory[rank].get("max reserved", 0.0), memory[rank].get("max allocated", 0.0))
+
+    rank = max(memory, key=most)
+    sizes = memory[rank]
+    parts = [
+        f"{sizes[name] / 1024:.1f} GiB {word}"
+        for name, word in (("max allocated", "allocated"), ("max reserved", "reserved"))
+        if name in sizes
+    ]
+    return f"{', '.join(parts)} at most, by rank {rank} of {len(memory)} that told"
+
+
+def _timers(timers: list[dict[str, Any]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("timer")
+    for name in ("times", "mean ms", "longest ms", "slowest rank"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for timer in timers:
+        slowest = timer["slowest_rank"]
+        table.add_row(
+            timer["name"],
+            f"{timer['count']:,}",
+            f"{timer['mean_ms']:,.2f}",
+            f"{timer['longest_ms']:,.2f}",
+            "" if slowest is None else f"{slowest} ({timer['slowest_rank_mean_ms']:,.2f})",
+        )
+    return table

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Messages on standard error: real lines, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log.errors import classify, findings
+from rdm_log.messages import MESSAGES
+
+CORPUS = (Path(__file__).parent / "corpus/stderr.txt").read_text().splitlines()
+LINES = [(*line.partition(" | ")[0].split(), line.partition(" | ")[2]) for line in CORPUS]
+
+
+@pytest.mark.parametrize(("kind", "name", "line"), LINES)
+def test_real_lines(kind: str, name: str, line: str) -> None:
+    for before in ("", "[rank3]: ", "[default7]:", "31: ", "[1,31]<stderr>:", "\x1b[31m"):
+        message = classify(before + line)
+        assert (message.kind, message.name) == (kind, name), before
+
+
+def test_every_message_has_a_real_line_and_every_error_a_cause() -> None:
+    named = {name for _, name, _ in LINES}
+    # Nothing in the corpus for these: they are variants that another one's line has shown.
+    assert {message.name for message in MESSAGES} - named <= {"pdsh-rc"}
+    assert all(message.cause for message in MESSAGES if message.kind != "noise")
+    assert len({message.name for message in MESSAGES}) == len(MESSAGES)
+
+
+def test_of_a_traceback_the_exception_counts() -> None:
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/opt/train.py", line 3, in <module>',
+        '    raise ValueError("error: Killed")',
+        "    ~~~~~~^^^",
+        "ValueError: no",
+    ]
+    (found,) = findings(lines)
+    assert (found.name, found.line, found.count, found.ranks) == ("exception", "ValueError: no", 1, ())
+    # Two ranks at once, line by line.
+    both = [f"[rank{rank}]: {line}" for line in lines for rank in (5, 2)]
+    (found,) = findings(both)
+    assert (found.count, found.ranks) == (2, (2, 5))
+
+
+def test_what_python_ignores_while_a_process_ends_is_no_error() -> None:
+    lines = [
+        "Exception ignored in: <function ThreadPool.__del__ at 0x7f>",
+        "Traceback (most recent call last):",
+        '  File "/usr/lib/python3.11/pool.py", line 1, in __del__',
+        "AttributeError: 'NoneType' object has no attribute 'dumps'",
+    ]
+    assert findings(lines) == []
+
+
+def test_errors_come_first_and_lines_that_mean_the_same_once() -> None:
+    lines = [
+        "a.py:1: UserWarning: x",
+        *["OSError: [Errno 28] No space left on device"] * 3,
+        "  warnings.warn(",
+    ]
+    found = findings(lines)
+    assert [(one.name, one.kind, one.count) for one in found] == [
+        ("disk-full", "error", 3),
+        ("user-warning", "warning", 1),
+    ]
+    assert found[0].to_json()["cause"] == "a disk or a quota is full"
+
+
+def test_the_documents_errors_are_none() -> None:
+    assert findings(["/opt/x.py:1: FutureWarning: y is deprecated", "  warnings.warn("] * 150) == []
+
+
+@given(st.lists(st.text(max_size=300), max_size=20))
+def test_any_text_is_read(lines: list[str]) -> None:
+    findings(lines)

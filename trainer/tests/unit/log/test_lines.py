@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lines of logs: those that programs are known to write, and any that they could."""
+
+from __future__ import annotations
+
+import json
+import re
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log import lines, scan
+from rdm_log.lines import EngineStep, Evaluation, Memory, Milestone, Record, Step, Timer
+from rdm_trainer import metrics
+
+CORPUS = Path(__file__).parent / "corpus"
+EMPTY = {"tag": "", "time": "", "rank": None, "least": None}
+
+
+def entries() -> Iterator[Any]:
+    for entry in (CORPUS / "lines.txt").read_text().split("\n## ")[1:]:
+        title, _, rest = entry.partition("\n")
+        text, *expected = re.split(r"^=> ", rest, flags=re.MULTILINE)
+        yield pytest.param(text.removesuffix("\n"), "".join(expected).strip().split("\n"), id=title[:40])
+
+
+def written(record: Record) -> str:
+    """Return a record as the corpus has it."""
+    fields = {key: value for key, value in record._asdict().items() if EMPTY.get(key, ...) != value}
+    return f"{type(record).__name__} {json.dumps(fields, sort_keys=True)}"
+
+
+def read(text: str | bytes, size: int = scan.BLOCK) -> list[Record]:
+    data = text.encode() if isinstance(text, str) else text
+    return list(scan.records(data[at : at + size] for at in range(0, len(data), size)))
+
+
+@pytest.mark.parametrize(("text", "expected"), list(entries()))
+@pytest.mark.parametrize("size", [scan.BLOCK, 97])
+def test_what_programs_write(text: str, expected: list[str], size: int) -> None:
+    found = [written(record) for record in read(text + "\n", size)]
+    # The order of a line's timers and of what ranks wrote at once says nothing.
+    assert sorted(_normal(one) for one in found) == sorted(_normal(e) for e in expected if e != "nothing")
+
+
+def _normal(line: str) -> str:
+    kind, _, fields = line.partition(" ")
+    numbers = json.loads(fields, parse_int=float, parse_float=float)
+    return f"{kind} {json.dumps(numbers, sort_keys=True)}"
+
+
+# --- any record, in any order of its fields, between any other lines, cut anywhere
+
+NAMES = st.sampled_from(
+    [
+        "consumed samples",
+        "consumed tokens",
+        lines.MILLISECONDS,
+        "learning rate",
+        "global batch size",
+        "lm loss",
+        "loss scale",
+        "grad norm",
+        "num zeros",
+        "params norm",
+        "curriculum seqlen",
+        "number of skipped iterations",
+        "number of nan iterations",
+        "samples per second",
+        "tokens per gpu per second (tgs)",
+        "TFLOPs",
+        "MFU (%)",
+        "a field that nobody has thought of",
+    ]
+)
+NUMBERS = st.one_of(
+    st.floats(-1e12, 1e12), st.integers(0, 10**12).map(float), st.sampled_from([0.0, 1e-30, float("inf")])
+)
+WORDS = st.text(st.characters(codec="ascii", categories=["Ll", "Nd"]), min_size=1, max_size=12)
+TAGS = st.one_of(
+    st.just(""), WORDS, st.integers(0, 9999).map(str), st.integers(0, 7).map(lambda n: f"[default{n}]")
+)
+SIZES = st.sampled_from(["allocated", "max allocated", "reserved", "max reserved"])
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[str, Step]:
+    values = draw(st.dictionaries(NAMES, NUMBERS, min_size=1))
+    number, total = draw(st.integers(1, 10**8)), draw(st.integers(1, 10**8))
+    tag = draw(TAGS)
+    time = draw(st.sampled_from(["", "2025-03-04 05:06:07"])) if not tag else ""
+    before = f"{tag}: " if tag else f" [{time}]" if time else ""
+    fields = "".join(f" {name}: {value!r} |" for name, value in values.items())
+    return f"{before} iteration {number:8d}/{total:8d} |{fields}", Step(number, total, values, tag, time)
+
+
+@st.composite
+def others(draw: st.DrawFn) -> tuple[str, Record]:
+    number = draw(st.integers(0, 10**6))
+    match draw(st.sampled_from(["memory", "milestone", "evaluation", "engine", "timer"])):
+        case "memory":
+            sizes = draw(st.dictionaries(SIZES, st.floats(0, 1e6).map(lambda x: round(x, 6)), min_size=1))
+            fields = "".join(f" | {name}: {value:f}" for name, value in sizes.items())
+            record: Record = Memory(number, 20, {name: float(f"{v:f}") for name, v in sizes.items()})
+            return f"[Rank {number}] (after 20 iterations) memory (MB){fields}", record
+        case "milestone":
+            name = " ".join(draw(st.lists(WORDS, min_size=1, max_size=5)))
+            return f"[{name}] datetime: 2023-06-14 16:08:12 ", Milestone(name, "2023-06-14 16:08:12")
+        case "evaluation":
+            losses = {"lm loss value": draw(st.floats(0, 100)), "lm loss PPL": draw(st.floats(1, 1e9))}
+            fields = "".join(f"{name}: {value!r} | " for name, value in losses.items())
+            where = f"iteration {number}"
+            return f" validation loss at {where} | {fields}", Evaluation(where, losses)
+        case "engine":
+            return (
+                f"steps: {number} loss: 2.5000 iter time (s): 0.500 samples/sec: 125.000",
+                EngineStep(number, {lines.MILLISECONDS: 500.0, "samples per second": 125.0, "lm loss": 2.5}),
+            )
+    name = draw(WORDS.filter(lambda word: word[0].isalpha()))
+    return f"    {(name + ' ').ljust(48, '.')}: (1.00, {number}.25)", Timer(name, number + 0.25, None, 1.0)
+
+
+NOISE = st.sampled_from(
+    [
+        "",
+        "  warnings.warn(",
+        "n060:12:34 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
+        " 50%|█████     | 10/20 [00:01<00:01,  9.99it/s]\r 55%|█████▌    | 11/20 [00:01<00:00,  9.99it/s]\r",
+        "> building train, validation, and test datasets ...",
+        "iteration time of the step",
+        "-" * 90,
+    ]
+)
+
+
+@given(
+    st.lists(st.tuples(st.one_of(steps(), others()), st.lists(NOISE, max_size=3)), min_size=1, max_size=12),
+    st.integers(1, 400),
+    st.booleans(),
+)
+def test_what_was_written_is_read(
+    wrote: list[tuple[tuple[str, Record], list[str]]], size: int, returns: bool
+) -> None:
+    end = "\r\n" if returns else "\n"
+    text = "".join(line + end + "".join(one + end for one in noise) for (line, _), noise in wrote)
+    assert read(text, size) == [record for (_, record), _ in wrote]
+
+
+@given(st.lists(st.one_of(steps(), others()), min_size=1, max_size=4), st.data())
+def test_a_log_that_was_cut_says_nothing_that_it_did_not_say(
+    wrote: list[tuple[str, Record]], data: st.DataObject
+) -> None:
+    text = "".join(line + "\n" for line, _ in wrote).encode()
+    cut = data.draw(st.integers(0, len(text)))
+    found = read(text[:cut])
+    whole = text[:cut].count(b"\n")
+    assert found[:whole] == [record for _, record in wrote[:whole]]
+    assert len(found) <= whole + 1
+    for part in found[whole:]:
+        _is_part_of(part, wrote[whole][1])
+
+
+def _is_part_of(part: Record, record: Record) -> None:
+    assert type(part) is type(record)
+    for mine, its in zip(part, record, strict=True):
+        if isinstance(mine, dict):
+            assert isinstance(its, dict)
+            assert mine.items() <= its.items()
+        else:
+            assert mine == its
+
+
+@given(st.lists(steps(), min_size=2, max_size=4))
+def test_lines_that_lost_their_newline_are_both_read(wrote: list[tuple[str, Step]]) -> None:
+    found = read("".join(line for line, _ in wrote) + "\n")
+    known = [step._replace(tag="", time="") for _, step in wrote]
+    assert [step._replace(tag="", time="") for step in found if isinstance(step, Step)] == known
+
+
+@given(st.binary(max_size=2000), st.integers(1, 500))
+def test_bytes_that_are_no_log_are_no_error(data: bytes, size: int) -> None:
+    read(data, size)
+    read(data.replace(b"\x00", b" iteration 1/2 |").replace(b"\x01", b"time (ms) | "), size)
+
+
+def test_our_own_lines_are_read() -> None:
+    step = metrics.Step(30, 50, 1920, 1423.8, 7.031e-07, 64, {"lm loss": 10.17721}, grad_norm=16.666)
+    (found,) = read(metrics.training_line(step) + "\n")
+    assert isinstance(found, Step)
+    assert (found.iteration, found.train_iterations, found.values["lm loss"]) == (30, 50, 10.17721)
+    (said,) = read(metrics.validation_lines("iteration 10", {"lm loss": 2.0})[1] + "\n")
+    assert said == Evaluation("iteration 10", {"lm loss value": 2.0, "lm loss PPL": 7.389056})
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
+    blocks = (b"x" * scan.BLOCK for _ in range(64))
+    tracemalloc.start()
+    try:
+        assert list(scan.records(blocks)) == []
+        assert tracemalloc.get_traced_memory()[1] < 24 * scan.BLOCK
+    finally:
+        tracemalloc.stop()
+
+
+def test_pieces_of_a_log_are_one() -> None:
+    names = ["n1.out", "n2.out", "n1.out.2", "n1.out.10", "n1.out.1", "run.2024"]
+    found = scan.pieces(Path(name) for name in names)
+    assert [[path.name for path in group] for group in found] == [
+        ["n1.out.10", "n1.out.2", "n1.out.1", "n1.out"],
+        ["n2.out"],
+        ["run.2024"],
+    ]

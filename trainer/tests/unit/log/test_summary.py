@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the files of a job come to: runs, their figures, and one table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log.figures import Curve, Largest, Sample, quantile
+from rdm_log.lines import Step
+from rdm_log.runs import runs
+from rdm_log.summary import NothingToRead, summarise
+from rdm_trainer import cli
+
+CORPUS = Path(__file__).parent / "corpus"
+START = "[after megatron is initialized] datetime: 2023-06-14 16:0{minute}:12 \n"
+
+
+def line(number: int, time: float = 100.0, loss: float | str = 5.0, tag: str = "", more: str = "") -> str:
+    return (
+        f"{tag} iteration {number:8d}/     100 | consumed samples: {number * 8:12d} |"
+        f" elapsed time per iteration (ms): {time:.1f} | learning rate: 1.000E-04 |"
+        " global batch size:     8 |"
+        f" lm loss: {loss} | loss scale: 1.0 | grad norm: 1.500 | number of skipped iterations:   0 |"
+        f" number of nan iterations:   0 |{more}\n"
+    )
+
+
+def summary(tmp_path: Path, **files: str | Iterable[str]) -> dict[str, Any]:
+    paths = []
+    for name, text in files.items():
+        path = tmp_path / f"{name}.out"
+        path.write_text(text if isinstance(text, str) else "".join(text))
+        paths.append(path)
+    return summarise(paths).to_json()
+
+
+def test_the_documents_sample_gives_its_numbers() -> None:
+    (run,) = summarise([CORPUS / "sample.txt"]).runs
+    assert (run["first_iteration"], run["last_iteration"], run["train_iterations"]) == (30, 50, 50)
+    step = run["step_ms"]
+    assert (step["first"], step["median"], step["outliers"]) == (1423.8, 1391.85, [])
+    assert step["p95"] == pytest.approx(1408.005)
+    assert run["loss"]["curve"] == [[30, 10.17721], [40, 9.237929], [50, 8.917599]]
+    assert run["loss"]["lowest_at"] == 50
+    assert run["samples_per_second"] == pytest.approx(64 / 1.39185)
+    assert run["learning_rate"] == 1.641e-06
+    assert run["grad_norm"] == {"last": 2.932, "highest": 16.666}
+    assert run["loss_scale"] == 262144
+    assert run["memory_mib"]["24"]["max reserved"] == 4020
+    assert run["milestones"] == {"before the start of training step": "2023-06-14 16:08:12"}
+    json.dumps(run, allow_nan=False)
+
+
+def test_one_run_and_its_figures(tmp_path: Path) -> None:
+    times = [900.0, *[100.0 + n % 5 for n in range(2, 40)], 450.0, 101.0]
+    lines = [line(n, time, 6.0 - n / 10) for n, time in enumerate(times, 1)]
+    (run,) = summary(tmp_path, n1=lines)["runs"]
+    assert run["lines"] == run["last_iteration"] == 41
+    # The first step builds and warms up; it is told apart.
+    assert run["step_ms"]["first"] == 900
+    assert run["step_ms"]["median"] == statistics.median(times[1:])
+    assert run["step_ms"]["outliers"] == [[40, 450.0]]
+    assert run["loss"]["first"] == 5.9
+    assert run["loss"]["lowest_at"] == 41
+    assert run["skipped"] == run["nan"] == 0
+
+
+def test_a_restart_begins_a_run_with_and_without_a_word_of_it(tmp_path: Path) -> None:
+    before = [line(n) for n in range(1, 8)]
+    after = [line(n, loss=4.0) for n in range(6, 12)]
+    for text in (
+        [*before, *after],
+        [START.format(minute=1), *before, START.format(minute=5), *after],
+        # It had begun anew, and came to no step before it began once more.
+        [START.format(minute=1), *before, START.format(minute=5), *after, START.format(minute=9)],
+    ):
+        found = summary(tmp_path, n1=text)
+        assert [(run["first_iteration"], run["last_iteration"]) for run in found["runs"] if run["lines"]] == [
+            (1, 7),
+            (6, 11),
+        ]
+    assert found["restarts"] == 2
+
+
+def test_the_same_step_again_after_a_restart_is_another_run(tmp_path: Path) -> None:
+    found = summary(tmp_path, n1=[line(1), line(2), line(2, time=300.0), line(3)])
+    assert [run["lines"] for run in found["runs"]] == [2, 2]
+
+
+def test_ranks_that_say_the_same_are_one(tmp_path: Path) -> None:
+    order = [(1, 6), (1, 7), (2, 7), (3, 7), (2, 6), (3, 6), (4, 6), (4, 7)]
+    found = summary(tmp_path, n1=[line(n, 100 + rank, tag=f"[default{rank}]:") for n, rank in order])
+    (run,) = found["runs"]
+    assert run["lines"] == 4
+    again = summary(tmp_path, n2=[line(1), line(1, 100.1), line(2), line(2, 99.9)])
+    assert [run["lines"] for run in again["runs"]] == [2]
+
+
+def test_files_of_nodes_are_one_job(tmp_path: Path) -> None:
+    memory = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 20480.0\n"
+    first = [START.format(minute=1), memory, START.format(minute=5), memory.replace("20480", "30720")]
+    found = summary(tmp_path, n1=first, n2=[line(1), line(2), line(2, 500.0), line(3)], n3="nothing\n")
+    assert found["restarts"] == 1
+    assert [run["file"] for run in found["runs"]] == ["n2.out", "n2.out"]
+    assert [run["memory_mib"]["0"]["max allocated"] for run in found["runs"]] == [20480, 30720]
+    assert found["runs"][1]["first_time"] == "2023-06-14 16:05:12"
+    # A copy of the whole output adds nothing.
+    copied = summary(tmp_path, n2=[line(1), line(2)], all=[line(1), line(2)])
+    assert len(copied["runs"]) == 1
+
+
+def test_a_log_that_was_rotated_is_one(tmp_path: Path) -> None:
+    text = "".join(line(n) for n in range(1, 30))
+    third = len(text) // 3
+    for name, part in {"a.out.2": text[:third], "a.out.1": text[third : 2 * third]}.items():
+        (tmp_path / name).write_text(part)
+    (tmp_path / "a.out").write_text(text[2 * third :])
+    (run,) = summarise([tmp_path]).runs
+    assert (run["lines"], run["last_iteration"]) == (29, 29)
+
+
+def test_losses_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
+    (run,) = summary(tmp_path, n1=[line(1), line(2, loss="nan"), line(3, loss="inf"), line(4)])["runs"]
+    assert run["loss"]["not_finite"] == 2
+    assert run["loss"]["last"] == 5.0
+
+
+def test_tokens_from_the_sequence_that_the_log_tells(tmp_path: Path) -> None:
+    arguments = f"  seq_length {'.' * 38} 1024\n"
+    (run,) = summary(tmp_path, n1=[arguments, line(1), line(2)])["runs"]
+    assert run["tokens_per_second"] == pytest.approx(8 / 0.1 * 1024)
+    (run,) = summary(tmp_path, n1=[line(2, more=" consumed tokens:    8192 |")])["runs"]
+    assert run["tokens_per_second"] == pytest.approx(8 / 0.1 * 512)
+
+
+def test_deepspeed_alone(tmp_path: Path) -> None:
+    (run,) = summary(
+        tmp_path,
+        n1=[
+            f"[Rank 0] step={n}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]\n"
+            f"steps: {n} loss: {9 - n / 10:.4f} iter time (s): 0.512 samples/sec: 125.000\n"
+            for n in range(10, 40, 10)
+        ],
+    )["runs"]
+    assert (run["lines"], run["last_iteration"], run["loss"]["last"]) == (3, 30, 6.0)
+    assert run["step_ms"]["median"] == 512
+    assert (run["learning_rate"], run["samples_per_second"]) == (0.001, 125)
+
+
+def test_timers_name_the_slowest_rank(tmp_path: Path) -> None:
+    block = "times across ranks (ms):\n  forward-backward:\n     rank  0: 10.0\n     rank  1: 30.0\n"
+    (run,) = summary(tmp_path, n1=[line(1), block, line(2), block])["runs"]
+    assert run["timers"] == [
+        {
+            "name": "forward-backward",
+            "count": 4,
+            "mean_ms": 20.0,
+            "longest_ms": 30.0,
+            "slowest_rank": 1,
+            "slowest_rank_mean_ms": 30.0,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("hello\n", "has no line ` iteration N/M |` of a training: found 6 bytes."),
+        (START.format(minute=1), "of a training that came to 'after megatron is initialized'"),
+    ],
+)
+def test_what_is_no_log_is_said_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "n1.out").write_text(text)
+    with pytest.raises(NothingToRead) as error:
+        summarise([tmp_path])
+    assert said in str(error.value)
+    assert str(tmp_path / "n1.out") in str(error.value)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["log", "summary", str(CORPUS / "sample.txt")])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    for words in ("30 to 50 of 50", "10.1772 to 8.9176", "median 1,391.", "46.0 samples/s", "3.9 GiB"):
+        assert words in out
+    with pytest.raises(SystemExit):
+        cli.main(["log", "summary", str(CORPUS / "sample.txt"), "--json"])
+    assert json.loads(capsys.readouterr().out)["runs"][0]["last_iteration"] == 50
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["log", "summary", str(tmp_path / "absent.out")])
+    assert ended.value.code == 3
+    assert f"There is no file {tmp_path}/absent.out." in capsys.readouterr().err
+
+
+# --- figures in bounded memory
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=500), st.integers(2, 64))
+def test_a_sample_keeps_few_and_a_curve_its_ends(values: list[float], most: int) -> None:
+    sample, curve, largest = Sample(most), Curve(most), Largest(3)
+    for x, value in enumerate(values):
+        sample.add(value)
+        curve.add(x, value)
+        largest.add(value, x)
+    kept = sample.ordered()
+    assert 1 <= len(kept) <= most
+    assert kept == sorted(kept)
+    assert min(values) <= quantile(kept, 0.5) <= max(values)
+    points = curve.points()
+    assert len(points) <= 2 * most + 1
+    assert points[0] == (0, values[0])
+    assert points[-1] == (len(values) - 1, values[-1])
+    assert [value for value, _ in largest.ordered()] == sorted(values, reverse=True)[:3]
+
+
+def test_quantiles_of_a_long_run_are_those_of_all() -> None:
+    sample = Sample(1024)
+    for n in range(100_000):
+        sample.add(float((n * 7919) % 100_003))
+    assert quantile(sample.ordered(), 0.95) == pytest.approx(95_000, rel=0.02)
+
+
+@given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=20), min_size=1, max_size=5))
+def test_runs_are_those_that_were(lengths: list[list[int]]) -> None:
+    """Each run goes up by any intervals, and the next one begins at or below its end."""
+    steps: list[Step] = []
+    known = []
+    for number, intervals in enumerate(lengths):
+        numbers = [sum(intervals[: n + 1]) for n in range(len(intervals))]
+        if steps and numbers[0] > steps[-1].iteration:
+            continue
+        steps += [Step(n, 100, {"lm loss": number + n / 100}) for n in numbers]
+        known.append((numbers[0], numbers[-1]))
+    assert [(run.first_iteration, run.last_iteration) for run in runs(steps)] == known

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdict on a job: each fault is named, and a healthy job is healthy."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log.errors import findings
+from rdm_log.lines import Step
+from rdm_log.runs import runs
+from rdm_log.summary import plain, summarise
+from rdm_log.verdict import EXIT_CODES, Observed, judge
+from rdm_trainer import cli
+
+SAMPLE = Path(__file__).parent / "corpus/sample.txt"
+COUNT = 60
+
+
+def run(
+    losses: list[float] | None = None, times: list[float] | None = None, more: dict[str, float] | None = None
+) -> dict[str, Any]:
+    """Return a run with a line each ten steps."""
+    losses = losses or [10 - 4 * n / COUNT for n in range(COUNT)]
+    times = times or [5000.0, *[1400.0] * (len(losses) - 1)]
+    steps = [
+        Step(10 * n, 5000, {"lm loss": loss, "elapsed time per iteration (ms)": time, **(more or {})})
+        for n, (loss, time) in enumerate(zip(losses, times, strict=True), 1)
+    ]
+    (found,) = runs(steps)
+    return plain(found)
+
+
+HEALTHY = Observed(
+    state="running",
+    runs=(run(),),
+    asked={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0"},
+    told={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0", "PROFILE": "false"},
+    versions={"n1": {"torch": "2.11"}, "n2": {"torch": "2.11"}},
+    gpu_processes=32,
+    seconds_running=3000,
+    seconds_since_step=14,
+    vocabulary=50304,
+)
+
+
+def test_healthy() -> None:
+    verdict = judge(HEALTHY)
+    assert (verdict.word, verdict.exit_code) == ("healthy", 0)
+    assert verdict.reason == "Iteration 600 of 5000, 1.40 s a step, lm loss 6.0667."
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "words"),
+    [
+        ({"state": "failed", "reason": "Rank 3 on n2 is gone."}, "failed", "Rank 3 on n2 is gone."),
+        ({"state": "OUT_OF_MEMORY"}, "failed", "Its state is OUT_OF_MEMORY."),
+        ({"state": "CANCELLED by 1000"}, "finished", "It was stopped."),
+        ({"state": "COMPLETED"}, "finished", "It came to iteration 600."),
+        ({"state": "PENDING", "runs": ()}, "starting", "not come to a step"),
+        ({"state": "restarting", "seconds_since_step": 900}, "starting", ""),
+        ({"runs": (), "seconds_running": 60}, "starting", ""),
+        ({"runs": (), "seconds_running": 3600}, "stalled", "not come to a step in 3600 s"),
+        ({"gpu_processes": 0}, "stalled", "no process is on its GPUs"),
+        ({"gpu_processes": 0, "seconds_running": 30}, "healthy", ""),
+        ({"seconds_since_step": 75}, "stalled", "No step for 75 s after iteration 600"),
+        ({"seconds_since_step": 75, "phase": "saving"}, "healthy", ""),
+        ({"seconds_since_step": 7200, "phase": "saving"}, "stalled", "No step for 7200 s"),
+        (
+            {"told": {"PARTITION": "6-6-6-6"}},
+            "suspect",
+            "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked",
+        ),
+        (
+            {"versions": {"n1": {"torch": "2.11"}, "n2": {"torch": "2.11"}, "n3": {"torch": "2.9"}}},
+            "suspect",
+            "n3 has torch 2.9, others have 2.11.",
+        ),
+        ({"runs": (run([*[9.0] * 30, math.nan]),)}, "suspect", "not a number 1 time."),
+        ({"runs": (run(more={"number of nan iterations": 1.0}),)}, "suspect", "not a number 60 times."),
+        (
+            {"runs": (run([*[9 - n / 10 for n in range(40)], *[11.0] * 20]),)},
+            "suspect",
+            "diverges: it was 5.100",
+        ),
+        ({"runs": (run([10.83] * 40),)}, "suspect", "stays at 10.830, the logarithm of the vocabulary"),
+        (
+            {"runs": (run(more={"number of skipped iterations": 8.0}),)},
+            "suspect",
+            "480 of 591 steps were skipped",
+        ),
+        ({"runs": (run(times=[*[100.0] * 50, *[250.0] * 10]),)}, "suspect", "took 2.5 times as long"),
+    ],
+)
+def test_each_fault_is_named(change: dict[str, Any], word: str, words: str) -> None:
+    verdict = judge(replace(HEALTHY, **change))
+    assert verdict.word == word, verdict
+    assert words in verdict.reason
+    assert verdict.evidence[0] == verdict.reason
+    assert verdict.exit_code == EXIT_CODES[verdict.word]
+
+
+def test_errors_are_evidence_and_warnings_are_not() -> None:
+    warned = ["a.py:1: UserWarning: x", "  warnings.warn(", "n1:1:2 [0] NCCL WARN x"]
+    assert judge(replace(HEALTHY, findings=findings(warned))).word == "healthy"
+    full = ["[rank3]: OSError: [Errno 28] No space left on device"] * 2
+    verdict = judge(replace(HEALTHY, findings=findings([*warned, *full])))
+    assert verdict.word == "suspect"
+    assert verdict.reason.startswith("A disk or a quota is full, 2 times (rank 3: OSError: [Errno 28]")
+    # A job that stalls with an error says both.
+    verdict = judge(replace(HEALTHY, findings=findings(full), seconds_since_step=500))
+    assert (verdict.word, len(verdict.evidence)) == ("stalled", 2)
+    # One that has failed says which.
+    failed = replace(HEALTHY, state="failed", findings=findings(full))
+    assert "quota is full" in judge(failed).reason
+
+
+def test_logs_alone() -> None:
+    sample = summarise([SAMPLE]).runs
+    assert judge(Observed(runs=sample)).word == "finished"
+    broken = findings(["ValueError: no"])
+    assert judge(Observed(runs=(run(),), findings=broken)).word == "failed"
+    assert judge(Observed(runs=sample, findings=broken)).word == "finished"
+    assert judge(Observed()).word == "starting"
+
+
+@given(
+    st.lists(st.floats(-0.3, 0.3), min_size=25, max_size=200),
+    st.lists(st.floats(0.8, 1.4), min_size=25, max_size=200),
+    st.integers(1, 100),
+)
+def test_a_job_that_learns_at_an_even_pace_is_healthy(
+    noise: list[float], pace: list[float], outlier: int
+) -> None:
+    count = min(len(noise), len(pace))
+    losses = [3.0 + 7.5 * math.exp(-n / 20) + noise[n] for n in range(count)]
+    times = [1000.0 * pace[n] for n in range(count)]
+    times[outlier % count] = 60000.0
+    assert judge(replace(HEALTHY, runs=(run(losses, times),))).word == "healthy"
+
+
+def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = SAMPLE.read_text()
+    info = "".join(f"{line}\n" for line in sample.splitlines() if re.match(r"[A-Z_]+: ", line))
+    (tmp_path / "n060.out").write_text(info + sample.replace("/      50 |", "/     500 |"))
+    (tmp_path / "n060.gpu").write_text("[0] NVIDIA A10       | 49'C,  90 % |  9000 / 22731 MB | me(8990M)\n")
+    (tmp_path / "n060.err").write_text("  warnings.warn(\n")
+    conf = tmp_path / "_00_conf.sh"
+    conf.write_text(
+        "MODEL='xl' # small or xl\nNNODES=8\nWORLD_SIZE=$((4 * 8))\nPARTITION=\"0-11-8-8-8-8-5-0\"\n"
+    )
+
+    def said(*words: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["log", "verdict", str(tmp_path), *words])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out + captured.err
+
+    assert said("--state", "RUNNING", "--conf", str(conf)) == (
+        0,
+        "healthy: Iteration 50 of 500, 1.39 s a step, lm loss 8.9176.\n",
+    )
+    conf.write_text("NNODES=4\nPARTITION=6-6-6-6\n")
+    code, text = said("--conf", str(conf))
+    assert (code, text.splitlines()) == (
+        4,
+        [
+            "suspect: NNODES is 8, and 4 was asked for.",
+            "  PARTITION is 0-11-8-8-8-8-5-0, and 6-6-6-6 was asked for.",
+        ],
+    )
+    (tmp_path / "n060.gpu").write_text("[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n")
+    assert said("--state", "RUNNING") == (4, "stalled: It runs, but no process is on its GPUs.\n")
+    (tmp_path / "n060.err").write_text("ModuleNotFoundError: No module named 'apex'\n")
+    code, text = said("--json")
+    assert (code, json.loads(text)["verdict"]) == (1, "failed")
+    assert said("--conf", str(tmp_path / "absent"))[0] == 3
