@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rdm_provision import environment, outcomes
-from rdm_provision.constants import CLUSTER, PLAN_FILE, STATE_DIR
+from rdm_provision.constants import CLUSTER, PLAN_FILE, RUNTIME_HOST, STATE_DIR
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import RunResult
 from rdm_provision.inventory import find_inventory, members_of, read_inventory, similar_inventories
@@ -234,6 +234,19 @@ class Cluster(JobVerbs):
         return (self.home / STATE_DIR / "lab").is_dir()
 
     @property
+    def is_bare(self) -> bool:
+        """Whether jobs run on the hosts themselves: ``rdm_runtime: host``, as it is written there."""
+        return bool(self.nodes) and self.nodes[0].variables.get("rdm_runtime") == RUNTIME_HOST
+
+    def _refuse_bare(self, verb: str, instead: str) -> None:
+        """Refuse a verb that is for containers, with what works on bare hosts instead."""
+        if self.is_bare:
+            raise InputError(
+                f"{verb} is for containers, and {self.inventory} has bare hosts (rdm_runtime: host)",
+                hint=instead,
+            )
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The names that ``limit`` understands: nodes, then groups."""
         groups = [name for name in self._groups if name not in ("all", "ungrouped")]
@@ -316,11 +329,13 @@ class Cluster(JobVerbs):
         The other arguments and the errors are those of :meth:`up`.
 
         Raises:
-            InputError: RDMA or COLLECTIVE is asked of a single node, or MAX_SIZE is no size.
+            InputError: RDMA or COLLECTIVE is asked of a single node, MAX_SIZE is no size, or the nodes are
+                bare hosts.
 
         >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
         {'node1': {'ok': True, 'reason': ''}}
         """
+        self._refuse_bare("verify", "rdm-provision train looks at every node before a job starts")
         nodes = self.select(limit)
         if (rdma or collective) and len(nodes) < 2:
             what = "RDMA is measured between nodes" if rdma else "an all-reduce takes at least two nodes"
@@ -348,6 +363,7 @@ class Cluster(JobVerbs):
         >>> Cluster.load("inventory/lab").down().result().exit_code  # doctest: +SKIP
         0
         """
+        self._refuse_bare("down", "rdm-provision env down takes away what up and env up have made there")
         extra = {"images_remove": True} if images else {}
         keep = frozenset({FILES_MODULE})
         return self._run(
@@ -384,6 +400,7 @@ class Cluster(JobVerbs):
         >>> [(s.node, s.container) for s in cluster.states(cluster.status().result())]  # doctest: +SKIP
         [('node1', 'rdm (running)')]
         """
+        self._refuse_bare("status", "rdm-provision jobs shows what runs there")
         return self._run("status", "status", limit, "", forks, verbosity, keep=frozenset({FACTS_MODULE}))
 
     def exec(
@@ -412,6 +429,7 @@ class Cluster(JobVerbs):
         >>> [o.stdout for o in cluster.outputs(cluster.exec(["hostname"]).result())]  # doctest: +SKIP
         ['node1\\n']
         """
+        self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
         if not argv:
             raise InputError("there is no command to run", hint="rdm-provision exec -- COMMAND ARGUMENT…")
         if user and not _USER.fullmatch(user):

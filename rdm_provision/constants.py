@@ -11,7 +11,17 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (  
     LABEL_ROLE,
     LAUNCHERS,
     PLAN_FILE,
+    RUNTIME_HOST,
     STATE_DIR,
 )
 
-__all__ = ["CLUSTER", "FINAL_STATES", "LABEL_CLUSTER", "LABEL_ROLE", "LAUNCHERS", "PLAN_FILE", "STATE_DIR"]
+__all__ = [
+    "CLUSTER",
+    "FINAL_STATES",
+    "LABEL_CLUSTER",
+    "LABEL_ROLE",
+    "LAUNCHERS",
+    "PLAN_FILE",
+    "RUNTIME_HOST",
+    "STATE_DIR",
+]

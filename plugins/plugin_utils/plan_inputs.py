@@ -240,10 +240,12 @@ def _check_roles(
         untyped = {problem.value for problem in wrong}
         wrong += container_problems(host, {name: one for name, one in given.items() if name not in untyped})
         accelerator = variables[host].get("rdm_accelerator")
+        bare = variables[host].get("rdm_runtime") == RUNTIME_HOST
+        if bare and accelerator == "rocm":
+            wrong += _torch_problems(reader, host)
         # Where these refer to what only the node knows, they are judged when that is known.
         known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
         # A bare host has no containers, and so no images.
-        bare = variables[host].get("rdm_runtime") == RUNTIME_HOST
         known_now = known_now and not bare
         images[host] = _images(reader, host, accelerator, given) if known_now else Images("", False, [])
         if not wrong:
@@ -263,6 +265,18 @@ def _check_roles(
             "cluster has several nodes: choose sriov, macvlan or ipvlan."
         )
     return problems, warnings, images
+
+
+def _torch_problems(reader: HostVariables, host: str) -> list[Problem]:
+    """Return what is wrong with where a bare host with AMD GPUs gets torch from.
+
+    Which build fits depends on the ROCm of its driver, so that none can be chosen here.
+    """
+    if any(reader.text(host, f"python_env_torch{one}") for one in ("", "_backend")):
+        return []
+    reason = "takes PyPI's torch, which is for CUDA, and rdm_accelerator is rocm"
+    remedy = "set it to the build for the node's ROCm, such as rocm6.4, or set python_env_torch"
+    return [Problem(host, "an empty python_env_torch_backend", reason, remedy)]
 
 
 def _images(reader: HostVariables, host: str, accelerator: Any, given: Mapping[str, Any]) -> Images:

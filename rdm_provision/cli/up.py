@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from rdm_provision.cli.common import (
@@ -12,6 +14,9 @@ from rdm_provision.cli.common import (
     recheck_option,
     run_options,
 )
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import Cluster
 
 __all__ = ["up"]
 
@@ -62,16 +67,24 @@ def up(options: Options, recheck: bool) -> int:
             console.print()
             where = f" in the parts {', '.join(parts)}" if (parts := named(options.tags)) else ""
             console.print(f"Nothing was changed: the cluster is as the inventory describes it{where}.")
-        view.next_steps(
-            console,
-            [
-                ("what runs where", f"rdm-provision status{flag}"),
-                ("a command in every container", f"rdm-provision exec{flag} -- hostname"),
-                ("the fabric, measured again", f"rdm-provision verify{flag}"),
-                ("take it down", f"rdm-provision down{flag}"),
-                *lab_steps(cluster),
-            ],
-        )
+        view.next_steps(console, next_steps(cluster, flag))
     else:
         view.next_steps(console, view.mend(result, f"rdm-provision up{flag}"))
     return result.exit_code
+
+
+def next_steps(cluster: Cluster, flag: str) -> list[tuple[str, str]]:
+    """Return what to do with a cluster that is up: (what for, command)."""
+    if cluster.is_bare:
+        return [
+            ("the environment that jobs run in", f"rdm-provision env up{flag}"),
+            ("train there", f"rdm-provision train{flag} CONFIG.yaml"),
+            ("take it away", f"rdm-provision env down{flag}"),
+        ]
+    return [
+        ("what runs where", f"rdm-provision status{flag}"),
+        ("a command in every container", f"rdm-provision exec{flag} -- hostname"),
+        ("the fabric, measured again", f"rdm-provision verify{flag}"),
+        ("take it down", f"rdm-provision down{flag}"),
+        *lab_steps(cluster),
+    ]

@@ -55,6 +55,8 @@ class BareHosts:
 def hosts(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareHosts]:
     """Two nodes with addresses on the fabric and the packages on their disk, since they reach no index."""
     packages = tmp_path_factory.mktemp("packages")
+    # Copied as it is, and the nodes' user has to look into it.
+    packages.chmod(0o755)
     pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
     version = next(line for line in pins.splitlines() if line.startswith("torch=="))
     (packages / "pins.txt").write_text(pins.replace(version, f"{version}+cpu"), encoding="utf-8")

@@ -261,6 +261,16 @@ def test_show_command_prints_one_line_and_does_nothing(
     assert not (path / ".rdm").exists()
 
 
+def test_next_steps_after_up_are_those_that_work_there(make_inventory: MakeInventory) -> None:
+    from rdm_provision.cli.up import next_steps
+
+    bare = make_inventory("node1", name="bare", rdm_runtime="host", my_ip="10.77.0.100")
+    shown = [step.split()[1:3] for _, step in next_steps(Cluster.load(bare), "")]
+    assert shown == [["env", "up"], ["train", "CONFIG.yaml"], ["env", "down"]]
+    shown = [step.split()[1:2] for _, step in next_steps(Cluster.load(make_inventory()), "")]
+    assert shown == [["status"], ["exec"], ["verify"], ["down"]]
+
+
 def test_a_size_without_an_all_reduce_is_bad_input(call: Call, make_inventory: MakeInventory) -> None:
     said = call("verify", "-i", make_inventory(), "--max-size", "64M")
     assert said.code == 3

@@ -242,6 +242,42 @@ def test_a_broken_plan_file_is_named(make_inventory: MakeInventory) -> None:
     assert "address_plan.cfg" in str(caught.value.problems[0])
 
 
+# --- bare hosts -----------------------------------------------------------------------------------
+
+BARE: dict[str, Any] = {"rdm_runtime": "host", "my_ip": "10.77.0.100"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "instead"),
+    [
+        ("verify", "rdm-provision train "),
+        ("status", "rdm-provision jobs "),
+        ("down", "rdm-provision env down "),
+        ("exec", "ansible master:workers -i "),
+    ],
+)
+def test_what_is_for_containers_says_what_works_on_bare_hosts(
+    make_inventory: MakeInventory, verb: str, instead: str
+) -> None:
+    cluster = Cluster.load(make_inventory("node1", **BARE))
+    with pytest.raises(InputError, match=rf"^{verb} is for containers, .*rdm_runtime: host") as caught:
+        getattr(cluster, verb)(*([["hostname"]] if verb == "exec" else []))
+    assert caught.value.hint.startswith(instead)
+
+
+@pytest.mark.parametrize("verb", ["env_up", "env_down"])
+def test_the_environment_of_a_cluster_of_containers_is_refused_before_anything_is_written(
+    make_inventory: MakeInventory, verb: str
+) -> None:
+    path = make_inventory()
+    result = getattr(Cluster.load(path), verb)().result()
+    assert not result.ok
+    assert result.changed == ()
+    assert "rdm_runtime is container" in str(result.to_json())
+    assert not (path / "address_plan.cfg").exists()
+    assert not list(path.glob(".rdm/ssh/*"))
+
+
 # --- runs -----------------------------------------------------------------------------------------
 
 

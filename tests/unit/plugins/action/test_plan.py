@@ -249,6 +249,24 @@ def test_likely_misspelling_is_a_warning(cluster: Cluster) -> None:
     ]
 
 
+def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Cluster) -> None:
+    bare = {"rdm_runtime": "host", "rdm_become": False, "rdm_subnet": "10.2.72.0/24"}
+    rocm = {**bare, "rdm_accelerator": "rocm"}
+    host = {"a": {"my_ip": "10.2.72.135"}}
+    cluster.write(host, {}, rocm)
+    rc, result, _ = cluster.run("-e", "write=true")
+    assert rc != 0
+    (problem,) = result["problems"]
+    assert (problem["node"], problem["value"]) == ("a", "an empty python_env_torch_backend")
+    assert "such as rocm6.4" in problem["remedy"]
+    assert not cluster.plan_file.exists()
+    for told in ({"python_env_torch_backend": "rocm6.4"}, {"python_env_torch": "torch==2.13.0+rocm6.4"}):
+        cluster.write(host, {}, {**rocm, **told})
+        assert cluster.run()[0] == 0
+    cluster.write(host, {}, {**bare, "rdm_accelerator": "cuda"})
+    assert cluster.run()[0] == 0
+
+
 def test_a_network_that_ends_at_its_node_is_a_warning_where_there_are_several(cluster: Cluster) -> None:
     cluster.write({"a": {}}, {"b": {}}, {**CPU, "network_driver": "bridge"})
     rc, result, _ = cluster.run()
