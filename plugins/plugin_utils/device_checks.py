@@ -26,7 +26,7 @@ def rdma_interfaces(want: NodePlan) -> list[str]:
     on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT and want.network_parent
     if not on_a_parent or want.rdma == "all":
         return []
-    return parents(want)
+    return [*parents(want), *(rail.parent for rail in want.rails)]
 
 
 def reserves(want: NodePlan) -> bool:
@@ -101,7 +101,7 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         findings.problems.append(
             Problem(
                 want.node,
-                f"network_parent {name}" if name in want.network_parent else f"container_rails {name}",
+                f"network_parent {name}",
                 "is not an interface of the node",
                 f"choose one of {names(name for name in existing if name != 'lo')}",
             )
