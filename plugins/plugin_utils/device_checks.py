@@ -121,7 +121,19 @@ def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
 def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     """Say which RDMA devices the container does not get, unless the user has chosen."""
     interfaces = rdma_interfaces(want)
-    left_out = rdma_devices(facts, *interfaces).left_out
+    paths, left_out = rdma_devices(facts, *interfaces)
+    # A device would have to follow its container at each start. When older engines tell the network plugin of
+    # one, it has no namespace yet, and nobody else is told when the engine starts it by itself.
+    if paths and not want.own_devices and (facts.get("rdma") or {}).get("netns_mode") == "exclusive":
+        findings.problems.append(
+            Problem(
+                want.node,
+                "the mode exclusive of RDMA devices in network namespaces",
+                "keeps them from every container",
+                "rdma system set netns shared, while no container runs, and options ib_core netns_mode=1 in "
+                "/etc/modprobe.d for the next boot",
+            )
+        )
     if left_out and want.rdma == "auto":
         findings.warn(
             want.node,
