@@ -174,7 +174,7 @@ facts:
   returned: for V(check)
   type: dict
 offer:
-  description: Ports that are free.
+  description: Ports that are free, and the mark that the job's processes carry.
   returned: for V(check), on the job's master
   type: dict
 config:

@@ -116,7 +116,7 @@ job:
       description: Where the containers' sshd listen.
       type: int
     offer:
-      description: The ports that the master found free; after stage V(nodes).
+      description: The ports that the master found free, and the mark of the processes; after stage V(nodes).
       type: dict
 rdm_refused:
   description: Who refuses, V(inventory) or V(nodes).

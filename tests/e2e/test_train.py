@@ -132,7 +132,7 @@ def nothing_left(cluster: Lab, job: str, nodes: Sequence[str] = NODES) -> None:
 
 def processes(cluster: Lab, node: str, job: str = ".*") -> list[str]:
     """The ids of a job's processes in a node's container, or of all jobs'."""
-    script = f"grep -lz ^RDM_JOB_ID={job}$ /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
+    script = f"grep -lz ^RDM_JOB_ID={job}@ /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
     return cluster.on(node, "docker", "exec", "rdm", "sh", "-c", script, check=False).split()
 
 

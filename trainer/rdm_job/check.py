@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import zlib
@@ -52,7 +53,7 @@ def check(request: Request) -> dict[str, Any]:
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"The {here()} has no {package}; {_REMEDY[here()]}.")
     facts["devices"] = devices.count(request.accelerator)
-    offer: dict[str, int] = {}
+    offer: dict[str, int | str] = {}
     try:
         config = read_config(request)
     except TrainerError as error:
@@ -164,8 +165,8 @@ def _disk(config: Config, mine: Node, world: int, facts: dict[str, Any]) -> Iter
         )
 
 
-def _offer(request: Request, config: Config) -> tuple[dict[str, int], list[str]]:
-    """Return ports that are free on the master."""
+def _offer(request: Request, config: Config) -> tuple[dict[str, int | str], list[str]]:
+    """Return ports that are free on the master, and the mark of the job's processes."""
     address, wanted = request.master.address, config.launcher.master_port
     attempts = 1 + config.launcher.max_restarts
     found = network.take_free_ports(address, 1 + attempts, zlib.crc32(request.name.encode()))
@@ -175,7 +176,9 @@ def _offer(request: Request, config: Config) -> tuple[dict[str, int], list[str]]
         return {}, [
             f"launcher.master_port {wanted} is in use on {request.node}; leave it out to take a free one."
         ]
-    return {"agent_port": found[0], "master_port": wanted or found[1]}, []
+    job = JobDirectory(jobs_root() / request.name, request.node)
+    mark = (job.request().offer.mark if job.exists else "") or secrets.token_hex(8)
+    return {"agent_port": found[0], "master_port": wanted or found[1], "mark": mark}, []
 
 
 def _launcher(request: Request, config: Config) -> Iterator[str]:

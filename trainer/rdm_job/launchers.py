@@ -27,7 +27,7 @@ class Attempt:
     """One start of a job's processes.
 
     Attributes:
-        job: The job's name.
+        job: What its processes carry, ``Request.job_id``.
         directory: Its directory, the same path on every node.
         nodes: By rank.
         network: The master's network on the fabric, as CIDR.

@@ -61,7 +61,7 @@ class Part:
             self._sampling = threading.Thread(target=self._sample, daemon=True)
             self._sampling.start()
         attempt = Attempt(
-            job=self.request.name,
+            job=self.request.job_id,
             directory=str(self.directory.path),
             nodes=self.request.nodes,
             network=network_cidr,
@@ -115,13 +115,13 @@ class Part:
     def ask_to_end(self) -> None:
         """Ask this node's processes, each once, to save and end."""
         running = {int(record["pid"]) for record in self._records() if record["state"] == "running"}
-        wanted = running.intersection(processes.of_job(self.request.name)) - self._asked
+        wanted = running.intersection(processes.of_job(self.request.job_id)) - self._asked
         self._asked |= wanted
         processes.end(wanted, signal.SIGTERM)
 
     def kill(self) -> None:
         """End all of the job's processes on this node now."""
-        processes.end_all(self.request.name)
+        processes.end_all(self.request.job_id)
         if self._launcher is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._launcher.wait(timeout=5)
@@ -161,7 +161,7 @@ class Part:
         """Write the node's `.gpu` log, for ever. A vendor's tool may take long: this has its own thread."""
         sampler = devices.Sampler(self.request.accelerator)
         while True:
-            self._gpu = sampler.lines(processes.of_job(self.request.name))
+            self._gpu = sampler.lines(processes.of_job(self.request.job_id))
             with contextlib.suppress(OSError), self.directory.log(self.node, "gpu").open("a") as file:
                 file.writelines(f"{line}\n" for line in self._gpu)
             time.sleep(SAMPLE_S)

@@ -22,7 +22,7 @@ def of_job(job: str, *, apart_from: Iterable[int] = ()) -> list[int]:
     """Return the processes that run for a job, also those that a launcher started over ssh.
 
     Args:
-        job: The job's name.
+        job: What they carry, ``Request.job_id``.
         apart_from: Processes that do not count; this one never does.
     """
     left_out = {os.getpid(), *apart_from}

@@ -36,15 +36,17 @@ class Node:
 
 @dataclass(frozen=True)
 class Offer:
-    """The ports that the master found free for the job; 0 when none was asked for.
+    """What the master chose for all nodes of the job; nothing when none was asked.
 
     Attributes:
         agent_port: Where the master's agent listens.
         master_port: Where the first attempt's processes meet; attempt k takes ``master_port + k``.
+        mark: What tells the job from others of its name; it stays when the job goes on.
     """
 
     agent_port: int = 0
     master_port: int = 0
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,14 @@ class Request:
     def master(self) -> Node:
         """The first node: rank 0 is on it."""
         return self.nodes[0]
+
+    @property
+    def job_id(self) -> str:
+        """What the job's processes carry, on all nodes the same, and no other job's.
+
+        On a bare host, jobs of other clusters and users may have the same name.
+        """
+        return f"{self.name}@{self.offer.mark}" if self.offer.mark else self.name
 
     def to_json(self) -> dict[str, Any]:
         """The request as JSON."""

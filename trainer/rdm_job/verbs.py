@@ -43,8 +43,9 @@ def start(request: Request) -> dict[str, Any]:
         overrides = (*job.request().overrides, *overrides)
     request = with_slots(dataclasses.replace(request, overrides=overrides), config)
     world = sum(node.slots for node in request.nodes)
-    # What an agent that was killed has left would be in the way.
-    processes.end_all(request.name)
+    if job.exists:
+        # What an agent that was killed has left would be in the way.
+        processes.end_all(job.request().job_id)
     job.make(request)
     if request.config:
         job.write_config(request.config)
@@ -135,7 +136,7 @@ def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, A
         deadline = time.monotonic() + timeout
         while job.has_agent and time.monotonic() < deadline:
             time.sleep(0.2)
-    left = processes.end_all(name)
+    left = processes.end_all(job.request().job_id)
     return {"stopped": left or not had_ended, "job": _state(job).to_json()}
 
 

@@ -7,6 +7,7 @@ What the processes run is a small program, through ``launcher.program``, as some
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -30,7 +31,8 @@ import os, pathlib, signal, sys, time
 
 rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
 print("rank", rank, "of", os.environ["WORLD_SIZE"], "at", os.environ["MASTER_ADDR"], flush=True)
-attempt = place / f"{os.environ['RDM_JOB_ID']}.{rank}.{os.environ['RDM_ATTEMPT']}"
+job = os.environ["RDM_JOB_ID"].partition("@")[0]
+attempt = place / f"{job}.{rank}.{os.environ['RDM_ATTEMPT']}"
 
 
 def save(*_):
@@ -84,10 +86,6 @@ class Nodes:
         answer: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == (0 if answer["ok"] else 3)
         return answer
-
-    def name(self, job: str) -> str:
-        """Return a name for a job. Processes are known by it, and other runs of these tests may go on."""
-        return f"{job}-{os.getpid()}"
 
     def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
         config = {"name": job, "launcher": {"program": [str(self.folder / "program.py"), str(self.folder)]}}
@@ -145,6 +143,14 @@ class Nodes:
         node = self.nodes[rank]["name"]
         return int(json.loads((self.folder / f"{node}/{job}/ranks/{node}/{rank}.json").read_text())["pid"])
 
+    def left(self, job: str) -> list[int]:
+        """The processes of a job."""
+        return processes.of_job(self.mark(job))
+
+    def mark(self, job: str) -> str:
+        """What a job's processes carry."""
+        return JobDirectory(self.folder / "n1" / job, "n1").request().job_id
+
     def agent_of(self, node: str, job: str) -> int:
         found = subprocess.run(
             ["pgrep", "-f", f"rdm_job.agent {self.folder}/{node}/{job}$"],
@@ -154,21 +160,29 @@ class Nodes:
         return int(found.stdout)
 
 
+@contextlib.contextmanager
+def running(nodes: Nodes) -> Iterator[Nodes]:
+    """Nodes of which nothing runs any more afterwards."""
+    try:
+        yield nodes
+    finally:
+        agents = f"rdm_job.agent {nodes.folder}/n[12]/"
+        subprocess.run(["pkill", "-KILL", "-f", agents], check=False)
+        for path in nodes.folder.glob("n?/*/job.json"):
+            processes.end_all(JobDirectory(path.parent, path.parent.parent.name).request().job_id)
+
+
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(tmp_path)
-    yield made
-    jobs = {path.parent.name for path in tmp_path.glob("n?/*/job.json")}
-    subprocess.run(["pkill", "-KILL", "-f", f"rdm_job.agent {tmp_path}/"], check=False)
-    for job in jobs:
-        processes.end_all(job)
+    with running(Nodes(tmp_path)) as made:
+        yield made
 
 
 @pytest.mark.parametrize("launcher", ["no_ssh", "torchrun"])
 def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     # Ranks follow the order of the nodes and not that of their addresses.
     nodes.nodes[0]["address"], nodes.nodes[1]["address"] = "127.0.0.2", "127.0.0.1"
-    job = nodes.name(f"to-the-end-{launcher.replace('_', '-')}")
+    job = f"to-the-end-{launcher.replace('_', '-')}"
     nodes.run(job, f"launcher.kind={launcher}")
     taken = nodes.ask("n1", "check", request=nodes.request(job, "n1"))
     assert "already" in taken["problems"][0]
@@ -184,11 +198,11 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     assert "rank 0 of 2 at 127.0.0.2\n" in nodes.ask("n1", "logs", job)["text"]
     assert "rank 1 of 2 at 127.0.0.2\n" in nodes.ask("n2", "logs", job)["text"]
     assert "MB |" in nodes.ask("n2", "logs", job, "--stream", "gpu")["text"]
-    assert processes.of_job(job) == []
+    assert nodes.left(job) == []
 
 
 def test_a_killed_process_ends_the_job_everywhere(nodes: Nodes) -> None:
-    job = nodes.name("killed")
+    job = "killed"
     nodes.run(job)
     began = time.time()
     os.kill(nodes.process_of(1, job), signal.SIGKILL)
@@ -198,13 +212,13 @@ def test_a_killed_process_ends_the_job_everywhere(nodes: Nodes) -> None:
     assert [(one["node"], one["rank"]) for one in state["failures"]] == [("n2", 1)]
     assert "killed" in state["reason"]
     assert nodes.ended(job, "n2")["reason"] == state["reason"]
-    assert processes.of_job(job) == []
+    assert nodes.left(job) == []
 
 
 @pytest.mark.parametrize("launcher", ["deepspeed", "mpirun"])
 def test_of_two_processes_the_one_that_failed_is_named(nodes: Nodes, launcher: str) -> None:
     nodes.nodes[:] = [{"name": "n1", "address": "127.0.0.1", "slots": 2}]
-    job = nodes.name(launcher)
+    job = launcher
     nodes.run(job, f"launcher.kind={launcher}")
     assert {record.name for record in (nodes.folder / f"n1/{job}/ranks/n1").iterdir()} == {"0.json", "1.json"}
     nodes.end(1, "fail 0")
@@ -212,14 +226,14 @@ def test_of_two_processes_the_one_that_failed_is_named(nodes: Nodes, launcher: s
     (failure,) = state["failures"]
     assert (failure["node"], failure["rank"]) == ("n1", 1)
     assert any("the sky is falling" in line for line in failure["lines"])
-    assert processes.of_job(job) == []
+    assert nodes.left(job) == []
 
 
 def test_nodes_may_share_the_directory_of_the_jobs(nodes: Nodes) -> None:
     (nodes.folder / "n2").rmdir()
     (nodes.folder / "n2").symlink_to("n1")
     nodes.addresses_in_environment = True
-    job = nodes.name("shared")
+    job = "shared"
     nodes.run(job)
     nodes.end(0)
     nodes.end(1)
@@ -229,7 +243,7 @@ def test_nodes_may_share_the_directory_of_the_jobs(nodes: Nodes) -> None:
 
 
 def test_an_error_is_shown_with_its_last_lines_and_a_restart_goes_on(nodes: Nodes) -> None:
-    job = nodes.name("restarted")
+    job = "restarted"
     nodes.run(job, "launcher.max_restarts=1")
     nodes.end(1, "fail 0")
     nodes.wait_for_attempt(job, 1)
@@ -243,7 +257,7 @@ def test_an_error_is_shown_with_its_last_lines_and_a_restart_goes_on(nodes: Node
 
 
 def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes) -> None:
-    first, second = nodes.name("first"), nodes.name("second")
+    first, second = "first", "second"
     nodes.run(first)
     nodes.run(second)
     answer = nodes.ask("n1", "stop", first)
@@ -254,11 +268,11 @@ def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes)
     # The other node's agent hears of the end a little later.
     assert nodes.ended(first, "n2")["state"] == "stopped"
     assert not nodes.ask("n2", "stop", first)["stopped"]
-    assert processes.of_job(first) == []
+    assert nodes.left(first) == []
     assert nodes.ask("n1", "state", second)["job"]["state"] == "running"
     assert nodes.ask("n2", "stop", second, "--now")["stopped"]
     assert nodes.ended(second)["state"] == "stopped"
-    assert processes.of_job(second) == []
+    assert nodes.left(second) == []
     assert {job["job"]: job["state"] for job in nodes.ask("n1", "list")["jobs"]} == {
         first: "stopped",
         second: "stopped",
@@ -267,10 +281,36 @@ def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes)
     nodes.run(first, config="", resume=True)
 
 
+def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_the_same(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    (tmp_path / "others").mkdir()
+    others = Nodes(tmp_path / "others")
+    job = "of-one-name"
+    nodes.nodes[:], others.nodes[:] = nodes.nodes[:1], others.nodes[:1]
+    for cluster in (nodes, others):
+        for node in cluster.nodes:
+            node["slots"] = 2
+    with running(others):
+        others.run(job)
+        theirs = others.left(job)
+        # Neither its start, nor its going on, nor its end may end the others'.
+        nodes.run(job)
+        assert nodes.ask("n1", "stop", job, "--now")["stopped"]
+        mark = nodes.mark(job)
+        nodes.run(job, config="", resume=True)
+        assert nodes.mark(job) == mark
+        assert nodes.ask("n1", "stop", job)["stopped"]
+        assert nodes.left(job) == []
+        assert theirs
+        assert others.left(job) == theirs
+        assert others.ask("n1", "state", job)["job"]["state"] == "running"
+
+
 def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
     cases = {"n2": ("n1", "n2 has not been heard"), "n1": ("n2", "nothing from the master n1")}
     # Side by side, because most of it is silence.
-    jobs = {lost: nodes.name(f"lost-{lost}") for lost in cases}
+    jobs = {lost: f"lost-{lost}" for lost in cases}
     for job in jobs.values():
         nodes.run(job)
     agents = {lost: nodes.agent_of(lost, job) for lost, job in jobs.items()}
@@ -286,7 +326,7 @@ def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
         os.kill(agents[lost], signal.SIGKILL)
     for lost, job in jobs.items():
         # Processes end without their agent.
-        left = functools.partial(processes.of_job, job)
+        left = functools.partial(nodes.left, job)
         wait_until("no process of the job is left", left, lambda found: not found)
         assert "is gone" in nodes.ended(job, lost)["reason"]
         assert nodes.ask(lost, "revive")["revived"] == [], "a job without restarts does not come back"
@@ -294,7 +334,7 @@ def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
 
 @pytest.mark.parametrize("how", ["frozen", "restarted"])
 def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes, how: str) -> None:
-    job = nodes.name(f"back-{how}")
+    job = f"back-{how}"
     nodes.run(job, "launcher.max_restarts=1")
     agent = nodes.agent_of("n2", job)
     directory = JobDirectory(nodes.folder / "n1" / job, "n1")
@@ -313,7 +353,7 @@ def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes, how: str) -> N
     assert (state["state"], state["restarts"]) == ("finished", 1)
     assert [failure["node"] for failure in state["failures"]] == ["n2"]
     assert nodes.ended(job, "n2")["state"] == "finished"
-    assert processes.of_job(job) == []
+    assert nodes.left(job) == []
 
 
 def test_what_is_wrong_is_said_before_anything_starts(nodes: Nodes) -> None:
