@@ -26,7 +26,7 @@ def rdma_interfaces(want: NodePlan) -> list[str]:
     on_a_parent = want.network_driver in DRIVERS_ON_A_PARENT and want.network_parent
     if not on_a_parent or want.rdma == "all":
         return []
-    return parents(want)
+    return [*parents(want), *(rail.parent for rail in want.rails)]
 
 
 def reserves(want: NodePlan) -> bool:
@@ -101,7 +101,7 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         findings.problems.append(
             Problem(
                 want.node,
-                f"network_parent {name}" if name in want.network_parent else f"container_rails {name}",
+                f"network_parent {name}",
                 "is not an interface of the node",
                 f"choose one of {names(name for name in existing if name != 'lo')}",
             )
@@ -121,7 +121,19 @@ def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
 def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     """Say which RDMA devices the container does not get, unless the user has chosen."""
     interfaces = rdma_interfaces(want)
-    left_out = rdma_devices(facts, *interfaces).left_out
+    paths, left_out = rdma_devices(facts, *interfaces)
+    # A device would have to follow its container at each start. When older engines tell the network plugin of
+    # one, it has no namespace yet, and nobody else is told when the engine starts it by itself.
+    if paths and not want.own_devices and (facts.get("rdma") or {}).get("netns_mode") == "exclusive":
+        findings.problems.append(
+            Problem(
+                want.node,
+                "the mode exclusive of RDMA devices in network namespaces",
+                "keeps them from every container",
+                "rdma system set netns shared, while no container runs, and options ib_core netns_mode=1 in "
+                "/etc/modprobe.d for the next boot",
+            )
+        )
     if left_out and want.rdma == "auto":
         findings.warn(
             want.node,

@@ -110,9 +110,9 @@ class NodePlan(NamedTuple):
 
 
 def parents(want: NodePlan) -> list[str]:
-    """Return the interfaces below all networks of a node; the inventory has a pool of several as one text."""
+    """Return the interfaces below a node's first network; the inventory has a pool of several as one text."""
     pool = want.network_parent.split(",") if want.network_driver == "sriov" else [want.network_parent]
-    return [*(name.strip() for name in pool), *(rail.parent for rail in want.rails)]
+    return [name.strip() for name in pool]
 
 
 def of_rails(want: NodePlan) -> list[NodePlan]:

@@ -112,24 +112,34 @@ def sriov_node(version: str) -> Iterator[Node]:
         node = Node(engine)
         found = engine.api.version()["Version"]
         assert found.startswith(version), f"{release} has version {found} of the engine by now"
-        link = ["ip", "link", "add", node.parent, "type", "veth", "peer", "name", f"{node.parent}x"]
-        subprocess.run(link, check=True)
-        try:
-            subprocess.run(["ip", "link", "set", f"{node.parent}x", "up"], check=True)
-            node.program.write_bytes(file_content(ROOT / "roles/lab/files", PLUGIN))
-            import_image(engine.api, BUSYBOX, busybox_rootfs())
-            node.start_plugin()
-            option = f"netdevice={node.parent}"
-            node.docker(
-                "network", "create", "-d", node.driver, "-o", option, "--subnet", "192.169.16.0/24", NETWORK
-            )
+        node.program.write_bytes(file_content(ROOT / "roles/lab/files", PLUGIN))
+        with serving(node):
             yield node
-            node.docker("network", "rm", NETWORK)
-            node.stop_plugin()
-            assert not node.socket.exists()
-            assert not list(Path("/sys/class/net").glob(f"{node.parent}v*")), "the plugin left links"
-        finally:
-            if node._process is not None and node._process.poll() is None:
-                node.stop_plugin(signal.SIGKILL)
-            node.socket.unlink(missing_ok=True)
-            subprocess.run(["ip", "link", "del", node.parent], check=True)
+
+
+@contextmanager
+def serving(node: Node, *options: str) -> Iterator[None]:
+    """A node's interface, its plugin and a network of it, made with these further options.
+
+    Args:
+        node: whose program is there.
+        options: of docker network create.
+    """
+    link = ["ip", "link", "add", node.parent, "type", "veth", "peer", "name", f"{node.parent}x"]
+    subprocess.run(link, check=True)
+    try:
+        subprocess.run(["ip", "link", "set", f"{node.parent}x", "up"], check=True)
+        import_image(node.engine.api, BUSYBOX, busybox_rootfs())
+        node.start_plugin()
+        given = ["-o", f"netdevice={node.parent}", "--subnet", "192.169.16.0/24", *options]
+        node.docker("network", "create", "-d", node.driver, *given, NETWORK)
+        yield
+        node.docker("network", "rm", NETWORK)
+        node.stop_plugin()
+        assert not node.socket.exists()
+        assert not list(Path("/sys/class/net").glob(f"{node.parent}v*")), "the plugin left links"
+    finally:
+        if node._process is not None and node._process.poll() is None:
+            node.stop_plugin(signal.SIGKILL)
+        node.socket.unlink(missing_ok=True)
+        subprocess.run(["ip", "link", "del", node.parent], check=True)

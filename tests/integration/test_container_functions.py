@@ -9,9 +9,7 @@ import functools
 import json
 import os
 import shutil
-import signal
 import stat
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,8 +26,7 @@ from ansible_collections.rdm.provision.plugins.modules import container, docker_
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import private_engine
-from tests.integration.images import busybox_rootfs, import_image
-from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node
+from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, serving
 from tests.unit.plugins.modules.running import Failed, run_module
 
 MY_IP = "192.169.16.100"
@@ -76,29 +73,18 @@ def fabric() -> Iterator[Fabric]:
     ours = [DEVICES / f"uverbs{FIRST + number}" for number in range(FUNCTIONS + 1)]
     with private_engine() as engine:
         node = Fabric(engine)
+        node.program = Path(__file__).with_name("addressed_functions.py")
+        labels = ["--label", "rdm.provision.cluster=c", "--label", "rdm.provision.role=network"]
         try:
             for path in ours:
                 os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
-            link = ["ip", "link", "add", node.parent, "type", "veth", "peer", "name", f"{node.parent}x"]
-            subprocess.run(link, check=True)
-            subprocess.run(["ip", "link", "set", f"{node.parent}x", "up"], check=True)
-            node.program = Path(__file__).with_name("addressed_functions.py")
-            import_image(engine.api, BUSYBOX, busybox_rootfs())
-            node.start_plugin()
-            labels = ["--label", "rdm.provision.cluster=c", "--label", "rdm.provision.role=network"]
-            option = ["-o", f"netdevice={node.parent}", "--subnet", "192.169.16.0/24"]
-            node.docker("network", "create", "-d", node.driver, *labels, *option, NETWORK)
-            yield node
-            node.docker("network", "rm", NETWORK)
+            with serving(node, *labels):
+                yield node
         finally:
-            if node._process is not None:
-                node.stop_plugin(signal.SIGKILL)
-            node.socket.unlink(missing_ok=True)
             for path in ours:
                 path.unlink(missing_ok=True)
             if not existed:
                 DEVICES.rmdir()
-            subprocess.run(["ip", "link", "del", node.parent], check=False)
 
 
 @pytest.fixture
@@ -208,7 +194,7 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
     plugins = Path("/run/docker/plugins")
     assert fabric.socket.parent == plugins  # where the look finds it, by the driver's name
     watch: dict[str, Any] = {
-        **{name: [] for name in ("config_dirs", "images", "archives", "users")},
+        **{name: [] for name in ("config_dirs", "functions", "images", "archives", "users")},
         **{"cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}},
     }
 

@@ -12,13 +12,12 @@ This runs on nodes (Python 3.8 or newer).
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
-from ansible_collections.rdm.provision.plugins.module_utils.node import rdma
+from ansible_collections.rdm.provision.plugins.module_utils.node import rdma, sriov_parent
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import read
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import RESERVE, PluginProblem, ask
 
@@ -29,7 +28,6 @@ _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 _RANDOM = "1"  # NET_ADDR_RANDOM of linux/netdevice.h
 _PATIENCE = 30.0  # seconds, for a plugin that serves many at once
-_EXCLUSIVE = "N"  # of ib_core's parameter netns_mode: RDMA devices are seen in one namespace only
 
 
 class Given(NamedTuple):
@@ -76,15 +74,19 @@ def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optiona
         dev_root: where the device nodes are.
 
     Raises:
-        RdmaProblem: it must have some, or two ways lead to different ones.
+        RdmaProblem: it must have some, or two ways lead to different ones, or no container could open them.
     """
     name = given.key if _PCI.match(given.key) else given.interface
     if not name:
         return None
     what = rdma.function(name, root)
-    if not what.interfaces and _exclusive(root):
-        return None  # the RDMA device has gone into the container's namespace with the interface
-    return rdma.required(what, rdma.expected(what, root), root, dev_root).paths
+    found = rdma.required(what, rdma.expected(what, root), root, dev_root)
+    if found.device and sriov_parent.rdma(root)["netns_mode"] == "exclusive":
+        raise rdma.RdmaProblem(
+            "RDMA devices are in the mode exclusive, in which no container can open {0}, the one of {1}: "
+            "rdma system set netns shared, while no container runs".format(found.device, name)
+        )
+    return found.paths
 
 
 def lasting_mac(given: Given, root: str = "/sys") -> Optional[str]:
@@ -199,7 +201,3 @@ def _with_prefix(network: Mapping[str, Any], address: str) -> str:
         if ipaddress.ip_address(address) in subnet:
             return "{0}/{1}".format(address, subnet.prefixlen)
     raise PluginProblem("the network {0} has no subnet with {1}".format(network["Name"], address))
-
-
-def _exclusive(root: str) -> bool:
-    return read(os.path.join(root, "module/ib_core/parameters/netns_mode")) == _EXCLUSIVE

@@ -526,6 +526,17 @@ def test_rdma_devices_that_the_container_does_not_get_are_named_until_the_user_c
     assert warnings(found, network_driver="bridge") == []
 
 
+def test_rdma_devices_that_stay_out_of_every_container_are_refused() -> None:
+    devices = [{"name": "mlx5_0", "netdevs": ["ib0"], "char_devices": ["/dev/infiniband/uverbs0"]}]
+    exclusive = {"netns_mode": "exclusive", "ofed": False}
+    (sentence,) = problems(report(infiniband=devices, rdma=exclusive))
+    assert "the mode exclusive of RDMA devices in network namespaces keeps them from every" in sentence
+    assert "rdma system set netns shared, while no container runs" in sentence
+    assert problems(report(rdma=exclusive)) == [], "no container is to get one"
+    assert problems(report(infiniband=devices, rdma=exclusive), own_devices=True) == []
+    assert problems(report(infiniband=devices, rdma={**exclusive, "netns_mode": "shared"})) == []
+
+
 def test_every_problem_is_reported_at_once() -> None:
     found = report(python_requests=False, docker_version="19.03", docker_containers=[container("rdm")])
     assert len(problems(found, accelerator="rocm", network_parent="ib7", min_free_bytes=2**50)) == 6
