@@ -42,6 +42,10 @@ options:
     description: With sriov, how interfaces in the container are named.
     type: str
     default: ""
+  pkey:
+    description: With sriov, the InfiniBand partition; empty for none.
+    type: str
+    default: ""
   extra:
     description: Further options, which win.
     type: dict

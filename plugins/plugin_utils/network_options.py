@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import partition_key
+
 # What each driver calls its mode, and the modes it has; the first is the driver's own default.
 _MODES = {
     "sriov": ("mode", ["sriov", "passthrough"]),
@@ -22,6 +25,7 @@ def driver_options(
     vlan: int = 0,
     privileged: bool = False,
     prefix: str = "",
+    pkey: str = "",
     extra: dict[str, Any] | None = None,
 ) -> dict[str, str]:
     """Return the driver's options as Docker takes them; only what differs from the driver's defaults.
@@ -36,6 +40,7 @@ def driver_options(
         vlan: VLAN id, 0 for none. For macvlan and ipvlan the interface `parent.vlan` is used.
         privileged: with sriov, let containers set their own MAC addresses (VF trust on, spoof check off).
         prefix: with sriov, how interfaces in the container are named; empty means eth.
+        pkey: with sriov, the InfiniBand partition, such as 0x8001; empty for none.
         extra: further options, which win.
 
     Raises:
@@ -71,10 +76,26 @@ def driver_options(
             options["privileged"] = "1"
         if prefix:
             options["prefix"] = prefix
-    elif privileged or prefix:
-        raise ValueError("network_privileged and network_prefix have a meaning for the driver sriov only")
+        if pkey:
+            options["pkey"] = _partition_key(pkey, mode, vlan)
+    elif privileged or prefix or pkey:
+        raise ValueError(
+            "network_privileged, network_prefix and network_pkey have a meaning for the driver sriov only"
+        )
     options.update({str(name): _text(value) for name, value in (extra or {}).items()})
     return options
+
+
+def _partition_key(text: str, mode: str, vlan: int) -> str:
+    """Return a partition's key as the plugin takes it, and `docker network inspect` shows it."""
+    try:
+        key = partition_key(text)
+    except FunctionProblem as problem:
+        raise ValueError(f"network_{problem}") from None
+    if vlan or mode == "passthrough":
+        other = f"network_vlan {vlan}" if vlan else f"network_mode {mode}"
+        raise ValueError(f"network_pkey {text} goes with virtual functions of InfiniBand, not with {other}")
+    return f"{key:#06x}"
 
 
 def _text(value: Any) -> str:

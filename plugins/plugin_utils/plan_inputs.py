@@ -312,7 +312,9 @@ def plugin_of(reader: HostVariables, host: str) -> str:
 def _network_options(reader: HostVariables, host: str, parent: str = "", rail: int = 0) -> dict[str, str]:
     """Return the options of a rail's network driver; ValueError when they make no sense together."""
     driver = reader.text(host, "network_driver")
-    prefix = reader.text(host, "network_prefix")
+    prefix, pkey = reader.text(host, "network_prefix"), reader.text(host, "network_pkey")
+    if pkey and plugin_of(reader, host) == "upstream":
+        raise ValueError(f"network_pkey {pkey} means nothing to sriov_plugin upstream: rdm-sriov has it")
     return driver_options(
         driver,
         parent=parent or reader.text(host, "network_parent"),
@@ -320,6 +322,7 @@ def _network_options(reader: HostVariables, host: str, parent: str = "", rail: i
         vlan=int(reader.text(host, "network_vlan") or 0),
         privileged=reader.true(host, "network_privileged"),
         prefix=prefix_of(prefix, rail) if driver == "sriov" else prefix,
+        pkey=pkey,
         extra=reader.role_value(host, "network_options") or {},
     )
 

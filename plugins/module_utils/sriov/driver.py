@@ -134,6 +134,13 @@ class Driver:
                 "vlan {0} on {1}: InfiniBand has partitions, which the subnet manager gives, and no "
                 "VLANs".format(network.vlan, network.parents[0])
             )
+        for parent in network.parents if network.pkey else ():
+            if self._functions.is_ethernet(parent):
+                raise FunctionProblem(
+                    "pkey {0:#x} on {1}: Ethernet has no partitions; it has VLANs".format(
+                        network.pkey, parent
+                    )
+                )
         for parent in network.parents if network.mode == "sriov" else ():
             self._functions.up(parent)
         self._state.networks[name] = network
@@ -184,6 +191,8 @@ class Driver:
         ethernet = self._functions.is_ethernet(interface)
         if function.number >= 0 and ethernet:
             self._functions.isolate(function, network.vlan, network.privileged)
+        elif function.number >= 0:
+            interface = self._functions.partition(function, network.pkey, name) or interface
         if network.mtu:
             self._functions.set_mtu(interface, network.mtu)
         if address:
@@ -200,7 +209,11 @@ class Driver:
         return {"Interface": {"MacAddress": own} if own and ethernet and not hardware else {}}
 
     def _delete_endpoint(self, request: Answer) -> Answer:
-        self._state.endpoints.pop(_text(request, "EndpointID"), None)
+        name = _text(request, "EndpointID")
+        endpoint = self._state.endpoints.pop(name, None)
+        network = self._state.networks.get(endpoint.network) if endpoint else None
+        if endpoint and network and network.pkey:
+            self._functions.reunite(Function(endpoint.function, network.parents[0], 0), name)
         return {}
 
     def _info(self, request: Answer) -> Answer:
@@ -215,6 +228,8 @@ class Driver:
         network = self._network(endpoint.network)
         function = next((one for one in self._pool(network) if one.key == endpoint.function), None)
         interface = self._functions.interface(function) if function else ""
+        if function and network.pkey:
+            interface = self._functions.child(function, name)
         if not interface:
             raise FunctionProblem(
                 "the interface of {0}, which this container was to get, is gone".format(endpoint.function)

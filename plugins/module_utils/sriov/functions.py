@@ -17,6 +17,8 @@ import re
 import subprocess
 from typing import List, NamedTuple, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.node import partitions
+
 ETHERNET = 1
 INFINIBAND = 32
 """Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
@@ -94,14 +96,74 @@ class Functions:
         return Function(name, name, -1)
 
     def interface(self, function: Function) -> str:
-        """Return the name of a function's interface; "" when it is not in this network namespace."""
+        """Return the name of a function's interface; "" when it is not in this network namespace.
+
+        Nor is one free whose partition's interface is in another.
+        """
         if function.key == function.parent:
             return function.key if self._is_interface(function.key) else ""
-        try:
-            names = os.listdir(os.path.join(self._root, "bus/pci/devices", function.key, "net"))
-        except OSError:
+        return partitions.free(self._directory(function))
+
+    def partition(self, function: Function, pkey: int, name: str) -> str:
+        """Make the interface of a partition on a function's own, in place of what an earlier one has left.
+
+        Args:
+            function: one that is InfiniBand.
+            pkey: the partition's key; 0 makes none.
+            name: whom it is for.
+
+        Returns:
+            The name of the interface; "" for none.
+
+        Raises:
+            FunctionProblem: the kernel refuses; the function is as free as before.
+        """
+        self.reunite(function)
+        device = self._directory(function)
+        own, _ = partitions.interfaces(device)
+        if not pkey:
             return ""
-        return sorted(names)[0] if names else ""
+        child = partitions.name_on(device, own)
+        # A child is up only while the interface below it is.
+        self.up(own)
+        self._ip(["link", "add", "link", own, "name", child, "type", "ipoib", "pkey", hex(pkey)])
+        try:
+            for one in (child, own):
+                self._ip(["link", "set", "dev", one, "alias", partitions.MARK + name])
+        except FunctionProblem:
+            self._ip(["link", "del", "dev", child])
+            raise
+        return child
+
+    def child(self, function: Function, name: str) -> str:
+        """Return the interface of the partition that was made for somebody; "" when it is not here."""
+        device = self._directory(function)
+        _, children = partitions.interfaces(device)
+        mine = [one for one in children if partitions.mark(device, one) == partitions.MARK + name]
+        return next(iter(mine), "")
+
+    def reunite(self, function: Function, name: str = "") -> None:
+        """Take away what partitions have left on a function, so that it is free.
+
+        What is still in another namespace, the kernel gives back or takes away with that.
+
+        Args:
+            function: the function.
+            name: only when its partition is this one's; "" whoever it was for.
+
+        Raises:
+            FunctionProblem: the kernel refuses.
+        """
+        device = self._directory(function)
+        own, children = partitions.interfaces(device)
+        lent = partitions.mark(device, own) if own else ""
+        if name and lent != partitions.MARK + name:
+            return
+        if lent:
+            self._ip(["link", "set", "dev", own, "alias", ""])
+        for child in children:
+            if partitions.is_ours(device, child):
+                self._ip(["link", "del", "dev", child])
 
     def address(self, interface: str) -> str:
         """Return the hardware address of an interface, in lower case."""
@@ -148,6 +210,9 @@ class Functions:
             except FunctionProblem as problem:
                 if "not supported" not in str(problem):
                     raise
+
+    def _directory(self, function: Function) -> str:
+        return os.path.join(self._root, "bus/pci/devices", function.key)
 
     def _is_interface(self, name: str) -> bool:
         return os.path.isdir(os.path.join(self._root, "class/net", name))

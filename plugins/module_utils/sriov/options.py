@@ -13,11 +13,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
 
 MODES = ("sriov", "passthrough")
-OPTIONS = ("mode", "mtu", "netdevice", "prefix", "privileged", "vlan")
+OPTIONS = ("mode", "mtu", "netdevice", "pkey", "prefix", "privileged", "vlan")
 _INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,11}$")
 _VLANS = range(4096)
 _MTUS = range(68, 65536)
+_PKEY = re.compile(r"0x[0-9a-f]{1,4}$")
 
 
 def wanted_network(options: Any) -> Network:
@@ -57,14 +58,42 @@ def wanted_network(options: Any) -> Network:
     privileged = given.get("privileged", "0").lower()
     if privileged not in ("0", "1", "true", "false"):
         raise FunctionProblem("privileged {0!r} is neither 0 nor 1".format(privileged))
+    vlan, pkey = _number(given, "vlan", _VLANS), partition_key(given.get("pkey", ""))
+    if pkey and (vlan or mode != "sriov"):
+        raise FunctionProblem(
+            "pkey {0:#x} goes with virtual functions of InfiniBand: not with {1}".format(
+                pkey, "vlan {0}".format(vlan) if vlan else "mode " + mode
+            )
+        )
     return Network(
         parents=parents,
         mode=mode,
-        vlan=_number(given, "vlan", _VLANS),
+        vlan=vlan,
         privileged=privileged in ("1", "true"),
         prefix=prefix,
         mtu=_number(given, "mtu", _MTUS),
+        pkey=pkey,
     )
+
+
+def partition_key(text: str) -> int:
+    """Return the key of an InfiniBand partition; 0 for none.
+
+    Args:
+        text: hexadecimal, as subnet managers have it, such as 0x8001; "" for none.
+
+    Raises:
+        FunctionProblem: it is no key of a full member. Limited members reach none of their like, and IPoIB
+            takes part as a full one in any case.
+    """
+    if not text:
+        return 0
+    if not _PKEY.match(text.lower()) or not 0x8001 <= int(text, 16) <= 0xFFFF:
+        raise FunctionProblem(
+            "pkey {0!r} is no key of a partition's full members: from 0x8001 to 0xffff, as the subnet "
+            "manager's partition with the highest bit set".format(text)
+        )
+    return int(text, 16)
 
 
 def _number(given: Dict[str, str], name: str, allowed: range) -> int:

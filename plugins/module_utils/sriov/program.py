@@ -16,7 +16,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program imp
 
 _PACKAGE = "ansible_collections.rdm.provision.plugins.module_utils"
 _PARTS = ("client", "driver", "functions", "options", "plugin", "program", "server", "state")
-SOURCES = ("engine/docker_api.py", "node/zip_program.py", *("sriov/{0}.py".format(part) for part in _PARTS))
+SOURCES = (
+    "engine/docker_api.py",
+    "node/partitions.py",
+    "node/sysfs_files.py",
+    "node/zip_program.py",
+    *("sriov/{0}.py".format(part) for part in _PARTS),
+)
 """What the program is made of, in `module_utils`."""
 MAIN = """import sys
 

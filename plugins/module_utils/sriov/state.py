@@ -31,6 +31,7 @@ class Network(NamedTuple):
         prefix: how interfaces are named in the container, before their number.
         mtu: in bytes; 0 leaves it.
         keys: of the functions that are handed on whole, in the order of `parents`.
+        pkey: of the InfiniBand partition; 0 for that of the function's own interface.
     """
 
     parents: Tuple[str, ...]
@@ -40,6 +41,7 @@ class Network(NamedTuple):
     prefix: str = "eth"
     mtu: int = 0
     keys: Tuple[str, ...] = ()
+    pkey: int = 0
 
 
 class Endpoint(NamedTuple):

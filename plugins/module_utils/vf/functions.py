@@ -14,6 +14,7 @@ import os
 import re
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.node import partitions
 from ansible_collections.rdm.provision.plugins.module_utils.node import sysfs_files as files
 from ansible_collections.rdm.provision.plugins.module_utils.node.network_state import IpMissing, ip_json
 from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import normal
@@ -212,13 +213,13 @@ def vf_links() -> Links:
 
 def _virtual(device: str, number: int, infiniband: bool, shown: Mapping[str, Any]) -> Virtual:
     entry = os.path.join(device, "virtfn{0}".format(number))
-    interfaces = files.entries(entry, "net")
+    interface = partitions.free(entry)
     found = Virtual(
         number=number,
         pci=files.link(entry),
         driver=files.link(entry, "driver"),
-        interface=interfaces[0] if interfaces else "",
-        mac=files.read(entry, "net", interfaces[0], "address").lower() if interfaces else "",
+        interface=interface,
+        mac=files.read(entry, "net", interface, "address").lower() if interface else "",
     )
     settings = os.path.join(device, "sriov", str(number))
     if infiniband and os.path.exists(os.path.join(settings, "policy")):

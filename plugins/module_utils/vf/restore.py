@@ -39,6 +39,7 @@ _WANTED_BY = "multi-user.target"
 _PACKAGE = "ansible_collections.rdm.provision.plugins.module_utils."
 _MODULES = (
     "node.network_state",
+    "node.partitions",
     "node.sysfs",
     "node.sysfs_files",
     "node.zip_program",

@@ -366,6 +366,18 @@ def test_a_privileged_image_by_tag_alone_is_refused_where_it_is_used(cluster: Cl
     ]
 
 
+def test_a_partition_is_refused_where_the_plugin_has_none(cluster: Cluster) -> None:
+    sriov = {"network_driver": "sriov", "sriov_allow_tag": True, "network_pkey": "0x8001"}
+    upstream = {**sriov, "sriov_plugin": "upstream"}
+    cluster.write({"a": sriov}, {"b": upstream, "c": {**sriov, "network_pkey": "0x1"}}, CPU)
+    rc, result, _ = cluster.run()
+    assert (rc, result["rdm_refused"]) == (2, "inventory")
+    assert [(one["node"], one["reason"].partition(":")[0]) for one in result["problems"]] == [
+        ("b", "network_pkey 0x8001 means nothing to sriov_plugin upstream"),
+        ("c", "network_pkey '0x1' is no key of a partition's full members"),
+    ]
+
+
 def test_image_of_each_node_is_the_first_of_its_list_unless_another_is_chosen(cluster: Cluster) -> None:
     other = {"name": "other:1", "source": "registry"}
     cluster.write(

@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.network_options impo
             },
             {"netdevice": "p1", "mode": "passthrough", "vlan": "7", "privileged": "1", "prefix": "ib"},
         ),
+        ({"driver": "sriov", "parent": "ib0", "pkey": "0xBEEF"}, {"netdevice": "ib0", "pkey": "0xbeef"}),
         ({"driver": "macvlan", "parent": "ib0"}, {"parent": "ib0"}),
         (
             {"driver": "macvlan", "parent": "e", "mode": "private", "vlan": 9},
@@ -52,6 +53,13 @@ def test_options_are_what_docker_takes(settings: dict[str, Any], options: dict[s
         ({"driver": "sriov", "parent": "e", "vlan": 4096}, "not between 0 and 4095"),
         ({"driver": "ipvlan", "parent": "e", "prefix": "ib"}, "for the driver sriov only"),
         ({"driver": "macvlan", "parent": "e", "privileged": True}, "for the driver sriov only"),
+        ({"driver": "macvlan", "parent": "e", "pkey": "0x8001"}, "for the driver sriov only"),
+        ({"driver": "sriov", "parent": "e", "pkey": "0x1"}, "network_pkey '0x1' is no key of a partition's"),
+        ({"driver": "sriov", "parent": "e", "pkey": "0x8001", "vlan": 5}, "not with network_vlan 5"),
+        (
+            {"driver": "sriov", "parent": "e", "pkey": "0x8001", "mode": "passthrough"},
+            "not with network_mode passthrough",
+        ),
     ],
 )
 def test_what_a_driver_cannot_do_is_refused(settings: dict[str, Any], why: str) -> None:

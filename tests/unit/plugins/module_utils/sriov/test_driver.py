@@ -54,6 +54,10 @@ class Machine(Functions):
     def set_mtu(self, interface: str, mtu: int) -> None:
         self.set.append((interface, mtu))
 
+    def partition(self, function: Function, pkey: int, name: str) -> str:
+        assert not pkey, "test_partitions.py has these"
+        return ""
+
     def isolate(self, function: Function, vlan: int, trusted: bool) -> None:
         self.set.append((function.key, (vlan, trusted)))
 

@@ -15,7 +15,13 @@ from hypothesis import strategies as st
     ("options", "words"),
     [
         ({}, "netdevice is missing"),
-        ({"netdevice": "ib0", "pkey": "0x8001"}, "there is no option pkey: there are mode, mtu, netdevice"),
+        ({"netdevice": "ib0", "gateway": "1"}, "there is no option gateway: there are mode, mtu, netdevice"),
+        ({"netdevice": "ib0", "pkey": "0x0001"}, "pkey '0x0001' is no key of a partition's full members"),
+        ({"netdevice": "ib0", "pkey": "0x8000"}, "from 0x8001 to 0xffff"),
+        ({"netdevice": "ib0", "pkey": "0x18001"}, "pkey '0x18001'"),
+        ({"netdevice": "ib0", "pkey": "32769"}, "pkey '32769'"),
+        ({"netdevice": "ib0", "pkey": "0x8001", "vlan": "5"}, "pkey 0x8001 goes with .*: not with vlan 5"),
+        ({"netdevice": "ib0", "pkey": "0x8001", "mode": "passthrough"}, "not with mode passthrough"),
         ({"netdevice": "ib0", "mode": "bridge"}, "mode 'bridge' is neither sriov nor passthrough"),
         ({"netdevice": "ib0;reboot"}, "is no name of an interface"),
         ({"netdevice": "-x"}, "is no name of an interface"),
@@ -35,9 +41,16 @@ def test_an_option_that_cannot_be_is_named(options: Any, words: str) -> None:
         wanted_network(options)
 
 
+@given(st.integers(0x8001, 0xFFFF))
+def test_the_key_of_any_partition_is_taken_in_either_case(key: int) -> None:
+    assert {wanted_network({"netdevice": "ib0", "pkey": text}).pkey for text in (hex(key), f"0x{key:X}")} == {
+        key
+    }
+
+
 @given(
     st.dictionaries(
-        st.sampled_from(["netdevice", "mode", "vlan", "mtu", "prefix", "privileged", "other"]),
+        st.sampled_from(["netdevice", "mode", "vlan", "mtu", "pkey", "prefix", "privileged", "other"]),
         st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.none()),
     )
 )
