@@ -49,7 +49,7 @@ options:
     type: float
     default: 10.0
   patience:
-    description: Seconds that a silent peer gets after its regular tries.
+    description: Seconds that a silent peer gets after its regular tries, and an sshd until it greets.
     type: float
     default: 5.0
   tries:

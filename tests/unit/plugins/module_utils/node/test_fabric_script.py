@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -174,6 +175,7 @@ case "$*" in
     *127.0.0.2*) exit 0 ;;
     *127.0.0.3*) echo 'root@127.0.0.3: Permission denied (publickey).' >&2; exit 255 ;;
     *127.0.0.4*) [ "$(grep -c 127.0.0.4 "$0.calls")" -ge 2 ] || { echo 'refused' >&2; exit 255; } ;;
+    *127.0.0.6*) sleep 1 ;;
     *) exec sleep 60 ;;
 esac
 """
@@ -189,9 +191,23 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ssh.calls"
 
 
-def test_ssh_logs_in_and_what_it_says_is_told(ssh: Path) -> None:
+@pytest.fixture
+def sshd() -> Iterator[int]:
+    """A port on all addresses that greets as an sshd does."""
+
+    class Greeting(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"SSH-2.0-test\r\n")
+
+    with socketserver.ThreadingTCPServer(("", 0), Greeting) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_ssh_logs_in_and_what_it_says_is_told(ssh: Path, sshd: int) -> None:
     addresses = [f"127.0.0.{number}" for number in (2, 3, 4)]
-    found = measure(login=addresses, port=2222, patience=60.0, deadline=60.0, peers=[])
+    found = measure(login=addresses, port=sshd, patience=60.0, deadline=60.0, peers=[])
     assert found["login"] == {
         "127.0.0.2": "",
         "127.0.0.3": "root@127.0.0.3: Permission denied (publickey)",
@@ -199,8 +215,19 @@ def test_ssh_logs_in_and_what_it_says_is_told(ssh: Path) -> None:
     }
     calls = ssh.read_text().splitlines()
     assert sum("127.0.0.3" in call for call in calls) == 1, "who is refused does not try again"
-    assert all("BatchMode=yes" in call and "-p 2222" in call for call in calls)
-    assert measure(login=["127.0.0.5"])["login"] == {"127.0.0.5": "no answer"}
+    assert all("BatchMode=yes" in call and f"-p {sshd}" in call for call in calls)
+
+
+def test_a_login_on_a_busy_node_may_outlast_the_patience_and_not_the_deadline(ssh: Path, sshd: int) -> None:
+    slow = measure(login=["127.0.0.6"], port=sshd, patience=0.2, deadline=30.0, peers=[])
+    assert slow["login"] == {"127.0.0.6": ""}
+    hangs = measure(login=["127.0.0.5"], port=sshd, patience=0.2, deadline=2.0, peers=[])
+    assert hangs["login"]["127.0.0.5"].startswith("its sshd greets, and the login did not end within 1.")
+
+
+def test_nobody_logs_in_where_no_sshd_greets(ssh: Path) -> None:
+    assert measure(login=["127.0.0.2"])["login"] == {"127.0.0.2": "connection refused"}
+    assert not ssh.exists()
 
 
 def test_a_container_without_ssh_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
