@@ -23,7 +23,7 @@ LOCK_FILE = "python_env.lock"
 """Beside the inventory, so that everybody who uses that makes the same environments."""
 _MARK = "# Made by rdm-provision of "
 _NEEDS = "install it: pip install 'rdm-provision[env]'"
-_SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_trainer")
+_SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_log", "rdm_trainer")
 
 
 class Sources(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -63,6 +64,9 @@ def test_the_trainers_wheel_is_built_once_and_has_its_program(tmp_path: Path) ->
     assert made.stat().st_mtime_ns == before
     with zipfile.ZipFile(made) as archive:
         names = archive.namelist()
+    project = tomllib.loads((ROOT / "trainer" / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(packages)
     assert {"rdm_job/agent.py", "rdm_trainer/train.py"} <= set(names)
     assert any(name.endswith("entry_points.txt") for name in names)
     assert not any("__pycache__" in name for name in names)
