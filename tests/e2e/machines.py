@@ -54,7 +54,7 @@ class MachineLab(Lab):
         """Return the virtual function that a container of a node has, by its interface's hardware address."""
         shown = self.on(node, "nsenter", "-n", "-t", self.pid(node, name), "ip", "-json", "link")
         addresses = {link["address"] for link in json.loads(shown)}
-        (found,) = [one for one in self.functions(node) if one["mac"] in addresses]
+        (found,) = [one for one in self.functions(node) if one["address"] in addresses]
         return found
 
     def pid(self, node: str, name: str = "rdm") -> str:

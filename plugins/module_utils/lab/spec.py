@@ -317,7 +317,14 @@ def inventory(
     if machines:
         variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
         # Where every instruction is translated, sudo and Python alone take seconds to start.
-        variables.update({"ansible_timeout": 120, "sriov_ready_timeout": 120, "verify_deadline": 60.0})
+        variables.update(
+            {
+                "ansible_timeout": 120,
+                "sriov_ready_timeout": 120,
+                "verify_deadline": 60.0,
+                "verify_patience": 45.0,
+            }
+        )
     else:
         variables["container_memlock_required"] = False
     if driver == "sriov" and not machines:

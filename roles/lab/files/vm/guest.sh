@@ -117,6 +117,13 @@ ForwardToConsole=yes
 MaxLevelConsole=err
 JOURNAL
 
+# With less, containerd alone fails at a first boot where every instruction is translated on a busy machine.
+mkdir -p /etc/systemd/system.conf.d
+cat >/etc/systemd/system.conf.d/rdm-lab.conf <<'MANAGER'
+[Manager]
+DefaultTimeoutStartSec=600
+MANAGER
+
 # Each of these takes seconds where every instruction is translated, and does nothing for a lab.
 systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer \
   e2scrub_reap.service fstrim.timer getty-static.service getty@tty1.service modprobe@.service serial-getty@ttyS0.service \
