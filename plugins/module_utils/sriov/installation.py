@@ -14,11 +14,18 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import unit
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import INFO, PluginProblem, ask
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
+    INFO,
+    PluginProblem,
+    ask,
+    someone_listens,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import digest
 
 PROGRAM = "/usr/local/lib/rdm/rdm-sriov"
 STATE = "/var/lib/rdm-sriov"
+SILENT = "does not answer"
+FOREIGN = "is not rdm-sriov"
 _KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")
 _SYSTEMCTL_TIMEOUT = 120.0  # the longest that systemd itself waits for a start, and more
 _POLL = 0.1
@@ -69,6 +76,14 @@ def running(socket: str) -> str:
         return ""
 
 
+def _served(socket: str) -> str:
+    """Return what answers at a socket, as a sentence goes on that begins with it."""
+    program = running(socket)
+    if program:
+        return "runs " + program
+    return FOREIGN if someone_listens(socket) else SILENT
+
+
 def observe(watch: Mapping[str, str]) -> Dict[str, str]:
     """Return how a plugin is found, as text that is equal when nothing has changed.
 
@@ -82,7 +97,7 @@ def observe(watch: Mapping[str, str]) -> Dict[str, str]:
         place.program: _digest(place.program),
         place.unit: _digest(place.unit),
         "the unit " + unit.NAME: "enabled" if enabled(place.unit) else "not enabled",
-        "the plugin at " + place.socket: "running {0}".format(running(place.socket) or "nothing of ours"),
+        "the plugin at " + place.socket: _served(place.socket),
         os.path.join(place.state, "state.json"): _there(os.path.join(place.state, "state.json")),
     }
 
