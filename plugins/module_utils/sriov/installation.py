@@ -57,15 +57,36 @@ def systemd_runs() -> bool:
     return os.path.isdir("/run/systemd/system")
 
 
-def facts() -> Dict[str, Any]:
-    """Return whose unit there is, whether its plugin runs, and whether systemd does."""
+def facts(socket: str = "") -> Dict[str, Any]:
+    """Return whose unit there is, whether its plugin runs, whether systemd does, and who serves a socket.
+
+    Args:
+        socket: at which the plugin is to answer; empty where none is wanted.
+    """
     text = _text(unit.PATH)
     return {
+        "socket": socket,
+        "served_by": _server(socket, text or "") if socket else "",
         "systemd": systemd_runs(),
         "unit": text is not None,
         "cluster": unit.cluster_of(text or ""),
         "running": text is not None and bool(running(unit.socket_of(text))),
     }
+
+
+def _server(socket: str, text: str) -> str:
+    """Return who serves a socket, "rdm-sriov" or "another"; "" for nobody.
+
+    Args:
+        socket: its path.
+        text: of the unit; "" for none.
+    """
+    if running(socket):
+        return "rdm-sriov"
+    if not someone_listens(socket):
+        return ""
+    # One that hangs is ours still.
+    return "rdm-sriov" if unit.socket_of(text) == socket and active() else "another"
 
 
 def running(socket: str) -> str:

@@ -777,6 +777,7 @@ def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster
         [["ib0", ["address", "policy"]]],
         [["ib0", ["address", "policy", "vlan"]]],
     ]
+    assert {one["sriov"]["socket"] for one in found} == {"/run/docker/plugins/sriov.sock"}
     assert not any("rdm-sriov/vfs.json" in path for path in found[0]["watch"]["paths"]["sriov"])
     assert any("rdm-sriov/vfs.json" in path for path in found[1]["watch"]["paths"]["sriov"])
 

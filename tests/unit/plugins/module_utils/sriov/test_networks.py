@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerUnavailable
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks, unit
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem, ask
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
@@ -20,9 +20,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
     FunctionProblem,
     Functions,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import (
+    digest,
+    own_sources,
+    program,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.server import Server
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
-from ansible_collections.rdm.provision.plugins.modules import container_ready, sriov_plugin
+from ansible_collections.rdm.provision.plugins.modules import container_ready, node_facts, sriov_plugin
 
 from tests.unit.plugins.modules.running import Failed, run_module
 
@@ -183,7 +188,28 @@ def test_something_else_at_the_plugins_socket_is_no_answer_of_it(plugin: Plugin,
     plugin.server.driver._calls.pop("RdmSriov.Info")
     watch = {"program": "/nowhere", "socket": plugin.socket, "state": "/nowhere"}
     assert installation.observe(watch)[f"the plugin at {plugin.socket}"] == installation.FOREIGN
+    assert installation.facts(plugin.socket)["served_by"] == "another"
     assert names(engine, plugin) == []
+
+
+def test_who_serves_the_socket_is_a_fact(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+    sriov = {"parents": [], "socket": plugin.socket}
+
+    def seen(**changes: str) -> dict[str, Any]:
+        facts: dict[str, Any] = run_module(node_facts, {"sriov": {**sriov, **changes}})["node"]
+        found: dict[str, Any] = facts["network_plugin"]
+        return found
+
+    assert (seen()["socket"], seen()["served_by"]) == (plugin.socket, "rdm-sriov")
+    assert seen(socket="")["served_by"] == ""
+    monkeypatch.setattr(plugin.server.driver, "_calls", {})
+    assert seen()["served_by"] == "another"
+    # A unit's plugin that hangs is restarted, not refused.
+    monkeypatch.setattr(unit, "socket_of", lambda _: plugin.socket)
+    monkeypatch.setattr(installation, "active", lambda: True)
+    assert seen()["served_by"] == "rdm-sriov"
+    plugin.end()
+    assert seen()["served_by"] == ""
 
 
 def test_the_plugin_in_a_container_is_told_once_it_is_ready(
@@ -210,7 +236,7 @@ def test_the_plugin_of_a_unit_is_told_too_unless_no_engine_is_up(
         "active": lambda: True,
         "enabled": lambda _: True,
         "control": lambda *_: None,
-        "running": lambda _: sriov_plugin.digest(sriov_plugin.program(sriov_plugin.own_sources())),
+        "running": lambda _: digest(program(own_sources())),
         "wait": lambda *_: None,
     }.items():
         monkeypatch.setattr(installation, name, value)
