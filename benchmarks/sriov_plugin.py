@@ -22,8 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / ".collections"), str(ROOT)]
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import ask  # noqa: E402
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import GENERIC, Driver  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import GENERIC, ask  # noqa: E402
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver  # noqa: E402
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import Functions  # noqa: E402
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.server import Server  # noqa: E402
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State  # noqa: E402

@@ -13,18 +13,19 @@ description:
   - With O(state=ready), waits until the container has written its ready line and until the plugin in it
     answers the question that Docker asks it. A container that ends, or that is not ready in time, is reported
     with its last words.
+  - A plugin rdm-sriov whose state is lost is then told the networks that the engine has and it lacks.
 author:
   - The rdm-provision developers
 attributes:
   check_mode:
     support: full
-    description: In check mode nothing was started, so O(state=ready) does not wait.
+    description: In check mode nothing was started, so O(state=ready) does not wait. Networks are not told.
   diff_mode:
     support: none
-    description: It changes nothing.
+    description: There is nothing to show.
   idempotent:
     support: full
-    description: It changes nothing.
+    description: A plugin that knows its networks is told nothing.
 options:
   name:
     description: The container's name.
@@ -71,6 +72,12 @@ waited:
   returned: success
   type: float
   sample: 0.4
+taught:
+  description: Names of the networks that the plugin was told again, or would be.
+  returned: success
+  type: list
+  elements: str
+  sample: [ibnet]
 """
 
 import time
@@ -83,6 +90,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness imp
     refuse_claimed,
     wait_ready,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import networks
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "required": True},
@@ -99,15 +108,22 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params = module.params
     began = time.monotonic()
+    taught = networks.Taught([], [])
     try:
         api = DockerAPI()
         if params["state"] == "unclaimed":
             refuse_claimed(api, params["name"], params["cluster"], params["socket"])
-        elif not module.check_mode:
-            wait_ready(api, params["name"], params["socket"], params["ready_line"], params["timeout"])
-    except (DockerProblem, NotReady) as problem:
+        else:
+            if not module.check_mode:
+                wait_ready(api, params["name"], params["socket"], params["ready_line"], params["timeout"])
+            if params["socket"]:
+                taught = networks.teach(api, params["socket"], params["cluster"], module.check_mode)
+    except (DockerProblem, NotReady, PluginProblem) as problem:
         module.fail_json(msg=str(problem))
-    module.exit_json(changed=False, waited=round(time.monotonic() - began, 3))
+    for warning in taught.warnings:
+        module.warn(warning)
+    waited = round(time.monotonic() - began, 3)
+    module.exit_json(changed=bool(taught.names), waited=waited, taught=taught.names)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,10 @@ options:
         description: How many the firmware shall be told to allow; 0 leaves it as it is.
         type: int
         default: 0
+      socket:
+        description: The unix socket at which the network plugin is to answer; empty for none.
+        type: str
+        default: ""
       kernel_parameters:
         description: Whether the IOMMU shall be switched on in the kernel's command line.
         type: bool
@@ -264,8 +268,15 @@ node:
       description:
         - The network plugin rdm-sriov where a systemd unit runs it, as C(unit) (whether there is one),
           C(cluster) (whose it is) and C(running); C(systemd) says whether systemd runs here.
+        - C(served_by) says who answers at C(socket), that of O(sriov), V(rdm-sriov), V(another) or nobody.
       type: dict
-      sample: {systemd: true, unit: true, cluster: rdm, running: true}
+      sample:
+        systemd: true
+        unit: true
+        cluster: rdm
+        running: true
+        socket: /run/docker/plugins/sriov.sock
+        served_by: rdm-sriov
     config_owner:
       description: Name of the cluster whose files O(config_dir) holds; empty for none.
       type: str
@@ -335,6 +346,7 @@ ARGUMENT_SPEC = {
             "parents": {"type": "list", "elements": "str", "default": []},
             "vfs": {"type": "int", "default": 0},
             "firmware_vfs": {"type": "int", "default": 0},
+            "socket": {"type": "str", "default": ""},
             "kernel_parameters": {"type": "bool", "default": False},
         },
     },
@@ -403,6 +415,7 @@ def node_facts(
     found["network_plugin"] = findings.guard(
         "network-plugin",
         installation.facts,
+        (sriov or {}).get("socket") or "",
         otherwise={"systemd": False, "unit": False, "cluster": "", "running": False},
     )
     found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])

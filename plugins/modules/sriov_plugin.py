@@ -12,6 +12,7 @@ description:
     starts it before the Docker Engine. Containers which start with the node then get their virtual functions.
   - The plugin is restarted only when the program that runs is not the one that is wanted, or its unit has
     changed. It knows its networks and who has which function over a restart, and containers keep theirs.
+  - It is told the networks that the engine has and it lacks, since its state is lost.
   - Where systemd does not run, only the program is written, for a container to run it.
   - Refuses a unit of that name that is not the cluster's, and a socket that something else serves.
 author:
@@ -95,6 +96,12 @@ restarted:
   description: Whether the plugin was started, or would be.
   returned: success
   type: bool
+taught:
+  description: Names of the networks that the plugin was told again, or would be.
+  returned: success
+  type: list
+  elements: str
+  sample: [ibnet]
 removed:
   description: The files that went, or would.
   returned: success
@@ -118,10 +125,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
     Refused,
     no_engine_here,
     refuse_while_needed,
-    someone_listens,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady, refuse_served
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, unit
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks, unit
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem, someone_listens
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.installation import (
     InstallationProblem,
     Place,
@@ -150,6 +157,7 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
     Raises:
         InstallationProblem: something stands in the way.
         NotReady: somebody else serves the socket.
+        PluginProblem: a network of the cluster cannot be made known to it again.
         OSError: it cannot be written.
     """
     run_as = params["run_as"]
@@ -186,17 +194,28 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
         if start:
             installation.control("restart", unit.NAME)
             installation.wait(place, wanted, params["timeout"])
+    taught = _teach(params, place, check) if text is not None else networks.Taught([], [])
     return {
-        "changed": new_program or new_unit or enable or start,
+        "changed": bool(new_program or new_unit or enable or start or taught.names),
         "run_as": run_as,
         "digest": wanted,
         "restarted": start,
+        "taught": taught.names,
+        "warnings": taught.warnings,
         "removed": [],
         "diff": [
             _diff(place.program, old["program"], "program {0}\n".format(wanted)),
             _diff(place.unit, old["unit"], text or ""),
         ],
     }
+
+
+def _teach(params: Dict[str, Any], place: Place, check: bool) -> networks.Taught:
+    """Tell the plugin what it lacks; nothing where no engine is up, from which it will ask it itself."""
+    try:
+        return networks.teach(DockerAPI(params["engine"]), place.socket, params["cluster"], check)
+    except DockerUnavailable:
+        return networks.Taught([], [])
 
 
 def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
@@ -231,6 +250,8 @@ def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
         "run_as": "",
         "digest": "",
         "restarted": False,
+        "taught": [],
+        "warnings": [],
         "removed": gone,
         "diff": {"before": "".join(path + "\n" for path in gone), "after": ""},
     }
@@ -264,10 +285,12 @@ def main() -> None:
     act = install if params["state"] == "present" else remove
     try:
         result = act(params, place, module.check_mode)
-    except (DockerProblem, InstallationProblem, NotReady, Refused) as problem:
+    except (DockerProblem, InstallationProblem, NotReady, PluginProblem, Refused) as problem:
         module.fail_json(msg=str(problem))
     except OSError as error:
         module.fail_json(msg="{0}: {1}".format(error.filename or "the plugin", error.strerror or error))
+    for warning in result.pop("warnings"):
+        module.warn(warning)
     if not module._diff:
         del result["diff"]
     module.exit_json(**result)

@@ -24,6 +24,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     for check in (
         engine_checks.engine,
         plugin_checks.upstream,
+        plugin_checks.socket,
         engine_checks.reported,
         device_checks.accelerator,
         device_checks.gpu_access,

@@ -24,6 +24,7 @@ class SriovSettings(NamedTuple):
         firmware_vfs: how many the firmware may be told to allow, 0 where it is not to be touched.
         kernel_parameters: whether the kernel's command line may be changed.
         reboot_ok: whether the node may be rebooted for these.
+        socket: at which the network plugin is to answer; empty where none is wanted.
     """
 
     parents: tuple[str, ...] = ()
@@ -31,10 +32,11 @@ class SriovSettings(NamedTuple):
     firmware_vfs: int = 0
     kernel_parameters: bool = False
     reboot_ok: bool = False
+    socket: str = ""
 
     def look(self) -> dict[str, Any]:
         """Return the option `sriov` of node_facts: what a look at the node has to tell."""
-        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters")
+        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters", "socket")
         return {key: value for key, value in self._asdict().items() if key in told}
 
 

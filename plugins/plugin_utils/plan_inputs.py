@@ -13,6 +13,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     PLAN_FILE,
     RUNTIME_HOST,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import wanted_network
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
@@ -43,7 +46,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
-from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM, UPSTREAM_IMAGE
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN, UPSTREAM, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import (
     Rail,
     moved,
@@ -145,6 +148,8 @@ def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Pro
     for host in plan.addresses.nodes:
         try:
             functions[host] = vf_plan.functions_of(reader, host)
+            if functions[host].number and plugin_of(reader, host) == OWN:
+                vf_plan.refuse_undone(functions[host], _sriov_network(reader, host))
         except ValueError as error:
             problems.append(Problem(host, "", str(error), "correct it in the inventory"))
     functions = {host: one for host, one in functions.items() if one.number}
@@ -325,6 +330,15 @@ def _network_options(reader: HostVariables, host: str, parent: str = "", rail: i
         pkey=pkey,
         extra=reader.role_value(host, "network_options") or {},
     )
+
+
+def _sriov_network(reader: HostVariables, host: str) -> Network:
+    """Return the network that the plugin is to make; one without containers where its options are wrong,
+    which is told elsewhere."""
+    try:
+        return wanted_network(_network_options(reader, host))
+    except (ValueError, FunctionProblem):
+        return Network((), mode="")
 
 
 def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodePlan:

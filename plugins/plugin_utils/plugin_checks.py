@@ -13,6 +13,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 
 OWN, UPSTREAM = "rdm-sriov", "upstream"
 UPSTREAM_IMAGE = "rdma/sriov-plugin:latest"
+_MAY_SERVE = ("running", "restarting", "paused")
 # The upstream plugin's own Docker client speaks this version of the API first.
 _UPSTREAM_API = (1, 12)
 
@@ -44,6 +45,23 @@ def upstream(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
             "use sriov_plugin: rdm-sriov, or Docker Engine 24 or older",
         )
     )
+
+
+def socket(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a socket that something else than the cluster's plugin serves."""
+    seen, docker = facts.get("network_plugin") or {}, facts.get("docker") or {}
+    # Without an engine nobody knows what is in its containers.
+    if not want.plugin or not docker or not seen.get("served_by"):
+        return
+    by_unit = seen["served_by"] == OWN and seen["unit"] and seen["cluster"] == want.cluster
+    by_container = any(
+        is_ours(one.get("labels") or {}, want.cluster, "plugin") and one["state"] in _MAY_SERVE
+        for one in docker.get("containers") or []
+    )
+    if not by_unit and not by_container:
+        reason = "is served by something else already"
+        remedy = "stop it, or leave it to that (sriov_enabled: false)"
+        findings.problems.append(Problem(want.node, f"sriov_socket {seen['socket']}", reason, remedy))
 
 
 def _version(text: str) -> tuple[int, ...]:

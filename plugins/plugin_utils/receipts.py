@@ -89,7 +89,7 @@ def receipts(
             "directory": one.directory(),
             "config_dir": one.config_dir(),
             "absent": one.absent,
-            "sriov": sriov_settings(reader, node).look(),
+            "sriov": sriov_settings(reader, node)._replace(socket=one.plugin_socket()).look(),
             "bare": one.bare,
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
@@ -201,10 +201,15 @@ class _Node:
         given = self.reader.text(self.node, "sriov_image")
         return given or (UPSTREAM_IMAGE if plugin_of(self.reader, self.node) == UPSTREAM else "")
 
+    def plugin_socket(self) -> str:
+        """Return where the node's network plugin is to answer; empty for none."""
+        plugin = plugin_of(self.reader, self.node)
+        return self.reader.text(self.node, "sriov_socket") if plugin else ""
+
     def _plugin(self) -> dict[str, str]:
         if plugin_of(self.reader, self.node) != OWN:
             return {}
-        return {"program": PROGRAM, "state": STATE, "socket": self.reader.text(self.node, "sriov_socket")}
+        return {"program": PROGRAM, "state": STATE, "socket": self.plugin_socket()}
 
     def _list(self, name: str) -> list[Any]:
         value = self.reader.role_value(self.node, name)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import (
     ADDRESS_BITS,
@@ -117,6 +118,28 @@ def functions_of(reader: HostVariables, host: str) -> Functions:
         _optional(reader, host, "sriov_vf_trust", boolean),
         _optional(reader, host, "sriov_vf_spoof_check", boolean),
     )
+
+
+def refuse_undone(functions: Functions, network: Network) -> None:
+    """Raise ValueError when rdm-sriov, at each start of a container, undoes what is wanted of its VF.
+
+    Args:
+        functions: what is wanted of the node's VFs.
+        network: that of the containers.
+    """
+    if network.mode != "sriov":
+        return
+    settings = (
+        ("vlan", functions.vlan, network.vlan, "vlan", network.vlan),
+        ("trust", functions.trust, network.privileged, "privileged", network.privileged),
+        ("spoof_check", functions.spoof_check, not network.privileged, "privileged", network.privileged),
+    )
+    for name, wanted, sets, of_network, has in settings:
+        if wanted is not None and wanted != sets:
+            raise ValueError(
+                f"sriov_vf_{name} {_said(wanted)} contradicts network_{of_network} {_said(has)}, from which "
+                f"rdm-sriov sets it to {_said(sets)} at each start of a container: unset sriov_vf_{name}"
+            )
 
 
 def settled(
@@ -265,6 +288,11 @@ def _pinned(value: Any, parents: list[str], number: int) -> dict[str, list[str]]
             except ValueError as error:
                 raise ValueError(f"sriov_vf_addresses {text} of {parent} {error}") from None
     return pinned
+
+
+def _said(value: int) -> str:
+    """Return a setting as an inventory has it."""
+    return str(value).lower()
 
 
 def _optional(reader: HostVariables, host: str, name: str, kind: Any) -> Any:

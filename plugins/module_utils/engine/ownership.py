@@ -11,7 +11,6 @@ import calendar
 import os
 import re
 import shutil
-import socket
 import time
 from typing import Any, Iterable
 from urllib.parse import quote
@@ -122,19 +121,6 @@ def plugin_answers(path: str) -> str:
     except PluginProblem as problem:
         return str(problem)
     return "" if "Scope" in found else "{0} answers, but it is not a network driver's".format(path)
-
-
-def someone_listens(path: str) -> bool:
-    """Return whether anything takes connections at a unix socket."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(_PLUGIN_TIMEOUT)
-    try:
-        connection.connect(path)
-    except OSError:
-        return False
-    finally:
-        connection.close()
-    return True
 
 
 def refuse_while_needed(api: DockerAPI, driver: str, cluster: str, what: str, check: bool) -> None:

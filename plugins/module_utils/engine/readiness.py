@@ -14,9 +14,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
     is_ours,
     last_words,
     plugin_answers,
-    someone_listens,
     up_for,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import someone_listens
 
 _POLL = 0.1  # seconds between two looks
 _LAST_LINES = 5

@@ -32,7 +32,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.host_state impo
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
-from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import state_of
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical, vf_links
 
@@ -105,6 +105,11 @@ def observe(
             _note(found, role, path, "there" if os.path.exists(path) else MISSING)
     for what, state in installation.observe(watch["plugin"]).items():
         _note(found, "sriov", what, state)
+    if watch["plugin"]:
+        socket = watch["plugin"]["socket"]
+        lacks = ["the network {0}".format(one["Name"]) for one in networks.lacking(api, socket)]
+        what = "what the plugin at {0} lacks".format(socket)
+        _note(found, "sriov", what, ", ".join(lacks) or "nothing")
     _see_engine(watch, api, found, lambda key: _rdma_devices(key, sysfs_root, dev_root))
     return found
 
@@ -378,6 +383,8 @@ def _sentence(what: str, old: str, new: str) -> str:
         return "{0} was not there before".format(what)
     if new == MISSING:
         return "{0} is missing".format(what)
+    if new in (installation.SILENT, installation.FOREIGN):
+        return "{0} {1}".format(what, new)
     was, now = _FILE_STATE.match(old), _FILE_STATE.match(new)
     if was and now:
         differs = [

@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 from typing import Any, Dict, Mapping
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import UnixConnection
 
 CAPABILITIES = "NetworkDriver.GetCapabilities"
+CREATE_NETWORK = "NetworkDriver.CreateNetwork"
+GENERIC = "com.docker.network.generic"
+"""Where a request has the options of `docker network create -o`."""
 INFO = "RdmSriov.Info"
 RESERVE = "RdmSriov.Reserve"
+_CONNECT_TIMEOUT = 5.0
 _HEADERS = {"Accept": "application/vnd.docker.plugins.v1.1+json"}
 
 
@@ -47,3 +52,14 @@ def ask(path: str, call: str, request: Mapping[str, Any], timeout: float = 5.0) 
     if answer.get("Err"):
         raise PluginProblem("{0} answers: {1}".format(path, answer["Err"]))
     return answer
+
+
+def someone_listens(path: str) -> bool:
+    """Return whether anything takes connections at a unix socket."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connection:
+        connection.settimeout(_CONNECT_TIMEOUT)
+        try:
+            connection.connect(path)
+        except OSError:
+            return False
+    return True

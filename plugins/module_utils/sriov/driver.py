@@ -8,7 +8,8 @@ heard while there is no plugin, so what was promised before either began counts 
 away.
 
 Two calls are not Docker's: RdmSriov.Reserve says, before a container is made, which function its address will
-get, so that the container can be given the devices of just this one; RdmSriov.Info says which program runs.
+get, so that the container can be given the devices of just this one; RdmSriov.Info says which program runs,
+and which networks it knows.
 
 The protocol: moby's libnetwork/docs/remote.md.
 
@@ -22,7 +23,12 @@ import threading
 import time
 from typing import Any, Callable, Dict, List
 
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import INFO, RESERVE
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
+    CREATE_NETWORK,
+    GENERIC,
+    INFO,
+    RESERVE,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
     Function,
     FunctionProblem,
@@ -40,7 +46,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import (
 Answer = Dict[str, Any]
 Recover = Callable[[], Dict[str, Dict[str, str]]]
 
-GENERIC = "com.docker.network.generic"
 RESERVED_S = 600.0
 """How long a function waits for its container; containers are made within seconds."""
 # What is released is free even when that cannot be written down: after a restart the kernel says the same.
@@ -76,7 +81,7 @@ class Driver:
         self._calls: Dict[str, Callable[[Answer], Answer]] = {
             "Plugin.Activate": self._activate,
             "NetworkDriver.GetCapabilities": lambda _: {"Scope": "local", "ConnectivityScope": "local"},
-            "NetworkDriver.CreateNetwork": self._create_network,
+            CREATE_NETWORK: self._create_network,
             "NetworkDriver.DeleteNetwork": self._delete_network,
             "NetworkDriver.CreateEndpoint": self._create_endpoint,
             "NetworkDriver.DeleteEndpoint": self._delete_endpoint,
@@ -111,7 +116,7 @@ class Driver:
     def _tell(self, _request: Answer) -> Answer:
         return {
             "Program": self._program,
-            "Networks": len(self._state.networks),
+            "Networks": sorted(self._state.networks),
             "Endpoints": len(self._state.endpoints),
         }
 

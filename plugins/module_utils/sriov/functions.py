@@ -12,6 +12,7 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ INFINIBAND = 32
 """Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
 
 _IP_TIMEOUT = 10.0
+_NO_ADDRESS = "00:00:00:00:00:00"
 
 
 class FunctionProblem(Exception):  # noqa: N818  # most are the node's state, not errors
@@ -203,13 +205,28 @@ class Functions:
         """
         vf = ["link", "set", "dev", function.parent, "vf", str(function.number)]
         self._ip([*vf, "vlan", str(vlan)])
+        changes = [["trust", "on" if trusted else "off"]]
+        changes += [] if trusted else self._lacking_address(function)
+        changes += [["spoofchk", "off" if trusted else "on"]]
         # Not every driver knows both, and one that knows neither lets nothing through that these would stop.
-        for words in (["trust", "on" if trusted else "off"], ["spoofchk", "off" if trusted else "on"]):
+        for words in changes:
             try:
                 self._ip([*vf, *words])
             except FunctionProblem as problem:
                 if "not supported" not in str(problem):
                     raise
+
+    def _lacking_address(self, function: Function) -> List[List[str]]:
+        """Return what tells the physical function a VF's address where it knows none.
+
+        mlx5 checks senders against the address that it knows: against an all-zero one, a VF is mute.
+        """
+        try:
+            shown = self._ip(["-j", "link", "show", "dev", function.parent])
+        except FunctionProblem:
+            return []  # an ip without JSON
+        own = self.address(self.interface(function))
+        return [["mac", own]] if own and _administered(shown, function.number) == _NO_ADDRESS else []
 
     def _directory(self, function: Function) -> str:
         return os.path.join(self._root, "bus/pci/devices", function.key)
@@ -242,6 +259,16 @@ class Functions:
         if done.returncode:
             raise FunctionProblem("ip {0}: {1}".format(" ".join(words), " ".join(done.stderr.split())))
         return done.stdout
+
+
+def _administered(shown: str, number: int) -> str:
+    """Return the address that `ip -j link show` says a physical function gave a VF; "" for none."""
+    try:
+        vfs = [vf for link in json.loads(shown or "[]") for vf in link.get("vfinfo_list") or []]
+    except (ValueError, AttributeError):
+        return ""
+    # Older versions of iproute2 call it mac.
+    return next((str(vf.get("address") or vf.get("mac")) for vf in vfs if vf.get("vf") == number), "")
 
 
 def _read(*parts: str) -> str:

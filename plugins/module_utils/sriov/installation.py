@@ -14,11 +14,18 @@ import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import unit
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import INFO, PluginProblem, ask
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
+    INFO,
+    PluginProblem,
+    ask,
+    someone_listens,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import digest
 
 PROGRAM = "/usr/local/lib/rdm/rdm-sriov"
 STATE = "/var/lib/rdm-sriov"
+SILENT = "does not answer"
+FOREIGN = "is not rdm-sriov"
 _KEPT = ("state.json", "state.json.new", "state.json.broken", "lock")
 _SYSTEMCTL_TIMEOUT = 120.0  # the longest that systemd itself waits for a start, and more
 _POLL = 0.1
@@ -50,15 +57,36 @@ def systemd_runs() -> bool:
     return os.path.isdir("/run/systemd/system")
 
 
-def facts() -> Dict[str, Any]:
-    """Return whose unit there is, whether its plugin runs, and whether systemd does."""
+def facts(socket: str = "") -> Dict[str, Any]:
+    """Return whose unit there is, whether its plugin runs, whether systemd does, and who serves a socket.
+
+    Args:
+        socket: at which the plugin is to answer; empty where none is wanted.
+    """
     text = _text(unit.PATH)
     return {
+        "socket": socket,
+        "served_by": _server(socket, text or "") if socket else "",
         "systemd": systemd_runs(),
         "unit": text is not None,
         "cluster": unit.cluster_of(text or ""),
         "running": text is not None and bool(running(unit.socket_of(text))),
     }
+
+
+def _server(socket: str, text: str) -> str:
+    """Return who serves a socket, "rdm-sriov" or "another"; "" for nobody.
+
+    Args:
+        socket: its path.
+        text: of the unit; "" for none.
+    """
+    if running(socket):
+        return "rdm-sriov"
+    if not someone_listens(socket):
+        return ""
+    # One that hangs is ours still.
+    return "rdm-sriov" if unit.socket_of(text) == socket and active() else "another"
 
 
 def running(socket: str) -> str:
@@ -67,6 +95,14 @@ def running(socket: str) -> str:
         return str(ask(socket, INFO, {}).get("Program") or "")
     except PluginProblem:
         return ""
+
+
+def _served(socket: str) -> str:
+    """Return what answers at a socket, as a sentence goes on that begins with it."""
+    program = running(socket)
+    if program:
+        return "runs " + program
+    return FOREIGN if someone_listens(socket) else SILENT
 
 
 def observe(watch: Mapping[str, str]) -> Dict[str, str]:
@@ -82,7 +118,7 @@ def observe(watch: Mapping[str, str]) -> Dict[str, str]:
         place.program: _digest(place.program),
         place.unit: _digest(place.unit),
         "the unit " + unit.NAME: "enabled" if enabled(place.unit) else "not enabled",
-        "the plugin at " + place.socket: "running {0}".format(running(place.socket) or "nothing of ours"),
+        "the plugin at " + place.socket: _served(place.socket),
         os.path.join(place.state, "state.json"): _there(os.path.join(place.state, "state.json")),
     }
 

@@ -80,6 +80,7 @@ SOUND: dict[str, Any] = {
     "opensm": {},
     "shells": {"bash": True, "zsh": False},
     "config_owner": "",
+    "network_plugin": {"systemd": True, "unit": False, "cluster": "", "running": False},
     "findings": [],
 }
 

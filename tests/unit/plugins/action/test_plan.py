@@ -756,10 +756,13 @@ def test_functions_of_a_cluster_are_planned_once_and_kept(cluster: Cluster) -> N
     assert [result["nodes"][node]["vf_mac"] for node in ("a", "b")] == macs
 
 
+VLAN = {"sriov_vf_vlan": 7, "network_vlan": 7}
+
+
 def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True}
     found = []
-    for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, "sriov_vf_vlan": 7}):
+    for more in ({}, {"sriov_vfs": 4}, {"sriov_vfs": 4}, {"sriov_vfs": 4, **VLAN}):
         cluster.write({"a": {}}, {}, {**sriov, **more})
         _, result, output = cluster.run("-e", '{"receipts": true}')
         assert "receipts" in result, output
@@ -774,8 +777,39 @@ def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster
         [["ib0", ["address", "policy"]]],
         [["ib0", ["address", "policy", "vlan"]]],
     ]
+    assert {one["sriov"]["socket"] for one in found} == {"/run/docker/plugins/sriov.sock"}
     assert not any("rdm-sriov/vfs.json" in path for path in found[0]["watch"]["paths"]["sriov"])
     assert any("rdm-sriov/vfs.json" in path for path in found[1]["watch"]["paths"]["sriov"])
+
+
+def test_what_the_plugin_would_undo_is_refused_unless_it_is_the_same(cluster: Cluster) -> None:
+    sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "sriov_vfs": 2}
+    right = {
+        "a": {**VLAN},
+        "b": {"sriov_vf_trust": True, "sriov_vf_spoof_check": False, "network_privileged": True},
+        "c": {"sriov_vf_vlan": 7, "network_mode": "passthrough"},
+        "d": {"sriov_vf_vlan": 7, "sriov_plugin": "upstream"},
+    }
+    cluster.write({"a": right.pop("a")}, right, sriov)
+    rc, result, output = cluster.run()
+    assert rc == 0, (result, output)
+    wrong = {
+        "a": {"sriov_vf_vlan": 7},
+        "b": {"sriov_vf_vlan": 0, "network_options": {"vlan": 9}},
+        "c": {"sriov_vf_trust": True},
+        "d": {"sriov_vf_spoof_check": True, "network_privileged": True},
+    }
+    cluster.write({"a": wrong.pop("a")}, wrong, sriov)
+    rc, result, _ = cluster.run()
+    assert rc == 2
+    then = "from which rdm-sriov sets it to {} at each start of a container: unset sriov_vf_{}"
+    assert {problem["node"]: problem["reason"] for problem in result["problems"]} == {
+        "a": "sriov_vf_vlan 7 contradicts network_vlan 0, " + then.format(0, "vlan"),
+        "b": "sriov_vf_vlan 0 contradicts network_vlan 9, " + then.format(9, "vlan"),
+        "c": "sriov_vf_trust true contradicts network_privileged false, " + then.format("false", "trust"),
+        "d": "sriov_vf_spoof_check true contradicts network_privileged true, "
+        + then.format("false", "spoof_check"),
+    }
 
 
 def test_functions_that_make_no_sense_are_refused_together(cluster: Cluster) -> None:

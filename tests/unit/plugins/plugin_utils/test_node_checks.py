@@ -153,6 +153,42 @@ def test_old_engine_is_refused(changes: dict[str, str], words: str) -> None:
     assert sentence == f"{words}: install Docker Engine 20.10 or newer"
 
 
+PLUGIN = {"rdm.provision.cluster": "rdm", "rdm.provision.role": "plugin"}
+
+
+@pytest.mark.parametrize(
+    ("served_by", "unit_of", "state", "labels", "refused"),
+    [
+        ("", None, "", {}, False),
+        ("another", None, "", {}, True),
+        ("rdm-sriov", None, "", {}, True),
+        ("rdm-sriov", "rdm", "", {}, False),
+        ("rdm-sriov", "theirs", "", {}, True),
+        ("another", "rdm", "", {}, True),
+        ("another", None, "running", PLUGIN, False),
+        ("rdm-sriov", None, "running", PLUGIN, False),
+        ("another", None, "exited", PLUGIN, True),
+        ("another", None, "running", {**PLUGIN, "rdm.provision.cluster": "theirs"}, True),
+    ],
+)
+def test_a_socket_that_is_taken_is_refused_before_anything_is_changed(
+    served_by: str, unit_of: str | None, state: str, labels: dict[str, str], refused: bool
+) -> None:
+    seen = {"unit": unit_of is not None, "cluster": unit_of or "", "socket": "/run/p.sock"}
+    others = [{**container("p"), "labels": labels, "state": state}] if state else []
+    found = report(network_plugin={**seen, "served_by": served_by}, docker_containers=others)
+    said = [
+        line
+        for line in problems(found, network_driver="sriov", plugin="rdm-sriov")
+        if line.startswith("sriov_socket")
+    ]
+    assert said == refused * [
+        "sriov_socket /run/p.sock is served by something else already: stop it, or leave it to that "
+        "(sriov_enabled: false)"
+    ]
+    assert not any("sriov_socket" in line for line in problems(found, plugin=""))
+
+
 def test_an_engine_that_makes_the_upstream_plugin_destructive_refuses_this_one_only() -> None:
     [sentence] = problems(report(), network_driver="sriov", plugin="upstream")
     assert sentence == (

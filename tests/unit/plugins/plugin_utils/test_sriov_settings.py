@@ -58,4 +58,4 @@ SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
 def test_settings(variables: dict[str, Any], expected: SriovSettings) -> None:
     reader: Any = Reader(**variables)
     assert sriov_settings(reader, "n1") == expected
-    assert set(expected.look()) == {"parents", "vfs", "firmware_vfs", "kernel_parameters"}
+    assert set(expected.look()) == {"parents", "vfs", "firmware_vfs", "kernel_parameters", "socket"}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
@@ -94,3 +97,56 @@ def test_infiniband_is_no_ethernet(tmp_path: Path) -> None:
 def test_the_commands_kernel_words_become_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(FunctionProblem, match="no-such-link"):
         Functions(str(tmp_path)).up("no-such-link")
+
+
+class Card(Functions):
+    """A card whose commands are recorded, and which shows what it is told to."""
+
+    def __init__(self, root: Path, shown: str) -> None:
+        super().__init__(str(root))
+        self.shown = shown
+        self.said: list[str] = []
+
+    def _ip(self, words: Sequence[str]) -> str:  # type: ignore[override]
+        self.said.append(" ".join(words))
+        if "-j" in words and not self.shown:
+            raise FunctionProblem("ip -j: not supported")
+        return self.shown if "-j" in words else ""
+
+
+SPOOF_CHECK = "link set dev eth0 vf 1 spoofchk on"
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [
+        ([{"vf": 0, "address": "02:00:00:00:00:09"}, {"vf": 1, "address": "00:00:00:00:00:00"}], True),
+        ([{"vf": 0, "mac": "02:00:00:00:00:09"}, {"vf": 1, "mac": "00:00:00:00:00:00"}], True),
+        ([{"vf": 0, "address": "00:00:00:00:00:00"}, {"vf": 1, "address": "02:00:00:00:00:03"}], False),
+        ([{"vf": 1}], False),
+        ([], False),
+    ],
+)
+def test_a_card_that_knows_no_address_of_a_function_learns_it_before_it_checks_senders(
+    tmp_path: Path, shown: list[dict[str, Any]], told: bool
+) -> None:
+    physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
+    interface(tmp_path, "eth0v1", "0000:3b:00.3")
+    card = Card(tmp_path, json.dumps([{"ifname": "eth0", "vfinfo_list": shown}]))
+    function = Function("0000:3b:00.3", "eth0", 1)
+    card.isolate(function, 0, trusted=False)
+    mac = "link set dev eth0 vf 1 mac 02:00:00:00:00:03"
+    assert (mac in card.said) == told
+    assert card.said[-2 if told else -1 :] == ([mac] if told else []) + [SPOOF_CHECK]
+    card.said.clear()
+    card.isolate(function, 0, trusted=True)
+    assert not any(" mac " in line or "-j" in line for line in card.said)
+
+
+def test_a_command_that_shows_no_functions_changes_nothing(tmp_path: Path) -> None:
+    physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
+    for shown in ("", "[null]", "nonsense", "{}"):
+        card = Card(tmp_path, shown)
+        card.isolate(Function("0000:3b:00.3", "eth0", 1), 0, trusted=False)
+        assert card.said[-1] == SPOOF_CHECK
+        assert not any(" mac " in line for line in card.said)

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import GENERIC, Driver
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import GENERIC
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem, Functions
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import physical

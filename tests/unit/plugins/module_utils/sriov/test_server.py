@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import plugin as program
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import GENERIC, Driver
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import GENERIC
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
     Function,
     FunctionProblem,
