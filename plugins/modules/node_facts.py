@@ -234,7 +234,7 @@ node:
           C(autoprobe), C(bond) and C(vfs).
         - Each VF has C(index), C(pci), C(driver), C(netdev) and C(mac), which are empty when a container has
           it, and what the physical function gives it, C(address), C(port), C(policy), C(vlan), C(trust),
-          C(spoof_check) and C(by_files).
+          C(spoof_check) and C(by_files). C(host_use) says what the node itself does with C(netdev).
       type: list
       elements: dict
     rdma:

@@ -295,6 +295,7 @@ VF = {
     "trust": None,
     "spoof_check": None,
     "by_files": True,
+    "host_use": "",
 }
 
 
