@@ -534,11 +534,9 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
 def _parents(
     findings: Findings, infiniband: list[dict[str, Any]], sysfs_root: str, wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    names = [
-        name
-        for name in wanted.get("parents") or []
-        if os.path.exists(os.path.join(sysfs_root, "class/net", name))
-    ]
+    named = [functions.device_of(name, sysfs_root)[0] for name in wanted.get("parents") or []]
+    # One may be named twice, by interface and PCI address, which the plan refuses.
+    names = list(dict.fromkeys(filter(None, named)))
     parents = []
     for name in names:
         one = findings.guard(name, sriov_parent.parent, name, sysfs_root, otherwise=None)

@@ -33,7 +33,7 @@ def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
     for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
         if unfit or _is_short(want, one):
-            told.add(one["name"])
+            told |= {one["name"], one["pci"]}
             problem = unfit or _too_few(want, one, findings)
             findings.problems.extend([problem] if problem else [])
     if want.functions and not want.become:

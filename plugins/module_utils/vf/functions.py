@@ -149,6 +149,24 @@ def physical(
     )
 
 
+def device_of(parent: str, root: str = "/sys") -> Tuple[str, str]:
+    """Return an interface, and the directory of its PCI function, of which either may be named.
+
+    Args:
+        parent: an interface, or a PCI address.
+        root: where sysfs is.
+
+    Returns:
+        The interface, or the PCI address of a function without one; and the directory, which is not there for
+        a virtual interface. Two empty texts when there is nothing of that name.
+    """
+    if _PCI_ADDRESS.fullmatch(parent):
+        device = os.path.join(root, PCI_DEVICES, parent)
+        return (_interface(device, root) or parent, device) if os.path.isdir(device) else ("", "")
+    there = bool(parent) and os.path.exists(os.path.join(root, "class/net", parent))
+    return (parent, os.path.join(root, "class/net", parent, "device")) if there else ("", "")
+
+
 def facts(root: str = "/sys") -> List[Dict[str, Any]]:
     """Return the PFs that can have VFs, as the module node_facts reports them, in the order of their names.
 

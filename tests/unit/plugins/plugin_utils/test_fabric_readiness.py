@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import boot, programs, sriov_parent
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils import port_checks, sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_node
@@ -111,14 +112,18 @@ class Node:
         return {**found, "distribution": {"id": "ubuntu"}, **self.facts}
 
     def says(
-        self, wanted: SriovSettings = WANTED, driver: str = "sriov", plugin: str = "rdm-sriov"
+        self,
+        wanted: SriovSettings = WANTED,
+        driver: str = "sriov",
+        plugin: str = "rdm-sriov",
+        functions: Sequence[Wanted] = (),
     ) -> tuple[list[str], list[str]]:
         """Return what is refused and what is warned of."""
         plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", driver)
         findings = Findings([], [])
         facts = self.look(wanted)
         for check in CHECKS:
-            check(plan._replace(sriov=wanted, plugin=plugin), facts, findings)
+            check(plan._replace(sriov=wanted, plugin=plugin, functions=functions), facts, findings)
         return sentences(findings.problems), sentences(findings.warnings)
 
 
@@ -169,6 +174,18 @@ def test_no_vfs_is_refused_with_the_layer_that_is_not_ready(
     assert warnings == []
     assert problems[0].startswith(f"n1: {layer} ib0 (0000:41:00.0) offers no VFs")
     assert remedy in problems[0]
+
+
+def test_a_parent_is_named_by_its_pci_address_too(node: Node) -> None:
+    node.write(f"{PF}/sriov_totalvfs", "0")
+    node.tool("mstconfig", listing(OFF, OFF))
+    named = WANTED._replace(parents=("0000:41:00.0",))
+    assert node.says(named) == node.says()
+    assert node.look(named)["parents"] == node.look()["parents"]
+    assert len(node.look(named._replace(parents=("0000:41:00.0", "ib0")))["parents"]) == 1
+    # The layer tells; not the functions, too.
+    wanted = [Wanted("0000:41:00.0", 4)]
+    assert len(node.says(named, functions=wanted)[0]) == 1
 
 
 def test_the_plan_asks_each_of_these_checks(node: Node) -> None:
