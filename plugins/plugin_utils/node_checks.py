@@ -51,7 +51,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     ):
         check(want, facts, findings)
     for rail in of_rails(want):
-        for check in (device_checks.parent, existing_checks.network, existing_checks.address):
+        for check in (existing_checks.network, existing_checks.address):
             check(rail, facts, findings)
     return findings
 

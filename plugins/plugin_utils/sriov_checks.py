@@ -19,7 +19,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools impo
 from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import MELLANOX
 from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
+    Findings,
+    NodePlan,
+    parent_variable,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
@@ -146,7 +150,7 @@ def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
         remedy = "use a ConnectX-4 or newer, or network_driver ipvlan"
     else:
         return None
-    return Problem(want.node, f"host: network_parent {name}", reason, remedy)
+    return Problem(want.node, f"host: {parent_variable(want, name)} {name}", reason, remedy)
 
 
 def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Problem | None:

@@ -117,9 +117,13 @@ class Node:
         driver: str = "sriov",
         plugin: str = "rdm-sriov",
         functions: Sequence[Wanted] = (),
+        parent: str = "",
     ) -> tuple[list[str], list[str]]:
         """Return what is refused and what is warned of."""
-        plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", driver)
+        below = parent or ",".join(wanted.parents)
+        plan = NodePlan(
+            "n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", driver, below
+        )
         findings = Findings([], [])
         facts = self.look(wanted)
         for check in CHECKS:
@@ -274,6 +278,11 @@ def test_an_interface_that_can_have_no_vfs_is_refused(
     problems, _ = node.says()
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_the_variable_that_names_the_interface_is_told(node: Node) -> None:
+    _is_vf(node)
+    assert node.says(parent="ib9")[0][0].startswith("n1: host: sriov_vf_parents ib0 is a VF itself")
 
 
 def test_a_bond_in_the_parents_place_is_refused(node: Node) -> None:

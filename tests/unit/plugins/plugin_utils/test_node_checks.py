@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_host, check_node
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
 from tests.unit.plugins.node_reports import SOUND, container, network, report
@@ -264,6 +265,16 @@ def test_parent_interface_must_exist() -> None:
     assert problems(report(), network_parent="ib0, eth0", network_driver="sriov") == []
     [sentence] = problems(report(), network_parent="ib0,ib7", network_driver="sriov")
     assert sentence.startswith("network_parent ib7 is not an interface of the node")
+    # Docker makes VLAN interfaces for macvlan and ipvlan, and no plugin for sriov.
+    [sentence] = problems(report(), network_parent="ib0.100", network_driver="sriov")
+    assert sentence.startswith("network_parent ib0.100 is not an interface of the node")
+
+
+@pytest.mark.parametrize("driver", ["sriov", "macvlan"])
+def test_the_sentence_of_a_rail_names_the_variable_of_rails(driver: str) -> None:
+    rail = Rail("ib7", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1")
+    [sentence] = problems(report(), network_parent="ib0", network_driver=driver, rails=(rail,))
+    assert sentence.startswith("container_rails ib7 is not an interface of the node: choose one of eth0, ib0")
 
 
 def function(**changes: Any) -> dict[str, Any]:
