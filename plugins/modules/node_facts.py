@@ -246,7 +246,7 @@ node:
     parents:
       description:
         - The interfaces of O(sriov) that exist, with C(name), C(pci), C(driver), C(vendor), C(total_vfs),
-          C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(unfollowing).
+          C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(infiniband).
         - C(firmware) is how the firmware is set, and C(subnet_manager) whether that answers; empty where it
           was not asked.
       type: list

@@ -18,12 +18,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.boot import mis
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs import siblings
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import (
-    entries,
     link,
     number,
     read,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import device_of
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import device_of, is_infiniband
 
 MELLANOX = "0x15b3"
 _SM_CONFIGURATIONS = ("/etc/opensm/opensm.conf", "/etc/rdma/opensm.conf")
@@ -38,7 +37,7 @@ def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
         `bond` (the bond that it is a port of, or its own name where it is one); `iommu` (the type of its
         IOMMU group, such as identity or DMA-FQ; empty for none); `children` (IPoIB interfaces of other
         partitions on it, with `name` and `pkey`); `siblings` (other interfaces of its function);
-        `unfollowing` (indices of the VFs whose link state is not its own).
+        `infiniband` (whether it is that, and not Ethernet).
     """
     name, device = device_of(name, root)
     others = siblings(name, root)
@@ -57,7 +56,7 @@ def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
             {"name": child, "pkey": read(root, "class/net", child, "pkey")} for child in sorted(children)
         ],
         "siblings": sorted(set(others) - set(children)),
-        "unfollowing": _unfollowing(device),
+        "infiniband": is_infiniband(name, root),
     }
 
 
@@ -138,8 +137,3 @@ def _bond(name: str, root: str) -> str:
     master = link(root, "class/net", name, "master")
     is_bond = bool(master) and os.path.isdir(os.path.join(root, "class/net", master, "bonding"))
     return master if is_bond else ""
-
-
-def _unfollowing(device: str) -> List[int]:
-    policies = {index: read(device, "sriov", index, "policy") for index in entries(device, "sriov")}
-    return [int(index) for index, policy in policies.items() if policy not in ("", "Follow")]

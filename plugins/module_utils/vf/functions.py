@@ -130,7 +130,7 @@ def physical(
     device = _device(parent, root)
     pci = os.path.basename(device)
     name = parent if not _PCI_ADDRESS.fullmatch(parent) else _interface(device, root)
-    infiniband = _is_infiniband(name, root)
+    infiniband = is_infiniband(name, root)
     shown = (vf_links() if links is None else links).get(name, {})
     numbers = sorted(int(found.group(1)) for found in map(_VIRTFN.fullmatch, files.entries(device)) if found)
     given = (host_addresses() if numbers else {}) if addresses is None else addresses
@@ -342,7 +342,8 @@ def _is_child(name: str, root: str) -> bool:
     return os.path.exists(os.path.join(root, "class/net", name, "parent"))
 
 
-def _is_infiniband(name: str, root: str) -> bool:
+def is_infiniband(name: str, root: str = "/sys") -> bool:
+    """Return whether an interface is InfiniBand, and not Ethernet."""
     kind = files.read(root, "class/net", name, "type")
     return kind == _INFINIBAND or (
         not kind and files.read(root, "class/net", name, "address").count(":") == 19

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import boot, programs, sriov_parent
+from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils import port_checks, sriov_checks
@@ -388,6 +390,20 @@ def test_a_vf_that_does_not_follow(node: Node) -> None:
     warning = node.says()[1][0]
     assert "driver: the ports of VFs 1 of ib0" in warning
     assert "echo Follow > /sys/class/net/ib0/device/sriov/1/policy" in warning
+
+
+def test_so_does_one_of_the_kernels_own_driver(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(node.tree / PF / "sriov")
+    links = [
+        {"vf": number, "node guid": "02:00:00:00:00:00:00:01", "link_state": state}
+        for number, state in enumerate(("auto", "disable"))
+    ]
+    monkeypatch.setattr(functions, "vf_links", lambda: {"ib0": dict(enumerate(links))})
+    assert node.says() == ([], [])
+    for device in ("mlx5_1", "mlx5_2"):
+        port(node, device, state="1: DOWN")
+    [warning] = node.says()[1]
+    assert "the policy of 1 is not Follow (ip link show ib0): ip link set ib0 vf 1 state auto" in warning
 
 
 def test_the_subnet_managers_own_host_knows_for_sure(node: Node) -> None:
