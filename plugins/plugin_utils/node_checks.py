@@ -31,6 +31,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         engine_checks.selinux,
         device_checks.parent,
         sriov_checks.functions,
+        sriov_checks.link_layer,
         sriov_checks.shared_functions,
         sriov_checks.iommu,
         port_checks.ports,

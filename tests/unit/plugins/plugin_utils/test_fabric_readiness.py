@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.unit.plugins.node_reports import report
 PF = "sys/bus/pci/devices/0000:41:00.0"
 CHECKS = (
     sriov_checks.functions,
+    sriov_checks.link_layer,
     sriov_checks.shared_functions,
     sriov_checks.iommu,
     port_checks.ports,
@@ -120,6 +121,7 @@ class Node:
         plugin: str = "rdm-sriov",
         functions: Sequence[Wanted] = (),
         parent: str = "",
+        options: Mapping[str, str] | None = None,
     ) -> tuple[list[str], list[str]]:
         """Return what is refused and what is warned of."""
         below = parent or ",".join(wanted.parents)
@@ -129,7 +131,13 @@ class Node:
         findings = Findings([], [])
         facts = self.look(wanted)
         for check in CHECKS:
-            check(plan._replace(sriov=wanted, plugin=plugin, functions=functions), facts, findings)
+            check(
+                plan._replace(
+                    sriov=wanted, plugin=plugin, functions=functions, network_options=options or {}
+                ),
+                facts,
+                findings,
+            )
         return sentences(findings.problems), sentences(findings.warnings)
 
 
@@ -280,6 +288,13 @@ def test_an_interface_that_can_have_no_vfs_is_refused(
     problems, _ = node.says()
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_a_vlan_is_refused_before_firmware_that_has_no_vfs_yet_is_changed(node: Node) -> None:
+    node.write(f"{PF}/sriov_totalvfs", "0")
+    node.tool("mstconfig", listing(OFF, OFF))
+    problems, _ = node.says(WANTED._replace(firmware_vfs=8), options={"vlan": "100"})
+    assert [problem.partition(" does")[0] for problem in problems] == ["n1: network_vlan 100"]
 
 
 def test_the_variable_that_names_the_interface_is_told(node: Node) -> None:

@@ -336,6 +336,24 @@ def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], 
     assert [sentence[: len(said)] for sentence in sentences] == ([said] if said else [])
 
 
+def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:
+    node = report(sriov=[function(), function(pf="eth0", infiniband=False)])
+    more: dict[str, Any] = {"network_driver": "sriov", "network_parent": "ib0", "plugin": "rdm-sriov"}
+    assert problems(node, **more, network_options={"vlan": "100"}) == [
+        "network_vlan 100 does not fit ib0: that is InfiniBand, which has partitions in the place of VLANs: "
+        "leave it out, or set network_pkey to a partition"
+    ]
+    assert problems(node, **more, network_options={"pkey": "0x8001"}) == []
+    more["network_parent"] = "eth0"
+    assert problems(node, **more, network_options={"pkey": "0x8001"}) == [
+        "network_pkey 0x8001 does not fit eth0: that is Ethernet, which has no partitions: leave it out, or "
+        "set network_vlan"
+    ]
+    assert problems(node, **more, network_options={"vlan": "100"}) == []
+    rail = Rail("ib0", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1", {"vlan": "100"})
+    assert len(problems(node, **more, network_options={"vlan": "100"}, rails=(rail,))) == 1
+
+
 def test_one_function_under_two_names_is_refused() -> None:
     twice = [Wanted("ib0", 4), Wanted("0000:41:00.0", 4)]
     assert problems(report(sriov=[function()]), functions=twice) == [
