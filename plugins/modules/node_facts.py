@@ -238,7 +238,7 @@ node:
           C(autoprobe), C(bond) and C(vfs).
         - Each VF has C(index), C(pci), C(driver), C(netdev) and C(mac), which are empty when a container has
           it, and what the physical function gives it, C(address), C(port), C(policy), C(vlan), C(trust),
-          C(spoof_check) and C(by_files).
+          C(spoof_check) and C(by_files). C(host_use) says what the node itself does with C(netdev).
       type: list
       elements: dict
     rdma:
@@ -250,7 +250,7 @@ node:
     parents:
       description:
         - The interfaces of O(sriov) that exist, with C(name), C(pci), C(driver), C(vendor), C(total_vfs),
-          C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(unfollowing).
+          C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(infiniband).
         - C(firmware) is how the firmware is set, and C(subnet_manager) whether that answers; empty where it
           was not asked.
       type: list
@@ -547,11 +547,9 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
 def _parents(
     findings: Findings, infiniband: list[dict[str, Any]], sysfs_root: str, wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    names = [
-        name
-        for name in wanted.get("parents") or []
-        if os.path.exists(os.path.join(sysfs_root, "class/net", name))
-    ]
+    named = [functions.device_of(name, sysfs_root)[0] for name in wanted.get("parents") or []]
+    # One may be named twice, by interface and PCI address, which the plan refuses.
+    names = list(dict.fromkeys(filter(None, named)))
     parents = []
     for name in names:
         one = findings.guard(name, sriov_parent.parent, name, sysfs_root, otherwise=None)

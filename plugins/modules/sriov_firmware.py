@@ -27,7 +27,7 @@ attributes:
     description: It compares with what holds after the next boot.
 options:
   parents:
-    description: Network interfaces of the adapters' physical functions.
+    description: Network interfaces, or PCI addresses, of the adapters' physical functions.
     type: list
     elements: str
     required: true
@@ -66,12 +66,12 @@ reasons:
   sample: ["ib0 (0000:41:00.0) offers 0 of 8 VFs"]
 """
 
-import os
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import rdma_tools, sriov_parent
 from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import device_of
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "parents": {"type": "list", "elements": "str", "required": True},
@@ -88,8 +88,8 @@ def adapters(parents: List[str], root: str) -> List[Dict[str, Any]]:
     """
     found = []
     for name in parents:
-        if not os.path.exists(os.path.join(root, "class/net", name)):
-            raise ProgramProblem("{0} is not an interface of the node".format(name))
+        if not device_of(name, root)[0]:
+            raise ProgramProblem("{0} is neither an interface nor a PCI device of the node".format(name))
         one = sriov_parent.parent(name, root)
         if one["vendor"] != sriov_parent.MELLANOX or one["virtual"]:
             continue

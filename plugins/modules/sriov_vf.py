@@ -121,6 +121,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
     Wanted,
     described,
+    host_use,
     next_steps,
     planned,
 )
@@ -267,7 +268,11 @@ class Change:
                 continue  # the card is gone, and its VFs with it
             if not one.made or not found.number:
                 continue
-            holders = ["VF {0} ({1})".format(vf.number, vf.pci) for vf in found.vfs if vf.holder]
+            holders = [
+                "VF {0} ({1})".format(vf.number, ", whose ".join(filter(None, [vf.pci, host_use(vf)])))
+                for vf in found.vfs
+                if vf.holder or vf.host_use
+            ]
             if holders:
                 self.kept.append(
                     "{0} keeps its {1} VFs, because {2} is in use: run again when that has ended".format(

@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     DRIVERS_ON_A_PARENT,
     Findings,
     NodePlan,
+    parent_variable,
     parents,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN
@@ -94,14 +95,14 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
     if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
         return
     existing = [one["name"] for one in facts.get("interfaces") or []]
-    for name in parents(want):
-        # Docker makes a VLAN interface of the parent itself: ib0.100 needs ib0 only.
-        if name in existing or name.rpartition(".")[0] in existing:
+    for name in [*parents(want), *(rail.parent for rail in want.rails)]:
+        # Docker makes a VLAN interface of the parent of macvlan and ipvlan: ib0.100 needs ib0 only.
+        if name in existing or (want.network_driver != "sriov" and name.rpartition(".")[0] in existing):
             continue
         findings.problems.append(
             Problem(
                 want.node,
-                f"network_parent {name}",
+                f"{parent_variable(want, name)} {name}",
                 "is not an interface of the node",
                 f"choose one of {names(name for name in existing if name != 'lo')}",
             )

@@ -32,6 +32,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         engine_checks.selinux,
         device_checks.parent,
         sriov_checks.functions,
+        sriov_checks.link_layer,
         sriov_checks.shared_functions,
         sriov_checks.iommu,
         port_checks.ports,
@@ -52,7 +53,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     ):
         check(want, facts, findings)
     for rail in of_rails(want):
-        for check in (device_checks.parent, existing_checks.network, existing_checks.address):
+        for check in (existing_checks.network, existing_checks.address):
             check(rail, facts, findings)
     return findings
 

@@ -117,6 +117,13 @@ def parents(want: NodePlan) -> list[str]:
     return [name.strip() for name in pool]
 
 
+def parent_variable(want: NodePlan, name: str) -> str:
+    """Return the variable in which the user names an interface."""
+    if name in parents(want):
+        return "network_parent"
+    return "container_rails" if name in [rail.parent for rail in want.rails] else "sriov_vf_parents"
+
+
 def of_rails(want: NodePlan) -> list[NodePlan]:
     """Return what is wanted of a node's further networks, as if each were its only one."""
     return [

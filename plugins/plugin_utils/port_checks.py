@@ -6,7 +6,8 @@ Nothing here is refused: a network of a port that is down is made all the same, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import port_of
@@ -44,13 +45,13 @@ def virtual_ports(want: NodePlan, facts: Mapping[str, Any], findings: Findings) 
         which = (
             f"the ports of VFs {names(map(str, down))} of {parent['name']} are down, and its own is active"
         )
-        kept = [index for index in down if index in parent["unfollowing"]]
+        kept = [
+            vf
+            for vf in _functions(facts, parent["name"])
+            if vf["index"] in down and vf["policy"] not in ("", "Follow")
+        ]
         if kept:
-            directory = f"/sys/class/net/{parent['name']}/device/sriov/{kept[0]}"
-            reason = f"{which}: the policy of {names(map(str, kept))} is not Follow ({directory}/policy)"
-            findings.warnings.append(
-                Problem(want.node, "driver:", reason, f"echo Follow > {directory}/policy, and rebind the VF")
-            )
+            findings.warnings.append(_unfollowing(want, parent["name"], which, kept))
         elif len(down) == _count(facts, parent["name"]):
             lid = port["sm_lid"]
             findings.warnings.append(
@@ -113,6 +114,18 @@ def _port(want: NodePlan, parent: Mapping[str, Any], port: Mapping[str, Any]) ->
         yield Problem(
             want.node, "subnet manager:", reason, f"start it again (systemctl restart opensm); {query}"
         )
+
+
+def _unfollowing(want: NodePlan, name: str, which: str, kept: Sequence[Mapping[str, Any]]) -> Problem:
+    """Tell of VFs whose ports do not follow the physical one; `policy` is from the driver's file or `ip`."""
+    number = kept[0]["index"]
+    if kept[0]["by_files"]:
+        path = f"/sys/class/net/{name}/device/sriov/{number}/policy"
+        remedy, shown = f"echo Follow > {path}, and rebind the VF", path
+    else:
+        remedy, shown = f"ip link set {shlex.quote(name)} vf {number} state auto", f"ip link show {name}"
+    reason = f"{which}: the policy of {names(str(vf['index']) for vf in kept)} is not Follow ({shown})"
+    return Problem(want.node, "driver:", reason, remedy)
 
 
 def _down(facts: Mapping[str, Any], name: str) -> list[int]:

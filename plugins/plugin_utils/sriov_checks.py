@@ -19,7 +19,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_tools impo
 from ansible_collections.rdm.provision.plugins.module_utils.node.sriov_parent import MELLANOX
 from ansible_collections.rdm.provision.plugins.module_utils.vf import decision
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import from_fact
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
+    Findings,
+    NodePlan,
+    parent_variable,
+    parents,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
@@ -33,13 +38,39 @@ def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
     for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
         if unfit or _is_short(want, one):
-            told.add(one["name"])
+            told |= {one["name"], one["pci"]}
             problem = unfit or _too_few(want, one, findings)
             findings.problems.extend([problem] if problem else [])
     if want.functions and not want.become:
         reason = "needs root, which makes virtual functions, and rdm_become is false"
         findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
     findings.problems.extend(_impossible(want, facts, told))
+
+
+def link_layer(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse a VLAN on InfiniBand and a partition on Ethernet, which the plugin would refuse in the end."""
+    if want.network_driver != "sriov":
+        return
+    infiniband = {one["pf"]: one["infiniband"] for one in facts.get("sriov") or []}
+    infiniband.update({one["name"]: one["infiniband"] for one in facts.get("parents") or [] if one["pci"]})
+    below = [(name, want.network_options) for name in parents(want)]
+    below += [(rail.parent, rail.options) for rail in want.rails]
+    vlan = [name for name, options in below if options.get("vlan") and infiniband.get(name) is True]
+    pkey = [name for name, options in below if options.get("pkey") and infiniband.get(name) is False]
+    for option, wrong, kind, remedy in (
+        (
+            "vlan",
+            vlan,
+            "InfiniBand, which has partitions",
+            "leave it out, or set network_pkey to a partition",
+        ),
+        ("pkey", pkey, "Ethernet, which has no partitions", "leave it out, or set network_vlan"),
+    ):
+        if wrong:
+            value = next(options[option] for name, options in below if name == wrong[0])
+            reason = f"does not fit {names(wrong)}: {'that is' if len(wrong) == 1 else 'these are'} {kind}"
+            reason += " in the place of VLANs" if option == "vlan" else ""
+            findings.problems.append(Problem(want.node, f"network_{option} {value}", reason, remedy))
 
 
 def shared_functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -146,7 +177,7 @@ def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
         remedy = "use a ConnectX-4 or newer, or network_driver ipvlan"
     else:
         return None
-    return Problem(want.node, f"host: network_parent {name}", reason, remedy)
+    return Problem(want.node, f"host: {parent_variable(want, name)} {name}", reason, remedy)
 
 
 def _too_few(want: NodePlan, one: Mapping[str, Any], findings: Findings) -> Problem | None:

@@ -205,7 +205,7 @@ def _see_functions(functions: Iterable[Any], root: str, found: Found) -> None:
     for parent, shows in functions:
         card = "the network card {0}".format(parent)
         try:
-            one = physical(parent, root, links)
+            one = physical(parent, root, links, addresses={})
         except VfProblem:
             _note(found, "sriov", card, MISSING)
             continue

@@ -18,28 +18,28 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.boot import mis
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs import siblings
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import (
-    entries,
     link,
     number,
     read,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import device_of, is_infiniband
 
 MELLANOX = "0x15b3"
 _SM_CONFIGURATIONS = ("/etc/opensm/opensm.conf", "/etc/rdma/opensm.conf")
 
 
 def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
-    """Return what an interface is.
+    """Return what an interface is, which is named by itself or by the PCI address of its function.
 
     Returns:
-        `name`; `pci`, `driver` and `vendor` of its PCI function, empty for a virtual interface; `total_vfs`
-        and `num_vfs`; `virtual` (it is itself a VF); `bond` (the bond that it is a port of, or its own name
-        where it is one); `iommu` (the type of its IOMMU group, such as identity or DMA-FQ; empty for none);
-        `children` (IPoIB interfaces of other partitions on it, with `name` and `pkey`); `siblings` (other
-        interfaces of its function); `unfollowing` (indices of the VFs whose link state is not its own).
+        `name`, for a function without an interface its PCI address; `pci`, `driver` and `vendor` of its PCI
+        function, empty for a virtual interface; `total_vfs` and `num_vfs`; `virtual` (it is itself a VF);
+        `bond` (the bond that it is a port of, or its own name where it is one); `iommu` (the type of its
+        IOMMU group, such as identity or DMA-FQ; empty for none); `children` (IPoIB interfaces of other
+        partitions on it, with `name` and `pkey`); `siblings` (other interfaces of its function);
+        `infiniband` (whether it is that, and not Ethernet).
     """
-    interface = os.path.join(root, "class/net", name)
-    device = os.path.join(interface, "device")
+    name, device = device_of(name, root)
     others = siblings(name, root)
     children = [other for other in others if read(root, "class/net", other, "parent") == name]
     return {
@@ -56,7 +56,7 @@ def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
             {"name": child, "pkey": read(root, "class/net", child, "pkey")} for child in sorted(children)
         ],
         "siblings": sorted(set(others) - set(children)),
-        "unfollowing": _unfollowing(device),
+        "infiniband": is_infiniband(name, root),
     }
 
 
@@ -137,8 +137,3 @@ def _bond(name: str, root: str) -> str:
     master = link(root, "class/net", name, "master")
     is_bond = bool(master) and os.path.isdir(os.path.join(root, "class/net", master, "bonding"))
     return master if is_bond else ""
-
-
-def _unfollowing(device: str) -> List[int]:
-    policies = {index: read(device, "sriov", index, "policy") for index in entries(device, "sriov")}
-    return [int(index) for index, policy in policies.items() if policy not in ("", "Follow")]

@@ -86,7 +86,8 @@ def problems(found: Physical, wanted: Wanted) -> List[str]:
     if unfit:
         return [unfit]
     wrong = list(_wrong_settings(found, wanted))
-    if not next_steps(found, wanted):
+    steps = next_steps(found, wanted)
+    if not steps:
         return wrong
     held = [vf for vf in found.vfs if vf.holder]
     if held:
@@ -98,7 +99,23 @@ def problems(found: Physical, wanted: Wanted) -> List[str]:
                 "it" if len(held) == 1 else "them",
             )
         )
+    used = [vf for vf in found.vfs if vf.host_use and _takes_away(steps, vf)]
+    if used:
+        wrong.append(
+            "{0} cannot be changed ({1}) while the node itself uses {2}: take {3} out of use on the node, "
+            "then run again".format(
+                found.name,
+                "; ".join(_needs(found, wanted)),
+                " and ".join("{0}, whose {1}".format(_name(vf, found), host_use(vf)) for vf in used),
+                "it" if len(used) == 1 else "them",
+            )
+        )
     return wrong
+
+
+def host_use(vf: Virtual) -> str:
+    """Return what the node itself does with a VF, as a clause; empty for nothing."""
+    return "interface {0.interface} {0.host_use}".format(vf) if vf.host_use else ""
 
 
 def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
@@ -248,6 +265,14 @@ def _wrong_settings(found: Physical, wanted: Wanted) -> Iterator[str]:
                 "neither sysfs nor ip link shows policy and GUIDs of the VFs of {0}: its driver {1} "
                 "cannot set them, or iproute2 is older than 5.5".format(found.name, found.driver)
             )
+
+
+def _takes_away(steps: Sequence[Step], vf: Virtual) -> bool:
+    """Whether the interface of a VF goes, with what is on it: all do with the number, one with its driver."""
+    return any(
+        step.path.endswith("/sriov_numvfs") or (step.path.endswith("/driver/unbind") and step.text == vf.pci)
+        for step in steps
+    )
 
 
 def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:

@@ -27,6 +27,9 @@ POLICIES = {"auto": "Follow", "enable": "Up", "disable": "Down"}
 Links = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """Interface of a PF -> number of a VF -> what `ip link show` says of it."""
 
+Addresses = Mapping[str, str]
+"""Interface -> an address that the node has on it."""
+
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 _INFINIBAND = "32"  # of /sys/class/net/*/type
@@ -53,6 +56,8 @@ class Virtual(NamedTuple):
         trust: None when not shown.
         spoof_check: None when not shown.
         by_files: whether `sriov/N` of the PF has its settings, and not `ip link`.
+        host_use: what the node itself does with its interface, as a clause that follows "interface NAME";
+            empty for nothing.
     """
 
     number: int
@@ -67,6 +72,7 @@ class Virtual(NamedTuple):
     trust: Optional[bool] = None
     spoof_check: Optional[bool] = None
     by_files: bool = False
+    host_use: str = ""
 
     @property
     def holder(self) -> str:
@@ -107,13 +113,16 @@ class Physical(NamedTuple):
         return sum(1 for vf in self.vfs if vf.pci) == self.number
 
 
-def physical(parent: str, root: str = "/sys", links: Optional[Links] = None) -> Physical:
+def physical(
+    parent: str, root: str = "/sys", links: Optional[Links] = None, addresses: Optional[Addresses] = None
+) -> Physical:
     """Return a PF.
 
     Args:
         parent: its network interface, or its PCI address.
         root: where sysfs is.
         links: as :func:`vf_links` returns them; None to ask.
+        addresses: as :func:`host_addresses` returns them; None to ask.
 
     Raises:
         VfProblem: there is no such function, or it is not one.
@@ -121,9 +130,10 @@ def physical(parent: str, root: str = "/sys", links: Optional[Links] = None) -> 
     device = _device(parent, root)
     pci = os.path.basename(device)
     name = parent if not _PCI_ADDRESS.fullmatch(parent) else _interface(device, root)
-    infiniband = _is_infiniband(name, root)
+    infiniband = is_infiniband(name, root)
     shown = (vf_links() if links is None else links).get(name, {})
     numbers = sorted(int(found.group(1)) for found in map(_VIRTFN.fullmatch, files.entries(device)) if found)
+    given = (host_addresses() if numbers else {}) if addresses is None else addresses
     total = files.read(device, "sriov_totalvfs")
     bond = files.link(root, "class/net", name, "master")
     return Physical(
@@ -135,8 +145,26 @@ def physical(parent: str, root: str = "/sys", links: Optional[Links] = None) -> 
         number=files.number(device, "sriov_numvfs"),
         autoprobe={"0": False, "1": True}.get(files.read(device, "sriov_drivers_autoprobe")),
         bond=bond if os.path.isdir(os.path.join(root, "class/net", bond or "-", "bonding")) else "",
-        vfs=tuple(_virtual(device, number, infiniband, shown.get(number, {})) for number in numbers),
+        vfs=tuple(_virtual(device, number, infiniband, shown.get(number, {}), given) for number in numbers),
     )
+
+
+def device_of(parent: str, root: str = "/sys") -> Tuple[str, str]:
+    """Return an interface, and the directory of its PCI function, of which either may be named.
+
+    Args:
+        parent: an interface, or a PCI address.
+        root: where sysfs is.
+
+    Returns:
+        The interface, or the PCI address of a function without one; and the directory, which is not there for
+        a virtual interface. Two empty texts when there is nothing of that name.
+    """
+    if _PCI_ADDRESS.fullmatch(parent):
+        device = os.path.join(root, PCI_DEVICES, parent)
+        return (_interface(device, root) or parent, device) if os.path.isdir(device) else ("", "")
+    there = bool(parent) and os.path.exists(os.path.join(root, "class/net", parent))
+    return (parent, os.path.join(root, "class/net", parent, "device")) if there else ("", "")
 
 
 def facts(root: str = "/sys") -> List[Dict[str, Any]]:
@@ -153,8 +181,8 @@ def facts(root: str = "/sys") -> List[Dict[str, Any]]:
     has_vfs = [
         name for name in names.values() if files.number(root, "class/net", name, "device/sriov_numvfs")
     ]
-    links = vf_links() if has_vfs else {}
-    return [to_fact(physical(name, root, links)) for name in sorted(names.values(), key=files.natural)]
+    links, given = (vf_links(), host_addresses()) if has_vfs else ({}, {})
+    return [to_fact(physical(name, root, links, given)) for name in sorted(names.values(), key=files.natural)]
 
 
 def to_fact(found: Physical) -> Dict[str, Any]:
@@ -211,7 +239,26 @@ def vf_links() -> Links:
     }
 
 
-def _virtual(device: str, number: int, infiniband: bool, shown: Mapping[str, Any]) -> Virtual:
+def host_addresses() -> Addresses:
+    """Return the first address of each interface; those that IPv6 gives itself on a link do not count.
+
+    Nothing where there is no such command: then only what lies on an interface is known, from sysfs.
+    """
+    try:
+        shown = ip_json("addr", "show")
+    except IpMissing:
+        return {}
+    found: Dict[str, str] = {}
+    for entry in shown:
+        for one in entry.get("addr_info", []):
+            if "local" in one and (one.get("family"), one.get("scope")) != ("inet6", "link"):
+                found.setdefault(entry["ifname"], "{0}/{1}".format(one["local"], one.get("prefixlen", "")))
+    return found
+
+
+def _virtual(
+    device: str, number: int, infiniband: bool, shown: Mapping[str, Any], addresses: Addresses
+) -> Virtual:
     entry = os.path.join(device, "virtfn{0}".format(number))
     interface = partitions.free(entry)
     found = Virtual(
@@ -220,6 +267,7 @@ def _virtual(device: str, number: int, infiniband: bool, shown: Mapping[str, Any
         driver=files.link(entry, "driver"),
         interface=interface,
         mac=files.read(entry, "net", interface, "address").lower() if interface else "",
+        host_use=_host_use(entry, interface, addresses) if interface else "",
     )
     settings = os.path.join(device, "sriov", str(number))
     if infiniband and os.path.exists(os.path.join(settings, "policy")):
@@ -242,6 +290,21 @@ def _virtual(device: str, number: int, infiniband: bool, shown: Mapping[str, Any
         trust=shown.get("trust"),
         spoof_check=shown.get("spoofchk"),
     )
+
+
+def _host_use(entry: str, interface: str, addresses: Addresses) -> str:
+    """Return what the node does with a VF's interface. That it is up says nothing: network managers do it."""
+    if addresses.get(interface):
+        return "has the address {0}".format(addresses[interface])
+    directory = os.path.join(entry, "net", interface)
+    master = files.link(directory, "master")
+    if master:
+        return "is a port of {0}".format(master)
+    # A partition's child is known by its mark: see `partitions`.
+    _, children = partitions.interfaces(entry)
+    above = [name[len("upper_") :] for name in files.entries(directory) if name.startswith("upper_")]
+    above = [name for name in above if name not in children or not partitions.is_ours(entry, name)]
+    return "has {0} on top of it".format(above[0]) if above else ""
 
 
 def _address(text: str) -> str:
@@ -279,7 +342,8 @@ def _is_child(name: str, root: str) -> bool:
     return os.path.exists(os.path.join(root, "class/net", name, "parent"))
 
 
-def _is_infiniband(name: str, root: str) -> bool:
+def is_infiniband(name: str, root: str = "/sys") -> bool:
+    """Return whether an interface is InfiniBand, and not Ethernet."""
     kind = files.read(root, "class/net", name, "type")
     return kind == _INFINIBAND or (
         not kind and files.read(root, "class/net", name, "address").count(":") == 19

@@ -20,9 +20,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import (
     PCI_DEVICES,
+    Addresses,
     Links,
     Physical,
     VfProblem,
+    host_addresses,
     physical,
     vf_links,
 )
@@ -61,11 +63,15 @@ class Kernel:
         Raises:
             VfProblem: there is none.
         """
-        return physical(parent, self.root, self.links())
+        return physical(parent, self.root, self.links(), self.addresses())
 
     def links(self) -> Links:
         """Return what `ip link show` says of VFs."""
         return vf_links()
+
+    def addresses(self) -> Addresses:
+        """Return what addresses the node's interfaces have."""
+        return host_addresses()
 
     def write(self, path: str, text: str) -> None:
         """Write to a file below sysfs, as OSError allows."""

@@ -231,7 +231,7 @@ def _await(kernel: Kernel, function: Function, until: float) -> None:
     while True:
         try:
             # Nothing but sysfs: the processor has other things to do while a node starts.
-            found = physical(function.pci, kernel.root, links={})
+            found = physical(function.pci, kernel.root, links={}, addresses={})
             if found.name != function.pci:
                 return
             missing = "the card {0} ({1}) has no network interface".format(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,19 @@ def test_firmware_is_set_once_and_waits_for_a_reboot(tools: Tools, tree: Path) -
     assert firmware(tree, 16) == {"changed": False, "reboot_required": False, "reasons": []}
 
 
+@pytest.mark.parametrize("interface", [True, False])
+def test_an_adapter_is_named_by_its_pci_address_too(tools: Tools, tree: Path, interface: bool) -> None:
+    tools.firmware((0, 0), (0, 0))
+    if not interface:
+        shutil.rmtree(tree / "sys/bus/pci/devices/0000:41:00.0/net")
+    params = {"parents": ["0000:41:00.0"], "vfs": 16, "sysfs_root": str(tree / "sys")}
+    name = "ib0" if interface else "0000:41:00.0"
+    assert run_module(sriov_firmware, params)["reasons"] == [f"{name} (0000:41:00.0) offers 8 of 16 VFs"]
+    assert tools.calls()[-1][:2] == ["-d", "0000:41:00.0"]
+    with pytest.raises(Failed, match=r"0000:99:00\.0 is neither an interface nor a PCI device of the node"):
+        run_module(sriov_firmware, {**params, "parents": ["0000:99:00.0"]})
+
+
 def test_a_higher_number_of_vfs_stays(tools: Tools, tree: Path) -> None:
     tools.firmware((0, 0), (0, 64))
     firmware(tree, 8)
@@ -128,7 +142,7 @@ def test_other_vendors_and_virtual_interfaces_are_left_alone(tools: Tools, tree:
     (tree / "sys/bus/pci/devices/0000:41:00.0/vendor").write_text("0x8086\n")
     params = {"parents": ["veth0", "ib0"], "vfs": 8, "sysfs_root": str(tree / "sys")}
     assert run_module(sriov_firmware, params)["changed"] is False
-    with pytest.raises(Failed, match="ib7 is not an interface of the node"):
+    with pytest.raises(Failed, match="ib7 is neither an interface nor a PCI device of the node"):
         run_module(sriov_firmware, {**params, "parents": ["ib7"]})
     with pytest.raises(Failed, match="vfs 0 is not a number of VFs"):
         run_module(sriov_firmware, {**params, "vfs": 0})

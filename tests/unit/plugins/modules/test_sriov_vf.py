@@ -185,6 +185,16 @@ def test_absent_leaves_vfs_that_somebody_has_until_they_are_free(node: Node) -> 
     assert node.number == 0
 
 
+def test_absent_leaves_vfs_that_the_node_itself_uses(node: Node) -> None:
+    node.run()
+    interface = node.kernel.use("ib0", 1, "address")
+    assert node.run(state="absent")["kept"] == [
+        f"ib0 keeps its 4 VFs, because VF 1 (0000:41:00.2, whose interface {interface} has the address "
+        "10.1.0.5/24) is in use: run again when that has ended"
+    ]
+    assert node.number == 4
+
+
 def test_a_function_that_is_no_longer_named_is_given_back(node: Node) -> None:
     node.run(parents=["ib0", "ib1"])
     assert node.run(parents=["ib0"])["changed"] is True

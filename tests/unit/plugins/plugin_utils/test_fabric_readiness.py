@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node import boot, programs, sriov_parent
+from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils import port_checks, sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_node
@@ -21,6 +24,7 @@ from tests.unit.plugins.node_reports import report
 PF = "sys/bus/pci/devices/0000:41:00.0"
 CHECKS = (
     sriov_checks.functions,
+    sriov_checks.link_layer,
     sriov_checks.shared_functions,
     sriov_checks.iommu,
     port_checks.ports,
@@ -111,14 +115,29 @@ class Node:
         return {**found, "distribution": {"id": "ubuntu"}, **self.facts}
 
     def says(
-        self, wanted: SriovSettings = WANTED, driver: str = "sriov", plugin: str = "rdm-sriov"
+        self,
+        wanted: SriovSettings = WANTED,
+        driver: str = "sriov",
+        plugin: str = "rdm-sriov",
+        functions: Sequence[Wanted] = (),
+        parent: str = "",
+        options: Mapping[str, str] | None = None,
     ) -> tuple[list[str], list[str]]:
         """Return what is refused and what is warned of."""
-        plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", driver)
+        below = parent or ",".join(wanted.parents)
+        plan = NodePlan(
+            "n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", driver, below
+        )
         findings = Findings([], [])
         facts = self.look(wanted)
         for check in CHECKS:
-            check(plan._replace(sriov=wanted, plugin=plugin), facts, findings)
+            check(
+                plan._replace(
+                    sriov=wanted, plugin=plugin, functions=functions, network_options=options or {}
+                ),
+                facts,
+                findings,
+            )
         return sentences(findings.problems), sentences(findings.warnings)
 
 
@@ -169,6 +188,18 @@ def test_no_vfs_is_refused_with_the_layer_that_is_not_ready(
     assert warnings == []
     assert problems[0].startswith(f"n1: {layer} ib0 (0000:41:00.0) offers no VFs")
     assert remedy in problems[0]
+
+
+def test_a_parent_is_named_by_its_pci_address_too(node: Node) -> None:
+    node.write(f"{PF}/sriov_totalvfs", "0")
+    node.tool("mstconfig", listing(OFF, OFF))
+    named = WANTED._replace(parents=("0000:41:00.0",))
+    assert node.says(named) == node.says()
+    assert node.look(named)["parents"] == node.look()["parents"]
+    assert len(node.look(named._replace(parents=("0000:41:00.0", "ib0")))["parents"]) == 1
+    # The layer tells; not the functions, too.
+    wanted = [Wanted("0000:41:00.0", 4)]
+    assert len(node.says(named, functions=wanted)[0]) == 1
 
 
 def test_the_plan_asks_each_of_these_checks(node: Node) -> None:
@@ -257,6 +288,18 @@ def test_an_interface_that_can_have_no_vfs_is_refused(
     problems, _ = node.says()
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_a_vlan_is_refused_before_firmware_that_has_no_vfs_yet_is_changed(node: Node) -> None:
+    node.write(f"{PF}/sriov_totalvfs", "0")
+    node.tool("mstconfig", listing(OFF, OFF))
+    problems, _ = node.says(WANTED._replace(firmware_vfs=8), options={"vlan": "100"})
+    assert [problem.partition(" does")[0] for problem in problems] == ["n1: network_vlan 100"]
+
+
+def test_the_variable_that_names_the_interface_is_told(node: Node) -> None:
+    _is_vf(node)
+    assert node.says(parent="ib9")[0][0].startswith("n1: host: sriov_vf_parents ib0 is a VF itself")
 
 
 def test_a_bond_in_the_parents_place_is_refused(node: Node) -> None:
@@ -362,6 +405,20 @@ def test_a_vf_that_does_not_follow(node: Node) -> None:
     warning = node.says()[1][0]
     assert "driver: the ports of VFs 1 of ib0" in warning
     assert "echo Follow > /sys/class/net/ib0/device/sriov/1/policy" in warning
+
+
+def test_so_does_one_of_the_kernels_own_driver(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(node.tree / PF / "sriov")
+    links = [
+        {"vf": number, "node guid": "02:00:00:00:00:00:00:01", "link_state": state}
+        for number, state in enumerate(("auto", "disable"))
+    ]
+    monkeypatch.setattr(functions, "vf_links", lambda: {"ib0": dict(enumerate(links))})
+    assert node.says() == ([], [])
+    for device in ("mlx5_1", "mlx5_2"):
+        port(node, device, state="1: DOWN")
+    [warning] = node.says()[1]
+    assert "the policy of 1 is not Follow (ip link show ib0): ip link set ib0 vf 1 state auto" in warning
 
 
 def test_the_subnet_managers_own_host_knows_for_sure(node: Node) -> None:

@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_host, check_node
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
 from tests.unit.plugins.node_reports import SOUND, container, network, report
@@ -300,6 +301,16 @@ def test_parent_interface_must_exist() -> None:
     assert problems(report(), network_parent="ib0, eth0", network_driver="sriov") == []
     [sentence] = problems(report(), network_parent="ib0,ib7", network_driver="sriov")
     assert sentence.startswith("network_parent ib7 is not an interface of the node")
+    # Docker makes VLAN interfaces for macvlan and ipvlan, and no plugin for sriov.
+    [sentence] = problems(report(), network_parent="ib0.100", network_driver="sriov")
+    assert sentence.startswith("network_parent ib0.100 is not an interface of the node")
+
+
+@pytest.mark.parametrize("driver", ["sriov", "macvlan"])
+def test_the_sentence_of_a_rail_names_the_variable_of_rails(driver: str) -> None:
+    rail = Rail("ib7", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1")
+    [sentence] = problems(report(), network_parent="ib0", network_driver=driver, rails=(rail,))
+    assert sentence.startswith("container_rails ib7 is not an interface of the node: choose one of eth0, ib0")
 
 
 def function(**changes: Any) -> dict[str, Any]:
@@ -331,6 +342,7 @@ VF = {
     "trust": None,
     "spoof_check": None,
     "by_files": True,
+    "host_use": "",
 }
 
 
@@ -358,6 +370,24 @@ VF = {
 def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], said: str) -> None:
     sentences = problems(report(sriov=found), functions=[Wanted("ib0", 4)])
     assert [sentence[: len(said)] for sentence in sentences] == ([said] if said else [])
+
+
+def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:
+    node = report(sriov=[function(), function(pf="eth0", infiniband=False)])
+    more: dict[str, Any] = {"network_driver": "sriov", "network_parent": "ib0", "plugin": "rdm-sriov"}
+    assert problems(node, **more, network_options={"vlan": "100"}) == [
+        "network_vlan 100 does not fit ib0: that is InfiniBand, which has partitions in the place of VLANs: "
+        "leave it out, or set network_pkey to a partition"
+    ]
+    assert problems(node, **more, network_options={"pkey": "0x8001"}) == []
+    more["network_parent"] = "eth0"
+    assert problems(node, **more, network_options={"pkey": "0x8001"}) == [
+        "network_pkey 0x8001 does not fit eth0: that is Ethernet, which has no partitions: leave it out, or "
+        "set network_vlan"
+    ]
+    assert problems(node, **more, network_options={"vlan": "100"}) == []
+    rail = Rail("ib0", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1", {"vlan": "100"})
+    assert len(problems(node, **more, network_options={"vlan": "100"}, rails=(rail,))) == 1
 
 
 def test_one_function_under_two_names_is_refused() -> None:

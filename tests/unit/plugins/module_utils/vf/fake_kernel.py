@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import Links
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import Addresses, Links
 from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import Kernel
 
 from tests.fixtures.sysfs.build import build
@@ -36,6 +36,7 @@ class FakeKernel(Kernel):
         drivers: those that are loaded.
         ignores: settings that it takes and forgets.
         ip_works: whether `ip link` shows VFs.
+        host: addresses on the node's interfaces.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -46,12 +47,16 @@ class FakeKernel(Kernel):
         self.drivers = {"mlx5_core", "igbvf"}
         self.ignores: set[str] = set()
         self.ip_works = True
+        self.host: dict[str, str] = {}
         self._shown: dict[str, dict[int, dict[str, Any]]] = {}
 
     # --- what the product calls ---
 
     def links(self) -> Links:
         return self._shown if self.ip_works else {}
+
+    def addresses(self) -> Addresses:
+        return self.host
 
     def write(self, path: str, text: str) -> None:
         self.log.append(f"{path} = {text}")
@@ -190,6 +195,17 @@ class FakeKernel(Kernel):
         vf = self.vf(interface, number)
         self.unbind(vf.name)
         (vf / "driver").symlink_to("../../drivers/vfio-pci")
+
+    def use(self, interface: str, number: int, how: str) -> str:
+        """Let the node itself use a VF: with an address, in a bridge, or with a VLAN on it."""
+        (net,) = (self.vf(interface, number) / "net").iterdir()
+        if how == "address":
+            self.host[net.name] = "10.1.0.5/24"
+        else:
+            other = self.sys / "class/net" / {"bridge": "br0", "vlan": f"{net.name}.7"}[how]
+            other.mkdir()
+            (net / {"bridge": "master", "vlan": f"upper_{other.name}"}[how]).symlink_to(other)
+        return net.name
 
     def unplug(self, interface: str, number: int) -> None:
         """Let a VF vanish."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted, next_steps
+from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted, next_steps, problems
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import (
     VfProblem,
     facts,
@@ -177,6 +178,46 @@ def test_a_vf_that_has_vanished_is_made_anew(kernel: FakeKernel) -> None:
     kernel.unplug("ib0", 2)
     assert bring(kernel, wanted("ib0")) is True
     assert kernel.look("ib0").whole
+
+
+USES = {
+    "address": "has the address 10.1.0.5/24",
+    "bridge": "is a port of br0",
+    "vlan": "has {}.7 on top of it",
+}
+
+
+@pytest.mark.parametrize("how", USES)
+@pytest.mark.parametrize("parent", ["ib0", "eth2"])
+def test_vfs_that_the_node_itself_uses_stay(kernel: FakeKernel, parent: str, how: str) -> None:
+    bring(kernel, wanted(parent, 2))
+    interface = kernel.use(parent, 1, how)
+    pci = kernel.vf(parent, 1).name
+    said = (
+        f"{parent} cannot be changed (it has 2 VFs, not 4) while the node itself uses VF 1 of {parent} "
+        f"({pci}), whose interface {interface} {USES[how].format(interface)}: take it out of use on the "
+        "node, then run again"
+    )
+    assert refusal(kernel, wanted(parent, 4)) == said
+    # Preflight says the same, from facts.
+    fact = to_fact(kernel.look(parent))
+    assert problems(from_fact(fact), wanted(parent, 4)) == [said]
+    # What needs no new number goes on, but for the driver of that one.
+    settings = {"policy": "Up"} if parent == "ib0" else {"vlan": 9}
+    assert bring(kernel, wanted(parent, 2, **settings)) is True
+    other = wanted(parent, 2)._replace(addresses=addresses("06:5e:91:06:50:00", 0, 2))
+    assert f"interface {interface}" in refusal(kernel, other)
+
+
+def test_an_address_counts_unless_ipv6_made_it_on_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"family": "inet6", "local": "fe80::1", "prefixlen": 64, "scope": "link"}
+    shown = [
+        {"ifname": "v0", "addr_info": [own]},
+        {"ifname": "v1", "addr_info": [{"family": "inet", "local": "10.1.0.5", "prefixlen": 24}]},
+        {"ifname": "v2", "addr_info": []},
+    ]
+    monkeypatch.setattr(functions, "ip_json", lambda *_words: shown)
+    assert functions.host_addresses() == {"v1": "10.1.0.5/24"}
 
 
 CHANGES = st.lists(
