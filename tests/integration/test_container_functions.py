@@ -248,13 +248,33 @@ def test_a_function_that_others_took_meanwhile_is_told_and_the_next_run_mends(
 
     with monkeypatch.context() as patch:
         patch.setattr(Functions, "hold", late)
-        with pytest.raises(Failed, match=f"no free virtual function of {fabric.parent} has"):
+        with pytest.raises(Failed, match="whose RDMA devices this container was made with, is another"):
             up(fabric, env={"A": "1"})
     assert not fabric.running("rdm")
     fabric.remove("thief")
     up(fabric, env={"A": "1"})
     assert uverbs(api) == [has(fabric)]
     assert not up(fabric, env={"A": "1"})["changed"]
+
+
+def test_one_that_was_stopped_does_not_start_with_the_devices_of_another(
+    fabric: Fabric, api: DockerAPI
+) -> None:
+    up(fabric)
+    mine = has(fabric)
+    fabric.docker("stop", "-t", "0", "rdm")
+    others = [f"c{number}" for number in range(FUNCTIONS)]
+    for name in others:
+        fabric.run(name)
+    fabric.remove(*(name for name in others if has(fabric, name) != mine))
+    with pytest.raises(RuntimeError, match="is another container's now, or gone: rdm-provision up makes"):
+        fabric.docker("start", "rdm")
+    assert up(fabric)["actions"] == ["replace"]
+    assert uverbs(api) == [has(fabric)] != [mine]
+    assert not up(fabric)["changed"]
+    # Who starts a container by hand, with the same address, asks for no function and gets any.
+    fabric.remove("rdm")
+    fabric.run("by-hand", "--ip", MY_IP)
 
 
 @pytest.mark.parametrize(

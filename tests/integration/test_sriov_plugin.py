@@ -10,10 +10,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ansible_collections.rdm.provision.plugins.modules import container_ready
 
+from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES
-from tests.integration.sriov_node import FUNCTIONS, Node, sriov_node
+from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, sriov_node
+from tests.unit.plugins.modules.running import run_module
 
 CONTAINERS = 50
 OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
@@ -109,6 +112,33 @@ def test_a_plugin_without_its_state_gives_nobody_what_another_has(node: Node, le
     assert node.address("na") != node.address("nb")
     node.remove("na", "nb")
     assert node.promised() == {}
+
+
+@pytest.mark.parametrize("left", ["", '{"networks": {'])
+def test_a_plugin_without_its_state_and_without_the_engines_socket_is_told_its_networks(
+    node: Node, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.run("na")
+    node.stop_plugin()
+    (node.state / "state.json").unlink()
+    if left:
+        (node.state / "state.json").write_text(left)
+    # As one in a container, for which the container "plugin" stands here.
+    node.start_plugin(engine="/nowhere.sock")
+    with pytest.raises(RuntimeError, match="unknown here and the engine does not say what it was"):
+        node.run("nb")
+    node.remove("nb")
+    node.docker("run", "-d", "--init", "--name", "plugin", "--network", "none", BUSYBOX)
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{node.engine.socket}")
+    params = {"name": "plugin", "cluster": "rdm", "socket": str(node.socket)}
+    assert run_module(container_ready, params)["taught"] == [NETWORK]
+    assert not run_module(container_ready, params)["changed"]
+    node.run("nb")
+    assert node.address("na") != node.address("nb")
+    node.remove("na", "nb", "plugin")
+    assert node.promised() == {}
+    node.stop_plugin()
+    node.start_plugin()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

@@ -19,10 +19,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
 from ansible_collections.rdm.provision.plugins.module_utils.node import rdma, sriov_parent
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import read
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import RESERVE, PluginProblem, ask
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
+    FUNCTION,
+    RESERVE,
+    PluginProblem,
+    ask,
+)
 
 Settings = Dict[str, Dict[str, Any]]
-"""Network -> `devices`, paths of RDMA devices, and `mac`, the hardware address; what is empty is left out."""
+"""Network -> `devices`, paths of RDMA devices, `function`, the key of the function that these belong to, and
+`mac`, the hardware address; what is empty is left out."""
 
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
@@ -62,7 +68,7 @@ def held(socket: str, found: Optional[Mapping[str, Any]], network: str) -> str:
         value = ask(socket, "NetworkDriver.EndpointOperInfo", body).get("Value")
     except PluginProblem:
         return ""
-    return str((value if isinstance(value, dict) else {}).get("rdm.provision.function") or "")
+    return str((value if isinstance(value, dict) else {}).get(FUNCTION) or "")
 
 
 def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optional[List[str]]:
@@ -147,6 +153,8 @@ class Functions:
                 "mac": had.get("mac") if mac is None else mac,
                 "devices": had.get("devices") if paths is None else paths,
             }
+            # Devices are of one function, which the container then asks for at every start.
+            mine["function"] = (given.key or had.get("function")) if mine["devices"] else ""
             if any(mine.values()):
                 settings[network] = {name: value for name, value in mine.items() if value}
         return settings

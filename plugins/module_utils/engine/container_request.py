@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import FUNCTION
 
 LABEL_SETTINGS = "rdm.provision.settings"
 
@@ -71,8 +72,12 @@ def endpoint(wanted: Mapping[str, Any], network: str, api: Tuple[int, ...]) -> D
         api: version of the engine's API.
     """
     mac = _mac(wanted, network)
-    address = {"IPAMConfig": {"IPv4Address": dict(ends(wanted))[network]}}
-    return dict(address, MacAddress=mac) if mac and api >= _MAC_OF_ENDPOINT else address
+    function = _function(wanted, network, "function")
+    return {
+        "IPAMConfig": {"IPv4Address": dict(ends(wanted))[network]},
+        **({"MacAddress": mac} if mac and api >= _MAC_OF_ENDPOINT else {}),
+        **({"DriverOpts": {FUNCTION: function}} if function else {}),
+    }
 
 
 def request(wanted: Mapping[str, Any], api: Tuple[int, ...] = (1, 41)) -> Dict[str, Any]:
@@ -186,7 +191,11 @@ def settings_of(found: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _mac(wanted: Mapping[str, Any], network: str) -> str:
-    return str(((wanted.get("functions") or {}).get(network) or {}).get("mac") or "")
+    return _function(wanted, network, "mac")
+
+
+def _function(wanted: Mapping[str, Any], network: str, what: str) -> str:
+    return str(((wanted.get("functions") or {}).get(network) or {}).get(what) or "")
 
 
 def _label(wanted: Mapping[str, Any]) -> str:

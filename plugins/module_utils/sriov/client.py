@@ -18,6 +18,8 @@ CAPABILITIES = "NetworkDriver.GetCapabilities"
 CREATE_NETWORK = "NetworkDriver.CreateNetwork"
 GENERIC = "com.docker.network.generic"
 """Where a request has the options of `docker network create -o`."""
+FUNCTION = "rdm.provision.function"
+"""Names a function's key: in what the plugin says of an endpoint, and in what a container asks for."""
 INFO = "RdmSriov.Info"
 RESERVE = "RdmSriov.Reserve"
 _CONNECT_TIMEOUT = 5.0

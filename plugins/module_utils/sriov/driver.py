@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, List
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
     CREATE_NETWORK,
+    FUNCTION,
     GENERIC,
     INFO,
     RESERVE,
@@ -191,7 +192,8 @@ class Driver:
             raise FunctionProblem("endpoint {0} is there already".format(name[:12]))
         asked = _dict(request, "Interface")
         address, hardware = str(asked.get("Address") or ""), str(asked.get("MacAddress") or "").lower()
-        function = self._choose((network_id, address), network, hardware)
+        bound = str(_dict(request, "Options").get(FUNCTION) or "")
+        function = self._choose((network_id, address), network, hardware, bound)
         interface = self._functions.interface(function)
         ethernet = self._functions.is_ethernet(interface)
         if function.number >= 0 and ethernet:
@@ -223,7 +225,7 @@ class Driver:
 
     def _info(self, request: Answer) -> Answer:
         endpoint = self._state.endpoints.get(_text(request, "EndpointID"))
-        return {"Value": {"rdm.provision.function": endpoint.function} if endpoint else {}}
+        return {"Value": {FUNCTION: endpoint.function} if endpoint else {}}
 
     def _join(self, request: Answer) -> Answer:
         name = _text(request, "EndpointID")
@@ -268,22 +270,33 @@ class Driver:
             free.pop(endpoint.function, None)
         return list(free.values())
 
-    def _choose(self, owner: Owner, network: Network, hardware: str = "") -> Function:
+    def _choose(self, owner: Owner, network: Network, hardware: str = "", bound: str = "") -> Function:
         """Return the function that an owner gets now.
 
         Args:
             owner: network and address.
             network: the same network.
             hardware: the hardware address that was asked for.
+            bound: the key of the function whose devices the container was made with.
         """
         pool = self._pool(network)
         free = self._free(pool)
         mine = self._state.reserved.get(owner)
         waiting = {one.function for one in self._state.reserved.values()}
+        if bound:
+            promised = waiting - {mine.function if mine else ""}
+            free = [one for one in free if one.key == bound and bound not in promised]
+            if not free:
+                raise FunctionProblem(
+                    "{0}, whose RDMA devices this container was made with, is another container's now, or "
+                    "gone: rdm-provision up makes the container anew".format(bound)
+                )
         if hardware:
             found = [
                 one for one in free if self._functions.address(self._functions.interface(one)) == hardware
             ]
+        elif bound:
+            found = free
         elif mine:
             found = [one for one in free if one.key == mine.function]
         else:

@@ -148,6 +148,13 @@ def test_a_hardware_address_is_the_endpoints_where_the_engine_knows_that(
     }
 
 
+def test_a_container_asks_at_every_start_for_the_function_whose_devices_it_has() -> None:
+    asking = {**WANTED, "functions": {"ibnet": {"function": "0000:41:00.2", "devices": ["/dev/x"]}}}
+    end = request(asking)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
+    assert end["DriverOpts"] == {"rdm.provision.function": "0000:41:00.2"}
+    assert "DriverOpts" not in request(WITH_FUNCTION)["NetworkingConfig"]["EndpointsConfig"]["ibnet"]
+
+
 def test_a_container_without_rails_and_functions_is_labelled_as_ever() -> None:
     label = request({**WANTED, "rails": {}, "functions": {}})["Labels"]["rdm.provision.settings"]
     assert label == request(WANTED)["Labels"]["rdm.provision.settings"]

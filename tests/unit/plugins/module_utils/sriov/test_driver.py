@@ -90,10 +90,13 @@ class Plugin:
         pools = [{"Pool": "192.169.16.0/24"}]
         self.call("CreateNetwork", NetworkID=name, Options={GENERIC: given_options}, IPv4Data=pools)
 
-    def container(self, name: str, address: str = "", network: str = NETWORK, mac: str = "") -> str:
+    def container(
+        self, name: str, address: str = "", network: str = NETWORK, mac: str = "", bound: str = ""
+    ) -> str:
         """Start a container; return its function."""
         interface = {"Address": address, "MacAddress": mac}
-        self.call("CreateEndpoint", NetworkID=network, EndpointID=name, Interface=interface)
+        options = {"rdm.provision.function": bound} if bound else {}
+        self.call("CreateEndpoint", NetworkID=network, EndpointID=name, Interface=interface, Options=options)
         self.call("Join", NetworkID=network, EndpointID=name, SandboxKey="/var/run/docker/netns/x")
         self.given[name] = self.state.endpoints[name].function
         self.machine.away.add(self.given[name])
@@ -359,6 +362,33 @@ def test_the_hardware_address_of_a_reserved_function_gets_it(plugin: Plugin) -> 
     mac = plugin.reserve("192.169.16.100/24")["mac"]
     assert plugin.container("a", "192.169.16.7/24", mac=mac) == "ib0.0"
     assert plugin.state.reserved == {}
+
+
+def test_a_container_gets_the_function_whose_devices_it_was_made_with_or_none(plugin: Plugin) -> None:
+    mine = plugin.reserve("192.169.16.100/24")["pci"]
+    assert plugin.container("a", "192.169.16.100/24", bound=mine) == mine
+    plugin.end("a")
+    # It was stopped, and another container took its function.
+    plugin.machine.away.add("ib0.1")
+    assert plugin.container("other", "192.169.16.101/24") == mine
+    plugin.machine.away.discard("ib0.1")
+    before = plugin.state._all()
+    with pytest.raises(FunctionProblem, match=rf"{mine}, whose RDMA devices .*: rdm-provision up makes the"):
+        plugin.container("a2", "192.169.16.100/24", bound=mine)
+    assert plugin.state._all() == before
+    # Made anew, it has another; one that is made by hand gets what is free.
+    again = plugin.reserve("192.169.16.100/24")["pci"]
+    assert again != mine
+    assert plugin.container("a3", "192.169.16.100/24", bound=again) == again
+    plugin.end("a3")
+    assert plugin.container("by hand", "192.169.16.100/24") == again
+
+
+def test_a_container_does_not_take_what_waits_for_another_address(plugin: Plugin) -> None:
+    waits = plugin.reserve("192.169.16.101/24")["pci"]
+    with pytest.raises(FunctionProblem, match="whose RDMA devices"):
+        plugin.container("a", "192.169.16.100/24", bound=waits)
+    assert plugin.container("b", "192.169.16.101/24", bound=waits) == waits
 
 
 def test_a_function_does_not_wait_for_ever(plugin: Plugin) -> None:
