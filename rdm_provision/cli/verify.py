@@ -24,8 +24,13 @@ Examples:
 )
 @click.option("--all-pairs", is_flag=True, help="Measure every pair also where a sample would do.")
 @click.option("--rdma", is_flag=True, help="Measure RDMA with perftest, too.")
-@click.option("--collective", is_flag=True, help="Time an all-reduce over all nodes, too.")
-@click.option("--max-size", default="", metavar="SIZE", help="Largest tensor of --collective.  [default: 1G]")
+@click.option("--collective", is_flag=True, help="Time an all-reduce over all nodes, too (training image).")
+@click.option(
+    "--max-size",
+    default="",
+    metavar="SIZE",
+    help="Largest tensor of --collective, from 1M up.  [default: 1G]",
+)
 @limited_run_options
 def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_size: str) -> int:
     """Measure reachability and round-trip times between the containers.
@@ -35,7 +40,8 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
 
     With --rdma, pairs of nodes measure bandwidth and latency with perftest, in rounds in which no node is in
     two pairs; above 128 nodes, 16 rounds. With --collective, all nodes reduce tensors as a training does,
-    over NCCL, RCCL or Gloo. Both want the cluster for themselves, without a job that runs.
+    over NCCL, RCCL or Gloo; it needs an image with the trainer, as a training does. Both want the cluster for
+    themselves, without a job that runs.
 
     Bounded in time. Every node gets a verdict, with the reason when it is a bad one. A pair that does not
     talk fails the run; with --rdma and --collective so does a node or link slower than the others.
