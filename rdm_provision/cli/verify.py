@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
+
+if TYPE_CHECKING:
+    from rdm_provision.events import RunResult
 
 __all__ = ["verify"]
 
@@ -72,7 +77,22 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     if result.collective is not None:
         measured.show_collective(console, result.collective)
     if not result.ok:
-        flag = inventory_flag(options)
-        again = view.mend(result, f"rdm-provision verify{flag}", whole=True)
-        view.next_steps(console, [("put right what is not as described", f"rdm-provision up{flag}"), *again])
+        view.next_steps(console, next_steps(result, inventory_flag(options)))
     return result.exit_code
+
+
+def next_steps(result: RunResult, flag: str) -> list[tuple[str, str]]:
+    """Return what to do when nodes failed.
+
+    Args:
+        result: what was measured.
+        flag: how the inventory is named on the command line.
+    """
+    from rdm_provision.cli import view
+
+    again = view.mend(result, f"rdm-provision verify{flag}", whole=True)
+    # No run of `up` brings a device that the kernel does not show.
+    bare = set((result.rdma or {}).get("without_device") or ())
+    if result.failed and not result.unreachable and bare.issuperset(result.failed):
+        return again
+    return [("put right what is not as described", f"rdm-provision up{flag}"), *again]
