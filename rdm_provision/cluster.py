@@ -323,8 +323,9 @@ class Cluster(JobVerbs):
         Args:
             all_pairs: measure every pair also in a cluster so large that a sample would do.
             rdma: measure RDMA bandwidth and latency, too: the result's ``rdma``.
-            collective: time an all-reduce over all nodes, too: the result's ``collective``.
-            max_size: its largest tensor, such as ``256M``; default: ``1G``.
+            collective: time an all-reduce over all nodes, too, for which their image needs the trainer: the
+                result's ``collective``.
+            max_size: its largest tensor, from ``1M`` up, such as ``256M``; default: ``1G``.
 
         The other arguments and the errors are those of :meth:`up`.
 
@@ -341,7 +342,9 @@ class Cluster(JobVerbs):
             what = "RDMA is measured between nodes" if rdma else "an all-reduce takes at least two nodes"
             raise InputError(f"{what}, and this run has only {nodes[0]}", hint="choose more with --limit")
         if max_size and not _SIZE.fullmatch(max_size):
-            raise InputError(f"{max_size!r} is no size of a tensor", hint="give one such as 256M or 1G")
+            raise InputError(
+                f"{max_size!r} is no size of a tensor", hint="give one from 1M up, such as 256M or 1G"
+            )
         extra: dict[str, Any] = {"verify_all_pairs": True} if all_pairs else {}
         extra |= {"verify_rdma": True} if rdma else {}
         extra |= {"verify_collective": True} if collective else {}

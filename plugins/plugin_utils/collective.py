@@ -51,6 +51,7 @@ def judge_collective(
         findings.append(f"{one} <-> {other}: {reason}")
         for name in (one, other):
             reasons[name].append(f"{one} <-> {other}: {reason}")
+    warnings += verdict.unclear
     rates = {names.get(name, name): float(rate) for name, rate in (result.get("rates_gbit") or {}).items()}
     sizes: Sequence[Mapping[str, Any]] = result.get("sizes") or ()
     best = max((float(size["busbw"]) for size in sizes), default=None)

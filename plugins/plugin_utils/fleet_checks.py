@@ -113,7 +113,7 @@ def _traits(facts: Mapping[str, Any]) -> Iterator[tuple[Trait, str, str]]:
         yield (
             Trait("driver", "mode of RDMA devices in network namespaces"),
             mode,
-            "set the same on all (rdma system show; rdma system set netns shared, and "
+            "set shared on all (rdma system show; rdma system set netns shared, and "
             "netns_mode=1 of ib_core in /etc/modprobe.d for the next boot)",
         )
 

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 
+_WIDE = 0.5  # below this share of the fastest pair, whatever is usual
+
 Pair = tuple[str, str]
 
 
@@ -48,6 +50,8 @@ class Judgement(NamedTuple):
         sent_gbit: by node, the median of what it sends, None without any.
         received_gbit: by node, the median of what it receives.
         latency_us: by node, the median of its latencies.
+        unclear: sentences of a wide spread that none of them explains: half of the nodes make all that is
+            usual slow.
     """
 
     nodes: dict[str, str]
@@ -57,6 +61,7 @@ class Judgement(NamedTuple):
     sent_gbit: dict[str, float | None]
     received_gbit: dict[str, float | None]
     latency_us: dict[str, float | None]
+    unclear: list[str]
 
 
 def judge(
@@ -99,14 +104,39 @@ def judge(
     ]
     waits = {name: statistics.median_low(values) if values else None for name, values in times.items()}
     guilty = _guilty(nodes, measured, set(bad))
-    verdict = Judgement({}, {}, usual_gbit, usual_us, medians[0], medians[1], waits)
+    verdict = Judgement({}, {}, usual_gbit, usual_us, medians[0], medians[1], waits, [])
     for name, (count, of) in guilty.items():
         failures = [why for pair, why in failed.items() if name in pair]
         verdict.nodes[name] = _reason(name, verdict, failures, (count, of), bounds)
     for pair in sorted(bad, key=lambda pair: (rank[pair[0]], rank[pair[1]])):
         if not set(pair) & set(guilty):
             verdict.links[pair] = bad[pair]
+    told = {pair for pair in measured if pair in bad or set(pair) & set(guilty)}
+    rates: dict[Pair, float] = {}
+    for pair, value in bandwidth.items():  # of two directions the slower
+        both_ways = _ordered(pair, rank)
+        if both_ways not in told:
+            rates[both_ways] = min(value, rates.get(both_ways, value))
+    late = {one: value for pair, value in latency.items() if (one := _ordered(pair, rank)) not in told}
+    if rates:
+        share, most = min(bounds.share, _WIDE), max(rates.values())
+        slow = [pair for pair in sorted(rates, key=rates.__getitem__) if rates[pair] < share * most]
+        verdict.unclear.extend(_unclear("bandwidths", "Gb/s", rates, slow))
+    if late:
+        least = min(late.values())
+        most = max(bounds.factor * least, least + bounds.floor_us)
+        slow = [pair for pair in sorted(late, key=lambda pair: -late[pair]) if late[pair] > most]
+        verdict.unclear.extend(_unclear("latencies", "us", late, slow))
     return verdict
+
+
+def _unclear(what: str, unit: str, values: Mapping[Pair, float], slow: Sequence[Pair]) -> list[str]:
+    """Return the sentence on a spread, if any pair is slow."""
+    if not slow:
+        return []
+    span = f"{min(values.values()):.3g} to {max(values.values()):.3g} {unit}"
+    pairs = listed([f"{one} <-> {other}" for one, other in slow])
+    return [f"the {what} go from {span}, and no single node or link explains it; slow are {pairs}"]
 
 
 def _guilty(nodes: Sequence[str], measured: set[Pair], bad: set[Pair]) -> dict[str, tuple[int, int]]:

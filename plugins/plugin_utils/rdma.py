@@ -52,6 +52,7 @@ class Rdma(NamedTuple):
         usual_gbit, usual_us: of the cluster.
         rates: of the links by node, as far as they are known.
         sample: how much was measured; None where every pair was.
+        bare: nodes whose kernel shows no RDMA device at all.
     """
 
     nodes: list[str]
@@ -67,6 +68,7 @@ class Rdma(NamedTuple):
     usual_us: float | None
     rates: dict[str, float]
     sample: Sample | None
+    bare: list[str]
 
 
 def device_problems(look: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -148,6 +150,7 @@ def judge_rdma(
         findings.append(f"{one} <-> {other}: {reason}")
         for name in (one, other):
             reasons[name].append(f"{one} <-> {other}: {reason}")
+    warnings += verdict.unclear
     usual = verdict.usual_gbit
     if usual is not None and usual_rate is not None and usual < RATE_SHARE * usual_rate:
         warnings.append(
@@ -168,6 +171,7 @@ def judge_rdma(
         usual_us=verdict.usual_us,
         rates=rates,
         sample=sample,
+        bare=[name for name in nodes if (looks.get(name, {}).get("look") or {}).get("shown") == []],
     )
 
 
@@ -230,6 +234,7 @@ def as_dict(rdma: Rdma) -> dict[str, Any]:
         },
         "usual_gbit": rdma.usual_gbit,
         "usual_us": rdma.usual_us,
+        "without_device": rdma.bare,
         "sample": dict(rdma.sample._asdict(), text=str(rdma.sample)) if rdma.sample else None,
     }
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
+
+if TYPE_CHECKING:
+    from rdm_provision.events import RunResult
 
 __all__ = ["verify"]
 
@@ -24,8 +29,13 @@ Examples:
 )
 @click.option("--all-pairs", is_flag=True, help="Measure every pair also where a sample would do.")
 @click.option("--rdma", is_flag=True, help="Measure RDMA with perftest, too.")
-@click.option("--collective", is_flag=True, help="Time an all-reduce over all nodes, too.")
-@click.option("--max-size", default="", metavar="SIZE", help="Largest tensor of --collective.  [default: 1G]")
+@click.option("--collective", is_flag=True, help="Time an all-reduce over all nodes, too (training image).")
+@click.option(
+    "--max-size",
+    default="",
+    metavar="SIZE",
+    help="Largest tensor of --collective, from 1M up.  [default: 1G]",
+)
 @limited_run_options
 def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_size: str) -> int:
     """Measure reachability and round-trip times between the containers.
@@ -35,7 +45,8 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
 
     With --rdma, pairs of nodes measure bandwidth and latency with perftest, in rounds in which no node is in
     two pairs; above 128 nodes, 16 rounds. With --collective, all nodes reduce tensors as a training does,
-    over NCCL, RCCL or Gloo. Both want the cluster for themselves, without a job that runs.
+    over NCCL, RCCL or Gloo; it needs an image with the trainer, as a training does. Both want the cluster for
+    themselves, without a job that runs.
 
     Bounded in time. Every node gets a verdict, with the reason when it is a bad one. A pair that does not
     talk fails the run; with --rdma and --collective so does a node or link slower than the others.
@@ -66,7 +77,22 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     if result.collective is not None:
         measured.show_collective(console, result.collective)
     if not result.ok:
-        flag = inventory_flag(options)
-        again = view.mend(result, f"rdm-provision verify{flag}", whole=True)
-        view.next_steps(console, [("put right what is not as described", f"rdm-provision up{flag}"), *again])
+        view.next_steps(console, next_steps(result, inventory_flag(options)))
     return result.exit_code
+
+
+def next_steps(result: RunResult, flag: str) -> list[tuple[str, str]]:
+    """Return what to do when nodes failed.
+
+    Args:
+        result: what was measured.
+        flag: how the inventory is named on the command line.
+    """
+    from rdm_provision.cli import view
+
+    again = view.mend(result, f"rdm-provision verify{flag}", whole=True)
+    # No run of `up` brings a device that the kernel does not show.
+    bare = set((result.rdma or {}).get("without_device") or ())
+    if result.failed and not result.unreachable and bare.issuperset(result.failed):
+        return again
+    return [("put right what is not as described", f"rdm-provision up{flag}"), *again]

@@ -8,7 +8,12 @@ from typing import Any
 import yaml
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+ROLES = Path(__file__).parents[2] / "roles"
 ENGINE = "{{ {'DOCKER_HOST': 'unix://' ~ rdm_docker_socket} if rdm_docker_socket | default('') else {} }}"
+
+
+def _read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
 
 
 def plays() -> list[tuple[str, dict[str, Any]]]:
@@ -16,6 +21,25 @@ def plays() -> list[tuple[str, dict[str, Any]]]:
     return [
         (path.name, play) for path in PLAYBOOKS.rglob("*.yml") for play in yaml.safe_load(path.read_text())
     ]
+
+
+def test_what_the_all_reduce_lacks_is_refused_before_anything_is_measured() -> None:
+    """Planned and asked of all nodes by the tasks that start it, short of the start."""
+    parts = [play["ansible.builtin.import_playbook"] for play in _read(PLAYBOOKS / "verify.yml")[-4:]]
+    assert parts == [f"parts/{name}.yml" for name in ("collective_agree", "measure", "rdma", "collective")]
+    tasks = {name: _read(ROLES / f"job/tasks/{name}.yml") for name in ("agree", "start")}
+    assert tasks["start"][0]["ansible.builtin.import_tasks"] == "agree.yml"
+    verbs = [task["rdm.provision.job"]["verb"] for task in tasks["agree"] if "rdm.provision.job" in task]
+    assert verbs == ["check"]
+    before, after = (
+        next(
+            task["vars"]
+            for task in _read(ROLES / f"verify/tasks/{name}.yml")
+            if task.get("ansible.builtin.import_role", {}).get("name") == "rdm.provision.job"
+        )
+        for name in ("collective_agree", "collective")
+    )
+    assert before == after
 
 
 def test_whoever_works_on_nodes_tells_modules_where_the_engine_is() -> None:

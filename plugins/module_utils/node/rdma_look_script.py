@@ -142,6 +142,7 @@ def look(address: str, root: str = "/") -> Dict[str, Any]:
         "rate_gbit": None,
         "link_layer": "",
         "usable": opened,
+        "shown": known,
         "foreign": [
             device
             for device in devices

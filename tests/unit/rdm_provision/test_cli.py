@@ -18,7 +18,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 
 from rdm_provision.cli import VERBS, cli, main
 from rdm_provision.cluster import Cluster
-from rdm_provision.events import RunResult
+from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.outcomes import CommandOutput
 from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory
@@ -269,6 +269,19 @@ def test_next_steps_after_up_are_those_that_work_there(make_inventory: MakeInven
     assert shown == [["env", "up"], ["train", "CONFIG.yaml"], ["env", "down"]]
     shown = [step.split()[1:2] for _, step in next_steps(Cluster.load(make_inventory()), "")]
     assert shown == [["status"], ["exec"], ["verify"], ["down"]]
+
+
+def test_up_is_advised_after_verify_unless_the_nodes_have_no_device() -> None:
+    from rdm_provision.cli.verify import next_steps
+
+    nodes = {name: NodeRecap(failed=1) for name in ("node1", "node2")}
+
+    def advised(*without: str) -> list[str]:
+        result = RunResult(verb="verify", nodes=nodes, rdma={"without_device": list(without)})
+        return [step.split()[1] for _, step in next_steps(result, " -i x")]
+
+    assert advised("node1") == ["up", "verify"]
+    assert advised("node1", "node2") == ["verify"]
 
 
 def test_a_size_without_an_all_reduce_is_bad_input(call: Call, make_inventory: MakeInventory) -> None:

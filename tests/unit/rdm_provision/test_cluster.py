@@ -307,9 +307,10 @@ def test_between_nodes_takes_two_of_them_and_a_size_is_one(cluster: Cluster) -> 
         InputError, match="an all-reduce takes at least two nodes, and this run has only node1"
     ):
         cluster.verify(collective=True, limit="node1")
-    for size in ("64", "1T", "0M", "x"):
-        with pytest.raises(InputError, match=f"'{size}' is no size of a tensor"):
+    for size in ("64", "1K", "1T", "0M", "x"):
+        with pytest.raises(InputError, match=f"'{size}' is no size of a tensor") as refused:
             cluster.verify(collective=True, max_size=size)
+        assert refused.value.hint == "give one from 1M up, such as 256M or 1G"
 
 
 def test_a_limit_reaches_the_run(cluster: Cluster) -> None:

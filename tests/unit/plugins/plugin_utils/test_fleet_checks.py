@@ -98,6 +98,14 @@ def test_whoever_differs_is_named_and_nobody_else(ready: dict[str, Any], data: s
     assert len(sentences(found)) == (1 if outliers else 0)
 
 
+def test_the_remedy_of_modes_is_the_one_that_is_accepted(ready: dict[str, Any]) -> None:
+    nodes = fleet(ready, 3)
+    for name in ("n0", "n1"):  # though most have the other
+        exclusive(nodes[name])
+    (line,) = sentences(differences(nodes))
+    assert "set shared on all (rdma system show; rdma system set netns shared, and" in line
+
+
 def test_halves_are_told_apart_in_one_sentence(ready: dict[str, Any]) -> None:
     nodes = fleet(ready, 4)
     for name in ("n0", "n1"):

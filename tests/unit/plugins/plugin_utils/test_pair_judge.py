@@ -110,6 +110,20 @@ def test_of_three_a_slow_one_is_known_and_of_two_it_is_a_link() -> None:
     assert verdict.links == {("n1", "n2"): "n1 sends n2 20 Gb/s; usual are 97"}
 
 
+def test_half_of_the_nodes_slow_is_told_though_nobody_can_be_blamed() -> None:
+    nodes = names(4)
+    verdict = judged(rounds(nodes), nodes, slow=["n3", "n4"])
+    assert (verdict.nodes, verdict.links) == ({}, {})
+    [sentence] = verdict.unclear
+    assert sentence.startswith("the bandwidths go from ")
+    assert "no single node or link explains it; slow are " in sentence
+    assert "n1 <-> n2" not in sentence
+    [sentence] = judged(rounds(nodes), nodes, late=["n3", "n4"]).unclear
+    assert sentence.startswith("the latencies go from ")
+    for clear in (judged(rounds(nodes), nodes), judged(rounds(nodes), nodes, slow=["n3"], late=["n3"])):
+        assert clear.unclear == []
+
+
 def test_the_reason_says_how_slow_and_in_which_direction() -> None:
     nodes = names(8)
     verdict = judged(rounds(nodes), nodes, slow=["n3"], direction="sends")

@@ -72,6 +72,20 @@ def test_each_node_gets_its_partners_and_one_of_a_pair_calls() -> None:
             assert found[peer]["rounds"][number] == [name, addresses[name], not calls]
 
 
+def test_a_spread_that_nobody_explains_is_a_warning_and_nodes_without_devices_are_named() -> None:
+    nodes = names(4)
+    found = results(nodes)
+    for one in nodes:
+        for other, figures in found[one]["pairs"].items():
+            if {one, other} != {"n1", "n2"}:
+                figures[:2] = [20.0, 20.0]
+    rdma = as_dict(judge_rdma(nodes, dict.fromkeys(nodes, look()), found))
+    assert rdma["ok"] is True
+    assert any(one.startswith("the bandwidths go from 20 to 180 Gb/s, and no") for one in rdma["warnings"])
+    bare = look(reason="it has no RDMA device: the node shows none", look={"shown": []}, given=[])
+    assert as_dict(judge_rdma(["n1"], {"n1": bare}, {}))["without_device"] == ["n1"]
+
+
 def test_a_thousand_nodes_carry_out_a_sample_and_start_in_their_time() -> None:
     addresses = {name: f"10.0.{number // 250}.{number % 250}" for number, name in enumerate(names(1000))}
     found = parts(addresses, dict.fromkeys(addresses, look()), OPTIONS, forks=50, run="abc")
