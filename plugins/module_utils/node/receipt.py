@@ -107,9 +107,9 @@ def observe(
         _note(found, "sriov", what, state)
     if watch["plugin"]:
         socket = watch["plugin"]["socket"]
-        lacks = ["the network {0}".format(one["Name"]) for one in networks.lacking(api, socket)]
-        what = "what the plugin at {0} lacks".format(socket)
-        _note(found, "sriov", what, ", ".join(lacks) or "nothing")
+        lacks = ", ".join(one["Name"] for one in networks.lacking(api, socket))
+        what = "the list of networks of the plugin at {0}".format(socket)
+        _note(found, "sriov", what, "without {0}".format(lacks) if lacks else "whole")
     _see_engine(watch, api, found, lambda key: _rdma_devices(key, sysfs_root, dev_root))
     return found
 

@@ -179,7 +179,7 @@ def test_the_look_finds_what_the_plugin_lacks_and_that_it_is_dead(plugin: Plugin
     right = receipt.observe(watch, "", engine)  # type: ignore[arg-type]
     assert drift() == []
     plugin.state.networks.clear()
-    assert drift() == [f"what the plugin at {plugin.socket} lacks is the network ibnet, not nothing"]
+    assert drift() == [f"the list of networks of the plugin at {plugin.socket} is without ibnet, not whole"]
     plugin.end()
     assert drift() == [f"the plugin at {plugin.socket} does not answer"]
 
