@@ -138,7 +138,7 @@ def refuse_undone(functions: Functions, network: Network) -> None:
         if wanted is not None and wanted != sets:
             raise ValueError(
                 f"sriov_vf_{name} {_said(wanted)} contradicts network_{of_network} {_said(has)}, from which "
-                f"rdm-sriov sets it to {_said(sets)} at each start of a container: unset sriov_vf_{name}"
+                f"rdm-sriov sets it to {_said(sets)} at each start of a container; leave sriov_vf_{name} out"
             )
 
 
