@@ -97,6 +97,17 @@ class Node:
         """Say whether a container runs."""
         return self.docker("inspect", "--format", "{{.State.Running}}", name) == "true"
 
+    def comes_back(self, name: str, address: str) -> bool:
+        """Wait until a container has this hardware address, after its engine was away; say whether it has."""
+
+        def there() -> bool:
+            try:
+                return self.address(name) == address
+            except RuntimeError:  # it runs no more, or not yet, whatever the engine says of it
+                return False
+
+        return wait_until(there, 60)
+
     def promised(self) -> dict[str, Any]:
         """Return the endpoints that the plugin keeps."""
         endpoints: dict[str, Any] = json.loads((self.state / "state.json").read_text())["endpoints"]

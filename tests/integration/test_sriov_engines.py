@@ -13,7 +13,6 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import networks_of
 
 from tests.integration.conftest import BUSYBOX
-from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES, newer_engine
 from tests.integration.sriov_node import NETWORK, Node, sriov_node
 
@@ -51,8 +50,7 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     # Without a word to the plugin.
     node.engine.kill()
     node.engine.start()
-    assert wait_until(lambda: node.running("na"), 60)
-    assert node.address("na") == before
+    assert node.comes_back("na", before)
     node.remove("na", "nb")
     assert node.promised() == {}
 

@@ -13,7 +13,6 @@ import pytest
 from ansible_collections.rdm.provision.plugins.modules import container_ready
 
 from tests.integration.conftest import BUSYBOX
-from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES
 from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, sriov_node
 from tests.unit.plugins.modules.running import run_module
@@ -152,8 +151,7 @@ def test_after_its_engine_a_container_has_the_same_function(node: Node, how: sig
     else:
         engine.stop()
     engine.start()
-    assert wait_until(lambda: node.running("na"), 60)
-    assert node.address("na") == before
+    assert node.comes_back("na", before)
     # The other one did not come back, and holds nothing.
     assert not node.running("nb")
     for number in range(FUNCTIONS - 1):
