@@ -440,7 +440,7 @@ def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluste
     taken = [*two, {"name": "eth0", "addresses": ["192.169.17.9/24"]}]
     cluster.write({"a": facts(interfaces=taken[::2])}, {}, common)
     refused = cluster.run(stage="nodes")[1]
-    assert [problem["value"] for problem in refused["problems"]] == ["192.169.17.0/24", "network_parent ib1"]
+    assert [problem["value"] for problem in refused["problems"]] == ["192.169.17.0/24", "container_rails ib1"]
     assert "container_rail_subnets" in refused["problems"][0]["remedy"]
 
 
