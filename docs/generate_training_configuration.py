@@ -50,7 +50,8 @@ def kind(hint: Any) -> str:
     """A type in words: ``integer, at least 1``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return f"{kind(arguments[0])}, {arguments[1]}"
+        inner = "text" if isinstance(arguments[1], schema.ByPartition) else kind(arguments[0])
+        return f"{inner}, {arguments[1]}"
     if origin in (typing.Union, types.UnionType):
         return kind(next(part for part in arguments if part is not type(None)))
     if origin is typing.Literal:
@@ -60,7 +61,7 @@ def kind(hint: Any) -> str:
     if origin is dict:
         return "names and texts"
     if dataclasses.is_dataclass(hint):
-        return {"Blend": "data sets", "TokenizerConfig": "keys"}[hint.__name__]
+        return {"Blend": "data sets"}.get(hint.__name__, "keys")
     return WORDS[hint.__name__]
 
 
@@ -109,6 +110,10 @@ def page() -> str:
             for inner, prefix in ((schema.Blend, ""), (schema.TokenizerConfig, "data.tokenizer.")):
                 title = "A data set" if inner is schema.Blend else "data.tokenizer"
                 parts.append(f"### {title}\n\n{first_paragraph(inner)}\n\n{table(inner, prefix)}")
+        if cls is schema.LauncherConfig:
+            slurm = schema.SlurmConfig
+            section = table(slurm, "launcher.slurm.")
+            parts.append(f"### launcher.slurm\n\n{first_paragraph(slurm)}\n\n{section}")
     return "\n".join(parts)
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from rdm_job import culprit, network, processes, wire
-from rdm_job.directory import JobDirectory
+from rdm_job.directory import SLURM, TIME, JobDirectory
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.part import Part
-from rdm_job.protocol import Failure, State
+from rdm_job.protocol import FINAL, Failure, State
 
-__all__ = ["GATHER_S", "RETURN_S", "SILENCE_S", "Agent", "main"]
+__all__ = ["GATHER_S", "RETURN_S", "SILENCE_S", "Agent", "main", "work"]
 
 GATHER_S = 60.0
 """How long the master waits for the other nodes' agents, in seconds, and for each node a little more."""
@@ -48,23 +48,29 @@ class Agent:
 
     Args:
         directory: The job's.
+        before: How it was when it ended on other nodes, to go on here.
     """
 
-    def __init__(self, directory: JobDirectory) -> None:
+    def __init__(self, directory: JobDirectory, before: State | None = None) -> None:
         self.directory = directory
         self.part = Part(directory)
         request = self.part.request
+        before = before or State(request.name)
         self.state = State(
             job=request.name,
             launcher=self.part.kind,
             master=request.master.name,
             nodes={node.name: "waiting" for node in request.nodes},
+            failures=before.failures,
+            restarts=before.restarts,
             started=time.time(),
             directory=str(directory.path),
             progress=directory.progress(),
         )
         self.gather_s = GATHER_S + _GATHER_NODE_S * len(request.nodes)
-        self.may_restart = self.part.config.launcher.max_restarts > 0
+        self.restarts_left = self.part.config.launcher.max_restarts - before.restarts
+        # An agent that Slurm started does not come back: the job gets other nodes instead.
+        self.may_return = self.restarts_left > 0 and self.part.kind != "slurm"
 
     def run(self) -> None:
         """Work until the job has ended."""
@@ -93,7 +99,7 @@ class Agent:
         self.write(
             state=state,
             reason=reason,
-            ended=time.time(),
+            ended=time.time() if state in FINAL else None,
             progress=self.directory.progress() or self.state.progress,
         )
 
@@ -137,7 +143,7 @@ class Worker:
         if agent.directory.asked_to_stop() is not None:
             agent.finish("stopped", "It was stopped while its master was lost.")
             return False
-        if not (met and agent.may_restart) or self._link.silent_for() > RETURN_S:
+        if not (met and agent.may_return) or self._link.silent_for() > RETURN_S:
             master = agent.state.master
             agent.finish("failed", f"{agent.part.node} has heard nothing from the master {master}.")
             return False
@@ -192,18 +198,18 @@ class Master:
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
         agent = self._agent
-        restarts = agent.part.config.launcher.max_restarts
+        before, restarts = agent.state.restarts, agent.restarts_left
         try:
             if not self._gather():
                 return
             while not self._try():
                 agent.write(state="restarting" if self._attempt < restarts else agent.state.state)
                 if self._attempt >= restarts or not self._all_return():
-                    if not agent.state.has_ended:
+                    if agent.state.state != "queued" and not agent.state.has_ended:
                         self._end("failed", agent.state.failures[-1].reason)
                     return
                 self._attempt += 1
-                agent.write(state="restarting", restarts=self._attempt)
+                agent.write(state="restarting", restarts=before + self._attempt)
         finally:
             self._hub.close()
 
@@ -314,10 +320,19 @@ class Master:
             agent.part.ask_to_end()
             self._tick()
             self._tell_progress()
+        by = agent.directory.asked_by()
         saved = self._done()
         self._silence()
         how = "It saved and ended" if saved else "It was ended without saving"
-        self._end("stopped", f"{how}, as asked.")
+        if by == SLURM:
+            # Slurm knows why, and whether the job goes on.
+            self._end("stopping", f"{how} when Slurm ended it.")
+        elif by != TIME:
+            self._end("stopped", f"{how}, as asked.")
+        elif self._attempt < agent.restarts_left:
+            self._go_on_elsewhere(f"{how} before its time limit, and goes on when Slurm starts it again.")
+        else:
+            self._end("stopped", f"{how} before its time limit, and no restarts are left: resume it.")
 
     def _is_running(self) -> bool:
         """Whether anything that can save goes on: a launcher whose processes have not begun cannot."""
@@ -435,8 +450,12 @@ class Master:
 
     def _all_return(self) -> bool:
         """Wait for lost nodes. Return whether all are there, with nothing left of the attempt."""
+        agent = self._agent
         deadline = time.monotonic() + RETURN_S
         while away := [name for name in self._others if self._is_lost(name)]:
+            if not agent.may_return:
+                self._go_on_elsewhere(agent.state.failures[-1].reason)
+                return False
             self._tick()
             if self._agent.directory.asked_to_stop() is not None:
                 self._end("stopped", f"It was stopped while it waited for {', '.join(away)}.")
@@ -446,13 +465,18 @@ class Master:
         self._silence()
         return True
 
+    def _go_on_elsewhere(self, reason: str) -> None:
+        """End here; Slurm is to start the job again."""
+        self._agent.write(restarts=self._agent.state.restarts + 1)
+        self._end("queued", reason)
+
     def _end(self, state: str, reason: str = "") -> None:
         agent = self._agent
         self._hub.send({"order": "end", "state": state, "reason": reason})
         nodes = agent.state.nodes
         if state == "finished":
             nodes = dict.fromkeys(nodes, "done")
-        elif state == "stopped":
+        elif state in ("stopped", "stopping", "queued"):
             nodes = dict.fromkeys(nodes, "stopped")
         newest = agent.state.progress
         agent.part.kill()
@@ -472,18 +496,31 @@ def main(path: str) -> int:
     Returns:
         The exit code: 0, also when the job has failed; 1 when another agent works on the job.
     """
-    directory = JobDirectory(Path(path))
+    # A stop of the container must not leave the job's processes to themselves.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    return int(work(JobDirectory(Path(path))) is None)
+
+
+def work(directory: JobDirectory, before: State | None = None) -> State | None:
+    """Be the agent of a job until it has ended here.
+
+    Args:
+        directory: The job's.
+        before: How it was when it ended on other nodes, to go on here.
+
+    Returns:
+        How it ended; None when another agent works on the job.
+    """
     # Who only asks whether there is an agent holds the lock for a moment.
     deadline = time.monotonic() + _LOCK_S
     while (lock := directory.lock()) is None:
         if time.monotonic() > deadline:
-            return 1
+            return None
         time.sleep(0.05)
-    # A stop of the container must not leave the job's processes to themselves.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with lock:
-        Agent(directory).run()
-    return 0
+        agent = Agent(directory, before)
+        agent.run()
+    return agent.state
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -25,7 +26,7 @@ from rdm_trainer import data, flops
 from rdm_trainer.config import Config
 from rdm_trainer.errors import ConfigError, TrainerError
 
-__all__ = ["check", "read_config", "with_slots"]
+__all__ = ["check", "read_config", "standing_in_the_way", "with_slots"]
 
 # fp32 weights and Adam's two moments, and the weights in half precision.
 _BYTES_PER_PARAMETER = 14
@@ -42,7 +43,13 @@ def check(request: Request) -> dict[str, Any]:
     Returns:
         The answer to ``check``: ``problems``, ``facts`` and, on the master, ``offer``.
     """
-    problems: list[str] = list(_place(request))
+    from rdm_job.slurm import verbs as slurm
+
+    with contextlib.suppress(TrainerError):
+        config = read_config(request)
+        if config.launcher.kind == "slurm":
+            return slurm.check(request, config)
+    problems: list[str] = [*standing_in_the_way(request), *_place(request)]
     facts: dict[str, Any] = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "rdm_trainer": rdm_trainer.__version__,
@@ -108,7 +115,8 @@ def with_slots(request: Request, config: Config) -> Request:
     return dataclasses.replace(request, nodes=nodes)
 
 
-def _place(request: Request) -> Iterator[str]:
+def standing_in_the_way(request: Request) -> Iterator[str]:
+    """Yield what is wrong with the directory of the jobs, and with a job of this name in it."""
     root = jobs_root()
     job = JobDirectory(root / request.name, request.node)
     if not root.is_dir() or not os.access(root, os.W_OK):
@@ -119,6 +127,9 @@ def _place(request: Request) -> Iterator[str]:
         yield f"The job {request.name} runs; stop it first, or watch it."
     elif not request.resume and job.exists:
         yield f"There is a job {request.name} already; give this one another name, or resume that one."
+
+
+def _place(request: Request) -> Iterator[str]:
     address = next(node.address for node in request.nodes if node.name == request.node)
     if network.interface_of(address) is None and not address.startswith("127."):
         yield f"No interface of the {here()} has the address {address}."

@@ -17,12 +17,26 @@ from typing import IO, Any
 from rdm_job.protocol import JOB_NAME, Request, State
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["JOBS", "NODE_VARIABLE", "JobDirectory", "here", "jobs_root", "this_node", "write_atomically"]
+__all__ = [
+    "JOBS",
+    "NODE_VARIABLE",
+    "SLURM",
+    "TIME",
+    "JobDirectory",
+    "here",
+    "jobs_root",
+    "this_node",
+    "write_atomically",
+]
 
 JOBS = Path("/jobs")
 """Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
 NODE_VARIABLE = "RDM_NODE"
 """Names the node, in the environment of its agent and of what that starts."""
+TIME = "time"
+SLURM = "slurm"
+"""Who asks a job to end, when the user does not: its time limit is near, and it may go on later; or Slurm
+ends it, and knows why."""
 
 
 def jobs_root() -> Path:
@@ -73,6 +87,9 @@ class JobDirectory:
         self.ranks = path / "ranks"
         self._job = path / "job.json"
         self._stop = path / ".stop.json"
+        self.key = path / ".key"
+        self.script = path / "job.sbatch"
+        self.slurm = path / "slurm.json"
 
     @classmethod
     def named(cls, name: str) -> JobDirectory:
@@ -83,6 +100,11 @@ class JobDirectory:
             there = f"there are {', '.join(known[-5:])}" if known else "there is none"
             raise TrainerError(f"There is no job {name!r} on this node; {there}.")
         return job
+
+    @classmethod
+    def of_master(cls, path: Path) -> JobDirectory:
+        """Return a directory that exists and all nodes share, as the job's master sees it."""
+        return cls(path, cls(path).stored().master.name)
 
     @classmethod
     def all(cls) -> list[JobDirectory]:
@@ -97,12 +119,12 @@ class JobDirectory:
     @functools.cached_property
     def node(self) -> str:
         """The node that this process is on."""
-        return self._node or this_node(self._stored())
+        return self._node or this_node(self.stored())
 
     @property
     def _state(self) -> Path:
         """The master's state is the whole job's."""
-        is_master = self.node == self._stored().master.name
+        is_master = self.node == self.stored().master.name
         return self.path / ("state.json" if is_master else f"state.{self.node}.json")
 
     @property
@@ -128,9 +150,10 @@ class JobDirectory:
 
     def request(self) -> Request:
         """Return the request that made the job, as this node got it."""
-        return dataclasses.replace(self._stored(), node=self.node)
+        return dataclasses.replace(self.stored(), node=self.node)
 
-    def _stored(self) -> Request:
+    def stored(self) -> Request:
+        """Return the request that made the job, as it lies there."""
         return Request.of(json.loads(self._job.read_text()))
 
     def write_config(self, text: str) -> None:
@@ -202,9 +225,14 @@ class JobDirectory:
 
     # Asking it to stop.
 
-    def ask_to_stop(self, grace: float) -> None:
-        """Leave word for the agent: the processes have GRACE seconds to save and end."""
-        write_atomically(self._stop, json.dumps({"grace": grace}))
+    def ask_to_stop(self, grace: float, by: str = "") -> None:
+        """Leave word for the agent: the processes have GRACE seconds to save and end.
+
+        Args:
+            grace: Likewise.
+            by: Who asks, where it is not the user: ``TIME`` or ``SLURM``.
+        """
+        write_atomically(self._stop, json.dumps({"grace": grace, "by": by}))
 
     def asked_to_stop(self) -> float | None:
         """Return the seconds that the processes have to save and end; None when nobody asked."""
@@ -212,6 +240,13 @@ class JobDirectory:
             return float(json.loads(self._stop.read_text())["grace"])
         except (OSError, ValueError, KeyError):
             return None
+
+    def asked_by(self) -> str:
+        """Return who asked, where it was not the user."""
+        try:
+            return str(json.loads(self._stop.read_text()).get("by") or "")
+        except (OSError, ValueError):
+            return ""
 
     def forget_stop(self) -> None:
         """Take the word back."""

@@ -155,10 +155,11 @@ def _mpirun(attempt: Attempt, _node: int) -> list[str]:
     ]
 
 
-# Later ones, such as slurm and venv, are further entries.
 LAUNCHERS: dict[str, Launcher] = {
     "no_ssh": Launcher(_no_ssh, everywhere=True),
     "deepspeed": Launcher(_deepspeed, everywhere=False, programs=("pdsh", "ssh")),
     "torchrun": Launcher(_torchrun, everywhere=True),
     "mpirun": Launcher(_mpirun, everywhere=False, programs=("mpirun", "ssh")),
+    # Slurm starts the agents, and each its node's processes by torch's launcher, which hands SIGTERM on.
+    "slurm": Launcher(_torchrun, everywhere=True),
 }

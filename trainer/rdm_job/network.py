@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 
 import psutil
 
-__all__ = ["interface_of", "is_free", "network_of", "take_free_ports"]
+__all__ = ["address_of", "interface_of", "is_free", "network_of", "outward_address", "take_free_ports"]
 
 # Below the range from which Linux takes ports for outgoing connections.
 _PORTS = range(20000, 32000)
@@ -19,6 +20,21 @@ def interface_of(address: str) -> str | None:
     for name, entries in psutil.net_if_addrs().items():
         if any(entry.family == socket.AF_INET and entry.address == address for entry in entries):
             return name
+    return None
+
+
+def address_of(interface: str) -> str | None:
+    """Return the first IPv4 address of an interface, or None when it has none."""
+    entries = psutil.net_if_addrs().get(interface, [])
+    return next((entry.address for entry in entries if entry.family == socket.AF_INET), None)
+
+
+def outward_address() -> str | None:
+    """Return the address that this machine talks to other networks with; None without a default route."""
+    # Nothing is sent: to connect a datagram socket only chooses a route. 192.0.2.0/24 is nobody's (RFC 5737).
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
     return None
 
 

@@ -16,7 +16,7 @@ __all__ = ["FINAL", "JOB_NAME", "VERSION", "Failure", "Node", "Offer", "Request"
 VERSION = 1
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 FINAL = ("finished", "failed", "stopped")
-"""States that a job does not leave by itself. The others: starting, running, restarting, stopping."""
+"""States that a job does not leave by itself. The others: queued, starting, running, restarting, stopping."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class State:
 
     Attributes:
         job: Its name.
-        state: starting, running, restarting, stopping, finished, failed or stopped.
+        state: queued (under Slurm), starting, running, restarting, stopping, finished, failed or stopped.
         reason: Why, in one sentence; empty where the state says it all.
         launcher: How its processes are started.
         master: Name of the node with rank 0.

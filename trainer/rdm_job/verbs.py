@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from rdm_job import processes
@@ -15,6 +16,8 @@ from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
+from rdm_job.slurm import verbs as slurm
+from rdm_job.slurm.script import OUTPUT
 from rdm_log.sections import sections as sections_of
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
@@ -35,13 +38,17 @@ def start(request: Request) -> dict[str, Any]:
         TrainerError: The configuration is wrong, or the agent did not come up.
     """
     job = JobDirectory(jobs_root() / request.name, request.node)
-    if job.exists and job.has_agent:
+    if job.exists and not job.slurm.is_file() and job.has_agent:
         return {"directory": str(job.path), "started": False}
     config = read_config(request)
     overrides = request.overrides
     if job.exists and not request.config:
-        overrides = (*job.request().overrides, *overrides)
-    request = with_slots(dataclasses.replace(request, overrides=overrides), config)
+        overrides = (*job.stored().overrides, *overrides)
+    request = dataclasses.replace(request, overrides=overrides)
+    if config.launcher.kind == "slurm":
+        return slurm.start(job, request, config)
+    job.slurm.unlink(missing_ok=True)
+    request = with_slots(request, config)
     world = sum(node.slots for node in request.nodes)
     if job.exists:
         # What an agent that was killed has left would be in the way.
@@ -64,6 +71,8 @@ def revive() -> dict[str, Any]:
     """
     found = []
     for job in JobDirectory.all():
+        if job.slurm.is_file():
+            continue
         known = job.read_state()
         if known.has_ended or not known.started or job.has_agent:
             continue
@@ -106,6 +115,8 @@ def _start_agent(job: JobDirectory, node: str) -> None:
 def state(name: str, wait: float = 0.0) -> dict[str, Any]:
     """Return how a job is, at once or when there is news."""
     job = JobDirectory.named(name)
+    if job.slurm.is_file():
+        return {"job": slurm.state(job, wait).to_json()}
     if wait and not job.read_state().has_ended:
         job.wait_for_news(wait)
     return {"job": _state(job).to_json()}
@@ -113,12 +124,14 @@ def state(name: str, wait: float = 0.0) -> dict[str, Any]:
 
 def jobs() -> dict[str, Any]:
     """Return all jobs of this node, without their loss curves."""
-    found = []
-    for job in JobDirectory.all():
-        known = _state(job).to_json()
-        known["progress"].pop("losses", None)
-        found.append(known)
-    return {"jobs": found}
+    known = JobDirectory.all()
+    submitted = [job for job in known if job.slurm.is_file()]
+    found = [_state(job) for job in known if job not in submitted]
+    found += slurm.states(submitted) if submitted else []
+    told = [one.to_json() for one in sorted(found, key=lambda one: one.job)]
+    for one in told:
+        one["progress"].pop("losses", None)
+    return {"jobs": told}
 
 
 def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, Any]:
@@ -130,6 +143,9 @@ def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, A
         timeout: Seconds until this has ended the processes in any case.
     """
     job = JobDirectory.named(name)
+    if job.slurm.is_file():
+        stopped, known = slurm.stop(job, now=now, timeout=timeout)
+        return {"stopped": stopped, "job": known.to_json()}
     had_ended = _state(job).has_ended
     if job.has_agent:
         job.ask_to_stop(0.0 if now else max(timeout - _KILL_S, timeout / 2))
@@ -141,31 +157,53 @@ def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, A
 
 
 def logs(
-    name: str, *, stream: str = "out", lines: int = 20, offset: int | None = None, wait: float = 0.0
+    name: str, *, stream: str = "out", lines: int = 20, offset: str | None = None, wait: float = 0.0
 ) -> dict[str, Any]:
-    """Return a part of a log.
+    """Return a part of a log: this node's, or where all nodes share the directory under Slurm, all nodes'.
 
     Args:
         name: The job.
         stream: out, err or gpu.
         lines: How many of the last lines; 0 for all.
-        offset: Return what is beyond this byte instead.
+        offset: Return what is beyond this instead: what an earlier answer said.
         wait: With OFFSET: seconds to wait until there is more.
     """
     job = JobDirectory.named(name)
+    if job.slurm.is_file():
+        return _logs_of_all(job, stream, lines, offset, wait)
     path = job.log(job.request().node, stream)
     if offset is None:
-        size = path.stat().st_size if path.exists() else 0
-        shown = tail(path, lines or sys.maxsize, most=_MOST_TEXT)
-        text = "".join(f"{line}\n" for line in shown)
+        text, size = _last(path, lines)
         return {"text": text, "offset": size, "ended": _state(job).has_ended}
     deadline = time.monotonic() + wait
     while True:
         ended = _state(job).has_ended
-        text, end = _from(job, stream, offset)
+        text, end = _from(path, _byte(offset))
         if text or ended or time.monotonic() >= deadline:
             return {"text": text, "offset": end, "ended": ended}
         time.sleep(0.2)
+
+
+def _logs_of_all(
+    job: JobDirectory, stream: str, lines: int, offset: str | None, wait: float
+) -> dict[str, Any]:
+    """Return the same of all nodes: ``parts`` by node, and one offset for all, as ``n1=120,n2=80``."""
+    deadline = time.monotonic() + wait
+    while True:
+        ended = slurm.state(job).has_ended
+        paths = {node.name: job.log(node.name, stream) for node in job.stored().nodes}
+        if stream == "err":
+            paths["slurm"] = job.path / OUTPUT
+        if offset is None:
+            read = {node: _last(path, lines) for node, path in paths.items()}
+        else:
+            seen = dict(part.rpartition("=")[::2] for part in offset.split(",") if part)
+            read = {node: _from(path, _byte(seen.get(node, "0"))) for node, path in paths.items()}
+        parts = {node: text for node, (text, _) in read.items() if text}
+        if parts or ended or offset is None or time.monotonic() >= deadline:
+            ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
+            return {"text": "", "parts": parts, "offset": ends, "ended": ended}
+        time.sleep(1.0)
 
 
 def sections(name: str) -> dict[str, Any]:
@@ -175,6 +213,9 @@ def sections(name: str) -> dict[str, Any]:
         name: The job.
     """
     job = JobDirectory.named(name)
+    if job.slurm.is_file():
+        # All nodes' logs lie there.
+        job = JobDirectory.of_master(job.path)
     request, config = job.request(), configuration.load(job.resolved)
     parallel, batch, model = config.parallel, config.optimisation, config.model
     world = sum(node.slots for node in request.nodes)
@@ -194,13 +235,20 @@ def sections(name: str) -> dict[str, Any]:
         "HIDDEN_SIZE": model.hidden_size,
         "NUM_LAYERS": model.layers,
     }
-    found = sections_of(job.logs, name, info={key: str(value) for key, value in info.items()}, node=job.node)
+    told = {key: str(value) for key, value in info.items()}
+    found = sections_of(job.logs, name, info=told, node="" if job.slurm.is_file() else job.node)
     return {"sections": [section.to_json() for section in found]}
 
 
-def _from(job: JobDirectory, stream: str, offset: int) -> tuple[str, int]:
+def _last(path: Path, lines: int) -> tuple[str, int]:
+    """Return the last lines of a log, and where what is written next begins."""
+    size = path.stat().st_size if path.exists() else 0
+    shown = tail(path, lines or sys.maxsize, most=_MOST_TEXT)
+    return "".join(f"{line}\n" for line in shown), size
+
+
+def _from(path: Path, offset: int) -> tuple[str, int]:
     """Return the whole lines of a log that begin at a byte, and where the next one does."""
-    path = job.log(job.request().node, stream)
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -209,6 +257,12 @@ def _from(job: JobDirectory, stream: str, offset: int) -> tuple[str, int]:
         return "", offset
     block = block[: block.rfind(b"\n") + 1]
     return block.decode("utf-8", "replace"), offset + len(block)
+
+
+def _byte(text: str) -> int:
+    if not text.isdecimal():
+        raise TrainerError(f"{text!r} is no place in a log; give what an earlier answer said.")
+    return int(text)
 
 
 def _state(job: JobDirectory) -> State:

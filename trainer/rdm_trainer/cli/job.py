@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from rdm_job.protocol import Request
-from rdm_trainer.errors import BAD_INPUT, DONE, TrainerError
+from rdm_trainer.errors import BAD_INPUT, DONE, FAILED, TrainerError
 
 __all__ = ["job"]
 
@@ -94,9 +95,9 @@ def stop(name: str, now: bool, timeout: float) -> int:
 @click.argument("name")
 @click.option("--stream", type=click.Choice(["out", "err", "gpu"]), default="out", help="Which log.")
 @click.option("--tail", type=click.IntRange(min=0), default=20, help="The last lines; 0 for all.")
-@click.option("--offset", type=click.IntRange(min=0), help="What is beyond this byte instead.")
+@click.option("--offset", help="What is beyond this instead, as an earlier answer said.")
 @click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for more.")
-def logs(name: str, stream: str, tail: int, offset: int | None, wait: float) -> int:
+def logs(name: str, stream: str, tail: int, offset: str | None, wait: float) -> int:
     """Return what the job NAME wrote on this node."""
 
     def work() -> dict[str, Any]:
@@ -118,6 +119,34 @@ def sections(name: str) -> int:
         return sections(name)
 
     return _answer(work)
+
+
+@job.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def step(directory: Path) -> int:
+    """Be the agent of the job in DIRECTORY on this node, as a task of Slurm's srun."""
+    from rdm_job.slurm.step import run
+
+    return run(directory)
+
+
+@job.command(name="time-is-up")
+@click.argument("directory", type=click.Path(path_type=Path))
+def time_is_up(directory: Path) -> int:
+    """Let the job in DIRECTORY save and end: its time limit is near. job.sbatch says so."""
+    from rdm_job.slurm.step import time_is_up
+
+    time_is_up(directory)
+    return DONE
+
+
+@job.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def again(directory: Path) -> int:
+    """Exit with 0 when the job in DIRECTORY, whose agents have ended, is to go on, else with 1."""
+    from rdm_job.slurm.step import again
+
+    return DONE if again(directory) else FAILED
 
 
 @job.command(name="list")

@@ -19,6 +19,7 @@ from rdm_trainer.config.schema import (
     ModelConfig,
     OptimisationConfig,
     ParallelConfig,
+    SlurmConfig,
     TokenizerConfig,
 )
 
@@ -32,6 +33,7 @@ __all__ = [
     "ModelConfig",
     "OptimisationConfig",
     "ParallelConfig",
+    "SlurmConfig",
     "TokenizerConfig",
     "check",
     "dump",

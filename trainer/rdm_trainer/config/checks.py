@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rdm_trainer.config import slurm
 from rdm_trainer.config.schema import Config
 from rdm_trainer.errors import ConfigError, TrainerError
 
@@ -200,6 +201,8 @@ def _launcher(config: Config) -> Iterator[str]:
             yield f"launcher.env.{key} has a line break, which launchers cannot hand on."
     if config.launcher.program and not config.launcher.program[0].strip():
         yield "launcher.program begins with nothing; its first part must be a Python file."
+    if config.launcher.kind == "slurm":
+        yield from slurm.problems(config)
 
 
 def _nodes(config: Config, world: int, devices: int | None) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from rdm_trainer.config.schema import Blend, Bounds, Config
+from rdm_trainer.config.schema import Blend, Bounds, ByPartition, Config
 from rdm_trainer.errors import ConfigError
 
 __all__ = ["dump", "from_dict", "load", "parse_overrides", "resolve"]
@@ -243,6 +243,10 @@ class _Converter:
         origin = typing.get_origin(hint)
         if origin is typing.Annotated:
             inner, bounds = typing.get_args(hint)[:2]
+            if isinstance(bounds, ByPartition):
+                return self._texts(
+                    value if value is None or isinstance(value, Mapping) else {"": value}, path
+                )
             return self._bounded(inner, bounds, value, path)
         if origin in (typing.Union, types.UnionType):
             (inner,) = (part for part in typing.get_args(hint) if part is not type(None))

@@ -25,6 +25,7 @@ __all__ = [
     "ModelConfig",
     "OptimisationConfig",
     "ParallelConfig",
+    "SlurmConfig",
     "TokenizerConfig",
 ]
 
@@ -55,12 +56,20 @@ class Bounds:
         return " and ".join(f"{word} {value:g}" for word, value in given)
 
 
+class ByPartition:
+    """Marks a key with one text for all partitions of a job, kept under the name "", or one for each."""
+
+    def __str__(self) -> str:
+        return "or one for each partition"
+
+
 Positive = Annotated[int, Bounds(least=1)]
 Natural = Annotated[int, Bounds(least=0)]
 PositiveFloat = Annotated[float, Bounds(above=0)]
 NotNegative = Annotated[float, Bounds(least=0)]
 Fraction = Annotated[float, Bounds(least=0, below=1)]
 Port = Annotated[int, Bounds(least=1024, most=65535)]
+Each = Annotated[dict[str, str], ByPartition()]
 
 
 @dataclass(frozen=True)
@@ -329,16 +338,63 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class SlurmConfig:
+    """What the launcher `slurm` asks Slurm for. A key that is left out is left to Slurm. Where a job takes
+    nodes of several partitions, a key can have one text for all, or one for each: `gres: {hgx:
+    gpu:hgx:4}`."""
+
+    nodes: Each = field(default_factory=dict)
+    """How many nodes, or how many of each partition (`{hgx: 1, gpu2: 7}`): one job over all of them, whose
+    rank 0 is on the first node of the first partition. `launcher.nodes` when not given."""
+    partition: str | None = None
+    """The partition, where `nodes` names none. Slurm's default one when not given."""
+    gres: Each = field(default_factory=dict)
+    """Generic resources of each node, as `gpu:a10:4`. The number of GPUs is how many processes a node
+    gets."""
+    gpus_per_node: Each = field(default_factory=dict)
+    """Instead of `gres`: GPUs of each node, as `4` or `a10:4`."""
+    cpus: Each = field(default_factory=dict)
+    """CPUs of each node."""
+    mem: Each = field(default_factory=dict)
+    """Memory of each node, as `64G`; `0` is all of it."""
+    time: str | None = None
+    """Time limit in quotes: minutes, `"hours:minutes:seconds"` or `"days-hours:minutes"`. The partition's
+    when not given."""
+    account: str | None = None
+    """Who pays."""
+    qos: str | None = None
+    """Quality of service."""
+    nodelist: Each = field(default_factory=dict)
+    """Nodes that must be among the job's, as `n[060-067]`."""
+    exclude: Each = field(default_factory=dict)
+    """Nodes that the job does not take."""
+    constraint: Each = field(default_factory=dict)
+    """Features that the nodes must have, as `ib&nvme`."""
+    signal: Natural = 300
+    """Seconds before the time limit at which the job saves, and ends or goes on later; Slurm may be a minute
+    early. 0: the time limit ends it without."""
+    interface: str | None = None
+    """Interface of the nodes that the ranks talk over, as `ib0`. When not given, the one with the address
+    that the node's name has."""
+    step: Literal["agents", "ranks"] = "agents"
+    """Who starts a node's processes: its agent (`agents`), or srun, one task for each (`ranks`)."""
+    mpi: Literal["none", "pmix"] = "none"
+    """What `step: ranks` sets up for MPI. The ranks of rdm_trainer use none."""
+
+
+@dataclass(frozen=True)
 class LauncherConfig:
     """How the processes are started."""
 
-    kind: Literal["no_ssh", "deepspeed", "torchrun", "mpirun"] = "no_ssh"
+    kind: Literal["no_ssh", "deepspeed", "torchrun", "mpirun", "slurm"] = "no_ssh"
     """One DeepSpeed launcher per node started by the collection (`no_ssh`), DeepSpeed over pdsh and ssh
-    (`deepspeed`), `torchrun` with a static rendezvous, or Open MPI over ssh (`mpirun`)."""
+    (`deepspeed`), `torchrun` with a static rendezvous, Open MPI over ssh (`mpirun`), or a job of Slurm
+    (`slurm`)."""
     nodes: Positive | None = None
-    """The first N nodes of the hostfile. All when not given."""
+    """The first N nodes of the hostfile. All when not given. Under Slurm, any N nodes; one when not given."""
     devices_per_node: Positive | None = None
-    """Processes on each node. The hostfile's slots when not given."""
+    """Processes on each node. When not given, the hostfile's slots; under Slurm the GPUs that are asked for,
+    or one."""
     master_port: Port | None = None
     """Where the ranks meet. A free one when not given."""
     max_restarts: Natural = 0
@@ -351,6 +407,8 @@ class LauncherConfig:
     """`auto` is NCCL (RCCL on ROCm) on GPUs and Gloo on CPUs."""
     program: tuple[str, ...] = ()
     """Another training program and its arguments instead of rdm_trainer, in the same launchers."""
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    """What is asked of Slurm."""
 
 
 @dataclass(frozen=True)

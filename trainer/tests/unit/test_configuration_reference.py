@@ -29,7 +29,12 @@ def test_the_reference_is_what_the_dataclasses_say() -> None:
 
 def test_every_key_has_a_meaning() -> None:
     module = generator()
-    for cls in (schema.Blend, schema.TokenizerConfig, *typing.get_type_hints(schema.Config).values()):
+    for cls in (
+        schema.Blend,
+        schema.SlurmConfig,
+        schema.TokenizerConfig,
+        *typing.get_type_hints(schema.Config).values(),
+    ):
         if dataclasses.is_dataclass(cls):
             assert isinstance(cls, type)
             assert set(module.meanings(cls)) == {field.name for field in dataclasses.fields(cls)}

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a cluster has, and what of a job it could never run. Pure functions.
+
+Slurm takes a job that asks for more nodes than a partition has, and lets it wait for ever. So all that can be
+known is compared before anything is submitted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rdm_trainer.config import Config
+from rdm_trainer.config.slurm import Component, components, generic_resources, limit_seconds
+
+__all__ = ["ClusterNode", "Partition", "accounts", "nodes", "partitions", "problems"]
+
+_FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z/:_]*)=")
+_FEATURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition.
+
+    Attributes:
+        name: Its name.
+        is_default: Jobs that name none go there.
+        state: ``UP``, or why it takes or runs no jobs.
+        nodes: How many it has.
+        most_nodes: How many a job may have; None for all.
+        most_seconds: How long a job may take; None for ever.
+        accounts: Whose jobs it takes; None for everybody's.
+        denied: Whose it does not take.
+    """
+
+    name: str
+    is_default: bool = False
+    state: str = "UP"
+    nodes: int = 0
+    most_nodes: int | None = None
+    most_seconds: int | None = None
+    accounts: tuple[str, ...] | None = None
+    denied: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """A node.
+
+    Attributes:
+        name: Its name.
+        partitions: Those that it is in.
+        gres: What it has, as ``{"gpu:a10": 4}``.
+        features: What a job's constraint can name.
+        cpus: How many it has.
+        mem: MiB that jobs may have.
+    """
+
+    name: str
+    partitions: tuple[str, ...]
+    gres: Mapping[str, int]
+    features: tuple[str, ...]
+    cpus: int
+    mem: int
+
+    def has(self, name: str) -> int:
+        """Return how many of a generic resource it has: of all types, where the name has none."""
+        return sum(count for kind, count in self.gres.items() if kind == name or kind.startswith(f"{name}:"))
+
+
+def partitions(text: str) -> list[Partition]:
+    """Return the partitions that ``scontrol --oneliner show partition`` printed."""
+    return [
+        Partition(
+            name=fields["PartitionName"],
+            is_default=fields.get("Default") == "YES",
+            state=fields.get("State", "UP"),
+            nodes=_count(fields.get("TotalNodes")) or 0,
+            most_nodes=_count(fields.get("MaxNodes")),
+            most_seconds=_seconds(fields.get("MaxTime")),
+            accounts=_list(fields["AllowAccounts"]) if fields.get("AllowAccounts", "ALL") != "ALL" else None,
+            denied=_list(fields.get("DenyAccounts", "")),
+        )
+        for fields in _lines(text)
+        if "PartitionName" in fields
+    ]
+
+
+def nodes(text: str) -> list[ClusterNode]:
+    """Return the nodes that ``scontrol --oneliner show node`` printed."""
+    return [
+        ClusterNode(
+            name=fields["NodeName"],
+            partitions=_list(fields.get("Partitions", "")),
+            # As in `gpu:a10:4(S:0-1)`.
+            gres=generic_resources(re.sub(r"\([^)]*\)", "", _plain(fields.get("Gres", "")))),
+            features=_list(fields.get("AvailableFeatures", "")),
+            cpus=_count(fields.get("CPUEfctv")) or _count(fields.get("CPUTot")) or 0,
+            mem=_count(fields.get("RealMemory")) or 0,
+        )
+        for fields in _lines(text)
+        if "NodeName" in fields
+    ]
+
+
+def accounts(text: str) -> list[str]:
+    """Return the user's accounts that ``sacctmgr --noheader --parsable2 show associations`` printed."""
+    return sorted({line.split("|")[0].strip() for line in text.splitlines()} - {""})
+
+
+def problems(
+    config: Config, there: Sequence[Partition], machines: Sequence[ClusterNode], mine: Sequence[str]
+) -> list[str]:
+    """Return what of a job the cluster could never run, one sentence each.
+
+    Args:
+        config: The job's, without a problem in itself.
+        there: The partitions.
+        machines: The nodes.
+        mine: The user's accounts; empty where they are not known.
+    """
+    found: list[str] = []
+    account = config.launcher.slurm.account
+    if account and mine and account not in mine:
+        near = _near(account, mine) or f"you have {', '.join(mine)}."
+        found.append(f"launcher.slurm.account {account} is none of yours; {near}")
+    for part in components(config):
+        found += _component(part, config, there, machines)
+    return found
+
+
+def _component(
+    part: Component, config: Config, there: Sequence[Partition], machines: Sequence[ClusterNode]
+) -> Iterator[str]:
+    names = [one.name for one in there]
+    known = next((one for one in there if one.name == part.partition), None)
+    if not part.partition:
+        known = next((one for one in there if one.is_default), None)
+        if known is None:
+            yield f"Slurm has no default partition; give launcher.slurm.partition: {_or(names)}."
+    elif known is None:
+        near = _near(part.partition, names) or f"there are {', '.join(names)}."
+        yield f"Slurm has no partition {part.partition}; {near}"
+    if known is None:
+        return
+    its = [node for node in machines if known.name in node.partitions]
+    yield from _size(part, config, known)
+    able = its
+    for name, count in part.generic.items():
+        able = [node for node in able if node.has(name) >= count]
+        most = max((node.has(name) for node in its), default=0)
+        if not most:
+            has = sorted({f"{kind}:{count}" for node in its for kind, count in node.gres.items()})
+            yield (
+                f"No node of partition {known.name} has {name}; "
+                f"{'they have ' + ', '.join(has) if has else 'they have no generic resources'}."
+            )
+        elif most < count:
+            yield _too_much(known.name, f"of {name}", most, count)
+    cpus, memory = int(part.cpus or 0), _mem(part.mem)
+    for what, wanted, most in (
+        ("CPUs", cpus, max((node.cpus for node in its), default=cpus)),
+        ("MiB of memory", memory, max((node.mem for node in its), default=memory)),
+    ):
+        if wanted > most:
+            yield _too_much(known.name, what, most, wanted)
+    able = [node for node in able if node.cpus >= cpus and node.mem >= memory]
+    features = {feature for node in its for feature in node.features}
+    for feature in _FEATURE.findall(re.sub(r"\*[0-9]+", "", part.constraint)):
+        if feature not in features:
+            near = _near(feature, features) or (
+                f"there are {', '.join(sorted(features))}." if features else "they have no features."
+            )
+            yield f"No node of partition {known.name} has the feature {feature}; {near}"
+    if 0 < len(able) < part.nodes <= known.nodes:
+        yield (
+            f"Only {len(able)} of the {known.nodes} nodes of partition {known.name} have all that the job "
+            f"asks for on each of {part.nodes}."
+        )
+
+
+def _too_much(partition: str, what: str, most: int, wanted: int) -> str:
+    return (
+        f"A node of partition {partition} has at most {most} {what}, and the job asks for {wanted} of each."
+    )
+
+
+def _size(part: Component, config: Config, known: Partition) -> Iterator[str]:
+    """Yield what of the number of nodes, the time and the account the partition does not take."""
+    slurm = config.launcher.slurm
+    if known.state != "UP":
+        yield f"Partition {known.name} is {known.state.lower()}."
+    most = min(known.nodes, known.nodes if known.most_nodes is None else known.most_nodes)
+    if part.nodes > most:
+        limit = "lets a job have" if most < known.nodes else "has"
+        yield (
+            f"The job asks for {part.nodes} nodes, but partition {known.name} {limit} {most}: Slurm would "
+            "let it wait for ever."
+        )
+    if slurm.time and known.most_seconds is not None and limit_seconds(slurm.time) > known.most_seconds:
+        yield (
+            f"launcher.slurm.time {slurm.time} is more than the {_span(known.most_seconds)} of partition "
+            f"{known.name}: Slurm would let the job wait for ever."
+        )
+    refused = known.accounts is not None and slurm.account not in known.accounts
+    if slurm.account and (refused or slurm.account in known.denied):
+        yield f"Partition {known.name} takes no jobs of account {slurm.account}."
+
+
+def _lines(text: str) -> Iterator[dict[str, str]]:
+    """Yield the fields of each line; values may have spaces in them."""
+    for line in text.splitlines():
+        marks = list(_FIELD.finditer(line))
+        ends = [*(mark.start() for mark in marks[1:]), len(line)]
+        yield {mark[1]: line[mark.end() : end].strip() for mark, end in zip(marks, ends, strict=bool(marks))}
+
+
+def _plain(value: str) -> str:
+    return "" if value in ("(null)", "N/A", "None") else value
+
+
+def _list(value: str) -> tuple[str, ...]:
+    return tuple(filter(None, _plain(value).split(",")))
+
+
+def _count(value: str | None) -> int | None:
+    found = re.match(r"[0-9]+", value or "")
+    return int(found[0]) if found else None
+
+
+def _seconds(value: str | None) -> int | None:
+    # A partition's are in the form days-hours:minutes:seconds, or UNLIMITED.
+    return limit_seconds(value) if value and value[0].isdigit() else None
+
+
+def _span(seconds: int) -> str:
+    days, rest = divmod(seconds, 86400)
+    hours, minutes = divmod(rest // 60, 60)
+    return f"{days}-{hours:02}:{minutes:02}:00" if days else f"{hours:02}:{minutes:02}:{rest % 60:02}"
+
+
+def _mem(text: str) -> int:
+    """Return what `--mem` asks for in MiB."""
+    if not text:
+        return 0
+    unit = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
+    return int(int(text.rstrip("KMGT")) * unit.get(text[-1], 1))
+
+
+def _near(value: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(value, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""
+
+
+def _or(names: Sequence[str]) -> str:
+    return " or ".join(names)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The sbatch script of a job, to be read by people as well. A pure function.
+
+Values stand in lines of ``#SBATCH``, where no shell sees them, and have been checked by
+:mod:`rdm_trainer.config.slurm`. Paths are quoted.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rdm_trainer.config import Config
+from rdm_trainer.config.slurm import Component, components
+
+__all__ = ["OUTPUT", "RUN_VARIABLE", "script"]
+
+OUTPUT = "slurm.out"
+"""What the script itself, srun and Slurm say, in the job's directory."""
+RUN_VARIABLE = "RDM_SLURM_RUN"
+"""Tells a run of the script from the ones before it was requeued, on all nodes the same."""
+
+_HEAD = """\
+#!/bin/bash
+# The job {name}. rdm-provision wrote this and submitted it from this directory.
+"""
+_BODY = """
+job={job}
+agent=({python} -m rdm_trainer job)
+export {run}="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
+
+{trap}# One agent on each node. They find each other in the job's directory; the first node has rank 0.
+srun {srun} "${{agent[@]}}" step "$job" &
+agents=$!
+# A signal ends the waiting, too.
+while kill -0 "$agents" 2>/dev/null; do wait "$agents"; done
+wait "$agents"; status=$?
+
+{again}exit "$status"
+"""
+_TRAP = """\
+# Slurm says so {signal} s before the time limit: let the job save and end.
+trap '"${{agent[@]}}" time-is-up "$job"' USR1
+
+"""
+_AGAIN = """\
+# What has ended here may go on later, perhaps on other nodes.
+if "${agent[@]}" again "$job"; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+
+"""
+
+
+def script(name: str, directory: str, python: str, config: Config) -> str:
+    """Return the script.
+
+    Args:
+        name: The job's, which holds no more than letters, digits, ``-``, ``_`` and ``.``.
+        directory: The job's, the same path on all nodes.
+        python: That of the environment, likewise.
+        config: The job's, without a problem in it.
+    """
+    parts = components(config)
+    lines = [_HEAD.format(name=name)]
+    for index, part in enumerate(parts):
+        if index:
+            lines.append("#SBATCH hetjob\n")
+        options = [*(_of_job(name, config) if not index else ()), *_of_component(part, config)]
+        lines += [f"#SBATCH --{option}\n" for option in options]
+    signal = config.launcher.slurm.signal
+    body = _BODY.format(
+        job=shlex.quote(directory),
+        python=shlex.quote(python),
+        run=RUN_VARIABLE,
+        trap=_TRAP.format(signal=signal) if signal else "",
+        srun=" ".join(_srun(len(parts))),
+        again=_AGAIN if config.launcher.max_restarts else "",
+    )
+    return "".join(lines) + body
+
+
+def _of_job(name: str, config: Config) -> Iterator[str]:
+    """Yield what is said once; of what stands after `hetjob`, Slurm would take it for that component."""
+    slurm = config.launcher.slurm
+    yield f"job-name={name}"
+    yield f"output={OUTPUT}"
+    yield "open-mode=append"
+    yield "requeue" if config.launcher.max_restarts else "no-requeue"
+    if slurm.signal:
+        yield f"signal=B:USR1@{slurm.signal}"
+
+
+def _of_component(part: Component, config: Config) -> Iterator[str]:
+    slurm = config.launcher.slurm
+    yield f"nodes={part.nodes}"
+    yield "ntasks-per-node=1"
+    for option, value in (
+        ("partition", part.partition),
+        ("gres", part.gres),
+        ("gpus-per-node", part.gpus_per_node),
+        ("cpus-per-task", part.cpus),
+        ("mem", part.mem),
+        ("nodelist", part.nodelist),
+        ("exclude", part.exclude),
+        ("constraint", part.constraint),
+        ("time", slurm.time),
+        ("account", slurm.account),
+        ("qos", slurm.qos),
+    ):
+        if value:
+            yield f"{option}={value}"
+
+
+def _srun(parts: int) -> Sequence[str]:
+    """Return srun's options: an agent that ends leaves the others alone, who know better what to do."""
+    groups = ",".join(map(str, range(parts)))
+    return [
+        *((f"--het-group={groups}",) if parts > 1 else ()),
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--mpi=none",
+        # All CPUs of the job on a node are for the agent's processes.
+        "--cpu-bind=none",
+    ]

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What runs on each node of a job that Slurm has started: its agent, as a task of srun.
+
+The nodes meet in the job's directory, which all of them see. Each writes its name and address; the first one,
+whose rank is 0, makes the job of them, and the others begin when that is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rdm_job import agent, network
+from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory, write_atomically
+from rdm_job.protocol import Failure, Node, Offer, State
+from rdm_job.slurm import view
+from rdm_job.slurm.script import RUN_VARIABLE
+from rdm_trainer import config as configuration
+from rdm_trainer.config.slurm import components
+from rdm_trainer.errors import DONE, FAILED, TrainerError
+
+__all__ = ["again", "before_this_run", "nodes_of", "run", "time_is_up"]
+
+MEET_S = 300.0
+"""How long nodes wait for each other in the job's directory, in seconds: a shared file system may be late."""
+_KILL_WAIT_S = 20.0
+"""What the processes get to save when Slurm ends the job, in seconds; Slurm's KillWait is 30 when not set."""
+_TIME_S = 3600.0
+_LOOK_S = 0.2
+
+
+def run(path: Path) -> int:
+    """Be the agent of this node, until the job has ended here.
+
+    Args:
+        path: The job's directory.
+
+    Returns:
+        The exit code: 0, also when the job has failed in order; 1 when it could not begin.
+
+    Raises:
+        TrainerError: This is no task of srun, or the nodes do not meet.
+    """
+    try:
+        number, count = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])
+        name = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+        meeting = path / "nodes" / os.environ[RUN_VARIABLE]
+    except (KeyError, ValueError):
+        raise TrainerError("This is for srun: job.sbatch in the job's directory starts it.") from None
+    job = JobDirectory(path, name)
+    config = configuration.load(job.resolved)
+    address = _address(name, config.launcher.slurm.interface)
+    os.environ[NODE_VARIABLE] = name
+    os.environ["RDM_CLUSTER_KEY"] = str(job.key)
+    os.environ["RDM_JOBS"] = str(path.parent)
+    os.environ["RDM_PLACE"] = "host"
+    # Slurm ends a job by signals to all its processes, and then kills it.
+    signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
+    meeting.mkdir(parents=True, exist_ok=True)
+    write_atomically(meeting / f"{number}.json", json.dumps({"name": name, "address": address}))
+    ready = meeting / "ready"
+    before: State | None = None
+    if number == 0:
+        before = _begin(job, _meet(meeting, count), config)
+        write_atomically(ready, "no" if before.has_ended else "go")
+    else:
+        _wait(ready.exists, f"{name} waited for the job's first node")
+    if ready.read_text() == "no":
+        return FAILED
+    return FAILED if agent.work(job, before) is None else DONE
+
+
+def nodes_of(met: Mapping[int, Mapping[str, Any]], slots: list[int]) -> tuple[Node, ...]:
+    """Return the job's nodes by rank.
+
+    Args:
+        met: What each task of srun wrote, by its number: those of the first component come first.
+        slots: Processes of each node, in that order.
+    """
+    return tuple(
+        Node(str(met[number]["name"]), str(met[number]["address"]), slots[number]) for number in sorted(met)
+    )
+
+
+def time_is_up(path: Path) -> None:
+    """Let the job save and end: Slurm says that its time limit is near."""
+    _asked_by(JobDirectory(path), TIME, _TIME_S)
+
+
+def again(path: Path) -> bool:
+    """Whether the job, whose agents have all ended, is to be put into the queue again."""
+    job = JobDirectory.of_master(path)
+    if job.asked_to_stop() is not None and not job.asked_by():
+        return False
+    return view.goes_on(job.read_state(), configuration.load(job.resolved).launcher.max_restarts)
+
+
+def before_this_run(known: State, run_before: bool, most_restarts: int, now: float) -> State:
+    """Return how the job was before it began here, with what Slurm did to it counted.
+
+    Args:
+        known: What its agents last wrote.
+        run_before: Whether Slurm has started it before.
+        most_restarts: ``launcher.max_restarts``.
+        now: Seconds since 1970.
+    """
+    if not run_before or known.state == "queued":
+        return known
+    # Its agents had no time to say so themselves.
+    reason = "Slurm put it back into the queue: a node failed, or another job went before it."
+    failures = [*known.failures, Failure(known.master, None, reason)]
+    if known.restarts >= most_restarts:
+        reason = f"{reason} No restarts are left: resume it."
+        return dataclasses.replace(known, state="failed", reason=reason, ended=now, failures=failures)
+    return dataclasses.replace(known, restarts=known.restarts + 1, failures=failures)
+
+
+def _asked_by(job: JobDirectory, who: str, grace: float) -> None:
+    """Leave word for the agents, unless the user has."""
+    if job.asked_to_stop() is None:
+        job.ask_to_stop(grace, who)
+
+
+def _meet(meeting: Path, count: int) -> dict[int, dict[str, Any]]:
+    """Return what the nodes wrote, by the number of their task, when all have come."""
+    met: dict[int, dict[str, Any]] = {}
+
+    def all_there() -> bool:
+        for number in range(count):
+            if number not in met:
+                with contextlib.suppress(OSError, ValueError):
+                    met[number] = json.loads((meeting / f"{number}.json").read_text())
+        return len(met) == count
+
+    _wait(all_there, f"the first node waited for {count} nodes in {meeting}, which all of them must see,")
+    return met
+
+
+def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: configuration.Config) -> State:
+    """Make the job of the nodes that met. Return how it was before; it has ended where it must not go on."""
+    before = JobDirectory.of_master(job.path).read_state()
+    runs = int(os.environ[RUN_VARIABLE].rpartition(".")[2])
+    before = before_this_run(before, runs > 0, config.launcher.max_restarts, time.time())
+    if job.asked_by():
+        job.forget_stop()
+    request = job.stored()
+    nodes = nodes_of(met, [part.slots for part in components(config) for _ in range(part.nodes)])
+    number = int(os.environ[RUN_VARIABLE].partition(".")[0])
+    wanted = config.launcher.master_port
+    ports = network.take_free_ports(nodes[0].address, 2 + config.launcher.max_restarts, number)
+    if ports is None:
+        raise TrainerError(f"No ports are free on {nodes[0].address}.")
+    offer = Offer(ports[0], wanted or ports[1], request.offer.mark)
+    for node in nodes:
+        job.make(dataclasses.replace(request, node=node.name, nodes=nodes, offer=offer))
+    job.make(dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer))
+    if before.has_ended:
+        job.write_state(before)
+    return before
+
+
+def _address(name: str, interface: str | None) -> str:
+    """Return this node's address that the others reach it at.
+
+    Args:
+        name: The node's.
+        interface: ``launcher.slurm.interface``.
+
+    Raises:
+        TrainerError: There is none.
+    """
+    if interface is not None:
+        found = network.address_of(interface)
+        if found is None:
+            raise TrainerError(f"{name} has no interface {interface} with an IPv4 address.")
+        return found
+    for known_as in (name, socket.gethostname()):
+        with contextlib.suppress(OSError):
+            for *_, to in socket.getaddrinfo(known_as, None, socket.AF_INET):
+                address = str(to[0])
+                # Debian's /etc/hosts has 127.0.1.1 for the host's own name.
+                if not address.startswith("127.") and network.interface_of(address) is not None:
+                    return address
+    found = network.outward_address()
+    if found is None:
+        raise TrainerError(f"{name} has no address that its name leads to; give launcher.slurm.interface.")
+    return found
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    """Wait for what another node does.
+
+    Raises:
+        TrainerError: It has not come.
+    """
+    deadline = time.monotonic() + MEET_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TrainerError(f"{what[0].upper()}{what[1:]} for {MEET_S:.0f} s in vain.", exit_code=FAILED)
+        time.sleep(_LOOK_S)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the login host is asked about jobs of Slurm. All nodes share their directories."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import rdm_trainer
+from rdm_job.check import standing_in_the_way
+from rdm_job.directory import JobDirectory, jobs_root, write_atomically
+from rdm_job.protocol import Request, State
+from rdm_job.slurm import commands, limits, view
+from rdm_job.slurm.commands import SlurmError
+from rdm_job.slurm.script import OUTPUT, script
+from rdm_job.slurm.states import Seen, the_job
+from rdm_log.tails import tail
+from rdm_trainer import config as configuration
+from rdm_trainer import data
+from rdm_trainer.config.slurm import components, world_size
+
+__all__ = ["check", "start", "state", "states", "stop"]
+
+_FRESH_S = 10.0
+"""So long the agents' last word stands for itself, in seconds: Slurm is not asked at every look."""
+_END_S = 60.0
+"""How long Slurm may take to end a job that is cancelled, in seconds."""
+_LOOK_S, _NEWS_S = 1.0, 0.2
+
+
+def check(request: Request, config: configuration.Config) -> dict[str, Any]:
+    """Look at everything that a job needs of Slurm and of this host.
+
+    Returns:
+        The answer to ``check``, see ``rdm_job.check``.
+    """
+    problems = list(standing_in_the_way(request))
+    facts: dict[str, Any] = {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "rdm_trainer": rdm_trainer.__version__,
+        "torch": importlib.metadata.version("torch"),
+    }
+    slots = {part.slots for part in components(config)} if not configuration.slurm.problems(config) else set()
+    if slots:
+        world = world_size(config)
+        own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
+        problems += own or ([] if config.launcher.program else data.checks(config))
+    else:
+        problems += configuration.check(config)
+    if not commands.is_there():
+        problems.append(
+            f"{request.node} has no sbatch: put the host that jobs are submitted from into login."
+        )
+    elif not problems:
+        try:
+            problems += limits.problems(config, *commands.cluster(), commands.accounts())
+            problems += [] if problems else _refused(request, config)
+        except SlurmError as error:
+            problems.append(f"Slurm does not answer on {request.node}: {error}")
+    offer = {"mark": secrets.token_hex(8)}
+    return {"ok": not problems, "problems": problems, "facts": facts, "offer": offer}
+
+
+def _refused(request: Request, config: configuration.Config) -> list[str]:
+    """Return what Slurm itself says against the script, which it is shown without being submitted."""
+    path = jobs_root() / f".{request.name}.{os.getpid()}.sbatch"
+    try:
+        write_atomically(path, script(request.name, str(jobs_root() / request.name), sys.executable, config))
+        said = commands.would_run(path)
+        return [f"Slurm refuses the job: {said}"] if said else []
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def start(job: JobDirectory, request: Request, config: configuration.Config) -> dict[str, Any]:
+    """Write the job's directory and its script, and submit it.
+
+    Raises:
+        TrainerError: Slurm refuses it.
+    """
+    if job.slurm.is_file() and not _told(JobDirectory.of_master(job.path)).has_ended:
+        return {"directory": str(job.path), "started": False}
+    mine = next(node for node in request.nodes if node.name == request.node)
+    request = dataclasses.replace(request, nodes=(mine,))
+    job.make(request)
+    if request.config:
+        job.write_config(request.config)
+    job.write_resolved(configuration.dump(configuration.resolve(config, world_size(config))))
+    write_atomically(job.key, secrets.token_hex(32), mode=0o600)
+    write_atomically(job.script, script(request.name, str(job.path), sys.executable, config))
+    job.forget_stop()
+    known = State(
+        request.name,
+        "queued",
+        launcher="slurm",
+        master=request.node,
+        started=time.time(),
+        directory=str(job.path),
+        progress=job.progress(),
+    )
+    job.write_state(known)
+    try:
+        number = commands.submit(job.path, job.script.name)
+    except SlurmError as error:
+        job.write_state(dataclasses.replace(known, state="failed", reason=str(error), ended=time.time()))
+        raise
+    write_atomically(job.slurm, json.dumps({"job": number, "submitted": time.time()}) + "\n")
+    return {"directory": str(job.path), "started": True}
+
+
+def state(path: JobDirectory, wait: float = 0.0) -> State:
+    """Return how a job is, at once or when its agents have news, at the latest after WAIT seconds."""
+    job = JobDirectory.of_master(path.path)
+    before, deadline = job.version, time.monotonic() + wait
+    if wait and not job.read_state().has_ended:
+        while job.version == before and time.monotonic() < deadline:
+            time.sleep(_NEWS_S)
+    # Another node may be the master by now.
+    return _told(JobDirectory.of_master(path.path))
+
+
+def states(jobs: Iterable[JobDirectory]) -> list[State]:
+    """Return how several jobs are; Slurm is asked once for all."""
+    queue: list[Seen] | None = None
+    with contextlib.suppress(SlurmError):
+        queue = commands.queue()
+    return [_told(JobDirectory.of_master(job.path), queue) for job in jobs]
+
+
+def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]:
+    """End a job: after a checkpoint when it runs, unless NOW. Return whether it had not ended, and how it is.
+
+    Args:
+        path: The job's directory.
+        now: At once.
+        timeout: Seconds until it is cancelled in any case.
+    """
+    job = JobDirectory.of_master(path.path)
+    known = _told(job)
+    if known.has_ended:
+        return False, known
+    number = _number(job)
+    deadline = time.monotonic() + timeout - _END_S
+    if now or known.state in ("queued", "starting"):
+        job.ask_to_stop(0.0)
+    else:
+        job.ask_to_stop(max(timeout - 2 * _END_S, timeout / 2))
+        while not (known := _told(job)).has_ended and known.state != "queued" and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+    commands.cancel(number)
+    deadline = time.monotonic() + _END_S
+    while not _gone(number) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return True, _told(JobDirectory.of_master(path.path))
+
+
+def _gone(number: int) -> bool:
+    """Whether a job holds no node any more."""
+    with contextlib.suppress(SlurmError):
+        seen = the_job(commands.queue(), number)
+        return seen is None or seen.has_ended
+    return False
+
+
+def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
+    """Return how a job is, and keep how it ended: Slurm forgets."""
+    known = job.read_state()
+    fresh = known.state != "queued" and time.time() - job.version / 1e9 < _FRESH_S
+    if known.has_ended or (fresh and queue is None) or not job.slurm.is_file():
+        return known
+    number = _number(job)
+    try:
+        queue = commands.queue() if queue is None else queue
+    except SlurmError as error:
+        return dataclasses.replace(known, reason=f"Slurm does not answer: {error}")
+    seen = the_job(queue, number)
+    # squeue keeps the jobs that ended lately, but not who cancelled them.
+    if seen is None or (seen.state == "CANCELLED" and not seen.by):
+        seen = commands.recorded(number) or seen
+    # The agents may have ended the job between the looks.
+    known = job.read_state()
+    asked = job.asked_to_stop() is not None and not job.asked_by()
+    words = tail(job.path / OUTPUT, 1)
+    found = view.told(known, seen, queue, asked, time.time(), words)
+    if found.has_ended and not known.has_ended:
+        job.write_state(found)
+    return found
+
+
+def _number(job: JobDirectory) -> int:
+    return int(json.loads(job.slurm.read_text())["job"])

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a job is, by what its agents say and what Slurm says. Pure functions.
+
+While agents are at work they know best. Before they have begun, and when they have ended without a last word,
+Slurm does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from rdm_job.protocol import State
+from rdm_job.slurm import states
+from rdm_job.slurm.reasons import why
+from rdm_job.slurm.states import Seen
+
+__all__ = ["goes_on", "told"]
+
+
+def told(
+    known: State,
+    seen: Seen | None,
+    queue: Iterable[Seen],
+    asked: bool,
+    now: float,
+    last_words: Sequence[str] = (),
+) -> State:
+    """Return how a job is.
+
+    Args:
+        known: What its agents last wrote.
+        seen: The job as Slurm has it; None when Slurm does not know it any more.
+        queue: All jobs that Slurm has in its memory.
+        asked: Whether it was stopped by `rdm-provision stop`.
+        now: Seconds since 1970.
+        last_words: Of the script and of srun.
+    """
+    if known.has_ended:
+        return known
+    if seen is None:
+        said = "Slurm does not know the job any more, and its agents have not said how it ended."
+        return replace(known, state="failed", reason=said, ended=now)
+    if seen.waits:
+        before = known.reason if known.state == "queued" and known.restarts else ""
+        return replace(known, state="queued", reason=f"{before} {_waits(seen, queue, now)}".strip())
+    if seen.has_ended:
+        state, reason = _ended(seen, known, asked, last_words)
+        return replace(known, state=state, reason=reason, ended=now)
+    if "CONFIGURING" in seen.flags:
+        return replace(known, state="starting", reason="Its nodes are being prepared.")
+    if seen.state in ("SUSPENDED", "STOPPED"):
+        return replace(known, reason="Slurm has suspended it.")
+    if known.state == "queued":
+        return replace(known, state="starting", reason="")
+    return known
+
+
+def goes_on(known: State, most_restarts: int) -> bool:
+    """Whether a job whose agents have ended is to begin again on other nodes.
+
+    Args:
+        known: What its agents last wrote.
+        most_restarts: ``launcher.max_restarts``.
+    """
+    if known.state == "queued":
+        return True
+    # An agent that was killed could not say so.
+    return known.state in ("starting", "running", "restarting") and known.restarts < most_restarts
+
+
+def _waits(seen: Seen, queue: Iterable[Seen], now: float) -> str:
+    """Return that a job waits, where, and why, as far as Slurm says."""
+    place = states.place(queue, seen)
+    text = f"It waits in partition {seen.partition}" if seen.partition else "It waits"
+    if place:
+        text += f", {_ordinal(place)} in the queue"
+    if reason := why(seen.reason):
+        text += f": {reason}"
+    if seen.start and seen.start > now:
+        text += f"; Slurm expects to start it {time.strftime('%Y-%m-%d %H:%M', time.localtime(seen.start))}"
+    return f"{text}."
+
+
+def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> tuple[str, str]:
+    """Return the state and the reason of a job that Slurm has ended."""
+    if seen.state == "CANCELLED":
+        if asked:
+            return "stopped", "It was cancelled, as asked."
+        who = f"by {seen.by}" if seen.by else "by somebody"
+        because = f" ({why(seen.reason)})" if why(seen.reason) else ""
+        return "stopped", f"It was cancelled {who}, not by rdm-provision stop{because}."
+    saved = known.progress.get("checkpoint")
+    lost = f"; its newest checkpoint is of iteration {saved}" if saved else ""
+    on = f" ({seen.nodes})" if seen.nodes else ""
+    words = {
+        "TIMEOUT": f"It reached its time limit and was ended{lost}.",
+        "DEADLINE": f"It reached its deadline and was ended{lost}.",
+        "NODE_FAIL": f"Slurm says that a node of it failed{on}{lost}.",
+        "PREEMPTED": f"It gave way to a job of higher priority{lost}.",
+        "OUT_OF_MEMORY": f"It used more memory than Slurm gave it{on}: ask for more with launcher.slurm.mem.",
+        "BOOT_FAIL": f"Slurm could not prepare its nodes{on}.",
+        "LAUNCH_FAILED": f"Slurm could not start it on its nodes{on}.",
+        "REVOKED": "Another cluster runs it.",
+    }
+    if seen.state in words:
+        return "failed", words[seen.state]
+    how = f" by signal {seen.signal}" if seen.signal else f" with exit code {seen.code}"
+    said = (
+        f": {last_words[-1].strip().rstrip('.')}"
+        if last_words
+        else "; slurm.out in its directory may say why"
+    )
+    return "failed", f"Its script ended{how} before its agents said how it went{said}."
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"

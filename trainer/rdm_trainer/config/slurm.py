@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a job asks Slurm for, as its components: nodes of one partition each. Pure functions.
+
+Every value has a form here that it must match as a whole, because it becomes a line of a script that Slurm
+reads: a value that fits can neither end its line nor begin another option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rdm_trainer.config.schema import Config, SlurmConfig
+
+__all__ = [
+    "Component",
+    "components",
+    "generic_resources",
+    "limit_seconds",
+    "problems",
+    "slots",
+    "world_size",
+]
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
+_COUNT = r"[1-9][0-9]{0,6}"
+_HOSTS = r"[A-Za-z0-9_][A-Za-z0-9_.,\[\]-]*"
+_GRES = rf"{_NAME}(:{_NAME})?(:[0-9]+[KMGT]?)?"
+_TIME = (
+    r"(?:(?P<days>[0-9]{1,5})-)?(?P<first>[0-9]{1,6})(?::(?P<second>[0-9]{1,2}))?(?::(?P<third>[0-9]{1,2}))?"
+)
+# key → what it must match, and an example.
+_FORMS = {
+    "partition": (_NAME, "gpu2"),
+    "gres": (rf"{_GRES}(,{_GRES})*", "gpu:a10:4"),
+    "gpus_per_node": (rf"({_NAME}:)?{_COUNT}", "4 or a10:4"),
+    "cpus": (_COUNT, "14"),
+    "mem": (r"0|[1-9][0-9]{0,11}[KMGT]?", "64G"),
+    "time": (_TIME, '"02:00:00"'),
+    "account": (_NAME, "physics"),
+    "qos": (_NAME, "normal"),
+    "nodelist": (_HOSTS, "n[060-067]"),
+    "exclude": (_HOSTS, "n061,n062"),
+    "constraint": (r"[A-Za-z0-9_][A-Za-z0-9_.&|*()\[\]:-]*", "ib&nvme"),
+    "interface": (r"[A-Za-z0-9_.:@-]{1,15}", "ib0"),
+}
+_BY_PARTITION = ("gres", "gpus_per_node", "cpus", "mem", "nodelist", "exclude", "constraint")
+
+
+@dataclass(frozen=True)
+class Component:
+    """The nodes of a job that are in one partition.
+
+    Attributes:
+        partition: Its name; empty for Slurm's default one.
+        nodes: How many.
+        slots: Processes on each.
+        gres, gpus_per_node, cpus, mem, nodelist, exclude, constraint: As Slurm takes them, or empty.
+    """
+
+    partition: str
+    nodes: int
+    slots: int
+    gres: str = ""
+    gpus_per_node: str = ""
+    cpus: str = ""
+    mem: str = ""
+    nodelist: str = ""
+    exclude: str = ""
+    constraint: str = ""
+
+    @property
+    def generic(self) -> dict[str, int]:
+        """What it asks for on each node, GPUs among it: ``{"gpu:a10": 4}``."""
+        found = generic_resources(self.gres)
+        if self.gpus_per_node:
+            kind, _, count = self.gpus_per_node.rpartition(":")
+            found[f"gpu:{kind}" if kind else "gpu"] = int(count)
+        return found
+
+
+def generic_resources(text: str) -> dict[str, int]:
+    """Return what a list in Slurm's form holds: ``{"gpu:a10": 4}`` of ``gpu:a10:4``."""
+    found = {}
+    for word in filter(None, text.split(",")):
+        name, _, last = word.rpartition(":")
+        known = re.fullmatch(r"([0-9]+)([KMGT]?)", last) if name else None
+        found[name if known else word] = (
+            int(known[1]) * 1024 ** " KMGT".index(known[2] or " ") if known else 1
+        )
+    return found
+
+
+def components(config: Config) -> list[Component]:
+    """Return the job's components in the order of their ranks. Their values need not be sound.
+
+    Raises:
+        ValueError: A number of nodes is none.
+    """
+    slurm = config.launcher.slurm
+    wanted: Mapping[str, str] = slurm.nodes or {"": str(config.launcher.nodes or 1)}
+    found = []
+    for partition, count in wanted.items():
+        asked = {key: _of(getattr(slurm, key), partition) for key in _BY_PARTITION}
+        component = Component(partition or slurm.partition or "", int(count), 1, **asked)
+        each = config.launcher.devices_per_node or slots(component)
+        found.append(Component(component.partition, component.nodes, each, **asked))
+    return found
+
+
+def slots(component: Component) -> int:
+    """Return how many processes a node gets by the GPUs that are asked for."""
+    gpus = sum(count for name, count in component.generic.items() if name.split(":")[0] == "gpu")
+    return gpus or 1
+
+
+def world_size(config: Config) -> int:
+    """Return how many processes the job has."""
+    return sum(component.nodes * component.slots for component in components(config))
+
+
+def limit_seconds(text: str) -> int:
+    """Return a time limit in seconds; the text has Slurm's form."""
+    found = re.fullmatch(_TIME, text)
+    assert found is not None
+    numbers = [int(found[name] or 0) for name in ("first", "second", "third")]
+    if found["days"] is not None or found["third"] is not None:
+        hours, minutes, seconds = numbers
+    else:
+        # Minutes, or minutes and seconds.
+        hours, minutes, seconds = 0, numbers[0], numbers[1]
+    return int(found["days"] or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
+
+
+def problems(config: Config) -> list[str]:
+    """Return what is wrong with what the job asks Slurm for, one sentence each."""
+    slurm = config.launcher.slurm
+    found = [*_nodes(config), *_forms(slurm)]
+    if slurm.gres and slurm.gpus_per_node:
+        found.append("launcher.slurm has gres and gpus_per_node; give one.")
+    if found:
+        return found
+    if slurm.time and slurm.signal and limit_seconds(slurm.time) < slurm.signal + 60:
+        found.append(
+            f"launcher.slurm.time {slurm.time} leaves nothing before launcher.slurm.signal {slurm.signal} s "
+            "and the minute that Slurm may be early; give more time, or a smaller signal."
+        )
+    return found
+
+
+def _of(values: Mapping[str, str], partition: str) -> str:
+    return values.get(partition, values.get("", ""))
+
+
+def _nodes(config: Config) -> Iterator[str]:
+    slurm = config.launcher.slurm
+    for partition, count in slurm.nodes.items():
+        where = f"launcher.slurm.nodes{'.' if partition else ''}{partition}"
+        if partition and not re.fullmatch(_NAME, partition):
+            yield f"launcher.slurm.nodes has {partition!r}, which is no name of a partition."
+        elif not re.fullmatch(_COUNT, count):
+            yield f"{where} is {count!r}; it must be a number of nodes."
+    named = [partition for partition in slurm.nodes if partition]
+    if named and slurm.partition:
+        yield "launcher.slurm.nodes names partitions, and launcher.slurm.partition another; give one of them."
+    if slurm.nodes and config.launcher.nodes is not None:
+        yield "launcher.nodes and launcher.slurm.nodes say how many nodes; give one of them."
+    for key in _BY_PARTITION:
+        for partition in getattr(slurm, key):
+            if partition and partition not in slurm.nodes and partition != slurm.partition:
+                yield (
+                    f"launcher.slurm.{key} is given for {partition!r}, which is none of the job's "
+                    "partitions; they are named in launcher.slurm.nodes."
+                )
+
+
+def _forms(slurm: SlurmConfig) -> Iterator[str]:
+    for key, (form, example) in _FORMS.items():
+        given = getattr(slurm, key)
+        values = given if isinstance(given, dict) else {"": given} if given is not None else {}
+        for partition, value in values.items():
+            if not re.fullmatch(form, value, re.ASCII):
+                where = f"launcher.slurm.{key}{'.' if partition else ''}{partition}"
+                yield f"{where} is {value!r}; Slurm takes it as {example}."
