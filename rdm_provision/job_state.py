@@ -45,9 +45,9 @@ class JobState:
 
     Attributes:
         job: its name.
-        state: ``starting``, ``running``, ``restarting``, ``stopping``, or or final: ``finished``, ``failed``
-            or ``stopped``.
-        reason: why, in one sentence; empty when it runs, or has finished.
+        state: ``queued`` (under Slurm), ``starting``, ``running``, ``restarting``, ``stopping``, or final:
+            ``finished``, ``failed`` or ``stopped``.
+        reason: why, or why it waits, in a sentence or two; empty when it runs, or has finished.
         launcher: how its processes are started.
         master: the node with rank 0.
         nodes: its nodes, by rank.
@@ -179,3 +179,6 @@ def job_news(at: float, node: str, result: Mapping[str, Any]) -> Iterator[Event]
         yield JobUpdate(at, node, JobState.of(result["job"], str(result.get("directory", "")), time.time()))
     if result.get("text"):
         yield JobLines(at, node, str(result.get("stream", "")), str(result["text"]))
+    # Under Slurm one host has the logs of all nodes.
+    for name, text in (result.get("parts") or {}).items():
+        yield JobLines(at, str(name), str(result.get("stream", "")), str(text))

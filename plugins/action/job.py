@@ -23,7 +23,12 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         super().run(tmp, variables)
         arguments = dict(self._task.args)
-        arguments.setdefault("place", job_place(lambda name: self._templar.template(variables.get(name))))
+        login = (variables.get("groups") or {}).get("login") or ()
+        place = job_place(
+            lambda name: self._templar.template(variables.get(name)),
+            submits=variables.get("inventory_hostname") in login,
+        )
+        arguments.setdefault("place", place)
         before = variables.get(self._task.register) if self._task.until and self._task.register else None
         if isinstance(before, dict) and before.get(OFFSET) is not None:
             arguments[OFFSET] = before[OFFSET]

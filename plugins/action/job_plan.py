@@ -47,12 +47,17 @@ class ActionModule(ActionBase):
         ]
         try:
             wanted = self._wanted(options, variables)
-            plan = plan_job(wanted, nodes, variables["ansible_play_hosts_all"], time.time())
+            plan = plan_job(
+                wanted, nodes, variables["ansible_play_hosts_all"], time.time(), login=options["login"]
+            )
         except Refused as refused:
             return {**result, **refused.result("inventory")}
         result["job"] = dict(
             plan.as_dict(),
-            accelerator=options["nodes"][plan.nodes[0].name]["accelerator"],
+            # A login host need not be one of the nodes.
+            accelerator=options["nodes"].get(plan.nodes[0].name, options["nodes"][nodes[0].name])[
+                "accelerator"
+            ],
             ssh_port=options["ssh_port"],
         )
         return result

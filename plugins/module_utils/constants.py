@@ -29,6 +29,6 @@ RUNTIME_HOST = "host"
 RUNTIMES = (RUNTIME_CONTAINER, RUNTIME_HOST)
 """What a job runs in on its nodes."""
 ACCELERATORS = ("rocm", "cuda", "cpu")
-LAUNCHERS = ("no_ssh", "deepspeed", "torchrun", "mpirun")
+LAUNCHERS = ("no_ssh", "deepspeed", "torchrun", "mpirun", "slurm")
 FINAL_STATES = ("finished", "failed", "stopped")
-"""States that a job does not leave by itself. The others: starting, running, restarting, stopping."""
+"""States that a job does not leave by itself. The others: queued, starting, running, restarting, stopping."""

@@ -48,7 +48,7 @@ options:
         type: str
         default: ""
       key:
-        description: The host's file with the key that the cluster's agents share.
+        description: The host's file with the key that the cluster's agents share; under Slurm there is none.
         type: str
         default: ""
       my_ip:
@@ -94,9 +94,9 @@ options:
     default: 20
   offset:
     description:
-      - Return what is beyond this byte of the log instead.
+      - Return what is beyond this place in the log instead, RV(offset) of an earlier call.
       - In a loop of C(until) it is set by itself, so that each try goes on where the one before ended.
-    type: int
+    type: str
   now:
     description: Whether V(stop) ends the processes at once, instead of after a checkpoint.
     type: bool
@@ -155,10 +155,14 @@ text:
   description: What it wrote.
   returned: for V(logs)
   type: str
+parts:
+  description: What it wrote on each node, where the host that submits jobs to Slurm sees all nodes' logs.
+  returned: for V(logs), of a job of Slurm
+  type: dict
 offset:
-  description: Where that ends in the log.
+  description: Where that ends in the log, or in the logs.
   returned: for V(logs)
-  type: int
+  type: raw
 sections:
   description: Titles, lines, and how many lines the files have.
   returned: for V(sections)
@@ -226,7 +230,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "wait": {"type": "float", "default": 0},
     "stream": {"type": "str", "choices": ["out", "err", "gpu"], "default": "out"},
     "tail": {"type": "int", "default": 20},
-    "offset": {"type": "int"},
+    "offset": {"type": "str"},
     "now": {"type": "bool", "default": False},
     "timeout": {"type": "float", "default": 120},
 }
@@ -284,7 +288,8 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     if options["wait"]:
         words += ["--wait", str(options["wait"])]
     answer = agent.ask("logs", words)
-    return {"stream": options["stream"], **{key: answer[key] for key in ("text", "offset", "ended")}}
+    shown = ("text", "parts", "offset", "ended")
+    return {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
 
 
 def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:

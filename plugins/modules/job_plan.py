@@ -51,6 +51,10 @@ options:
     description: Name of a job that is to go on.
     type: str
     default: ""
+  login:
+    description: The host that jobs are submitted to Slurm from; where there is one, all jobs go that way.
+    type: str
+    default: ""
   ssh_port:
     description: Where the containers' sshd listen, for launchers that use it.
     type: int
@@ -103,7 +107,9 @@ job:
       type: list
       elements: str
     nodes:
-      description: For each node that takes part, C(name), C(address) and C(slots); rank 0 is on the first.
+      description:
+        - For each node that takes part, C(name), C(address) and C(slots); rank 0 is on the first.
+        - Of a job that goes through Slurm, only the host that submits it.
       type: list
       elements: dict
     master:
@@ -138,6 +144,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "overrides": {"type": "list", "elements": "str", "default": []},
     "name": {"type": "str", "default": ""},
     "resume": {"type": "str", "default": ""},
+    "login": {"type": "str", "default": ""},
     "ssh_port": {"type": "int", "default": 22},
     "job": {"type": "dict", "default": {}},
     "checks": {"type": "str", "default": ""},

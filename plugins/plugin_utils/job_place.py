@@ -13,19 +13,20 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 )
 
 
-def job_place(variable: Callable[[str], Any]) -> dict[str, str]:
+def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[str, str]:
     """Return the option `place` of rdm.provision.job for a node.
 
     Args:
         variable: gives the value of a variable of the node, None or empty where it has none.
+        submits: whether jobs are submitted to Slurm from there. Their agents have a key of the job's own.
     """
-    if variable("rdm_runtime") != RUNTIME_HOST:
+    if variable("rdm_runtime") != RUNTIME_HOST and not submits:
         return {"runtime": RUNTIME_CONTAINER}
     config_dir = str(variable("rdm_config_dir") or f"~/{USER_CONFIG_DIR}")
     return {
         "runtime": RUNTIME_HOST,
         "environment": str(variable("python_env_directory") or f"{config_dir}/python"),
         "directory": str(variable("job_directory") or f"{config_dir}/jobs"),
-        "key": f"{config_dir}/ssh/id_ed25519",
+        "key": "" if submits else f"{config_dir}/ssh/id_ed25519",
         "my_ip": str(variable("my_ip") or ""),
     }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
@@ -77,7 +77,9 @@ class JobPlan(NamedTuple):
         return dict(self._asdict(), nodes=[node._asdict() for node in self.nodes], master=self.nodes[0].name)
 
 
-def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: float) -> JobPlan:
+def plan_job(
+    wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: float, login: str = ""
+) -> JobPlan:
     """Return what the job is to be.
 
     Args:
@@ -85,6 +87,8 @@ def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: 
         nodes: the cluster's, by rank.
         in_run: names of the nodes that the run is limited to.
         now: seconds since 1970, for the job's name.
+        login: the host that jobs are submitted to Slurm from, which then chooses the nodes; empty when there is
+            none.
 
     Raises:
         Refused: something cannot be; with every problem.
@@ -100,17 +104,23 @@ def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: 
         close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
         remedy = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
         problems.append(Problem(None, f"launcher.kind {kind}", "is not known", remedy))
+    problems += _way(kind, login)
     chosen = set(in_run)
     taking_part = [node for node in nodes if node.name in chosen]
+    overrides = list(wanted.overrides)
+    if login:
+        submits = next((node for node in nodes if node.name == login), Node(login, "127.0.0.1", 1))
+        taking_part = [submits]
+        overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
     if count is not None:
         what = f"launcher.nodes {count}"
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             problems.append(Problem(None, what, "is no number of nodes", "give 1 or more"))
-        elif count > len(taking_part):
+        elif count > len(taking_part) and not login:
             reason = f"is more than the {len(taking_part)} nodes of this run"
             problems.append(Problem(None, what, reason, "give fewer, or add nodes to the inventory"))
-        else:
+        elif not login:
             taking_part = taking_part[:count]
     name = wanted.resume or wanted.name or _new_name(config, wanted.source, now)
     if not JOB_NAME.fullmatch(name):
@@ -119,7 +129,18 @@ def plan_job(wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: 
         problems.append(Problem(None, repr(name), reason, remedy))
     if problems:
         raise Refused(problems)
-    return JobPlan(name, bool(wanted.resume), wanted.text, list(wanted.overrides), taking_part)
+    return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part)
+
+
+def _way(kind: Any, login: str) -> Iterator[Problem]:
+    """Yield a problem when the launcher does not go the inventory's way."""
+    what = f"launcher.kind {kind}"
+    if kind == "slurm" and not login:
+        reason = "needs a host that jobs are submitted to Slurm from"
+        yield Problem(None, what, reason, "put it into the group login of the inventory")
+    elif login and kind in LAUNCHERS and kind != "slurm":
+        reason = f"does not go through Slurm, and this inventory's jobs do (group login: {login})"
+        yield Problem(None, what, reason, "leave it out, or use an inventory without that group")
 
 
 def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[Problem]:

@@ -27,6 +27,7 @@ COMPACT_FROM = 17
 CURVE_HEIGHT = 10
 _BAR = 32
 _STYLES = {
+    "queued": "yellow",
     "starting": "cyan",
     "running": "cyan",
     "restarting": "yellow",
@@ -104,6 +105,8 @@ class JobView:
         lost = [node.name for node in state.nodes if node.state in ("failed", "lost")]
         if lost:
             parts.append(f"failed: {view.names(lost)}")
+        if state.state == "queued" and state.reason:
+            parts.append(state.reason)
         return "  ".join(parts)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -119,6 +122,8 @@ class JobView:
             since = 0.0 if state.ended else time.monotonic() - self._seen_at
             head.append(f"  {view.seconds(state.seconds + since)}", "dim")
         yield head
+        if state.state == "queued" and state.reason:
+            yield Padding(Text(state.reason, style(state.state)), (0, 0, 0, 2), expand=False)
         yield Padding(self._bar(state), (0, 0, 0, 2), expand=False)
         yield Padding(self._nodes(state), (0, 0, 0, 2), expand=False)
         hint = "leaving; the job goes on" if self.leaving else "Ctrl-C stops watching, not the job"
@@ -194,14 +199,14 @@ def read(run: Run, *, follow: bool = False) -> tuple[RunResult, dict[str, str]]:
             if isinstance(event, JobLines) and follow:
                 lines(event.node, event.text, run.spec.nodes)
             elif isinstance(event, JobLines):
-                texts[event.node] += event.text
+                texts[event.node] = texts.get(event.node, "") + event.text
     return run.result(), texts
 
 
 def lines(node: str, text: str, nodes: Sequence[str]) -> None:
     """Print what a job wrote on a node, with the node's name before each line unless it is the only one."""
-    width = max(len(name) for name in nodes)
-    prefix = "" if len(nodes) == 1 else f"{node:<{width}}  "
+    width = max(len(name) for name in (*nodes, node))
+    prefix = "" if tuple(nodes) == (node,) else f"{node:<{width}}  "
     sys.stdout.writelines(f"{prefix}{line}\n" for line in text.splitlines())
     sys.stdout.flush()
 
@@ -274,7 +279,7 @@ def unheard(console: Console, result: RunResult) -> None:
 
 def failures(console: Console, state: JobState) -> None:
     """Print why a job did not end well: the reason, then each failure with its last words."""
-    if state.reason and state.state in ("failed", "stopped", "restarting"):
+    if state.reason and state.state in ("failed", "stopped", "restarting", "queued"):
         console.print(Text(f"  {state.reason}", style(state.state)), soft_wrap=True)
     for failure in state.failures:
         console.print()

@@ -69,7 +69,7 @@ class Host(NamedTuple):
     Attributes:
         environment: the virtual environment's directory.
         directory: the jobs' directory.
-        key: the file with the key that the cluster's agents know each other by.
+        key: the file with the key that the cluster's agents know each other by; empty under Slurm.
         my_ip: the node's address on the fabric.
     """
 
@@ -113,15 +113,14 @@ class Host(NamedTuple):
         inherited = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")
         }
-        return dict(
-            inherited,
+        own = dict(
             PATH=programs + os.pathsep + os.environ.get("PATH", os.defpath),
             VIRTUAL_ENV=self.environment,
             MY_IP=self.my_ip,
-            RDM_CLUSTER_KEY=self.key,
             RDM_JOBS=self.directory,
             RDM_PLACE="host",
         )
+        return dict(inherited, **own, **({"RDM_CLUSTER_KEY": self.key} if self.key else {}))
 
 
 Place = Union[Container, Host]
@@ -173,7 +172,9 @@ def find_host(place: Dict[str, Any]) -> Host:
     Raises:
         NoAgent: the environment, the directory of the jobs or the key is missing.
     """
-    environment, directory, key = (local_path(str(place[one])) for one in ("environment", "directory", "key"))
+    environment, directory, key = (
+        local_path(str(place[one])) if place[one] else "" for one in ("environment", "directory", "key")
+    )
     host = Host(environment, directory, key, place["my_ip"])
     remedy = "make it with rdm-provision env up"
     if not os.path.isfile(os.path.join(host.environment, "bin", PROGRAM)):
@@ -182,7 +183,7 @@ def find_host(place: Dict[str, Any]) -> Host:
         )
     if not os.path.isdir(host.directory):
         raise NoAgent("there is no directory {0} for jobs: {1}".format(host.directory, remedy))
-    if not os.access(host.key, os.R_OK):
+    if host.key and not os.access(host.key, os.R_OK):
         raise NoAgent("the cluster's key {0} cannot be read: {1}".format(host.key, remedy))
     return host
 
