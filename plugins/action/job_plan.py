@@ -52,12 +52,11 @@ class ActionModule(ActionBase):
             )
         except Refused as refused:
             return {**result, **refused.result("inventory")}
+        # A login host need not be one of the nodes.
+        master = options["nodes"].get(plan.nodes[0].name) or options["nodes"][nodes[0].name]
         result["job"] = dict(
             plan.as_dict(),
-            # A login host need not be one of the nodes.
-            accelerator=options["nodes"].get(plan.nodes[0].name, options["nodes"][nodes[0].name])[
-                "accelerator"
-            ],
+            accelerator=master["accelerator"],
             ssh_port=options["ssh_port"],
         )
         return result

@@ -87,8 +87,8 @@ def plan_job(
         nodes: the cluster's, by rank.
         in_run: names of the nodes that the run is limited to.
         now: seconds since 1970, for the job's name.
-        login: the host that jobs are submitted to Slurm from, which then chooses the nodes; empty when there is
-            none.
+        login: the host that jobs are submitted to Slurm from, which then chooses the nodes; empty where there
+            is none.
 
     Raises:
         Refused: something cannot be; with every problem.

@@ -113,13 +113,13 @@ class Host(NamedTuple):
         inherited = {
             name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")
         }
-        own = dict(
-            PATH=programs + os.pathsep + os.environ.get("PATH", os.defpath),
-            VIRTUAL_ENV=self.environment,
-            MY_IP=self.my_ip,
-            RDM_JOBS=self.directory,
-            RDM_PLACE="host",
-        )
+        own = {
+            "PATH": programs + os.pathsep + os.environ.get("PATH", os.defpath),
+            "VIRTUAL_ENV": self.environment,
+            "MY_IP": self.my_ip,
+            "RDM_JOBS": self.directory,
+            "RDM_PLACE": "host",
+        }
         return dict(inherited, **own, **({"RDM_CLUSTER_KEY": self.key} if self.key else {}))
 
 

@@ -183,9 +183,7 @@ def _component(
 
 
 def _too_much(partition: str, what: str, most: int, wanted: int) -> str:
-    return (
-        f"A node of partition {partition} has at most {most} {what}, and the job asks for {wanted} of each."
-    )
+    return f"A node of partition {partition} has at most {most} {what}, and the job asks for {wanted}."
 
 
 def _size(part: Component, config: Config, known: Partition) -> Iterator[str]:

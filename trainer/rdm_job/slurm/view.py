@@ -88,9 +88,10 @@ def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> 
     if seen.state == "CANCELLED":
         if asked:
             return "stopped", "It was cancelled, as asked."
+        agents = f" {known.reason}" if known.state == "stopping" else ""
         who = f"by {seen.by}" if seen.by else "by somebody"
         because = f" ({why(seen.reason)})" if why(seen.reason) else ""
-        return "stopped", f"It was cancelled {who}, not by rdm-provision stop{because}."
+        return "stopped", f"It was cancelled {who}, not by rdm-provision stop{because}.{agents}"
     saved = known.progress.get("checkpoint")
     lost = f"; its newest checkpoint is of iteration {saved}" if saved else ""
     on = f" ({seen.nodes})" if seen.nodes else ""
