@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a job asks for that the cluster could never give, before it is submitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job.slurm import limits
+from rdm_trainer import config as configuration
+
+RECORDS = Path(__file__).parent / "records"
+PARTITIONS = limits.partitions((RECORDS / "partitions-22.05.txt").read_text())
+NODES = limits.nodes((RECORDS / "nodes-22.05.txt").read_text())
+
+
+def problems(mine: tuple[str, ...] = (), **slurm: Any) -> list[str]:
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
+    return limits.problems(config, PARTITIONS, NODES, mine)
+
+
+def test_what_scontrol_printed() -> None:
+    assert [(one.name, one.is_default, one.nodes, one.most_seconds) for one in PARTITIONS] == [
+        ("hgx", False, 1, None),
+        ("gpu2", True, 2, 86400),
+    ]
+    assert [(node.name, node.partitions, node.gres, node.cpus, node.mem) for node in NODES] == [
+        ("t1", ("hgx",), {"gpu:hgx": 4}, 8, 4000),
+        ("t2", ("gpu2",), {"gpu:a10": 4}, 8, 4000),
+        ("t3", ("gpu2",), {"gpu:a10": 4}, 8, 4000),
+    ]
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {},
+        {"nodes": {"hgx": 1, "gpu2": 2}, "gres": "gpu:4", "cpus": 8, "mem": "3G"},
+        {"nodes": {"hgx": 1, "gpu2": 2}, "gres": {"hgx": "gpu:hgx:4", "gpu2": "gpu:a10:1"}, "time": "1-0"},
+        {"partition": "hgx", "time": "9-0", "gpus_per_node": "hgx:2"},
+    ],
+)
+def test_what_the_cluster_can_give(slurm: dict[str, Any]) -> None:
+    assert problems(**slurm) == []
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ({"partition": "gpu"}, "Slurm has no partition gpu; did you mean gpu2?"),
+        ({"partition": "big"}, "Slurm has no partition big; there are hgx, gpu2."),
+        (
+            {"nodes": 5},
+            "The job asks for 5 nodes, but partition gpu2 has 2: Slurm would let it wait for ever.",
+        ),
+        ({"nodes": {"hgx": 2, "gpu2": 2}}, "The job asks for 2 nodes, but partition hgx has 1"),
+        ({"gres": "gpu:hgx:4"}, "No node of partition gpu2 has gpu:hgx; they have gpu:a10:4."),
+        ({"gres": "tpu:1"}, "No node of partition gpu2 has tpu; they have gpu:a10:4."),
+        ({"gres": "gpu:8"}, "A node of partition gpu2 has at most 4 of gpu, and the job asks for 8."),
+        ({"time": "2-0"}, "launcher.slurm.time 2-0 is more than the 1-00:00:00 of partition gpu2"),
+        ({"cpus": 9}, "A node of partition gpu2 has at most 8 CPUs, and the job asks for 9."),
+        ({"mem": "8G"}, "has at most 4000 MiB of memory, and the job asks for 8192."),
+        ({"constraint": "ib&nvme"}, "No node of partition gpu2 has the feature ib; they have no features."),
+        ({"account": "phisics"}, "launcher.slurm.account phisics is none of yours; did you mean physics?"),
+    ],
+)
+def test_what_it_never_can_is_named_with_what_would_work(slurm: dict[str, Any], said: str) -> None:
+    assert any(said in problem for problem in problems(("physics", "chemistry"), **slurm))
+
+
+def test_of_different_nodes_enough_must_have_all() -> None:
+    text = (RECORDS / "nodes-22.05.txt").read_text().replace("NodeName=t3 ", "NodeName=t3 ").splitlines()
+    text[2] = text[2].replace("Gres=gpu:a10:4", "Gres=gpu:a10:2")
+    config = configuration.from_dict(
+        {"launcher": {"kind": "slurm", "slurm": {"nodes": 2, "gres": "gpu:a10:4"}}}
+    )
+    (said,) = limits.problems(config, PARTITIONS, limits.nodes("\n".join(text)), ())
+    assert said.startswith("Only 1 of the 2 nodes of partition gpu2 have all that the job asks for")
+
+
+def test_a_partition_may_be_closed_or_for_others() -> None:
+    text = (RECORDS / "partitions-22.05.txt").read_text()
+    text = text.replace("State=UP", "State=DRAIN").replace("AllowAccounts=ALL", "AllowAccounts=chemistry")
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": {"account": "physics"}}})
+    assert limits.problems(config, limits.partitions(text), NODES, ()) == [
+        "Partition gpu2 is drain.",
+        "Partition gpu2 takes no jobs of account physics.",
+    ]
+
+
+def test_accounts_are_named_once() -> None:
+    assert limits.accounts("physics|\nchemistry\nphysics\n\n") == ["chemistry", "physics"]

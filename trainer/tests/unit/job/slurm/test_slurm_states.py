@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What Slurm's programs printed, of 22.05 and 24.11, and how a job is by it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_job.protocol import Failure, State
+from rdm_job.slurm import reasons, states, view
+from rdm_job.slurm.states import Seen
+from rdm_job.slurm.step import before_this_run, nodes_of
+
+RECORDS = Path(__file__).parent / "records"
+NOW = 1795321900.0
+
+
+def record(name: str) -> str:
+    return (RECORDS / name).read_text(encoding="utf-8")
+
+
+def seen_in(name: str, number: int) -> Seen:
+    found = states.the_job(states.of_json(record(name)), number)
+    assert found is not None
+    return found
+
+
+def test_squeue_of_22_05() -> None:
+    found = seen_in("squeue-22.05.json", 9)
+    assert (found.state, found.reason, found.start) == ("PENDING", "BeginTime", 1795318838)
+    assert seen_in("squeue-22.05.json", 4).state == "FAILED"
+    both = seen_in("squeue-22.05.json", 7)
+    assert (both.state, both.nodes) == ("COMPLETED", "hs1,hs[2-3]")
+
+
+def test_sacct_of_22_05_says_who_cancelled_a_job() -> None:
+    found = seen_in("sacct-het-cancel-22.05.json", 72)
+    assert (found.state, found.by, found.has_ended) == ("CANCELLED", "rdm", True)
+    assert seen_in("sacct-het-cancel-22.05.json", 70).nodes == "hs1,hs[2-3]"
+
+
+@pytest.mark.parametrize("name", ["sacct-24.11.json", "scontrol-24.11.json"])
+def test_a_heterogeneous_job_of_24_11_is_one_job(name: str) -> None:
+    found = seen_in(name, 1)
+    assert (found.state, found.nodes, found.code) == ("COMPLETED", "ht1,ht[2-3]", 0)
+    assert found.start == 1795320464
+
+
+def test_an_empty_queue() -> None:
+    assert states.of_json(record("squeue-24.11.json")) == []
+
+
+def test_24_11_says_states_and_flags_in_one_list() -> None:
+    job = '{"jobs": [{"job_id": 7, "job_state": ["RUNNING", "COMPLETING"], "priority": {"set": false}}]}'
+    (found,) = states.of_json(job)
+    assert (found.state, found.flags, found.priority, found.leader) == ("RUNNING", ("COMPLETING",), 0, 7)
+
+
+def test_text_is_what_remains_without_json() -> None:
+    text = (
+        "73|PENDING|gpu2||2026-11-22T05:00:00|12|1:00|Resources\n"
+        "70+0|RUNNING|hgx|hs1|2026-11-22T04:30:42|9|1:00|None\n"
+        "70+1|RUNNING|gpu2|hs[2-3]|2026-11-22T04:30:42|9|1:00|None\n"
+        "10_[1-3]|PENDING|all||N/A|1|1:00|Priority\n"
+        "99|COMPLETING|gpu2|hs2|N/A|1|1:00|None\nnonsense\n"
+    )
+    found = states.of_queue_text(text)
+    assert [(one.job, one.leader, one.state) for one in found] == [
+        (73, 73, "PENDING"),
+        (70, 70, "RUNNING"),
+        (71, 70, "RUNNING"),
+        (99, 99, "RUNNING"),
+    ]
+    assert found[0].reason == "Resources"
+    assert found[-1].flags == ("COMPLETING",)
+    (ended,) = states.of_account_text(
+        "5|CANCELLED by 1000|gpu2|None assigned|0:0|Unknown\n5.0|COMPLETED|||0:0|"
+    )
+    assert (ended.state, ended.by, ended.nodes, ended.start) == ("CANCELLED", "1000", "", None)
+    (killed,) = states.of_account_text("39|OUT_OF_MEMORY|all|hs1|0:125|2026-11-22T04:30:42")
+    assert (killed.state, killed.signal) == ("OUT_OF_MEMORY", 125)
+
+
+@given(st.text() | st.just('{"jobs": 1}') | st.just("[]"))
+def test_what_is_no_list_of_jobs_is_no_json(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        states.of_json(text)
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    states.of_queue_text(text)
+    states.of_account_text(text)
+
+
+def waiting(job: int, priority: int = 1, partition: str = "gpu2") -> Seen:
+    return Seen(job, job, "PENDING", reason="Priority", partition=partition, priority=priority)
+
+
+def test_the_place_in_the_queue_is_by_priority_and_then_by_age() -> None:
+    queue = [waiting(1, 5), waiting(2, 5), waiting(3, 9), waiting(4, 5), waiting(5, 99, "hgx")]
+    assert [states.place(queue, job) for job in queue] == [2, 3, 1, 4, 1]
+    assert states.place(queue, dataclasses.replace(queue[0], state="RUNNING")) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Resources", "the nodes that it needs are in use (Resources)"),
+        ("(Priority)", "jobs of higher priority are before it (Priority)"),
+        (
+            "ReqNodeNotAvail, UnavailableNodes:n[1-2]",
+            "a node that it asks for is down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:n[1-2])",
+        ),
+        ("PartitionNodeLimit", "more nodes than the partition has"),
+        ("QOSMaxSomethingNew", "qosmax something new (QOSMaxSomethingNew)"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "nodes that it needs are down, drained, or reserved",
+        ),
+        ("None", ""),
+        ("", ""),
+    ],
+)
+def test_why_a_job_waits_in_words(reason: str, said: str) -> None:
+    found = reasons.why(reason)
+    assert said in found if said else found == ""
+
+
+def test_a_reason_that_never_goes_away_says_so() -> None:
+    assert reasons.NEVER in reasons.why("PartitionTimeLimit")
+    assert reasons.NEVER not in reasons.why("Resources")
+
+
+RUNNING = State("gpt", "running", master="n1", progress={"checkpoint": 40})
+QUEUED = State("gpt", "queued")
+
+
+def told(known: State, seen: Seen | None, *, asked: bool = False) -> tuple[str, str]:
+    found = view.told(known, seen, [seen] if seen else [], asked, NOW, ["srun: error: n2: no such file"])
+    return found.state, found.reason
+
+
+def test_a_job_that_waits_says_where_and_why() -> None:
+    seen = Seen(9, 9, "PENDING", (), "Resources", "gpu2", start=NOW + 3600)
+    state, reason = told(QUEUED, seen)
+    assert state == "queued"
+    assert reason.startswith(
+        "It waits in partition gpu2, 1st in the queue: the nodes that it needs are in use"
+    )
+    assert "Slurm expects to start it 20" in reason
+
+
+@pytest.mark.parametrize(
+    ("seen", "asked", "state", "said"),
+    [
+        (
+            Seen(9, 9, "CANCELLED", by="alice"),
+            False,
+            "stopped",
+            "cancelled by alice, not by rdm-provision stop",
+        ),
+        (Seen(9, 9, "CANCELLED"), True, "stopped", "It was cancelled, as asked."),
+        (
+            Seen(9, 9, "TIMEOUT"),
+            False,
+            "failed",
+            "time limit and was ended; its newest checkpoint is of iteration 40",
+        ),
+        (Seen(9, 9, "NODE_FAIL", nodes="n[1-2]"), False, "failed", "a node of it failed (n[1-2])"),
+        (Seen(9, 9, "PREEMPTED"), False, "failed", "gave way to a job of higher priority"),
+        (Seen(9, 9, "OUT_OF_MEMORY", nodes="n2"), False, "failed", "launcher.slurm.mem"),
+        (
+            Seen(9, 9, "FAILED", code=127),
+            False,
+            "failed",
+            "with exit code 127 before its agents said how it went: srun",
+        ),
+        (Seen(9, 9, "COMPLETED"), False, "failed", "with exit code 0"),
+        (None, False, "failed", "Slurm does not know the job any more"),
+        (Seen(9, 9, "PENDING", reason="BeginTime"), False, "queued", "after a requeue"),
+        (Seen(9, 9, "RUNNING"), False, "running", ""),
+        (Seen(9, 9, "CANCELLED", ("COMPLETING",)), False, "running", ""),
+        (Seen(9, 9, "SUSPENDED"), False, "running", "suspended"),
+    ],
+)
+def test_what_slurm_does_to_a_job_that_ran(seen: Seen | None, asked: bool, state: str, said: str) -> None:
+    found, reason = told(RUNNING, seen, asked=asked)
+    assert found == state
+    assert said in reason
+
+
+def test_the_agents_word_is_the_last_one() -> None:
+    ended = dataclasses.replace(RUNNING, state="finished", ended=NOW)
+    assert told(ended, Seen(9, 9, "TIMEOUT")) == ("finished", "")
+
+
+def test_nodes_that_begin() -> None:
+    assert told(QUEUED, Seen(9, 9, "RUNNING")) == ("starting", "")
+    assert told(QUEUED, Seen(9, 9, "RUNNING", ("CONFIGURING",)))[0] == "starting"
+
+
+def test_what_goes_on_is_counted_and_limited() -> None:
+    assert view.goes_on(QUEUED, 1)
+    assert view.goes_on(RUNNING, 1)
+    assert not view.goes_on(RUNNING, 0)
+    assert not view.goes_on(dataclasses.replace(RUNNING, state="stopping"), 3)
+    assert not view.goes_on(dataclasses.replace(RUNNING, state="failed"), 3)
+    # Agents that said that it goes on have counted themselves.
+    assert before_this_run(QUEUED, True, 0, NOW) == QUEUED
+    assert before_this_run(RUNNING, False, 0, NOW) == RUNNING
+    again = before_this_run(RUNNING, True, 1, NOW)
+    assert (again.restarts, again.has_ended) == (1, False)
+    over = before_this_run(again, True, 1, NOW)
+    assert (over.state, over.restarts) == ("failed", 1)
+    assert "No restarts are left" in over.reason
+    assert isinstance(over.failures[-1], Failure)
+
+
+def test_ranks_follow_the_tasks_of_srun() -> None:
+    met = {1: {"name": "n060", "address": "10.0.0.2"}, 0: {"name": "h1", "address": "10.0.0.1"}}
+    assert [(node.name, node.slots) for node in nodes_of(met, [8, 4])] == [("h1", 8), ("n060", 4)]
