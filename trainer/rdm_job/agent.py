@@ -70,6 +70,7 @@ class Agent:
         """Work until the job has ended."""
         self.directory.write_state(self.state)
         try:
+            self.part.prepare()
             if self.part.is_master:
                 Master(self).run()
             else:
@@ -79,6 +80,7 @@ class Agent:
             raise
         finally:
             self.part.kill()
+            self.part.clear()
 
     def write(self, **changes: Any) -> None:
         """Change the state and write it, if it is another."""
