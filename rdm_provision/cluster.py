@@ -374,7 +374,7 @@ class Cluster(JobVerbs):
         )
 
     def env_up(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
-        """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile.
+        """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile, ssh.
 
         The arguments and the errors are those of :meth:`up`.
 

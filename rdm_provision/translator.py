@@ -54,6 +54,11 @@ _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
 _SSH_NOISE = re.compile(
     r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
 )
+# What ssh says after the words of its ProxyJump or ProxyCommand.
+_THROUGH_JUMP_HOST = re.compile(
+    r"\s*(?:stdio forwarding failed)?\s*(?:kex_exchange_identification: [^:]*?)?\s*"
+    r"Connection (?:closed|reset) by UNKNOWN port 65535"
+)
 _OTHER_HOST_KEY = re.compile(
     r"Offending \S+ key in (?P<file>.+?):(?P<line>\d+) .*Host key for (?P<host>\S+) has changed"
 )
@@ -453,6 +458,9 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
         if changed := _OTHER_HOST_KEY.search(message):
             return _other_host_key(**changed.groupdict())
         message = _SSH_NOISE.sub("", message)
+        if _THROUGH_JUMP_HOST.search(message):
+            said = _THROUGH_JUMP_HOST.sub("", message).strip(" .:") or "it closed the connection"
+            return f"its jump host does not let it through: {re.sub('^ssh: ', '', said)}"
         if "Host key verification failed" in message:
             return (
                 "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "

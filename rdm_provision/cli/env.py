@@ -29,10 +29,11 @@ def env() -> None:
 @env.command()
 @run_options
 def up(options: Options) -> int:
-    """Make bare hosts ready to train: environment, MY_IP, hostfile.
+    """Make bare hosts ready to train: environment, MY_IP, hostfile, ssh between them.
 
     The environment is made from a lock file with hashes beside the inventory, the same on every node. A
-    second run changes nothing. Nothing needs Docker or root on the nodes.
+    second run changes nothing. Nothing needs Docker on the nodes, and root only what is to be installed
+    (pdsh_install, openmpi_install).
     """
     cluster = options.cluster()
     flag = inventory_flag(options)

@@ -76,6 +76,7 @@ class Agent:
         """Work until the job has ended."""
         self.directory.write_state(self.state)
         try:
+            self.part.prepare()
             if self.part.is_master:
                 Master(self).run()
             else:
@@ -85,6 +86,7 @@ class Agent:
             raise
         finally:
             self.part.kill()
+            self.part.clear()
 
     def write(self, **changes: Any) -> None:
         """Change the state and write it, if it is another."""

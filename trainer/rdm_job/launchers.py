@@ -28,13 +28,14 @@ class Attempt:
 
     Attributes:
         job: What its processes carry, ``Request.job_id``.
-        directory: Its directory, the same path on every node.
+        directory: Its directory, by a path that leads each process to its own node's.
         nodes: By rank.
         network: The master's network on the fabric, as CIDR.
         port: Where the processes meet on the master.
         number: 0, then one more for each restart.
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         extra: The configuration's ``launcher.env``.
+        python: The Python of the processes, by a path that does the same.
     """
 
     job: str
@@ -45,6 +46,7 @@ class Attempt:
     number: int = 0
     accelerator: str = "cpu"
     extra: Mapping[str, str] = field(default_factory=dict)
+    python: str = sys.executable
 
     @property
     def world_size(self) -> int:
@@ -68,7 +70,7 @@ class Launcher:
 
     @property
     def uses_ssh(self) -> bool:
-        """Whether it reaches the other containers over ssh."""
+        """Whether it reaches the other nodes' places over ssh."""
         return not self.everywhere
 
 
@@ -97,7 +99,7 @@ def _no_ssh(attempt: Attempt, node: int) -> list[str]:
     world = {one.address: list(range(one.slots)) for one in attempt.nodes}
     info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
     return [
-        *(sys.executable, "-m", "deepspeed.launcher.launch"),
+        *(attempt.python, "-m", "deepspeed.launcher.launch"),
         f"--world_info={info}",
         f"--node_rank={node}",
         f"--master_addr={attempt.nodes[0].address}",
@@ -112,7 +114,7 @@ def _deepspeed(attempt: Attempt, _node: int) -> list[str]:
     With a single node pdsh would not put the node's number into the command.
     """
     return [
-        *(sys.executable, "-m", "deepspeed.launcher.runner"),
+        *(attempt.python, "-m", "deepspeed.launcher.runner"),
         f"--hostfile={attempt.directory}/hostfile",
         *(("--force_multi", "--launcher=pdsh") if len(attempt.nodes) > 1 else ()),
         "--no_ssh_check",
@@ -126,7 +128,7 @@ def _torchrun(attempt: Attempt, node: int) -> list[str]:
     """torch's launcher with a static rendezvous on the master: a dynamic one would order nodes by address."""
     mine = attempt.nodes[node]
     return [
-        *(sys.executable, "-m", "torch.distributed.run"),
+        *(attempt.python, "-m", "torch.distributed.run"),
         f"--nnodes={len(attempt.nodes)}",
         f"--node-rank={node}",
         f"--nproc-per-node={mine.slots}",
@@ -151,7 +153,7 @@ def _mpirun(attempt: Attempt, _node: int) -> list[str]:
         *("--mca", "oob_tcp_if_include", attempt.network),
         *("--mca", "btl_tcp_if_include", attempt.network),
         *("--mca", "orte_keep_fqdn_hostnames", "1"),
-        *(sys.executable, "-m", RANK_MODULE),
+        *(attempt.python, "-m", RANK_MODULE),
     ]
 
 

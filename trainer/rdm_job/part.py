@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -15,6 +16,7 @@ from rdm_job import devices, processes
 from rdm_job.culprit import GONE, how_it_ended, lines_of
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.launchers import LAUNCHERS, Attempt, environment, exports
+from rdm_job.links import Links
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 
@@ -41,6 +43,7 @@ class Part:
         self.kind = self.config.launcher.kind
         self.node = self.request.node
         self.is_master = self.node == self.request.master.name
+        self.links = Links(self.request.job_id) if LAUNCHERS[self.kind].uses_ssh else None
         self._number = [node.name for node in self.request.nodes].index(self.node)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive_at: dict[int, float] = {}
@@ -62,13 +65,14 @@ class Part:
             self._sampling.start()
         attempt = Attempt(
             job=self.request.job_id,
-            directory=str(self.directory.path),
+            directory=str(self.links.job if self.links else self.directory.path),
             nodes=self.request.nodes,
             network=network_cidr,
             port=port,
             number=number,
             accelerator=self.request.accelerator,
             extra=self.config.launcher.env,
+            python=self.links.python if self.links else sys.executable,
         )
         launcher = LAUNCHERS[self.kind]
         if not launcher.everywhere and not self.is_master:
@@ -78,13 +82,24 @@ class Part:
         with out.open("ab") as output, err.open("ab") as errors:
             self._launcher = subprocess.Popen(  # a list, and no shell
                 launcher.command(attempt, self._number),
-                cwd=self.directory.path,
+                # Where the others have it, too: DeepSpeed's goes there on each node.
+                cwd=self.links.path if self.links else self.directory.path,
                 env={**os.environ, **environment(attempt), NODE_VARIABLE: self.node},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
                 start_new_session=True,
             )
+
+    def prepare(self) -> None:
+        """Make what the master's launcher finds here over ssh. Before the master hears of this node."""
+        if self.links is not None:
+            self.links.make(self.directory.path, self.directory.exports)
+
+    def clear(self) -> None:
+        """Remove it."""
+        if self.links is not None:
+            self.links.remove()
 
     @property
     def launcher_exit(self) -> int | None:

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     # Until the training takes it: who is only told to end did not fail by itself.
     signal.signal(signal.SIGTERM, _terminated)
-    directory = JobDirectory(Path(os.environ[DIRECTORY_VARIABLE]))
+    directory = _own_directory()
     request = directory.request()
     node = request.node
     adopt_launcher_environment(os.environ)
@@ -82,6 +82,17 @@ def main(arguments: Sequence[str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return code
+
+
+def _own_directory() -> JobDirectory:
+    """Return this node's directory of the job, and be there, whoever started this process from where."""
+    path = Path(os.environ[DIRECTORY_VARIABLE]).resolve()
+    os.environ[DIRECTORY_VARIABLE] = str(path)
+    os.chdir(path)
+    programs, known = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    if programs not in known.split(os.pathsep):
+        os.environ["PATH"] = programs + os.pathsep + known
+    return JobDirectory(path)
 
 
 def _redirect(directory: JobDirectory, node: str) -> None:

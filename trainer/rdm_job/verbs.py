@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rdm_job import processes
+from rdm_job import outputs, processes
 from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.part import Part
@@ -56,7 +56,10 @@ def start(request: Request) -> dict[str, Any]:
     job.make(request)
     if request.config:
         job.write_config(request.config)
-    job.write_resolved(configuration.dump(configuration.resolve(config, world)))
+    resolved = configuration.resolve(config, world)
+    job.write_resolved(configuration.dump(resolved))
+    if config.logging.names == "mdx":
+        outputs.link(job, resolved, world, time.time())
     job.forget_stop()
     job.forget_ranks()
     _start_agent(job, request.node)

@@ -389,6 +389,31 @@ def test_an_unknown_host_key_says_what_to_do(said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "ssh: connect to host login port 22: Connection refused\r\n"
+            "kex_exchange_identification: Connection closed by remote host\r\n",
+            "connect to host login port 22: Connection refused",
+        ),
+        ("ops@login: Permission denied (publickey).\r\n", "ops@login: Permission denied (publickey)"),
+        (
+            "channel 0: open failed: connect failed: No route to host\r\nstdio forwarding failed\r\n",
+            "channel 0: open failed: connect failed: No route to host",
+        ),
+        ("Host key verification failed.\r\n", "Host key verification failed"),
+        ("", "it closed the connection"),
+    ],
+)
+def test_a_jump_host_that_refuses_is_named_instead_of_the_node(said: str, why: str) -> None:
+    made = translator()
+    head = "Failed to connect to the host via ssh: "
+    text = f"Task failed: {head}{said}Connection closed by UNKNOWN port 65535"
+    feed(made, outcome("unreachable", "a", {"msg": text}))
+    assert end(made, rc=4).nodes["a"].why == f"its jump host does not let it through: {why}"
+
+
+@pytest.mark.parametrize(
     ("said", "sentence"),
     [
         ("[WARNING]: x\n[ERROR]: no such thing.\n", "no such thing."),

@@ -317,6 +317,9 @@ class LoggingConfig:
     """Batches of one evaluation."""
     peak_tflops: PositiveFloat | None = None
     """Dense peak of one accelerator, for the MFU. Known ones are looked up by name."""
+    names: Literal["plain", "mdx"] = "plain"
+    """`mdx`: beside the jobs, `outputs/log`, `outputs/checkpoint` and `outputs/tensorboard` have links to the
+    job's own, under the names that the scripts of llm-jp/Megatron-DeepSpeed give them."""
 
 
 @dataclass(frozen=True)

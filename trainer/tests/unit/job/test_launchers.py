@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import subprocess
 import sys
@@ -78,6 +79,15 @@ def test_mpirun_hands_over_names_and_fills_nodes_by_slot() -> None:
     assert command[command.index("-H") + 1] == "192.169.16.100:8,192.169.16.101:4"
     names = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
     assert names == set(environment(ATTEMPT))
+
+
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_processes_run_the_python_of_the_attempt(kind: str) -> None:
+    """Which may be by a path that every node has."""
+    elsewhere = dataclasses.replace(ATTEMPT, python="/tmp/rdm-1/environment/bin/python")
+    command = LAUNCHERS[kind].command(elsewhere, 0)
+    assert elsewhere.python in command
+    assert sys.executable not in command
 
 
 def test_only_mpirun_and_deepspeed_are_started_by_the_master_alone() -> None:

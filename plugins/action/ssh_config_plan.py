@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Decide how bare hosts reach each other over ssh; see plugins/modules/ssh_config_plan.py."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils import host_ssh
+from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.known_keys import known_keys
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+
+SSH_HOST_NAME = "%l"
+"""ssh's own word for HOST_NAME, so that hosts may share the file."""
+_AT_ONCE = 16
+
+
+class ActionModule(ActionBase):
+    """The action: it decides, keeps the hosts' keys, and talks to no node."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return what ssh's files are to hold, or the refusal."""
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        result["changed"] = False
+        try:
+            return {**result, **self._decide(options, variables)}
+        except Refused as refused:
+            return {**result, **refused.result("nodes")}
+
+    def _decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        reader = HostVariables(variables)
+        order = sorted(options["nodes"], key=lambda name: int(options["nodes"][name]["rank"]))
+        hosts = [_host(reader, name, str(options["nodes"][name]["my_ip"])) for name in order]
+        there = [_from_controller(reader, name) for name in order]
+        problems = host_ssh.check([*hosts, *there], options["jump_host"], options["keep_alive"])
+        file = Path(str(variables["inventory_dir"])) / host_ssh.KEYS_FILE
+        before = file.read_text(encoding="utf-8") if file.exists() else ""
+        known, wrong = host_ssh.parse_keys(before, str(file))
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = pool.map(known_keys, [_ssh_arguments(reader, one) for one in there])
+            met = dict(zip(order, found, strict=True))
+        keys, other = host_ssh.believe(known, met, str(file))
+        if problems := list(dict.fromkeys([*problems, *wrong, *other])):
+            raise Refused(problems)
+        saved = not self._task.check_mode and any(host not in known for host in keys)
+        if saved:
+            # What is there stays as it was written, comments and all.
+            new = {host: some for host, some in keys.items() if host not in known}
+            _write(file, before + host_ssh.format_keys(new, *([""] if before else [])))
+        cluster, keep_alive = options["cluster"], options["keep_alive"]
+        return {
+            "config": host_ssh.client_config(
+                hosts,
+                cluster,
+                f"{options['directory']}/known_hosts",
+                keep_alive,
+                identity=options["identity"].replace(HOST_NAME, SSH_HOST_NAME),
+            ),
+            "known_hosts": host_ssh.format_keys(keys),
+            "controller_config": host_ssh.client_config(
+                there, cluster, f"{options['directory']}/known_hosts", keep_alive, jump=options["jump_host"]
+            ),
+            "saved": saved,
+        }
+
+
+def _host(reader: HostVariables, name: str, address: str) -> host_ssh.Host:
+    """Return a host as the others find it on the fabric."""
+    user = reader.text(name, "ssh_config_user") or reader.text(name, "ansible_user")
+    port = int(reader.text(name, "ssh_config_port") or 0) or int(reader.text(name, "ansible_port") or 22)
+    return host_ssh.Host(name, address, user, port)
+
+
+def _from_controller(reader: HostVariables, name: str) -> host_ssh.Host:
+    """Return a host as Ansible reaches it."""
+    return host_ssh.Host(
+        name,
+        reader.text(name, "ansible_host") or name,
+        reader.text(name, "ansible_user"),
+        int(reader.text(name, "ansible_port") or 22),
+        reader.text(name, "ansible_ssh_private_key_file"),
+    )
+
+
+def _ssh_arguments(reader: HostVariables, host: host_ssh.Host) -> list[str]:
+    """Return what Ansible gives ssh for a host."""
+    given = (reader.text(host.name, f"ansible_ssh_{kind}") for kind in ("args", "common_args", "extra_args"))
+    return [*(word for text in given for word in shlex.split(text)), "-p", str(host.port), host.address]
+
+
+def _write(file: Path, text: str) -> None:
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(file)
+    except OSError as error:
+        remedy = "let this user write beside the inventory"
+        raise Refused([Problem(None, str(file), f"cannot be written: {error.strerror}", remedy)]) from None

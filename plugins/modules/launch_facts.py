@@ -1,0 +1,66 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What launchers find on a host: which pdsh and Open MPI."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: launch_facts
+short_description: What launchers find on a host
+description:
+  - Reads which pdsh and Open MPI are on the PATH that commands over ssh have.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  programs:
+    description: Which programs to look for.
+    type: list
+    elements: str
+    choices: [pdsh, openmpi]
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: See which pdsh is there
+  rdm.provision.launch_facts:
+    programs: [pdsh]
+"""
+
+RETURN = r"""
+programs:
+  description: For each program its C(version), or in C(problem) why it cannot be used.
+  returned: always
+  type: dict
+  sample: {pdsh: {version: "2.34", problem: ""}}
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node import launch
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "programs": {"type": "list", "elements": "str", "choices": list(launch.PROGRAMS), "required": True},
+}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    programs = {name: launch.program(name)._asdict() for name in module.params["programs"]}
+    module.exit_json(changed=False, programs=programs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.launch_programs`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: launch_programs
+short_description: See that a program of launchers is the same on all hosts
+description:
+  - Takes what M(rdm.provision.launch_facts) registered on the hosts of the play. Hosts that lack the program
+    are named in a warning, because other launchers need none. Different versions are refused.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  program:
+    description: Which one.
+    type: str
+    choices: [pdsh, openmpi]
+    required: true
+  looked:
+    description:
+      - Names of the variables that M(rdm.provision.launch_facts) was registered in; the last one counts.
+    type: list
+    elements: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Look for pdsh
+  rdm.provision.launch_facts:
+    programs: [pdsh]
+  register: looked
+
+- name: See that it is the same everywhere
+  rdm.provision.launch_programs:
+    program: pdsh
+    looked: [looked]
+  run_once: true
+"""
+
+RETURN = r"""
+versions:
+  description: The version on each host that has the program.
+  returned: success
+  type: dict
+  sample: {n1: "2.34", n2: "2.34"}
+rdm_refused:
+  description: Who refuses, V(nodes).
+  returned: when it is refused
+  type: str
+problems:
+  description: Every host with another version, as C(node), C(value), C(reason) and C(remedy).
+  returned: when it is refused
+  type: list
+  elements: dict
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "program": {"type": "str", "choices": ["pdsh", "openmpi"], "required": True},
+    "looked": {"type": "list", "elements": "str", "required": True},
+}

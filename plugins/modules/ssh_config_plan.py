@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.ssh_config_plan`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ssh_config_plan
+short_description: Decide how bare hosts reach each other over ssh
+description:
+  - Takes the keys by which the controller's own ssh knows the hosts, compares them with the file
+    C(ssh_host_keys) beside the inventory, completes that, and returns what ssh's files are to hold. Run it
+    once.
+  - A host that has another key than the file says is refused.
+version_added: 0.2.0
+author: The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: The file is not written.
+  diff_mode:
+    support: none
+    description: It changes no node.
+  idempotent:
+    support: full
+    description: A second run returns the same.
+options:
+  cluster:
+    description: Name of the cluster.
+    type: str
+    required: true
+  nodes:
+    description: What M(rdm.provision.plan) returned as C(nodes).
+    type: dict
+    required: true
+  directory:
+    description: Directory of ssh's files on the hosts.
+    type: str
+    required: true
+  identity:
+    description: File on the hosts with the private key; C(%n) is the host's name.
+    type: str
+    required: true
+  jump_host:
+    description: What the controller's way to the hosts goes through; empty for a direct one.
+    type: str
+    default: ""
+  keep_alive:
+    description: Seconds between signs of life.
+    type: int
+    default: 15
+"""
+
+EXAMPLES = r"""
+- name: Decide how they reach each other
+  rdm.provision.ssh_config_plan:
+    cluster: mdx
+    nodes: "{{ preflight_plan.nodes }}"
+    directory: ~/.ssh/rdm-provision/mdx
+    identity: ~/.rdm/%n/ssh/id_ed25519
+  register: wanted
+  run_once: true
+"""
+
+RETURN = r"""
+config:
+  description: The ssh_config of the hosts.
+  returned: success
+  type: str
+known_hosts:
+  description: Their known_hosts.
+  returned: success
+  type: str
+controller_config:
+  description: An ssh_config with which the controller reaches the hosts, through the jump host.
+  returned: success
+  type: str
+saved:
+  description: Whether the file beside the inventory was written.
+  returned: success
+  type: bool
+rdm_refused:
+  description: Who refuses, V(nodes).
+  returned: when it is refused
+  type: str
+problems:
+  description: Everything that does not fit, as C(node), C(value), C(reason) and C(remedy).
+  returned: when it is refused
+  type: list
+  elements: dict
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "cluster": {"type": "str", "required": True},
+    "nodes": {"type": "dict", "required": True},
+    "directory": {"type": "str", "required": True},
+    "identity": {"type": "str", "required": True},
+    "jump_host": {"type": "str", "default": ""},
+    "keep_alive": {"type": "int", "default": 15},
+}

@@ -1,0 +1,79 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Log in from a host to the others of its cluster."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: ssh_reach
+short_description: Log in from a host to the others of its cluster
+description:
+  - Logs in as launchers do, to each address, without a question, and fails with ssh's words where it cannot.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  nodes:
+    description: One line C(node MY_IP) for each host to log in to.
+    type: str
+    required: true
+  within:
+    description: Log in to these hosts only, because others are not in the run.
+    type: list
+    elements: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: See whether every host reaches every host
+  rdm.provision.ssh_reach:
+    nodes: "{{ preflight_plan.dictionary }}"
+    within: "{{ ansible_play_hosts }}"
+"""
+
+RETURN = r"""
+reached:
+  description: To how many hosts it logged in.
+  returned: success
+  type: int
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.node.launch import unreachable
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "nodes": {"type": "str", "required": True},
+    "within": {"type": "list", "elements": "str", "required": True},
+}
+_SHOWN = 3
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    within = set(module.params["within"])
+    nodes = {name: at for name, at in parse_nodes(module.params["nodes"]).items() if name in within}
+    lost = unreachable(list(nodes.items()))
+    if lost:
+        first = list(lost.items())[:_SHOWN]
+        said = ["{0} at {1} ({2})".format(name, nodes[name], why) for name, why in first]
+        more = " and {0} more".format(len(lost) - _SHOWN) if len(lost) > _SHOWN else ""
+        module.fail_json(msg="it cannot log in over ssh to {0}{1}".format(", ".join(said), more))
+    module.exit_json(changed=False, reached=len(nodes))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Paths that are the same on every node, for what one node starts on the others over ssh.
+
+pdsh and mpirun run one command everywhere, but a bare host may have its Python and its jobs where no other
+host has them (``%n`` in the inventory). So the agent of each node keeps a directory of the job's in ``/tmp``,
+which no two nodes share, with links to what is its node's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["Links"]
+
+_ROOT = Path("/tmp")  # noqa: S108  # ours alone: made with mode 0700, or refused
+
+
+class Links:
+    """A job's directory of links on this node.
+
+    Args:
+        job: What tells the job from all others, ``Request.job_id``.
+        root: Where it is.
+    """
+
+    def __init__(self, job: str, root: Path = _ROOT) -> None:
+        self.path = root / f"rdm-{job}"
+        self.job = self.path / "job"
+        self._environment = self.path / "environment"
+
+    @property
+    def python(self) -> str:
+        """The Python of this process, by a path that every node has."""
+        mine = Path(sys.executable)
+        if sys.prefix == sys.base_prefix or not mine.is_relative_to(sys.prefix):
+            return sys.executable  # an image's, the same everywhere
+        return str(self._environment / mine.relative_to(sys.prefix))
+
+    def make(self, directory: Path, exports: Path) -> None:
+        """Make the links, or mend them.
+
+        Args:
+            directory: The job's on this node.
+            exports: The file that DeepSpeed looks for in the directory where it is started.
+
+        Raises:
+            TrainerError: Somebody else has the directory.
+        """
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        found = self.path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise TrainerError(f"{self.path} is not this user's alone; remove it.")
+        for link, target in (
+            (self.job, directory),
+            (self.path / exports.name, exports),
+            (self._environment, Path(sys.prefix)),
+        ):
+            partial = link.with_name(f"{link.name}.new")
+            partial.unlink(missing_ok=True)
+            partial.symlink_to(target)
+            partial.replace(link)
+
+    def remove(self) -> None:
+        """Remove them; what they point to stays."""
+        with contextlib.suppress(OSError):
+            shutil.rmtree(self.path)
