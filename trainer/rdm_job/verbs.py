@@ -13,6 +13,7 @@ from typing import Any
 from rdm_job import processes
 from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
+from rdm_job.health import final
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_log.sections import sections as sections_of
@@ -112,11 +113,12 @@ def state(name: str, wait: float = 0.0) -> dict[str, Any]:
 
 
 def jobs() -> dict[str, Any]:
-    """Return all jobs of this node, without their loss curves."""
+    """Return all jobs of this node, without their loss curves and devices."""
     found = []
     for job in JobDirectory.all():
         known = _state(job).to_json()
         known["progress"].pop("losses", None)
+        known["gpu"] = {}
         found.append(known)
     return {"jobs": found}
 
@@ -222,5 +224,6 @@ def _state(job: JobDirectory) -> State:
         return known
     reason = f"Its agent on {job.request().node} is gone: the container or the node was restarted."
     ended = dataclasses.replace(known, state="failed", reason=reason, ended=time.time())
+    ended = dataclasses.replace(ended, verdict=final(ended))
     job.write_state(ended)
     return ended
