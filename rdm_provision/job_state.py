@@ -11,7 +11,7 @@ from typing import Any
 from rdm_provision.constants import FINAL_STATES
 from rdm_provision.events import Event, to_json
 
-__all__ = ["JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate", "job_news"]
+__all__ = ["JobFailure", "JobLines", "JobNode", "JobState", "JobUpdate", "JobVerdict", "job_news"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,41 @@ class JobFailure:
     rank: int | None
     reason: str
     lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobVerdict:
+    """How a job is, as its master's agent judges it; docs/watching-jobs.md says by what.
+
+    Attributes:
+        verdict: ``healthy``, ``starting``, ``stalled``, ``suspect``, ``failed`` or ``finished``.
+        reason: why, in one sentence.
+        evidence: all that speaks for it, a sentence each; the first one is the reason.
+        culprits: nodes and ranks that are named, and for what: ``{"kind": "slow", "node": "n2", "rank": 5}``.
+        since: when it became this one, in seconds since 1970.
+        exit_code: for scripts: 0 when all is well, 1 when the job has failed, 4 when somebody should look.
+    """
+
+    verdict: str
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    culprits: tuple[Mapping[str, Any], ...] = ()
+    since: float | None = None
+    exit_code: int = 0
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> JobVerdict | None:
+        """Return the verdict that an agent told; None when it told none, as an older one."""
+        if not data.get("verdict"):
+            return None
+        return cls(
+            str(data["verdict"]),
+            str(data.get("reason") or ""),
+            tuple(map(str, data.get("evidence") or ())),
+            tuple(data.get("culprits") or ()),
+            data.get("since"),
+            int(data.get("exit_code") or 0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +101,7 @@ class JobState:
         phase: what the training does: ``starting``, ``training``, ``evaluating``…
         gpu: how busy the accelerators are: a line of each, by node.
         directory: its directory on each node.
+        verdict: whether it is well; None while that is not known.
     """
 
     job: str
@@ -89,6 +125,7 @@ class JobState:
     phase: str = ""
     gpu: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     directory: str = ""
+    verdict: JobVerdict | None = None
 
     @classmethod
     def of(cls, data: Mapping[str, Any], jobs_directory: str, now: float) -> JobState:
@@ -128,6 +165,7 @@ class JobState:
             phase=str(progress.get("phase") or ""),
             gpu={node: tuple(lines) for node, lines in (data.get("gpu") or {}).items()},
             directory=f"{jobs_directory}/{data['job']}",
+            verdict=JobVerdict.of(data.get("verdict") or {}),
         )
 
     @property

@@ -17,7 +17,7 @@ from rich.text import Text
 from rdm_provision.cli import view
 from rdm_provision.cli.curve import curve
 from rdm_provision.events import Event, RunResult
-from rdm_provision.job_state import JobLines, JobState, JobUpdate
+from rdm_provision.job_state import JobLines, JobState, JobUpdate, JobVerdict
 from rdm_provision.run import Run
 
 __all__ = ["ending", "failures", "watch"]
@@ -26,6 +26,7 @@ COMPACT_FROM = 17
 """From this many nodes on, the live display shows counts instead of names."""
 CURVE_HEIGHT = 10
 _BAR = 32
+_WELL = ("starting", "healthy", "finished")
 _STYLES = {
     "queued": "yellow",
     "starting": "cyan",
@@ -38,14 +39,22 @@ _STYLES = {
     "waiting": "dim",
     "done": "green",
     "lost": "bold magenta",
+    "healthy": "green",
+    "stalled": "bold red",
+    "suspect": "bold yellow",
 }
 _SIGNS = {"waiting": "…", "running": "●", "done": "✔", "failed": "✘", "lost": "⚡", "stopped": "■"}
 _PLAIN_SIGNS = {"waiting": ".", "running": "*", "done": "+", "failed": "x", "lost": "!", "stopped": "-"}
 
 
 def style(state: str) -> str:
-    """Return the colour of a job's or a node's state."""
+    """Return the colour of a job's or a node's state, or of a verdict."""
     return _STYLES.get(state, "dim")
+
+
+def verdict(found: JobVerdict, before: str = "") -> Text:
+    """Return a verdict in one line."""
+    return Text.assemble((before, "bold"), (found.verdict, style(found.verdict)), f"  {found.reason}")
 
 
 def rate(tokens: float | None) -> str:
@@ -82,6 +91,7 @@ class JobView:
         self.brief = brief
         self._setting_up = view.View(console, title, brief=brief)
         self._told = ""
+        self._judged = ""
         self._seen_at = time.monotonic()
 
     def handle(self, event: Event) -> None:
@@ -94,11 +104,24 @@ class JobView:
             return
         self.state = event.job
         self._seen_at = time.monotonic()
+        self._tell_verdict(event.job)
         if not self.live:
             line = self._plain_line(event.job)
             if line != self._told:
                 self.console.print(line, soft_wrap=True)
                 self._told = line
+
+    def _tell_verdict(self, state: JobState) -> None:
+        """Say when the verdict has become another one, in a line that stays."""
+        found = state.verdict
+        word = found.verdict if found is not None else ""
+        before, self._judged = self._judged, word or self._judged
+        # That it begins, gets on and ends, the display says itself.
+        if found is None or word == before or (before in ("", "starting") and word in _WELL) or state.ended:
+            return
+        self.console.print(verdict(found, f"{state.job}  "), soft_wrap=True)
+        for sentence in found.evidence[1:]:
+            self.console.print(Text(f"  {sentence}", "dim"), soft_wrap=True)
 
     def _plain_line(self, state: JobState) -> str:
         parts = [state.job, state.state, *figures(state)]
@@ -126,6 +149,8 @@ class JobView:
             yield Padding(Text(state.reason, style(state.state)), (0, 0, 0, 2), expand=False)
         yield Padding(self._bar(state), (0, 0, 0, 2), expand=False)
         yield Padding(self._nodes(state), (0, 0, 0, 2), expand=False)
+        if state.verdict is not None and state.verdict.verdict not in _WELL:
+            yield Padding(verdict(state.verdict), (0, 0, 0, 2), expand=False)
         hint = "leaving; the job goes on" if self.leaving else "Ctrl-C stops watching, not the job"
         yield Padding(Text(hint, "dim"), (0, 0, 0, 2), expand=False)
 
@@ -239,6 +264,9 @@ def _blocks(console: Console, state: JobState) -> Iterator[Any]:
     if state.seconds is not None:
         end.append(f"   in {view.seconds(state.seconds)}", "dim")
     yield end
+    if state.verdict is not None and not state.ended:
+        others = [Text(f"  {sentence}", "dim") for sentence in state.verdict.evidence[1:]]
+        yield Group(verdict(state.verdict), *others)
 
 
 def started(console: Console, state: JobState, flag: str) -> None:
@@ -291,11 +319,13 @@ def failures(console: Console, state: JobState) -> None:
 
 def table(console: Console, jobs: Sequence[JobState], now: float) -> None:
     """Print a line for each job, the newest first."""
-    made = view.table("job", "state", "iteration", "loss", "nodes", "started", right=("iteration", "loss"))
+    titles = ("job", "state", "verdict", "iteration", "loss", "nodes", "started")
+    made = view.table(*titles, right=("iteration", "loss"))
     for state in jobs:
         made.add_row(
             state.job,
             Text(state.state, style(state.state)),
+            Text(state.verdict.verdict, style(state.verdict.verdict)) if state.verdict else "-",
             f"{state.iteration}/{state.train_iterations}" if state.train_iterations else "-",
             f"{state.loss:.4f}" if state.loss is not None else "-",
             view.names([node.name for node in state.nodes], 4),

@@ -17,6 +17,7 @@ from rdm_provision.events import to_json
 
 if TYPE_CHECKING:
     from rdm_provision.cluster import Cluster
+    from rdm_provision.job_state import JobState
 
 __all__ = ["jobs"]
 
@@ -29,6 +30,7 @@ Examples:
   rdm-provision jobs                             all of them, the newest first
   rdm-provision jobs gpt-1121-081512             one, with its nodes, curve and failures
   rdm-provision jobs gpt-1121-081512 --watch     until it has ended
+  rdm-provision jobs gpt-1121-081512 --verdict || mail -s "look at it" me@example.org < /dev/null
   rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
   rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
   rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
@@ -36,18 +38,25 @@ Examples:
 )
 @click.argument("job", required=False, default="", metavar="[JOB]")
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
+@click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @limited_run_options
-def jobs(options: Options, job: str, watch: bool, sections: bool) -> int:
+def jobs(options: Options, job: str, watch: bool, verdict: bool, sections: bool) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
-    With --watch it exits with 1 when the job failed or was stopped. Ctrl-C ends the watching, not the job.
+    With --watch it exits with 1 when the job failed or was stopped, and says when the verdict changes. Ctrl-C
+    ends the watching, not the job.
+
+    With --verdict it exits with 0 when the job is healthy, starting or finished, with 1 when it has failed,
+    with 4 when it stalls or is suspect.
 
     With --sections JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu; rdm-trainer reads
     it.
     """
     if sections and "/" in job:
         return _read_directory(Path(job), as_json=options.as_json)
+    if verdict and (watch or sections or not job):
+        raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
     cluster = options.cluster()
     if sections:
         return _sections(cluster, options, job)
@@ -61,6 +70,8 @@ def jobs(options: Options, job: str, watch: bool, sections: bool) -> int:
     found = cluster.job_states(result) if state is None or not watch else (state,)
     if job and result.ok and not found:
         raise unknown_job(job)
+    if verdict and result.ok:
+        return _verdict(found[0], as_json=options.as_json)
     if options.as_json:
         emit_json({**result.to_json(), "jobs": [one.to_json() for one in found]})
         return result.exit_code
@@ -81,6 +92,21 @@ def jobs(options: Options, job: str, watch: bool, sections: bool) -> int:
     if not result.ok:
         job_view.unheard(console, result)
     return result.exit_code
+
+
+def _verdict(state: JobState, *, as_json: bool) -> int:
+    """Print the verdict on a job, and return its exit code."""
+    found = state.verdict
+    if found is None:
+        hint = "its agent is of an earlier version, or has only begun; rdm-provision jobs JOB shows its state"
+        raise InputError(f"there is no verdict on {state.job}", hint=hint)
+    if as_json:
+        emit_json({"job": state.job, "state": state.state, **to_json(found)})
+    else:
+        click.echo(f"{found.verdict}: {found.reason}")
+        for sentence in found.evidence[1:]:
+            click.echo(f"  {sentence}")
+    return found.exit_code
 
 
 def _sections(cluster: Cluster, options: Options, job: str) -> int:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rdm_job import culprit, network, processes, wire
+from rdm_job import culprit, health, network, processes, wire
 from rdm_job.directory import SLURM, TIME, JobDirectory
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.part import Part
@@ -98,12 +98,14 @@ class Agent:
     def finish(self, state: str, reason: str = "") -> None:
         """End: nothing of the job runs here any more when others read this."""
         self.part.kill()
-        self.write(
+        ended = replace(
+            self.state,
             state=state,
             reason=reason,
             ended=time.time() if state in FINAL else None,
             progress=self.directory.progress() or self.state.progress,
         )
+        self.write(**{**vars(ended), "verdict": health.final(ended)})
 
 
 class Worker:
@@ -196,6 +198,8 @@ class Master:
         self._short_since: float | None = None
         self._lives: dict[str, str] = {}
         self._begun_anew: list[str] = []
+        self._health = health.Health(request, agent.part.config)
+        self._told = 0.0
 
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
@@ -241,6 +245,7 @@ class Master:
         port = self._port()
         self._reports.clear()
         self._begun_anew.clear()
+        self._health.begin()
         self._short_since = None
         self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
         agent.part.start(self._attempt, port, self._network)
@@ -292,8 +297,11 @@ class Master:
         wire.wait([self._hub], _TICK_S)
 
     def _tell_progress(self) -> None:
-        """Write what the nodes have said into the state."""
+        """Write what the nodes have said into the state, once a second: of many nodes it is much."""
         agent, reports = self._agent, self._reports
+        if time.monotonic() - self._told < BEAT_S:
+            return
+        self._told = time.monotonic()
         newest = max(
             (report["progress"] for report in reports.values() if report["progress"]),
             key=lambda progress: float(progress.get("time") or 0),
@@ -304,7 +312,8 @@ class Master:
         for name, report in reports.items():
             ranks = set(report["ranks"].values())
             states[name] = "failed" if "failed" in ranks else "done" if ranks == {"done"} else "running"
-        agent.write(progress=newest, gpu=gpu, nodes=states)
+        verdict = self._health.verdict(agent.state, reports)
+        agent.write(progress=newest, gpu=gpu, nodes=states, verdict=verdict)
 
     def _grace(self) -> float | None:
         """Return how many seconds the processes have to save and end; None when nobody asked for an end."""

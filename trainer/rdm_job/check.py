@@ -28,8 +28,6 @@ from rdm_trainer.errors import ConfigError, TrainerError
 
 __all__ = ["check", "read_config", "standing_in_the_way", "with_slots"]
 
-# fp32 weights and Adam's two moments, and the weights in half precision.
-_BYTES_PER_PARAMETER = 14
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
 _IN = {"container": "in the container", "host": "on the host"}
@@ -168,7 +166,7 @@ def _disk(config: Config, mine: Node, world: int, facts: dict[str, Any]) -> Iter
     if config.launcher.program:
         return
     # Two checkpoints lie there for a moment, since an old one goes only when the new one is whole.
-    wanted = 2 * flops.parameters(config) * _BYTES_PER_PARAMETER * mine.slots // world
+    wanted = 2 * flops.checkpoint_bytes(config) * mine.slots // world
     if free < wanted:
         yield (
             f"{jobs_root()} has {free / 1e9:.1f} GB free, and two checkpoints' part of this node take "

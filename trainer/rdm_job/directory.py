@@ -132,7 +132,7 @@ class JobDirectory:
         return self.path / f".agent.{self.node}.lock"
 
     def log(self, node: str, stream: str) -> Path:
-        """Return the path of a log: STREAM is out, err or gpu."""
+        """Return the path of a log: STREAM is out, err, gpu or gpu.jsonl."""
         return self.logs / f"{node}.{stream}"
 
     def make(self, request: Request) -> None:
@@ -213,10 +213,14 @@ class JobDirectory:
                 found.append(json.loads(path.read_text()))
         return sorted(found, key=lambda record: int(record["rank"]))
 
+    def pace(self, rank: int) -> Path:
+        """Return where a process of this node tells how it gets on; see ``rdm_trainer.pace``."""
+        return self._own_ranks / f"{rank}.pace"
+
     def forget_ranks(self) -> None:
-        """Remove the records of this node's processes of an earlier attempt."""
-        for record in self.read_ranks():
-            (self._own_ranks / f"{record['rank']}.json").unlink(missing_ok=True)
+        """Remove what this node's processes of an earlier attempt have told of themselves."""
+        for path in self._own_ranks.glob("*"):
+            path.unlink(missing_ok=True)
 
     @property
     def _own_ranks(self) -> Path:

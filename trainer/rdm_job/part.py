@@ -12,17 +12,17 @@ import threading
 import time
 from typing import Any
 
-from rdm_job import devices, processes
+from rdm_job import processes
 from rdm_job.culprit import GONE, how_it_ended, lines_of
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.launchers import LAUNCHERS, Attempt, environment, exports
 from rdm_job.links import Links
+from rdm_job.watch import LOOK_S, SAMPLE_S, Watch
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 
 __all__ = ["Part"]
 
-SAMPLE_S = 5.0
 _TOLD = 8
 """How many failed processes of a node the master hears of: the first is among them."""
 _LOOKED_AT = 400
@@ -49,8 +49,8 @@ class Part:
         self._alive_at: dict[int, float] = {}
         self._asked: set[int] = set()
         self._errors_before = 0
-        self._gpu: list[str] = []
-        self._sampling: threading.Thread | None = None
+        self._watch = Watch(directory, self.request, self.config)
+        self._watching: threading.Thread | None = None
         self.attempt = -1
 
     def start(self, number: int, port: int, network_cidr: str) -> None:
@@ -60,9 +60,10 @@ class Part:
         self._asked.clear()
         self.directory.forget_ranks()
         self._errors_before = self.directory.log(self.node, "err").stat().st_size
-        if self._sampling is None:
-            self._sampling = threading.Thread(target=self._sample, daemon=True)
-            self._sampling.start()
+        self._watch.begin()
+        if self._watching is None:
+            self._watching = threading.Thread(target=self._keep_watch, daemon=True)
+            self._watching.start()
         attempt = Attempt(
             job=self.request.job_id,
             directory=str(self.links.job if self.links else self.directory.path),
@@ -122,7 +123,8 @@ class Part:
             "failed": [self._described(record, log) for record in failed[:_TOLD]],
             "lines": lines_of(-1, log),
             "launcher": code,
-            "gpu": self._gpu,
+            "gpu": self._watch.gpu,
+            "watch": self._watch.told(),
             "stop": self.directory.asked_to_stop(),
             "progress": self.directory.progress(),
         }
@@ -172,11 +174,13 @@ class Part:
             error = f"{error}: {said}" if lines[-1].startswith(mark) and said else error
         return {"rank": rank, "error": error, "time": record["time"], "lines": lines}
 
-    def _sample(self) -> None:
-        """Write the node's `.gpu` log, for ever. A vendor's tool may take long: this has its own thread."""
-        sampler = devices.Sampler(self.request.accelerator)
+    def _keep_watch(self) -> None:
+        """Watch this node, for ever. A vendor's library may take long: this has its own thread."""
+        measured = -SAMPLE_S
         while True:
-            self._gpu = sampler.lines(processes.of_job(self.request.job_id))
-            with contextlib.suppress(OSError), self.directory.log(self.node, "gpu").open("a") as file:
-                file.writelines(f"{line}\n" for line in self._gpu)
-            time.sleep(SAMPLE_S)
+            records = self._records()
+            if time.monotonic() - measured >= SAMPLE_S:
+                measured = time.monotonic()
+                self._watch.measure(records)
+            self._watch.look(records)
+            time.sleep(LOOK_S)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["JOB_VARIABLE", "alive", "allow_files", "end", "of_job", "usage"]
+__all__ = ["JOB_VARIABLE", "alive", "allow_files", "condition", "end", "of_job", "usage"]
 
 JOB_VARIABLE = "RDM_JOB_ID"
 
@@ -39,11 +39,16 @@ def of_job(job: str, *, apart_from: Iterable[int] = ()) -> list[int]:
 
 def alive(process: int) -> bool:
     """Whether a process runs; one that only waits to be reaped does not."""
+    return condition(process) not in "ZX"
+
+
+def condition(process: int) -> str:
+    """Return a process' state as proc(5) names it, such as ``S`` or ``T``; ``X`` when it is gone."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
 
 
 def end(processes: Iterable[int], number: signal.Signals) -> None:

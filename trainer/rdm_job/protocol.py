@@ -164,6 +164,7 @@ class State:
         directory: Its directory in the container.
         gpu: The newest line of each device, by node.
         progress: What ``progress.json`` holds.
+        verdict: How it is: ``verdict``, ``reason``, ``evidence``, ``culprits`` and ``since``; on the master.
     """
 
     job: str
@@ -179,6 +180,7 @@ class State:
     directory: str = ""
     gpu: dict[str, list[str]] = field(default_factory=dict)
     progress: dict[str, Any] = field(default_factory=dict)
+    verdict: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> State:

@@ -26,6 +26,7 @@ from rdm_job.environment import adopt_launcher_environment
 from rdm_job.network import interface_of
 from rdm_job.processes import allow_files
 from rdm_trainer.errors import FAILED, TrainerError
+from rdm_trainer.pace import PACE_VARIABLE
 
 __all__ = ["main"]
 
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str]) -> int:
         "rank": rank,
         "node": node,
         "pid": os.getpid(),
+        "world": int(os.environ["WORLD_SIZE"]),
         "attempt": int(os.environ.get(ATTEMPT_VARIABLE, "0")),
         "state": "running",
         "exit": None,
@@ -73,6 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         "time": time.time(),
     }
     directory.write_rank(rank, record)
+    os.environ[PACE_VARIABLE] = str(directory.pace(rank))
     threading.Thread(target=_end_with_agent, args=(directory,), daemon=True).start()
     code, error, lines = _outcome(lambda: _work(directory, arguments))
     state = "done" if code == 0 else "failed"

@@ -14,6 +14,7 @@ from typing import Any
 from rdm_job import outputs, processes
 from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
+from rdm_job.health import final
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_job.slurm import verbs as slurm
@@ -126,7 +127,7 @@ def state(name: str, wait: float = 0.0) -> dict[str, Any]:
 
 
 def jobs() -> dict[str, Any]:
-    """Return all jobs of this node, without their loss curves."""
+    """Return all jobs of this node, without their loss curves and devices."""
     known = JobDirectory.all()
     submitted = [job for job in known if job.slurm.is_file()]
     found = [_state(job) for job in known if job not in submitted]
@@ -134,6 +135,7 @@ def jobs() -> dict[str, Any]:
     told = [one.to_json() for one in sorted(found, key=lambda one: one.job)]
     for one in told:
         one["progress"].pop("losses", None)
+        one["gpu"] = {}
     return {"jobs": told}
 
 
@@ -279,5 +281,6 @@ def _state(job: JobDirectory) -> State:
         return known
     reason = f"Its agent on {job.request().node} is gone: the container or the node was restarted."
     ended = dataclasses.replace(known, state="failed", reason=reason, ended=time.time())
+    ended = dataclasses.replace(ended, verdict=final(ended))
     job.write_state(ended)
     return ended

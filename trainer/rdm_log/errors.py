@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rdm_log.messages import MESSAGES, UNKNOWN, Kind, Message
 
-__all__ = ["Finding", "classify", "findings"]
+__all__ = ["Finding", "Findings", "classify", "findings"]
 
 _LONGEST = 4096
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -35,6 +36,7 @@ class Finding:
         line: The first of them.
         count: How many there are.
         ranks: Which ranks wrote them, where they say it.
+        node: On which node, where that is known.
     """
 
     name: str
@@ -43,6 +45,12 @@ class Finding:
     line: str
     count: int = 1
     ranks: tuple[int, ...] = ()
+    node: str = ""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Finding:
+        """Return the finding that plain data hold."""
+        return cls(**{**data, "ranks": tuple(data["ranks"])})
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -59,6 +67,8 @@ def classify(line: str) -> Message:
     return _of(text)
 
 
+# Ranks and retries write the same line many times.
+@functools.lru_cache(maxsize=4096)
 def _of(text: str) -> Message:
     return next((message for message in MESSAGES if message.pattern.search(text)), UNKNOWN)
 
@@ -77,46 +87,60 @@ def _without_prefix(line: str) -> tuple[str, int | None]:
 
 
 def findings(lines: Iterable[str]) -> list[Finding]:
-    """Return what is wrong, errors first, each kind of line once with its count.
-
-    Of a traceback only the exception counts, not the lines of code in it. One that Python ignored, as it does
-    while a process ends, is none.
+    """Return what is wrong, errors first, each kind of line once with its count; see ``Findings``.
 
     Args:
         lines: Of standard error, of any number of ranks.
     """
-    found: dict[str, Finding] = {}
-    # By rank, because their lines alternate: whether it is within a traceback, and whether that one counts.
-    within: dict[int | None, bool] = {}
-    ignored: set[int | None] = set()
+    found = Findings()
     for line in lines:
+        found.add(line)
+    return found.found()
+
+
+class Findings:
+    """What is wrong, from lines that come one after the other.
+
+    Of a traceback only the exception counts, not the lines of code in it. One that Python ignored, as it does
+    while a process ends, is none.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, Finding] = {}
+        # By rank, because their lines alternate: whether it is within a traceback, and whether that counts.
+        self._within: dict[int | None, bool] = {}
+        self._ignored: set[int | None] = set()
+
+    def add(self, line: str) -> None:
+        """Take note of a line of standard error."""
         text, rank = _without_prefix(line)
         if not text:
-            continue
+            return
         if _IGNORED.match(text):
-            ignored.add(rank)
-            continue
+            self._ignored.add(rank)
+            return
         if text.startswith(_TRACEBACK):
-            within[rank] = rank not in ignored
-            ignored.discard(rank)
-            continue
-        if rank in within and text[0] in " \t":
-            continue
-        counts = within.pop(rank, True)
+            self._within[rank] = rank not in self._ignored
+            self._ignored.discard(rank)
+            return
+        if rank in self._within and text[0] in " \t":
+            return
+        counts = self._within.pop(rank, True)
         message = _of(text)
-        if message.kind == "noise" or not counts:
-            continue
-        _note(found, message, text, rank)
-    return sorted(found.values(), key=lambda one: one.kind != "error")
+        if message.kind != "noise" and counts:
+            self._note(message, text, rank)
 
+    def found(self) -> list[Finding]:
+        """Return what has come so far, errors first, each kind of line once with its count."""
+        return sorted(self._found.values(), key=lambda one: one.kind != "error")
 
-def _note(found: dict[str, Finding], message: Message, text: str, rank: int | None) -> None:
-    known = found.get(message.name)
-    if known is None:
-        told = () if rank is None else (rank,)
-        found[message.name] = Finding(message.name, message.kind, message.cause, text, 1, told)
-        return
-    ranks = known.ranks
-    if rank is not None and rank not in ranks:
-        ranks = tuple(sorted((*ranks, rank)))
-    found[message.name] = replace(known, count=known.count + 1, ranks=ranks)
+    def _note(self, message: Message, text: str, rank: int | None) -> None:
+        known = self._found.get(message.name)
+        if known is None:
+            told = () if rank is None else (rank,)
+            self._found[message.name] = Finding(message.name, message.kind, message.cause, text, 1, told)
+            return
+        ranks = known.ranks
+        if rank is not None and rank not in ranks:
+            ranks = tuple(sorted((*ranks, rank)))
+        self._found[message.name] = replace(known, count=known.count + 1, ranks=ranks)

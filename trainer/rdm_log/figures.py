@@ -26,7 +26,7 @@ class Sample:
     """
 
     def __init__(self, most: int = 1 << 18) -> None:
-        self._most = most
+        self.most = most
         self._kept = array("d")
         self._stride = 1
         self.count = 0
@@ -35,7 +35,7 @@ class Sample:
         """Take note of a value."""
         if self.count % self._stride == 0:
             self._kept.append(value)
-            if len(self._kept) >= self._most:
+            if len(self._kept) >= self.most:
                 self._kept = self._kept[::2]
                 self._stride *= 2
         self.count += 1

@@ -95,7 +95,7 @@ class Milestone(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """That a checkpoint was written or read: KIND is ``saved`` or ``loaded``."""
+    """That a checkpoint was written or read: KIND is ``saving``, ``saved`` or ``loaded``."""
 
     kind: str
     iteration: int
@@ -143,7 +143,8 @@ _MEMORY = re.compile(rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) 
 _MEMORY_FIELD = re.compile(rb" *([a-z][a-z ]{0,40}): *([\d.]+)(?![\d.])( *\|)?")
 _MILESTONE = re.compile(rb"\[([^\[\]]{1,120})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _CHECKPOINT = re.compile(
-    rb"successfully (saved|loaded) checkpoint\b[^\n]{0,4096}? (?:at|from) iteration +(\d+)(?!\d)"
+    rb"(?:successfully (?=saved|loaded)|\b(?=saving ))(sav(?:ed|ing)|loaded) checkpoint\b"
+    rb"[^\n]{0,4096}? (?:at|from) iteration +(\d+)(?!\d)"
 )
 _TIMES = re.compile(rb"time \(ms\) \|")
 _DOTTED = re.compile(rb"(?:^|:) {2,}([A-Za-z][\w/-]{0,60}) \.{2,}( ?[^\n]+)$")

@@ -28,7 +28,7 @@ from rdm_log.lines import (
     loss_name,
 )
 
-__all__ = ["OUTLIERS", "Loss", "Run", "TimerFigures", "merged", "runs"]
+__all__ = ["OUTLIERS", "Loss", "Run", "TimerFigures", "followed", "merged", "runs"]
 
 OUTLIERS = 20
 """So many of the slowest steps are remembered."""
@@ -201,7 +201,7 @@ class Run:
                     del self.evaluations[1]
             case Checkpoint(kind="loaded", iteration=iteration):
                 self.loaded = iteration
-            case Checkpoint(iteration=iteration):
+            case Checkpoint(kind="saved", iteration=iteration):
                 self.saved = iteration
             case Argument(name=name, value=value):
                 self.arguments[name] = value
@@ -252,15 +252,22 @@ def runs(records: Iterable[Record], file: str = "") -> list[Run]:
     run = Run(file)
     found = [run]
     for record in records:
-        if _begins_anew(run, record):
-            run = Run(file)
+        known = run
+        run = followed(run, record)
+        if run is not known:
             found.append(run)
-        if isinstance(record, Step):
-            if not run.repeats(record):
-                run.add_step(record)
-        else:
-            run.add(record)
     return [_with_engine(run) for run in found if not run.is_empty]
+
+
+def followed(run: Run, record: Record) -> Run:
+    """Take note of the record that comes next in a log; return the run that it is of: RUN, or a new one."""
+    if _begins_anew(run, record):
+        run = Run(run.file, times=Sample(run.times.most))
+    if not isinstance(record, Step):
+        run.add(record)
+    elif not run.repeats(record):
+        run.add_step(record)
+    return run
 
 
 def _with_engine(run: Run) -> Run:

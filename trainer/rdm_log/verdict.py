@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rdm_log.errors import Finding
+from rdm_log.peers import RankPace
+from rdm_log.signs import Sign
 
 __all__ = ["EXIT_CODES", "Observed", "Verdict", "Word", "judge"]
 
@@ -42,15 +44,23 @@ _IDLE_S = 120.0
 _LATE = 5.0
 """It stalls when the next line takes so many times the usual time…"""
 _LATE_S = 20.0
-"""… and this many seconds at least."""
+"""… and this many seconds at least…"""
+_SILENT_S = 300.0
+"""… or this many, of a program that does not say when it saves and evaluates."""
 _PAUSE_S = 1800.0
 """So long may it save, load or evaluate."""
+_NAMED = 8
+"""So many nodes are named in a sentence."""
 _POINTS = 20
 """So many points of the loss curve say whether it falls."""
 _FLAT = 0.01
-"""The loss of a training that learns nothing is the logarithm of the vocabulary, to this share."""
+"""The loss of a training that learns nothing is the logarithm of the vocabulary, to this share…"""
+_FLAT_STEPS = 300
+"""… after so many steps: while the learning rate rises, that is so in any training."""
 _SLOWER = 1.5
-"""The last steps are slower than usual when they take so many times the median."""
+"""The last steps are slower than usual when they take so many times the median…"""
+_SLOWER_S = 60.0
+"""… for so long: a busy neighbour is no fault."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Observed:
     Attributes:
         state: The launcher's state or the scheduler's; empty when only logs are there.
         reason: Why it ended, in the launcher's or scheduler's words.
+        failure: The same, with the node and rank that it names.
         runs: Its runs, as ``Summary.runs`` has them; the last one counts.
         findings: What is wrong on its standard error, since its newest run began.
         asked: Its configuration, by the names of the job info; see ``sections``.
@@ -69,11 +80,17 @@ class Observed:
         seconds_running: Since it, or its newest run, began.
         seconds_since_step: Since its last training line.
         phase: What the training does just now, such as ``saving``.
+        tells_phases: It says when it saves and evaluates; otherwise a pause may be either.
+        sees_steps: Each step is seen, also those between two lines.
+        tells_steps: It writes lines of steps that are understood.
         vocabulary: Entries of the vocabulary, padded.
+        signs: What nodes have measured, and ranks compared.
+        holding: Ranks that the others wait for at this moment.
     """
 
     state: str = ""
     reason: str = ""
+    failure: Sign | None = None
     runs: Sequence[Mapping[str, Any]] = ()
     findings: Sequence[Finding] = ()
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -83,7 +100,12 @@ class Observed:
     seconds_running: float | None = None
     seconds_since_step: float | None = None
     phase: str = ""
+    tells_phases: bool = True
+    tells_steps: bool = True
+    sees_steps: bool = False
     vocabulary: int | None = None
+    signs: Sequence[Sign] = ()
+    holding: Sequence[RankPace] = ()
 
     @property
     def run(self) -> Mapping[str, Any] | None:
@@ -99,11 +121,13 @@ class Verdict:
         word: In one word.
         reason: Why, in one sentence.
         evidence: All that speaks for it, a sentence each; the first one is the reason.
+        culprits: Which nodes and ranks it names, with what each is named for.
     """
 
     word: Word
     reason: str
     evidence: tuple[str, ...] = ()
+    culprits: tuple[Sign, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -112,7 +136,13 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"verdict": self.word, "reason": self.reason, "evidence": list(self.evidence)}
+        return {
+            "verdict": self.word,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "evidence": list(self.evidence),
+            "culprits": [{"kind": one.kind, "node": one.node, "rank": one.rank} for one in self.culprits],
+        }
 
 
 def judge(seen: Observed) -> Verdict:
@@ -121,26 +151,40 @@ def judge(seen: Observed) -> Verdict:
     errors = list(_errors(seen.findings))
     run = seen.run
     if state in _FAILED or (not state and errors and not _is_done(run)):
-        reasons = [seen.reason] if seen.reason else []
-        return _verdict("failed", [*reasons, *errors] or [f"Its state is {seen.state}."])
+        reasons = [seen.failure or Sign("state", seen.reason)] if seen.failure or seen.reason else []
+        return _verdict("failed", [*reasons, *errors] or [Sign("state", f"Its state is {seen.state}.")])
     if state in _STOPPED:
-        return _verdict("finished", [seen.reason or "It was stopped."])
+        return _verdict("finished", [Sign("state", seen.reason or "It was stopped.")])
     if state in _FINISHED or (not state and _is_done(run)):
         end = f"It came to iteration {run['last_iteration']}." if run else "It has ended."
-        return _verdict("finished", [end, *errors])
-    suspicious = [*errors, *_differences(seen), *(_of_steps(run, seen.vocabulary) if run else ())]
+        return _verdict("finished", [Sign("state", end), *errors])
+    suspicious = [
+        *errors,
+        *_differences(seen),
+        *(sign for sign in seen.signs if not sign.is_note),
+        *(_of_steps(run, seen.vocabulary) if run else ()),
+    ]
+    notes = [sign for sign in seen.signs if sign.is_note]
     late = list(_late(seen, state))
     if late:
-        return _verdict("stalled", [*late, *suspicious])
+        return _verdict("stalled", [*late, *suspicious, *notes])
     if suspicious:
-        return _verdict("suspect", suspicious)
+        return _verdict("suspect", [*suspicious, *notes])
     if run is None or state in _WAITING:
-        return _verdict("starting", ["It has not come to a step yet."])
-    return _verdict("healthy", [_progress(run)])
+        return _verdict("starting", [Sign("progress", _beginning(seen)), *notes])
+    return _verdict("healthy", [Sign("progress", _progress(run)), *notes])
 
 
-def _verdict(word: Word, evidence: Sequence[str]) -> Verdict:
-    return Verdict(word, evidence[0], tuple(dict.fromkeys(evidence)))
+def _verdict(word: Word, evidence: Sequence[Sign]) -> Verdict:
+    texts = tuple(dict.fromkeys(sign.text for sign in evidence))
+    named = tuple(sign for sign in evidence if sign.node and not sign.is_note)
+    return Verdict(word, texts[0], texts, named)
+
+
+def _beginning(seen: Observed) -> str:
+    if seen.tells_steps:
+        return "It has not come to a step yet."
+    return "Its program runs, and has written no line of a step that is understood."
 
 
 def _is_done(run: Mapping[str, Any] | None) -> bool:
@@ -149,21 +193,24 @@ def _is_done(run: Mapping[str, Any] | None) -> bool:
     return "after training is done" in run["milestones"] or run["last_iteration"] == run["train_iterations"]
 
 
-def _errors(findings: Sequence[Finding]) -> Iterator[str]:
+def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
     for one in findings:
         if one.kind == "error":
             who = f"rank {one.ranks[0]}: " if len(one.ranks) == 1 else ""
+            if one.node:
+                who = f"{one.node}, {who}" if who else f"{one.node}: "
             many = f", {one.count} times" if one.count > 1 else ""
             cause = one.cause[0].upper() + one.cause[1:]
-            yield f"{cause}{many} ({who}{one.line[:200]})."
+            rank = one.ranks[0] if len(one.ranks) == 1 else None
+            yield Sign("error", f"{cause}{many} ({who}{one.line[:200]}).", one.node, rank)
 
 
-def _differences(seen: Observed) -> Iterator[str]:
+def _differences(seen: Observed) -> Iterator[Sign]:
     """Yield how what runs differs from what was asked for, and nodes from each other."""
     for key, asked in seen.asked.items():
         told = seen.told.get(key, asked)
-        if told != asked:
-            yield f"{key} is {told}, and {asked} was asked for."
+        if not _same(told, asked):
+            yield Sign("configuration", f"{key} is {told}, and {asked} was asked for.")
     packages = {package for versions in seen.versions.values() for package in versions}
     for package in sorted(packages):
         by_version: dict[str, list[str]] = {}
@@ -171,15 +218,35 @@ def _differences(seen: Observed) -> Iterator[str]:
             if package in versions:
                 by_version.setdefault(versions[package], []).append(node)
         if len(by_version) > 1:
-            rare = min(by_version, key=lambda version: (len(by_version[version]), version))
-            usual = max(by_version, key=lambda version: (len(by_version[version]), version))
-            if rare == usual:
-                rare = next(version for version in by_version if version != usual)
-            yield f"{', '.join(by_version[rare])} has {package} {rare}, others have {usual}."
+            # The first of two that are as frequent is the master's.
+            usual = max(by_version, key=lambda version: len(by_version[version]))
+            for version, nodes in by_version.items():
+                if version != usual:
+                    names = ", ".join(nodes[:_NAMED]) + (
+                        f" and {len(nodes) - _NAMED} more" * (len(nodes) > _NAMED)
+                    )
+                    verb = "has" if len(nodes) == 1 else "have"
+                    text = f"{names} {verb} {package} {version}, others have {usual}."
+                    yield Sign("version", text, nodes[0])
 
 
-def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
+def _same(told: str, asked: str) -> bool:
+    """Whether two values are the same, also when they are written in other ways: 1e-4 and 0.0001."""
+    if told == asked:
+        return True
+    try:
+        return float(told) == float(asked)
+    except ValueError:
+        return False
+
+
+def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[Sign]:
     """Yield what is wrong with the steps."""
+    for text in _about_steps(run, vocabulary):
+        yield Sign("steps", text)
+
+
+def _about_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
     loss = run["loss"]
     points = [value for _, value in loss["curve"]]
     name = loss["name"]
@@ -195,7 +262,8 @@ def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
                 f" and is {end:.3f}."
             )
         nothing_learnt = math.log(vocabulary) if vocabulary else math.inf
-        if all(abs(value / nothing_learnt - 1) < _FLAT for value in last):
+        is_long = run["last_iteration"] - run["first_iteration"] >= _FLAT_STEPS
+        if is_long and all(abs(value / nothing_learnt - 1) < _FLAT for value in last):
             yield (
                 f"The {name} stays at {end:.3f}, the logarithm of the vocabulary of {vocabulary}: nothing is"
                 " learnt."
@@ -204,39 +272,59 @@ def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
     if run["skipped"] > max(_POINTS, steps / 2):
         yield f"{run['skipped']} of {steps} steps were skipped."
     recent, median = run["step_ms"]["recent"], run["step_ms"]["median"]
-    if run["lines"] > 2 * _POINTS and median and statistics.median(recent) > _SLOWER * median:
+    interval = max(1.0, steps / run["lines"])
+    is_long = sum(recent) / 1000.0 * interval > _SLOWER_S
+    if run["lines"] > 2 * _POINTS and is_long and median and statistics.median(recent) > _SLOWER * median:
         slower = statistics.median(recent) / median
         yield f"The last steps took {slower:.1f} times as long as usual ({statistics.median(recent):.0f} ms)."
 
 
-def _late(seen: Observed, state: str) -> Iterator[str]:
+def _late(seen: Observed, state: str) -> Iterator[Sign]:
     """Yield why a job does not get on."""
+    if state == "stopping":
+        return
     running = seen.seconds_running
     if seen.gpu_processes == 0 and state not in _WAITING and (running is None or running > _IDLE_S):
-        yield "It runs, but no process is on its GPUs."
+        yield Sign("idle", "It runs, but no process is on its GPUs.")
     run = seen.run
     if run is None:
-        if running is not None and running > _START_S and state not in ("pending", "configuring"):
-            yield f"It has not come to a step in {running:.0f} s."
+        may_be_late = state not in ("pending", "configuring") and seen.tells_steps
+        if running is not None and running > _START_S and may_be_late:
+            yield from _held_up(seen, f"It has not come to a step in {running:.0f} s", "")
         return
-    usual = _usual_s(run)
+    usual = _usual_s(run, seen.sees_steps)
     if seen.seconds_since_step is None or usual is None or state in _WAITING:
         return
-    limit = max(_LATE * usual, _LATE_S)
+    limit = max(_LATE * usual, _LATE_S if seen.tells_phases else _SILENT_S)
     if seen.phase in _PAUSES:
         limit = max(limit, _PAUSE_S)
     if seen.seconds_since_step > limit:
-        yield (
-            f"No step for {seen.seconds_since_step:.0f} s after iteration {run['last_iteration']}: usual are"
-            f" {usual:.1f} s."
-        )
+        text = f"No step for {seen.seconds_since_step:.0f} s after iteration {run['last_iteration']}"
+        yield from _held_up(seen, text, f"usual are {usual:.1f} s")
 
 
-def _usual_s(run: Mapping[str, Any]) -> float | None:
-    """Return how many seconds there usually are between two training lines."""
+def _held_up(seen: Observed, text: str, usual: str) -> Iterator[Sign]:
+    """Yield that it does not get on, and who it is that the others wait for, where that is known."""
+    if not seen.holding:
+        yield Sign("late", f"{text}: {usual}." if usual else f"{text}.")
+        return
+    first, *others = seen.holding
+    names = f"rank {first.rank} on {first.node}"
+    if others:
+        names += f" and {len(others)} more"
+    yield Sign(
+        "late",
+        f"{text}{f' ({usual})' if usual else ''}: the others wait for {names}.",
+        first.node,
+        first.rank,
+    )
+
+
+def _usual_s(run: Mapping[str, Any], sees_steps: bool) -> float | None:
+    """Return how many seconds there usually are between two steps that are seen: mostly two lines."""
     median: float | None = run["step_ms"]["median"]
-    if median is None:
-        return None
+    if median is None or sees_steps:
+        return median and median / 1000.0
     interval: float = (run["last_iteration"] - run["first_iteration"]) / max(1, run["lines"] - 1)
     if run["lines"] < 2:
         interval = run["first_iteration"]

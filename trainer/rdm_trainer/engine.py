@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,13 +73,20 @@ class Engine:
         config: The job.
         topology: This rank's place; the process groups must be initialised.
         checkpoint: DeepSpeed's section ``checkpoint``, as ``{"load_universal": True}``.
+        on_loss: Takes the losses that this rank computes in training, before they are averaged.
     """
 
     def __init__(
-        self, config: Config, topology: Topology, *, checkpoint: Mapping[str, Any] | None = None
+        self,
+        config: Config,
+        topology: Topology,
+        *,
+        checkpoint: Mapping[str, Any] | None = None,
+        on_loss: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self.config = config
         self.topology = topology
+        self._on_loss = on_loss
         # Each engine's own messages, per rank and layer, would drown the log lines.
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel was not registered")
@@ -100,6 +107,9 @@ class Engine:
             )
         with quiet():
             model = models.build(config, topology, device=self.device, dtype=dtype, divide=divide)
+        if on_loss is not None and topology.pipeline > 1:
+            loss_fn: Any = model.loss_fn
+            model.loss_fn = functools.partial(_told, loss_fn, on_loss)
         self._dropout = max(config.model.hidden_dropout, config.model.attention_dropout) > 0
         self._norm: torch.Tensor | None = None
         self.optimiser = _optimiser(config, model, self.device)
@@ -155,6 +165,8 @@ class Engine:
                 loss += micro_loss.detach()
                 self.deepspeed.backward(micro_loss)
                 self.deepspeed.step()
+            if self._on_loss is not None:
+                self._on_loss(loss)
             loss = self._averaged(loss, self._accumulation)
         optimiser = self.deepspeed.optimizer
         return StepResult(
@@ -274,6 +286,15 @@ class Engine:
         if getattr(weight, "ds_pipe_replicated", False):
             return False
         return self.topology.tensor_rank == 0 or placement_of(weight).dimension is not None
+
+
+def _told(
+    loss_fn: Callable[..., Any], on_loss: Callable[[torch.Tensor], None], *arguments: Any
+) -> torch.Tensor:
+    loss: torch.Tensor = loss_fn(*arguments)
+    if torch.is_grad_enabled():
+        on_loss(loss)
+    return loss
 
 
 def _backward_at_once(engine: Any, buffer_id: int) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "ACCELERATORS",
     "Accelerator",
     "LayerSize",
+    "checkpoint_bytes",
     "find_accelerator",
     "flops_per_sample",
     "flops_per_token",
@@ -21,6 +22,8 @@ __all__ = [
     "parameters",
     "peak_tflops",
 ]
+
+_CHECKPOINT_BYTES = 14
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,11 @@ def layer_parameters(config: Config) -> list[int]:
 def parameters(config: Config) -> int:
     """Return the model's parameters, tied ones counted once, the padded vocabulary in full."""
     return sum(size.total - size.tied for size in layer_sizes(config))
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Return the size of a checkpoint: fp32 weights and Adam's two moments, and the weights in 16 bits."""
+    return parameters(config) * _CHECKPOINT_BYTES
 
 
 def flops_per_sample(config: Config) -> float:

@@ -36,6 +36,8 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
 from rdm_trainer.optim.schedule import LearningRate
+from rdm_trainer.own_time import OwnTime
+from rdm_trainer.pace import Pace
 from rdm_trainer.progress import Progress
 from rdm_trainer.tracker import Tracker
 
@@ -220,8 +222,9 @@ class Training:
         self._progress = Progress(job_dir / "progress.json", config.train_iterations)
         self._note(phase="starting")
         self._milestone("after megatron is initialized")
+        self._own_time = OwnTime(Pace(), torch.device(get_accelerator().current_device_name()))
         self.topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
-        self.engine = Engine(config, self.topology)
+        self.engine = Engine(config, self.topology, on_loss=lambda loss: self._own_time.note_loss(loss))
         self._schedule = LearningRate.of(config)
         self._milestone("after model, optimizer, and learning rate scheduler are built")
         self.iteration = 0
@@ -381,6 +384,10 @@ class Training:
     def _step(self, batches: Iterator[Any]) -> None:
         batch = self.config.optimisation.global_batch_size
         self.engine.set_learning_rate(self._schedule.at(self._moved_samples))
+        interval = self.config.logging.interval
+        self._own_time.begin(
+            self.iteration + 1, measured=interval > 0 and (self.iteration + 1) % interval == 0
+        )
         try:
             self._result = self.engine.train_step(batches)
         except StopIteration:
@@ -388,6 +395,7 @@ class Training:
                 f"The training data ends after {self.consumed_samples} samples, before iteration "
                 f"{self._last_iteration}; train for fewer, or set data.sampler to cyclic."
             ) from None
+        self._own_time.end()
         skipped = self._result.skipped
         self._sums.add(self._result.mean_loss, skipped=skipped)
         self.iteration += 1
@@ -398,7 +406,9 @@ class Training:
 
     def _log(self) -> None:
         """Write the line of the steps since the last one. The device is waited for here, and only here."""
-        loss, nan = self._sums.read()
+        with self._own_time.waiting():
+            loss, nan = self._sums.read()
+        self._own_time.tell(f"stage {self.topology.pipeline_rank}")
         seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
         step = metrics.Step(
             iteration=self.iteration,
@@ -455,6 +465,7 @@ class Training:
         if count == 0:
             return
         began = time.monotonic()
+        self._note(phase="evaluating")
         batches.restart()
         loss = sum(self.engine.eval_step(batches) for _ in range(count)) / count
         losses: Mapping[str, float] = {metrics.LM_LOSS: loss}
@@ -463,7 +474,9 @@ class Training:
                 self._write(line)
         if self._is_first:
             self._tracker.evaluation(self.iteration, split, losses)
-            self._note(validation={"iteration": self.iteration, "split": split, "loss": loss})
+            self._note(
+                validation={"iteration": self.iteration, "split": split, "loss": loss}, phase="training"
+            )
         # What the evaluation took is not the next steps' time.
         self._sums.begin += time.monotonic() - began
 
@@ -471,8 +484,10 @@ class Training:
         if self.iteration in (self.checkpoints.newest, self.checkpoints.pending, 0):
             return
         began = time.monotonic()
+        self._note(phase="saving")
         if self.checkpoints.save(self.iteration, self._state()) and self.checkpoints.pending is None:
             self._note(checkpoint=self.iteration)
+        self._note(phase="training")
         self._sums.begin += time.monotonic() - began
 
     def _ends(self, flags: Flags) -> bool:
@@ -505,6 +520,7 @@ class Training:
         """Let go of threads and files."""
         self._loaders.close()
         self._tracker.close()
+        self._own_time.close()
         self.engine.deepspeed.destroy()
 
 

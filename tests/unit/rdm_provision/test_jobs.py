@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from rdm_provision import Cluster
 from rdm_provision.cli import job_view
+from rdm_provision.cli import jobs as jobs_verb
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
@@ -246,6 +248,63 @@ def test_away_from_a_terminal_each_step_is_a_line_and_none_is_told_twice() -> No
         "demo-1  running  30/50  loss 8.9100  46.8 k tokens/s",
         "demo-1  running  40/50  loss 8.0000  46.8 k tokens/s",
     ]
+
+
+SLOW: dict[str, Any] = {
+    "verdict": "suspect",
+    "exit_code": 4,
+    "reason": "Rank 5 on n2 is slow.",
+    "evidence": ["Rank 5 on n2 is slow.", "GPU 1 of n2 is throttled by heat."],
+    "culprits": [{"kind": "slow", "node": "n2", "rank": 5}],
+    "since": NOW - 5,
+}
+WELL = {
+    **SLOW,
+    "verdict": "healthy",
+    "exit_code": 0,
+    "reason": "Iteration 30.",
+    "evidence": ["Iteration 30."],
+}
+
+
+def test_who_watches_is_told_when_the_verdict_changes_and_not_that_all_is_well() -> None:
+    console = screen()
+    view = job_view.JobView(console, "demo")
+    begins = {**WELL, "verdict": "starting"}
+    for verdict in (begins, WELL, WELL, SLOW, {**SLOW, "reason": "Another."}, WELL):
+        view.handle(JobUpdate(1.0, "n1", JobState.of({**TOLD, "verdict": verdict}, "/d", NOW)))
+    assert console.export_text().splitlines() == [
+        "demo-1  running  30/50  loss 8.9100  46.8 k tokens/s",
+        "demo-1  suspect  Rank 5 on n2 is slow.",
+        "  GPU 1 of n2 is throttled by heat.",
+        "demo-1  healthy  Iteration 30.",
+    ]
+
+
+def test_a_job_and_the_list_of_jobs_show_the_verdict() -> None:
+    console = screen()
+    state_ = JobState.of({**TOLD, "verdict": SLOW}, "/d", NOW)
+    job_view.ending(console, state_)
+    job_view.table(console, [state_, JobState.of(TOLD, "/d", NOW)], NOW)
+    text = console.export_text(clear=False)
+    assert "suspect  Rank 5 on n2 is slow.\n  GPU 1 of n2 is throttled by heat." in text
+    assert re.search(r"job +state +verdict +iteration", text)
+    assert re.search(r"demo-1 +running +suspect +30/50", text)
+    assert re.search(r"demo-1 +running +- +30/50", text)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [(SLOW, 4), (WELL, 0)])
+def test_scripts_get_the_verdict_as_exit_code(
+    capsys: pytest.CaptureFixture[str], verdict: dict[str, Any], code: int
+) -> None:
+    state_ = JobState.of({**TOLD, "verdict": verdict}, "/d", NOW)
+    assert jobs_verb._verdict(state_, as_json=False) == code
+    assert capsys.readouterr().out.splitlines()[0] == f"{verdict['verdict']}: {verdict['reason']}"
+    assert jobs_verb._verdict(state_, as_json=True) == code
+    told = json.loads(capsys.readouterr().out)
+    assert (told["job"], told["verdict"], told["exit_code"]) == ("demo-1", verdict["verdict"], code)
+    with pytest.raises(InputError, match="no verdict on demo-1"):
+        jobs_verb._verdict(JobState.of(TOLD, "/d", NOW), as_json=False)
 
 
 def test_on_a_terminal_bar_figures_and_nodes_are_in_place() -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rdm_trainer.own_time import waiting
+
 __all__ = ["CHUNK", "Collective", "Flags"]
 
 # Bytes of one message when a file is sent.
@@ -149,6 +151,7 @@ class Flags:
     def settle(self) -> list[bool]:
         """Finish what is under way and return it."""
         if self._work is not None:
-            self._work.wait()
+            with waiting():
+                self._work.wait()
             self._work = None
         return [bool(flag) for flag in self._flags.tolist()]

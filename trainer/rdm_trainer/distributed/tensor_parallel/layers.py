@@ -18,6 +18,7 @@ from torch.nn import functional
 from rdm_trainer.distributed.parameters import Placement, parameter
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.own_time import waiting
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"]
 
@@ -32,7 +33,12 @@ def _begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
 
 
 def _end_sum(pending: torch.Tensor) -> torch.Tensor:
-    done: torch.Tensor = torch.ops._c10d_functional.wait_tensor(pending)
+    done: torch.Tensor
+    if torch.compiler.is_compiling():
+        done = torch.ops._c10d_functional.wait_tensor(pending)
+        return done
+    with waiting():
+        done = torch.ops._c10d_functional.wait_tensor(pending)
     return done
 
 

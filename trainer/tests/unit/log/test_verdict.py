@@ -97,7 +97,7 @@ def test_healthy() -> None:
             "suspect",
             "480 of 591 steps were skipped",
         ),
-        ({"runs": (run(times=[*[100.0] * 50, *[250.0] * 10]),)}, "suspect", "took 2.5 times as long"),
+        ({"runs": (run(times=[*[400.0] * 50, *[1000.0] * 10]),)}, "suspect", "took 2.5 times as long"),
     ],
 )
 def test_each_fault_is_named(change: dict[str, Any], word: str, words: str) -> None:

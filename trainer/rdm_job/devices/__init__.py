@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The node's accelerators: how many there are, and how they are at a moment."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rdm_job.devices import amd, nvidia
+from rdm_job.processes import usage
+from rdm_log.signs import Device
+
+__all__ = ["Sampler", "count", "line"]
+
+_MIB = 1024 * 1024
+
+
+def count(accelerator: str) -> int | None:
+    """Return how many accelerators this container has, or None where any number of processes goes."""
+    if accelerator == "cuda":
+        return nvidia.count()
+    if accelerator == "rocm":
+        return amd.count()
+    return None
+
+
+def line(device: Device) -> str:
+    """Return a device as gpustat writes it: ``[0] NVIDIA A10       | 49'C,  98 % | 21040 / 22731 MB |``."""
+    heat = f"{device.celsius:2.0f}'C, " if device.celsius is not None else ""
+    used, total = (device.used or 0) / _MIB, (device.total or 0) / _MIB
+    return (
+        f"[{device.index}] {device.name:<16} | {heat}{device.percent or 0:3.0f} % | "
+        f"{used:5.0f} / {total:5.0f} MB |"
+    )
+
+
+class Sampler:
+    """Looks at the node's devices; without accelerators at the processors, as if they were one.
+
+    Args:
+        accelerator: ``cuda``, ``rocm`` or ``cpu``.
+
+    Attributes:
+        missing: Why nothing, or less, is known of the devices, in one sentence; empty when all is well.
+    """
+
+    def __init__(self, accelerator: str) -> None:
+        self._accelerator = accelerator
+        self._before: dict[int, tuple[float, int]] = {}
+        self._at = time.monotonic()
+        self._reader = {"cuda": nvidia.Reader, "rocm": amd.Reader}.get(accelerator)
+        self._opened = self._reader() if self._reader is not None else None
+        self.missing = self._opened.missing if self._opened is not None else ""
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the accelerators as they are now."""
+        return self._opened.devices() if self._opened is not None else ()
+
+    def processors(self, processes: list[int]) -> Device:
+        """Return this job's use of the processors since the last call.
+
+        Args:
+            processes: This job's on this node.
+        """
+        now, used = time.monotonic(), usage(processes)
+        spent = sum(
+            seconds - self._before[process][0]
+            for process, (seconds, _) in used.items()
+            if process in self._before
+        )
+        busy = 100 * spent / max(now - self._at, 1e-3) / (os.cpu_count() or 1)
+        self._before, self._at = used, now
+        return Device(
+            0,
+            f"{os.cpu_count()} CPU cores",
+            percent=min(busy, 100.0),
+            used=sum(resident for _, resident in used.values()),
+            total=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        )

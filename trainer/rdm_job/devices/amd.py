@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""AMD's GPUs, read from sysfs, as the kernel documents its driver (gpu/amdgpu: thermal, driver-misc)."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rdm_log.signs import Device
+
+__all__ = ["Reader", "count"]
+
+_AMD = "0x1002"
+_ERRORS = re.compile(r"^(ue|ce): (\d+)", re.MULTILINE)
+
+
+def count(root: Path = Path("/")) -> int:
+    """Return how many GPUs may be used here.
+
+    Args:
+        root: Where ``dev`` is.
+    """
+    return len(list((root / "dev/dri").glob("renderD*"))) if (root / "dev/kfd").exists() else 0
+
+
+class Reader:
+    """Reads the GPUs that this container, or host, may use.
+
+    Args:
+        root: Where ``sys`` and ``dev`` are.
+
+    Attributes:
+        missing: Why nothing is read, in one sentence; empty otherwise.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self.missing = "" if any(self._places()) else "sysfs shows no GPU of the amdgpu driver to watch."
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the GPUs as they are now."""
+        return tuple(_device(index, place) for index, place in enumerate(self._places()))
+
+    def _places(self) -> Iterator[Path]:
+        cards = (self._root / "sys/class/drm").glob("card[0-9]*")
+        for card in sorted(cards, key=lambda card: (len(card.name), card.name)):
+            device = card / "device"
+            renders = [path.name for path in (device / "drm").glob("renderD*")]
+            mine = [name for name in renders if (self._root / "dev/dri" / name).exists()]
+            if "-" not in card.name and mine and _read(device / "vendor") == _AMD:
+                yield device
+
+
+def _device(index: int, device: Path) -> Device:
+    sensors = next(iter(sorted(device.glob("hwmon/hwmon*"))), device / "hwmon")
+    heat = _number(sensors / "temp1_input")
+    watts = _number(sensors / "power1_average") or _number(sensors / "power1_input")
+    limit = _number(sensors / "power1_cap")
+    clocks = {"sm": _number(sensors / "freq1_input"), "memory": _number(sensors / "freq2_input")}
+    errors = dict(_ERRORS.findall(_read(device / "ras/umc_err_count")))
+    used, total = (_number(device / f"mem_info_vram_{word}") for word in ("used", "total"))
+    return Device(
+        index,
+        _read(device / "product_name") or "AMD GPU",
+        celsius=None if heat is None else heat / 1000,
+        percent=_number(device / "gpu_busy_percent"),
+        used=None if used is None else int(used),
+        total=None if total is None else int(total),
+        watts=None if watts is None else watts / 1e6,
+        watts_limit=None if limit is None else limit / 1e6,
+        clocks={word: int(hertz / 1e6) for word, hertz in clocks.items() if hertz is not None},
+        ecc={
+            word: int(errors[key])
+            for word, key in (("corrected", "ce"), ("uncorrected", "ue"))
+            if key in errors
+        },
+    )
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    return ""
+
+
+def _number(path: Path) -> float | None:
+    with contextlib.suppress(ValueError):
+        return float(_read(path))
+    return None

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""NVIDIA's GPUs, read through nvidia-ml-py; through nvidia-smi where that is not installed."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import shutil
+import subprocess
+from typing import Any
+
+from rdm_log.signs import Device
+
+__all__ = ["Reader", "count"]
+
+_QUERY = "index,name,temperature.gpu,utilization.gpu,memory.used,memory.total"
+_MIB = 1024 * 1024
+_TIMEOUT_S = 10
+_MOST_XIDS = 16
+# What NVML calls the reasons for lower clocks, in nvidia-smi's words.
+_REASONS = {
+    "nvmlClocksThrottleReasonSwPowerCap": "sw_power_cap",
+    "nvmlClocksThrottleReasonHwSlowdown": "hw_slowdown",
+    "nvmlClocksThrottleReasonSyncBoost": "sync_boost",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "sw_thermal",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "hw_thermal",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "hw_power_brake",
+}
+
+
+def count() -> int:
+    """Return how many GPUs there are."""
+    return len(_output(["nvidia-smi", "-L"]).splitlines())
+
+
+class Reader:
+    """Reads the GPUs.
+
+    Attributes:
+        missing: Why less is read than could be, in one sentence; empty otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.missing = ""
+        self._xids: dict[str, list[int]] = {}
+        self._events: Any = None
+        try:
+            import pynvml
+        except ImportError:
+            self._nvml: Any = None
+            self.missing = (
+                "nvidia-ml-py is not installed: power, clocks, ECC and Xid errors of the GPUs are not "
+                "watched, and nvidia-smi is read instead."
+            )
+            return
+        self._nvml = pynvml
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            self._nvml = None
+            self.missing = f"NVIDIA's driver does not answer, so the GPUs are not watched: {error}."
+            return
+        self._listen()
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the GPUs as they are now."""
+        if self._nvml is None:
+            return _printed(_output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]))
+        self._hear()
+        return tuple(self._device(index) for index in range(self._nvml.nvmlDeviceGetCount()))
+
+    def _device(self, index: int) -> Device:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+        def ask(question: str, *more: Any) -> Any:
+            # Each product answers some of the questions.
+            with contextlib.suppress(nvml.NVMLError, AttributeError):
+                return getattr(nvml, question)(handle, *more)
+            return None
+
+        memory, busy = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
+        watts, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
+        mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        name = ask("nvmlDeviceGetName") or "NVIDIA GPU"
+        clocks = {
+            "sm": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            "memory": ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        }
+        ecc = {
+            word: ask("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
+            for word, kind in (
+                ("corrected", nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+                ("uncorrected", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+            )
+        }
+        processes = ask("nvmlDeviceGetComputeRunningProcesses") or ()
+        return Device(
+            index,
+            name.decode() if isinstance(name, bytes) else str(name),
+            celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            percent=busy.gpu if busy is not None else None,
+            used=memory.used if memory is not None else None,
+            total=memory.total if memory is not None else None,
+            watts=watts / 1000 if watts is not None else None,
+            watts_limit=limit / 1000 if limit is not None else None,
+            clocks={word: mhz for word, mhz in clocks.items() if mhz is not None},
+            throttled=tuple(word for bit, word in _REASONS.items() if mask & getattr(nvml, bit, 0)),
+            ecc={word: errors for word, errors in ecc.items() if errors is not None},
+            xids=tuple(self._xids.get(str(ask("nvmlDeviceGetUUID")), ())),
+            processes={one.pid: one.usedGpuMemory or 0 for one in processes},
+        )
+
+    def _listen(self) -> None:
+        """Ask to be told of the driver's errors, where the driver allows it."""
+        nvml = self._nvml
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            events = nvml.nvmlEventSetCreate()
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+            self._events = events
+
+    def _hear(self) -> None:
+        """Take what has been told since."""
+        nvml = self._nvml
+        if self._events is None:
+            return
+        # Without an event it says that the time is up.
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            for _ in range(_MOST_XIDS):
+                event = nvml.nvmlEventSetWait(self._events, 0)
+                known = self._xids.setdefault(str(nvml.nvmlDeviceGetUUID(event.device)), [])
+                if len(known) < _MOST_XIDS:
+                    known.append(int(event.eventData))
+
+
+def _printed(text: str) -> tuple[Device, ...]:
+    """Return the GPUs that nvidia-smi printed as CSV."""
+    found = []
+    for row in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(row) == 6:
+            index, name, *numbers = row
+            celsius, percent, used, total = map(_number, numbers)
+            bytes_used, bytes_total = (None if size is None else int(size * _MIB) for size in (used, total))
+            found.append(Device(int(index), name, celsius, percent, bytes_used, bytes_total))
+    return tuple(found)
+
+
+def _number(text: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return None
+
+
+def _output(command: list[str]) -> str:
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdict on a job while it runs: what all nodes' agents saw, put together by the master's.
+
+What a node's report has of it is ``Watch.told``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rdm_job.protocol import Request, State
+from rdm_log import peers
+from rdm_log.errors import Finding
+from rdm_log.peers import RankPace
+from rdm_log.signs import Sign
+from rdm_log.verdict import Observed, judge
+from rdm_trainer.config import Config
+
+__all__ = ["ARGUMENTS", "Health", "final", "observed"]
+
+_SURE_S = 10.0
+"""A rank is called slow when it has been so for so long."""
+
+ARGUMENTS = (
+    *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size"),
+    *("global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "train_iters"),
+    *("world_size", "data_parallel_size", "optimizer", "lr"),
+)
+"""Arguments of Megatron's programs that are compared with what they print of themselves."""
+
+
+class Health:
+    """Judges a job again and again. Of an attempt it remembers what only time tells.
+
+    Args:
+        request: The job.
+        config: Its configuration.
+    """
+
+    def __init__(self, request: Request, config: Config) -> None:
+        self._config = config
+        self._world = sum(node.slots for node in request.nodes)
+        self._word = ""
+        self._since = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an attempt."""
+        self._began = time.monotonic()
+        self._steps = -1
+        self._moved = time.monotonic()
+        self._slow_since: dict[tuple[str, int | None], float] = {}
+
+    def verdict(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the verdict as plain data, with ``since``: when its word became this one.
+
+        Args:
+            state: The launcher's word.
+            reports: The newest of each node.
+        """
+        told = {node: report["watch"] for node, report in reports.items() if report.get("watch")}
+        now = time.monotonic()
+        ranks = [RankPace.of(node, one) for node, watch in told.items() for one in watch["ranks"]]
+        top = max((one.iteration for one in ranks), default=-1)
+        if top != self._steps:
+            self._steps, self._moved = top, now
+        seen = observed(
+            state,
+            told,
+            ranks,
+            self._config,
+            world=self._world,
+            running_s=now - self._began,
+            step_s=now - self._moved if ranks else None,
+            slow=self._lasting(peers.slow(ranks), now),
+        )
+        found = judge(seen)
+        if found.word != self._word:
+            self._word, self._since = found.word, time.time()
+        return {**found.to_json(), "since": self._since}
+
+    def _lasting(self, found: Iterable[Sign], now: float) -> list[Sign]:
+        """Return the signs that have been there for a while: somebody else may use a node for a moment."""
+        current = {(one.node, one.rank): one for one in found}
+        self._slow_since = {key: self._slow_since.get(key, now) for key in current}
+        return [one for key, one in current.items() if now - self._slow_since[key] >= _SURE_S]
+
+
+def observed(
+    state: State,
+    told: Mapping[str, Mapping[str, Any]],
+    ranks: Sequence[RankPace],
+    config: Config,
+    *,
+    world: int,
+    running_s: float,
+    step_s: float | None,
+    slow: Sequence[Sign] = (),
+) -> Observed:
+    """Return what is known of a job. Pure.
+
+    Args:
+        state: The launcher's word.
+        told: What each node saw; see ``Watch.told``.
+        ranks: All of them.
+        config: Of the job.
+        world: How many ranks there are to be.
+        running_s: Since the attempt began.
+        step_s: Since any rank has begun a step; None where ranks do not say it.
+        slow: Ranks that are slow, for some time now.
+    """
+    runs = [watch["run"] for watch in told.values() if watch["run"] and watch["run"]["lines"]]
+    run = max(runs, key=lambda one: int(one["last_iteration"]), default=None)
+    findings = [
+        Finding.of({**one, "node": node}) for node, watch in told.items() for one in watch["findings"]
+    ]
+    since = [float(watch["since_s"]) for watch in told.values()]
+    if step_s is not None:
+        since.append(step_s)
+    on_gpus = [watch["gpu_processes"] for watch in told.values()]
+    is_ours = not config.launcher.program
+    asked = {} if is_ours else _asked(config.launcher.program)
+    said = {key: value for watch in told.values() for key, value in watch["arguments"].items()}
+    model = config.model
+    last = state.failures[-1] if state.failures else None
+    return Observed(
+        state=state.state,
+        reason=state.reason,
+        failure=Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None,
+        runs=[run] if run else [],
+        findings=findings,
+        asked={**asked, "WORLD_SIZE": str(world)},
+        told=said,
+        versions={node: watch["versions"] for node, watch in told.items()},
+        gpu_processes=sum(on_gpus) if on_gpus and None not in on_gpus else None,
+        seconds_running=running_s,
+        seconds_since_step=min(since, default=None),
+        phase=next((str(watch["phase"]) for watch in told.values() if watch["phase"]), ""),
+        tells_phases=any(watch["tells_phases"] for watch in told.values()),
+        tells_steps=is_ours,
+        sees_steps=step_s is not None,
+        vocabulary=model.vocab_size + model.vocab_extra_ids if is_ours else None,
+        signs=[
+            *peers.first_nan(ranks),
+            *slow,
+            *peers.strained(ranks),
+            *(Sign.of(one) for watch in told.values() for one in watch["signs"]),
+        ],
+        holding=peers.holding(ranks),
+    )
+
+
+def final(state: State) -> dict[str, Any]:
+    """Return the verdict on a job that has ended, from its state alone."""
+    last = state.failures[-1] if state.failures else None
+    failure = Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
+    iteration = int(state.progress.get("iteration") or 0)
+    run = {"lines": 1, "last_iteration": iteration}
+    found = judge(
+        Observed(state=state.state, reason=state.reason, failure=failure, runs=[run] if iteration else [])
+    )
+    return {**found.to_json(), "since": state.ended or time.time()}
+
+
+def _asked(program: Sequence[str]) -> dict[str, str]:
+    """Return the arguments of a Megatron program that it prints of itself, under the names of its list."""
+    found = {}
+    for word, following in zip(program, [*program[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") and key in ARGUMENTS:
+            found[key] = value if equals else following
+    return found

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A node's disk, memory and network at a moment, from statvfs, cgroups, /proc and /sys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rdm_job.processes import usage
+from rdm_log.signs import Device, Sample
+
+__all__ = ["measure"]
+
+_ROOT = Path("/")
+_UNLIMITED = 1 << 60
+_IB = (
+    *("symbol_error", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
+    *("packet_seq_err", "local_ack_timeout_err"),
+)
+
+
+def measure(
+    now: float,
+    directory: Path,
+    ranks: Mapping[int, int],
+    devices: tuple[Device, ...] = (),
+    root: Path = _ROOT,
+) -> Sample:
+    """Return how the node is.
+
+    Args:
+        now: Seconds.
+        directory: The job's, whose file system counts.
+        ranks: The process of each rank.
+        devices: The GPUs.
+        root: Where ``proc`` and ``sys`` are.
+    """
+    free = None
+    with contextlib.suppress(OSError):
+        status = os.statvfs(directory)
+        free = status.f_bavail * status.f_frsize
+    sizes = usage(ranks.values())
+    used, limit, killed = _memory(root)
+    segments, resent = _tcp(root)
+    return Sample(
+        time=now,
+        disk_free=free,
+        memory_used=used,
+        memory_limit=limit,
+        killed=killed,
+        ranks={rank: sizes[process][1] for rank, process in ranks.items() if process in sizes},
+        segments=segments,
+        resent=resent,
+        interfaces=dict(_interfaces(root)),
+        devices=devices,
+    )
+
+
+def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
+    """Return what is used and what there is, of the cgroup or host that is closer to its limit; and kills."""
+    told = _fields(root / "proc/meminfo", ":")
+    limits: list[tuple[int, int]] = []
+    if "MemTotal" in told and "MemAvailable" in told:
+        limits.append((1024 * (told["MemTotal"] - told["MemAvailable"]), 1024 * told["MemTotal"]))
+    killed = None
+    for group in _groups(root):
+        for current, most, events in (
+            ("memory.current", "memory.max", "memory.events"),
+            ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control"),
+        ):
+            used, limit = _number(group / current), _number(group / most)
+            if used is None:
+                continue
+            count = _fields(group / events).get("oom_kill")
+            killed = killed if count is None else (killed or 0) + count
+            if limit is not None and limit < _UNLIMITED:
+                stat = _fields(group / "memory.stat")
+                # Cached files are given back when memory is wanted.
+                kinds = ("inactive_file", "active_file")
+                cached = sum(stat.get(f"total_{kind}", stat.get(kind, 0)) for kind in kinds)
+                limits.append((max(0, used - cached), limit))
+    if not limits:
+        return None, None, killed
+    used, limit = max(limits, key=lambda pair: pair[0] / max(1, pair[1]))
+    return used, limit, killed
+
+
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the cgroups of this process: its own, or in a container the one that it sees as the topmost."""
+    base = root / "sys/fs/cgroup"
+    found: dict[Path, None] = {}
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers in ("", "memory"):
+                top = base / controllers
+                own = top / path.strip("/")
+                found[own if own.is_dir() else top] = None
+    yield from found
+
+
+def _tcp(root: Path) -> tuple[int | None, int | None]:
+    """Return how many segments were sent, and sent again (RFC 4022: tcpOutSegs, tcpRetransSegs)."""
+    with contextlib.suppress(OSError, ValueError):
+        names, values = (
+            line.split()[1:]
+            for line in (root / "proc/self/net/snmp").read_text().splitlines()
+            if line.startswith("Tcp:")
+        )
+        told = dict(zip(names, map(int, values), strict=True))
+        return told.get("OutSegs"), told.get("RetransSegs")
+    return None, None
+
+
+def _interfaces(root: Path) -> Iterator[tuple[str, int]]:
+    """Yield how many errors each interface, and each InfiniBand port, has counted."""
+    for path in sorted((root / "sys/class/net").glob("*/statistics")):
+        if path.parent.name != "lo":
+            counts = [_number(path / name) for name in ("rx_errors", "tx_errors")]
+            yield path.parent.name, sum(count or 0 for count in counts)
+    for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
+        counts = [_number(port / folder / name) for folder in ("counters", "hw_counters") for name in _IB]
+        yield f"{port.parent.parent.name}/{port.name}", sum(count or 0 for count in counts)
+
+
+def _number(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _fields(path: Path, mark: str = "") -> dict[str, int]:
+    """Return lines such as ``oom_kill 0`` and ``MemTotal:  24 kB``."""
+    with contextlib.suppress(OSError):
+        found = re.findall(rf"^(\S+?){mark}\s+(\d+)", path.read_text(), re.MULTILINE)
+        return {name: int(value) for name, value in found}
+    return {}

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node's agent sees of its part of a job: what its logs gained, how its ranks get on, how the node is.
+
+The master's agent puts all nodes' together; see ``health``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import platform
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rdm_job import measure, processes
+from rdm_job.devices import Sampler, line
+from rdm_job.directory import JobDirectory
+from rdm_job.health import ARGUMENTS
+from rdm_job.protocol import Request
+from rdm_log import signs
+from rdm_log.errors import Findings
+from rdm_log.figures import Sample, quantile
+from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
+from rdm_log.runs import Run, followed
+from rdm_log.scan import records
+from rdm_log.summary import plain
+from rdm_trainer import flops, pace
+from rdm_trainer.config import Config
+
+__all__ = ["LOOK_S", "SAMPLE_S", "Watch"]
+
+LOOK_S = 1.0
+"""How often logs and ranks are looked at, in seconds."""
+SAMPLE_S = 5.0
+"""How often the node is measured, and its `.gpu` log written."""
+_AT_ONCE = 256 * 1024
+"""Bytes of a log that are read at a time, so that a flood of errors does not keep the agent from its work."""
+_BEHIND = 64 * 1024 * 1024
+"""Who is so far behind goes on at the end."""
+_TOLD = 8
+_PACES = 8
+_LEAST_PACES = 4
+_SURE_S = 5.0
+_PACKAGES = ("torch", "deepspeed", "rdm-trainer")
+_TIMES = 4096
+# What a verdict asks of a run, of all that a summary tells.
+_OF_RUN = (
+    *("lines", "first_iteration", "last_iteration", "train_iterations", "loss", "step_ms", "skipped", "nan"),
+    *("milestones",),
+)
+
+
+class Watch:
+    """Watches one node's part of a job. One thread looks, others may begin an attempt and read ``told``.
+
+    Args:
+        directory: The job's.
+        request: The job, as this node got it.
+        config: Its configuration.
+    """
+
+    def __init__(self, directory: JobDirectory, request: Request, config: Config) -> None:
+        self._directory, self._request, self._config = directory, request, config
+        self._slots = next(node.slots for node in request.nodes if node.name == request.node)
+        names = [node.name for node in request.nodes]
+        self._first_rank = sum(node.slots for node in request.nodes[: names.index(request.node)])
+        self._checkpoint_bytes = 0
+        if config.checkpoint.interval and not config.launcher.program:
+            world = sum(node.slots for node in request.nodes)
+            self._checkpoint_bytes = flops.checkpoint_bytes(config) * self._slots // world
+        self._sampler = Sampler(request.accelerator)
+        self._note = self._sampler.missing
+        self._versions = _versions(directory.resolved)
+        self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
+        self.gpu: list[str] = []
+        self._told: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an attempt: what the logs have said until now is no longer of interest."""
+        with self._lock:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._told = {}
+        self._out = _Tail(self._directory.log(self._request.node, "out"))
+        self._err = _Tail(self._directory.log(self._request.node, "err"))
+        self._findings = Findings()
+        self._run = Run(times=Sample(_TIMES))
+        self._plain: dict[str, Any] | None = None
+        self._phase = ""
+        self._moved = time.monotonic()
+        self._begun_at = time.time()
+        self._paces: dict[int, deque[dict[str, Any]]] = {}
+        self._before: dict[int, float] = {}
+
+    def told(self) -> dict[str, Any]:
+        """Return what the master is to hear; see ``health.observed``."""
+        return self._told
+
+    def look(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Read what the logs gained, and how the ranks get on.
+
+        Args:
+            ranks: The records of this attempt's processes here.
+        """
+        with self._lock:
+            self._look(ranks)
+
+    def _look(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        self._read_out()
+        for text in self._err.lines():
+            self._findings.add(text)
+        told = self._ranks(ranks)
+        progress = self._directory.progress()
+        is_telling = float(progress.get("time") or 0) >= self._begun_at
+        self._told = {
+            "versions": self._versions,
+            "findings": [one.to_json() for one in self._findings.found() if one.kind == "error"][:_TOLD],
+            "run": self._plain,
+            "since_s": self._since(progress if is_telling else {}),
+            "phase": (str(progress.get("phase") or "") if is_telling else self._phase),
+            "tells_phases": is_telling,
+            "ranks": told,
+            "signs": [one.to_json() for one in self._signs(progress if is_telling else {})],
+            "gpu_processes": self._gpu_processes(),
+            "arguments": self._arguments(ranks),
+        }
+
+    def measure(self, ranks: Sequence[Mapping[str, Any]]) -> None:
+        """Measure the node, and write its ``.gpu`` logs."""
+        devices = self._sampler.devices()
+        pids = {int(one["rank"]): int(one["pid"]) for one in ranks if one["state"] == "running"}
+        now = time.time()
+        sample = measure.measure(now, self._directory.path, pids, devices)
+        self._samples.append(sample)
+        shown = devices
+        if not shown and self._request.accelerator == "cpu":
+            shown = (self._sampler.processors(processes.of_job(self._request.job_id)),)
+        self.gpu = [line(device) for device in shown]
+        note, self._note = self._note, ""
+        stream = {**sample.to_json(), "node": self._request.node, **({"note": note} if note else {})}
+        stream["devices"] = [device.to_json() for device in shown]
+        for name, text in (
+            ("gpu", "".join(f"{text}\n" for text in self.gpu)),
+            ("gpu.jsonl", json.dumps(stream) + "\n"),
+        ):
+            with (
+                contextlib.suppress(OSError),
+                self._directory.log(self._request.node, name).open("a") as file,
+            ):
+                file.write(text)
+
+    def _read_out(self) -> None:
+        before = self._run.lines, self._run
+        for record in records(iter([self._out.block()])):
+            self._run = followed(self._run, record)
+            if isinstance(record, Checkpoint | Evaluation | Memory | Milestone | Step):
+                self._moved = time.monotonic()
+                is_saving = isinstance(record, Checkpoint) and record.kind == "saving"
+                self._phase = "saving" if is_saving else ""
+        if (self._run.lines, self._run) != before:
+            found = plain(self._run)
+            found["loss"]["curve"] = found["loss"]["curve"][-32:]
+            self._plain = {key: found[key] for key in _OF_RUN}
+
+    def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return what the processes say that they are, to be compared with what was asked for."""
+        told = {key: self._run.arguments[key] for key in ARGUMENTS if key in self._run.arguments}
+        worlds = {str(one["world"]) for one in ranks if one.get("world")}
+        # All have the same, or one that another launcher started does not.
+        return {**told, **({"WORLD_SIZE": ", ".join(sorted(worlds))} if worlds else {})}
+
+    def _since(self, progress: Mapping[str, Any]) -> float:
+        """Return for how many seconds nothing has told of the training going on."""
+        since = time.monotonic() - self._moved
+        if progress:
+            since = min(since, max(0.0, time.time() - float(progress["time"])))
+        return since
+
+    def _ranks(self, records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            told
+            for record in records
+            if record["state"] == "running" and (told := self._rank(int(record["rank"]), int(record["pid"])))
+        ]
+
+    def _rank(self, rank: int, process: int) -> dict[str, Any] | None:
+        """Return a rank's pace, as ``peers.RankPace`` has it; None of a program that tells none."""
+        try:
+            record, iteration, since = pace.read(self._directory.pace(rank))
+        except OSError:
+            return None
+        paces = self._paces.setdefault(rank, deque(maxlen=_PACES))
+        if record and record.get("own_s") is not None and record["time"] >= self._begun_at:
+            if not paces or paces[-1]["time"] != record["time"]:
+                paces.append(record)
+            if rank not in self._before and len(paces) == _PACES:
+                # The first steps warm up.
+                self._before[rank] = _quartile([one["own_s"] for one in list(paces)[2:]])
+        is_sure = len(paces) >= _LEAST_PACES and paces[-1]["time"] - paces[0]["time"] >= _SURE_S
+        return {
+            "rank": rank,
+            "group": record.get("group", ""),
+            "iteration": iteration,
+            # One that is stopped, or hangs in a file system, comes to nobody.
+            "waits": bool(since) and processes.condition(process) not in "TtD",
+            "own_s": _quartile([one["own_s"] for one in paces]) if is_sure else None,
+            "before_s": self._before.get(rank),
+            "nan_at": record.get("nan_at"),
+            "retries": sum(one.get("retries") or 0 for one in paces),
+        }
+
+    def _signs(self, progress: Mapping[str, Any]) -> list[signs.Sign]:
+        interval, step_s = self._config.checkpoint.interval, 0.0
+        if self._plain is not None:
+            step_s = (self._plain["step_ms"]["median"] or 0.0) / 1000
+        elif paces := [one for of_rank in self._paces.values() for one in of_rank]:
+            step_s = float(paces[-1]["own_s"])
+        left = interval - int(progress.get("iteration") or 0) % interval if interval else 0
+        return signs.of_node(
+            self._request.node,
+            list(self._samples),
+            first_rank=self._first_rank,
+            checkpoint_s=left * step_s if self._checkpoint_bytes and step_s else None,
+            checkpoint_bytes=self._checkpoint_bytes,
+            is_saving=progress.get("phase") == "saving",
+        )
+
+    def _gpu_processes(self) -> int | None:
+        """Return how many processes are on the GPUs; None where that is not known."""
+        devices = self._samples[-1].devices if self._samples else ()
+        if not devices or self._request.accelerator == "cpu":
+            return None
+        # In a container the driver may show nobody's processes, but it shows their memory.
+        return sum(1 for one in devices if one.processes or (one.used or 0) > (one.total or 0) / 50)
+
+
+class _Tail:
+    """What a log gains from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def block(self) -> bytes:
+        """Return whole lines that have come, a part of them when they are many."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                if size < self._offset:
+                    # It was cut, or another one has taken its place.
+                    self._offset = 0
+                if size - self._offset > _BEHIND:
+                    self._offset = size - _AT_ONCE
+                file.seek(self._offset)
+                data = file.read(_AT_ONCE)
+        except OSError:
+            return b""
+        end = data.rfind(b"\n") + 1
+        if not end and len(data) == _AT_ONCE:
+            end = len(data)
+        self._offset += end
+        return data[:end]
+
+    def lines(self) -> list[str]:
+        """Return the same, as lines."""
+        return self.block().decode("utf-8", "replace").splitlines()
+
+
+def _quartile(times: Sequence[float]) -> float:
+    return quantile(sorted(times), 0.25)
+
+
+def _versions(resolved: Path) -> dict[str, str]:
+    """Return what must be the same on all nodes."""
+    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    with contextlib.suppress(OSError):
+        found["configuration"] = hashlib.sha256(resolved.read_bytes()).hexdigest()[:8]
+    return found

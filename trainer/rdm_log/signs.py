@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Signs that something is wrong on a node, from what its agent measured. Pure functions.
+
+Each sign names its node, and the rank where it is one's. A *note* is told and makes no job suspect: healthy
+jobs show it, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["WINDOW_S", "Device", "Sample", "Sign", "of_node"]
+
+WINDOW_S = 600.0
+"""For how long an agent remembers what it measured."""
+_GIB = 1024.0**3
+_FULL = 0.95
+"""The share of its memory that a node may use."""
+_SOON_S = 120.0
+"""Memory that is full within so many seconds at its present growth is close to its limit."""
+_SURELY_S = 10.0
+"""Over so many seconds at least a growth is measured."""
+_HORIZON_S = 3600.0
+"""So far ahead a disk is looked at."""
+_UNPLANNED_S = 600.0
+"""The same for a training that saves no checkpoints."""
+_RETRANSMITTED = 0.01
+"""The share of segments that TCP may send again, of at least so many: a healthy fabric sends far fewer."""
+_SEGMENTS = 1000
+_RESENT = 100
+_NETWORK_S = 60.0
+_BAD_PACKETS = 100
+"""Packets with errors that an interface may count in a minute."""
+_HOT_FOR = 3
+"""A GPU is throttled when it was so at its last so many looks."""
+_HEAT = ("hw_thermal", "sw_thermal")
+_POWER = ("hw_power_brake", "hw_slowdown")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Something that speaks for a fault.
+
+    Attributes:
+        kind: What it is about, for programs: ``disk``, ``slow``, ``nan``…
+        text: One sentence, which names the node.
+        node: Where.
+        rank: Whose, when it is one rank's.
+        is_note: It makes no job suspect.
+    """
+
+    kind: str
+    text: str
+    node: str = ""
+    rank: int | None = None
+    is_note: bool = False
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Sign:
+        """Return the sign that plain data hold."""
+        return cls(**data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU at one moment; what its vendor's library does not tell is left out.
+
+    Attributes:
+        index: On its node.
+        name: Of the product.
+        celsius: Its temperature.
+        percent: How busy it is.
+        used: Bytes of its memory in use.
+        total: Bytes of its memory.
+        watts: What it draws.
+        watts_limit: What it may draw.
+        clocks: MHz by domain: ``sm``, ``memory``.
+        throttled: Why its clocks are held down, such as ``sw_thermal``.
+        ecc: Errors of its memory since the driver was loaded: ``corrected``, ``uncorrected``.
+        xids: The driver's numbers of errors since the agent began.
+        processes: Bytes by process.
+    """
+
+    index: int
+    name: str
+    celsius: float | None = None
+    percent: float | None = None
+    used: int | None = None
+    total: int | None = None
+    watts: float | None = None
+    watts_limit: float | None = None
+    clocks: Mapping[str, int] = field(default_factory=dict)
+    throttled: tuple[str, ...] = ()
+    ecc: Mapping[str, int] = field(default_factory=dict)
+    xids: tuple[int, ...] = ()
+    processes: Mapping[int, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A node at one moment. What is not known is None, and no rule asks for it.
+
+    Attributes:
+        time: Seconds on any clock that only goes forward.
+        disk_free: Bytes free where the job's directory is.
+        memory_used: Bytes in use that cannot be taken back, of the container or the host.
+        memory_limit: Bytes there are.
+        killed: Processes that the kernel has killed for want of memory.
+        ranks: Bytes resident, by rank.
+        segments: TCP segments sent.
+        resent: TCP segments sent again.
+        interfaces: Packets with errors, by interface or port.
+        devices: The GPUs.
+    """
+
+    time: float
+    disk_free: int | None = None
+    memory_used: int | None = None
+    memory_limit: int | None = None
+    killed: int | None = None
+    ranks: Mapping[int, int] = field(default_factory=dict)
+    segments: int | None = None
+    resent: int | None = None
+    interfaces: Mapping[str, int] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return dataclasses.asdict(self)
+
+
+def of_node(
+    node: str,
+    samples: Sequence[Sample],
+    *,
+    first_rank: int = 0,
+    checkpoint_s: float | None = None,
+    checkpoint_bytes: int = 0,
+    is_saving: bool = False,
+) -> list[Sign]:
+    """Return what is wrong with a node.
+
+    Args:
+        node: Its name.
+        samples: What was measured, the oldest first.
+        first_rank: The lowest of its ranks, which is on device 0.
+        checkpoint_s: Seconds until the next checkpoint; None when none is to come.
+        checkpoint_bytes: What this node writes of it.
+        is_saving: A checkpoint is being written now, and the disk fills for that reason.
+    """
+    if not samples:
+        return []
+    found = list(_memory(node, samples))
+    if not is_saving:
+        found += _disk(node, samples, checkpoint_s, checkpoint_bytes)
+    return [*found, *_network(node, samples), *_devices(node, samples, first_rank)]
+
+
+def _disk(node: str, samples: Sequence[Sample], next_s: float | None, wanted: int) -> Iterator[Sign]:
+    free = samples[-1].disk_free
+    if free is None:
+        return
+    horizon = _UNPLANNED_S if next_s is None else min(next_s, _HORIZON_S)
+    # Bursts, such as a checkpoint that was written, must not count: a disk that fills does so all the time.
+    speed = min(_loss_per_s(samples), _loss_per_s(samples[-6:]))
+    if speed > 0 and free - speed * horizon < wanted:
+        when = free / speed
+        before = "within ten minutes" if next_s is None else f"before the next checkpoint in {next_s:.0f} s"
+        text = (
+            f"The disk of {node} fills by {speed / 1e6:.1f} MB/s: its {free / 1e9:.1f} GB are full in "
+            f"{when:.0f} s, {before}."
+            if when < horizon
+            else f"The disk of {node} fills by {speed / 1e6:.1f} MB/s: the next checkpoint's "
+            f"{wanted / 1e9:.1f} GB will not fit in {next_s or 0:.0f} s."
+        )
+        yield Sign("disk", text, node)
+    elif free < wanted:
+        yield Sign(
+            "disk",
+            f"The disk of {node} has {free / 1e9:.1f} GB free, and its part of the next checkpoint takes "
+            f"{wanted / 1e9:.1f} GB.",
+            node,
+        )
+    elif free == 0:
+        yield Sign("disk", f"The disk of {node} is full.", node)
+
+
+def _loss_per_s(samples: Sequence[Sample]) -> float:
+    """Return how fast a disk fills, as the median between two samples; 0 when that is not known."""
+    known = [one for one in samples if one.disk_free is not None]
+    if len(known) < 3 or known[-1].time - known[0].time < _SURELY_S:
+        return 0.0
+    steps = itertools.pairwise(known)
+    losses = [((a.disk_free or 0) - (b.disk_free or 0)) / max(b.time - a.time, 1e-3) for a, b in steps]
+    return statistics.median(losses)
+
+
+def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
+    last = samples[-1]
+    killed = [one.killed for one in samples if one.killed is not None]
+    if killed and killed[-1] > killed[0]:
+        yield Sign("memory", f"The kernel has killed a process on {node} for want of memory.", node)
+    if not last.memory_limit or last.memory_used is None:
+        return
+    whose, rank = _who_grew(samples)
+    share = last.memory_used / last.memory_limit
+    if share >= _FULL:
+        yield Sign("memory", f"The memory of {node} is {100 * share:.0f} % full{whose}.", node, rank)
+        return
+    recent = [one for one in samples if one.time >= last.time - 60 and one.memory_used is not None]
+    seconds = last.time - recent[0].time
+    grown = last.memory_used - (recent[0].memory_used or 0)
+    # Half full at least: what a training takes at its start grows fast, too.
+    if seconds >= _SURELY_S and grown > 0 and share > 0.5:
+        left = (last.memory_limit - last.memory_used) / (grown / seconds)
+        if left < _SOON_S:
+            yield Sign(
+                "memory",
+                f"The memory of {node} is {100 * share:.0f} % full, and full in {left:.0f} s at its growth "
+                f"of {grown / seconds / 1e6:.0f} MB/s{whose}.",
+                node,
+                rank,
+            )
+
+
+def _who_grew(samples: Sequence[Sample]) -> tuple[str, int | None]:
+    """Return the rank that takes far more than the node's others, or has grown far more; as words, too."""
+    last = samples[-1].ranks
+    first = next((one.ranks for one in samples if one.ranks), {})
+    for sizes in ({rank: size - first.get(rank, size) for rank, size in last.items()}, dict(last)):
+        ordered = sorted(sizes.items(), key=lambda item: item[1], reverse=True)
+        if not ordered or ordered[0][1] < 64 * 1024**2:
+            continue
+        others = ordered[1][1] if len(ordered) > 1 else 0
+        if ordered[0][1] > 1.5 * max(others, 0):
+            rank = ordered[0][0]
+            return f"; rank {rank} has {last[rank] / _GIB:.1f} GiB of it", rank
+    return "", None
+
+
+def _network(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
+    recent = [one for one in samples if one.time >= samples[-1].time - _NETWORK_S]
+    first, last = recent[0], recent[-1]
+    counts = (first.segments, first.resent, last.segments, last.resent)
+    if all(count is not None for count in counts):
+        sent, resent = (last.segments or 0) - (first.segments or 0), (last.resent or 0) - (first.resent or 0)
+        if sent >= _SEGMENTS and resent >= _RESENT and resent > _RETRANSMITTED * sent:
+            yield Sign(
+                "network",
+                f"TCP on {node} sends {100 * resent / sent:.1f} % of its segments again.",
+                node,
+            )
+    for name, count in last.interfaces.items():
+        errors = count - first.interfaces.get(name, count)
+        if errors > 0:
+            many = errors > _BAD_PACKETS
+            text = f"{name} of {node} has counted {errors} errors in the last minute."
+            yield Sign("network", text, node, is_note=not many)
+
+
+def _devices(node: str, samples: Sequence[Sample], first_rank: int) -> Iterator[Sign]:
+    looks = [one for one in samples if one.devices]
+    if not looks:
+        return
+    began = {device.index: device for device in looks[0].devices}
+    for device in looks[-1].devices:
+        rank, name = first_rank + device.index, f"GPU {device.index} of {node}"
+        new = device.ecc.get("uncorrected", 0) - began.get(device.index, device).ecc.get("uncorrected", 0)
+        if new > 0:
+            yield Sign("ecc", f"{name} has {new} uncorrectable memory errors (ECC).", node, rank)
+        if device.xids:
+            numbers = ", ".join(map(str, sorted(set(device.xids))))
+            yield Sign("xid", f"The driver reports errors of {name}: Xid {numbers}.", node, rank)
+        recent = [
+            other
+            for one in looks[-_HOT_FOR:]
+            for other in one.devices
+            if other.index == device.index and len(looks) >= _HOT_FOR
+        ]
+        clock = f"{device.clocks['sm']} MHz" if "sm" in device.clocks else "lower clocks"
+        heat = f" at {device.celsius:.0f}'C" if device.celsius is not None else ""
+        for reasons, why in ((_HEAT, f"by heat{heat}"), (_POWER, "by its power supply")):
+            if recent and all(set(reasons).intersection(other.throttled) for other in recent):
+                yield Sign("throttled", f"{name} is throttled {why}, to {clock}.", node, rank)

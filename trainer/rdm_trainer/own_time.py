@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long a rank computes in a step, without its waiting for others: so that a slow rank can be named.
+
+Everything that waits for others is a collective or a message. On the CPU their wall time is taken. On a GPU,
+CUDA events are put around those on the computing stream, of one step between two log lines only, and read
+where the log waits for the device anyway. What overlaps with computing on another stream is not waiting; what
+is inside of a compiled graph is not seen: then the ranks of a tensor-parallel group look alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rdm_trainer.pace import Pace
+
+__all__ = ["OwnTime", "waiting"]
+
+_COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"),
+    *("broadcast", "reduce", "send", "recv", "barrier", "all_to_all", "all_to_all_single", "gather"),
+    *("scatter", "monitored_barrier"),
+)
+_current: OwnTime | None = None
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Count what is done meanwhile as waiting for other ranks."""
+    if _current is None or torch.compiler.is_compiling():
+        yield
+        return
+    with _current.waiting():
+        yield
+
+
+class OwnTime:
+    """A rank's own time of its steps. One of a process counts at a time; it watches torch's collectives.
+
+    Args:
+        pace: Where it is told.
+        device: Where the steps are computed.
+    """
+
+    def __init__(self, pace: Pace, device: torch.device) -> None:
+        self.pace = pace
+        self._on_gpu = device.type == "cuda"
+        self._is_measured = False
+        self._steps = 0
+        self._own_s = 0.0
+        self._began = 0.0
+        self._waited = 0.0
+        self._ends: list[tuple[Any, Any]] = []
+        self._waits: list[tuple[Any, Any]] = []
+        self._loss_iteration = 0
+        self._nan_at = torch.full((), -1, dtype=torch.int64, device=device)
+        self._retries = 0
+        global _current
+        _current = self
+        for name in _COLLECTIVES:
+            collective = getattr(dist, name)
+            if not hasattr(collective, "tells_waiting"):
+                setattr(dist, name, _telling(collective))
+
+    def close(self) -> None:
+        """Watch no longer."""
+        global _current
+        if _current is self:
+            _current = None
+
+    def begin(self, iteration: int, *, measured: bool) -> None:
+        """Begin a step. On a GPU only what is MEASURED costs anything."""
+        self.pace.step(iteration)
+        self._loss_iteration = iteration
+        self._is_measured = measured or not self._on_gpu
+        if self._on_gpu and self._is_measured:
+            self._ends.append((_event(), None))
+        self._began, self._waited = time.perf_counter(), self.pace.waited
+
+    def end(self) -> None:
+        """End a step, without waiting for the device."""
+        if self._on_gpu and self._is_measured:
+            self._ends[-1] = (self._ends[-1][0], _event())
+        elif not self._on_gpu:
+            self._steps += 1
+            self._own_s += time.perf_counter() - self._began - (self.pace.waited - self._waited)
+        self._is_measured = False
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Count what is done meanwhile as waiting."""
+        if self._on_gpu and self._is_measured and torch.cuda.current_stream() == torch.cuda.default_stream():
+            return self._between_events()
+        return self.pace.waiting()
+
+    def note_loss(self, loss: torch.Tensor) -> None:
+        """Keep the first step in which a loss of this rank's own was no number, without waiting for it."""
+        is_first = ~torch.isfinite(loss.detach()).all() & (self._nan_at < 0)
+        self._nan_at = torch.where(is_first, self._loss_iteration, self._nan_at)
+
+    def tell(self, group: str) -> None:
+        """Write the rank's record, when one is due. The device must have been waited for.
+
+        Args:
+            group: What ranks with the same work have in common.
+        """
+        if not self.pace.is_due:
+            return
+        if self._on_gpu:
+            for begin, end in self._ends:
+                self._own_s += begin.elapsed_time(end) / 1000.0
+            self._own_s -= sum(begin.elapsed_time(end) for begin, end in self._waits) / 1000.0
+            self._steps += len(self._ends)
+            self._ends, self._waits = [], []
+        nan_at = int(self._nan_at)
+        self.pace.write(
+            group=group,
+            steps=self._steps,
+            own_s=self._own_s / self._steps if self._steps else None,
+            nan_at=nan_at if nan_at >= 0 else None,
+            retries=self._more_retries(),
+        )
+        self._steps, self._own_s = 0, 0.0
+
+    def _more_retries(self) -> int:
+        if not self._on_gpu:
+            return 0
+        before, self._retries = self._retries, int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+        return self._retries - before
+
+    @contextlib.contextmanager
+    def _between_events(self) -> Iterator[None]:
+        begin = _event()
+        with self.pace.waiting():
+            yield
+        self._waits.append((begin, _event()))
+
+
+def _telling(collective: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(collective)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if _current is None or torch.compiler.is_compiling():
+            return collective(*args, **kwargs)
+        with _current.waiting():
+            return collective(*args, **kwargs)
+
+    called.tells_waiting = True  # type: ignore[attr-defined]
+    return called
+
+
+def _event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How a rank gets on, for the agent of its node: a mark that changes all the time, and a record now and then.
+
+The mark is memory that both share through a file: to set it costs no system call, and it can still be read
+when its process hangs. The record is JSON, replaced whole. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PACE_VARIABLE", "Pace", "read"]
+
+PACE_VARIABLE = "RDM_PACE"
+"""Names the record in the environment of a job's processes; the mark lies beside it."""
+_MARK = struct.Struct("<qd")
+"""The step that was begun, and since when the rank waits for others (in s since 1970; 0: it does not)."""
+_EACH_S = 1.0
+
+
+class Pace:
+    """A rank's mark and record. Without a place for them, it does nothing.
+
+    Args:
+        path: The record's; None takes ``$RDM_PACE``.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        given = path or os.environ.get(PACE_VARIABLE)
+        self._path = Path(given) if given else None
+        self._mark: mmap.mmap | None = None
+        self._iteration = 0
+        self._depth = 0
+        self._written = 0.0
+        self.waited = 0.0
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._mark = _mapped(self._path)
+        self._set(0.0)
+
+    def step(self, iteration: int) -> None:
+        """Say that a step begins."""
+        self._iteration = iteration
+        self._set(0.0)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Say that this rank waits for others meanwhile; ``waited`` adds up the seconds."""
+        self._depth += 1
+        if self._depth > 1:
+            try:
+                yield
+            finally:
+                self._depth -= 1
+            return
+        began = time.perf_counter()
+        self._set(time.time())
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            self.waited += time.perf_counter() - began
+            self._set(0.0)
+
+    @property
+    def is_due(self) -> bool:
+        """A record is wanted: the last one is some time ago."""
+        return self._path is not None and time.monotonic() - self._written >= _EACH_S
+
+    def write(self, **record: Any) -> None:
+        """Replace the record; see ``rdm_log.peers.RankPace`` for what is in it."""
+        if self._path is None:
+            return
+        self._written = time.monotonic()
+        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        # A disk that is full ends no training.
+        with contextlib.suppress(OSError):
+            partial.write_text(json.dumps({"time": time.time(), **record}) + "\n")
+            partial.replace(self._path)
+
+    def _set(self, since: float) -> None:
+        if self._mark is not None:
+            _MARK.pack_into(self._mark, 0, self._iteration, since)
+
+
+def _mark_of(path: Path) -> Path:
+    return path.with_suffix(".mark")
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _mark_of(path).open("wb+") as file:
+        file.truncate(_MARK.size)
+        return mmap.mmap(file.fileno(), _MARK.size)
+
+
+def read(path: Path) -> tuple[dict[str, Any], int, float]:
+    """Return a rank's record, the step it has begun, and since when it waits (0.0: it does not).
+
+    Args:
+        path: The record's.
+
+    Raises:
+        OSError: There is no mark: it is no rank of ours, or has not begun.
+    """
+    iteration, since = _MARK.unpack(_mark_of(path).read_bytes()[: _MARK.size].ljust(_MARK.size, b"\0"))
+    record: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        record = found if isinstance(found, dict) else {}
+    return record, iteration, since

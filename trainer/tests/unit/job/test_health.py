@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The verdict on a job that runs, from what its nodes' agents tell; and what an agent sees of its node."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job import health as health_module
+from rdm_job.directory import JobDirectory
+from rdm_job.health import Health, final
+from rdm_job.protocol import Failure, Node, Offer, Request, State
+from rdm_job.watch import Watch
+from rdm_trainer import config as configuration
+from rdm_trainer.config import Config
+from rdm_trainer.pace import Pace
+
+REQUEST = Request(
+    "gpt", "n1", (Node("n1", "127.0.0.1", 2), Node("n2", "127.0.0.2", 2)), offer=Offer(mark="x")
+)
+STATE = State(job="gpt", state="running", started=1.0)
+LINE = (
+    " iteration {:8d}/    5000 | consumed samples: 64 | elapsed time per iteration (ms): {:.1f} |"
+    " learning rate: 7.0E-07 | global batch size: 64 | lm loss: {:.6E} | loss scale: 1.0 |"
+    " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+)
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(health_module, "time", made)
+    return made
+
+
+def config(tmp_path: Path, **more: Any) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"name": "gpt", **more}))
+    return configuration.load(path)
+
+
+def rank(number: int, **more: Any) -> dict[str, Any]:
+    told = {"rank": number, "group": "stage 0", "iteration": 40, "waits": False, "own_s": 0.5}
+    return {**told, "before_s": 0.5, "nan_at": None, "retries": 0, **more}
+
+
+def run(iteration: int = 40) -> dict[str, Any]:
+    loss = {"name": "lm loss", "curve": [], "last": 8.0, "lowest": 8.0, "lowest_at": 40, "not_finite": 0}
+    times = {"recent": [500.0] * 10, "median": 500.0}
+    told = {"lines": 40, "first_iteration": 1, "last_iteration": iteration, "train_iterations": 5000}
+    return {**told, "loss": loss, "step_ms": times, "skipped": 0, "nan": 0, "milestones": {}}
+
+
+def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What two healthy nodes with two ranks each tell, with something else of some ranks (``r3``)."""
+
+    def watch(first: int) -> dict[str, Any]:
+        told = [rank(n, iteration=iteration, **ranks.get(f"r{n}", {})) for n in (first, first + 1)]
+        return {
+            "versions": {"torch": "2.13.0"},
+            "findings": [],
+            "run": run(iteration) if first else None,
+            "since_s": 0.3,
+            "phase": "" if first else "training",
+            "tells_phases": not first,
+            "ranks": told,
+            "signs": [],
+            "gpu_processes": None,
+            "arguments": {"WORLD_SIZE": "4"},
+        }
+
+    return {"n1": {"watch": watch(0)}, "n2": {"watch": watch(2)}}
+
+
+def test_a_healthy_job(tmp_path: Path, clock: Clock) -> None:
+    health = Health(REQUEST, config(tmp_path))
+    found = health.verdict(STATE, {})
+    assert (found["verdict"], found["since"]) == ("starting", 1000.0)
+    for step in range(600):
+        clock.now += 1
+        found = health.verdict(STATE, reports(iteration=40 + step))
+    assert found["verdict"] == "healthy"
+    assert found["reason"] == "Iteration 639 of 5000, 0.50 s a step, lm loss 8.0000."
+    assert found["since"] == 1001.0
+    # A long checkpoint, and a restart.
+    pauses = reports()
+    pauses["n1"]["watch"]["phase"] = "saving"
+    for watch in pauses.values():
+        watch["watch"]["since_s"] = 500.0
+    clock.now += 500
+    assert health.verdict(STATE, pauses)["verdict"] == "healthy"
+    health.begin()
+    assert health.verdict(replace(STATE, state="restarting"), {})["verdict"] == "starting"
+
+
+def test_a_slow_rank_is_named_when_it_stays_slow(tmp_path: Path, clock: Clock) -> None:
+    health = Health(REQUEST, config(tmp_path))
+    slow = reports(r3={"own_s": 1.4})
+    assert health.verdict(STATE, slow)["verdict"] == "healthy"
+    clock.now += 5
+    assert health.verdict(STATE, reports(iteration=41))["verdict"] == "healthy"
+    clock.now += 1
+    health.verdict(STATE, slow)
+    clock.now += 11
+    found = health.verdict(STATE, slow)
+    assert (found["verdict"], found["exit_code"]) == ("suspect", 4)
+    assert found["culprits"] == [{"kind": "slow", "node": "n2", "rank": 3}]
+
+
+def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> None:
+    health = Health(REQUEST, config(tmp_path))
+    waits: dict[str, Any] = {f"r{n}": {"waits": n != 2} for n in range(4)}
+    told = reports(**waits)
+    health.verdict(STATE, told)
+    clock.now += 25
+    for one in told.values():
+        one["watch"]["since_s"] = 25.0
+    found = health.verdict(STATE, told)
+    assert found["verdict"] == "stalled"
+    assert found["reason"] == (
+        "No step for 25 s after iteration 40 (usual are 0.5 s): the others wait for rank 2 on n2."
+    )
+
+
+def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) -> None:
+    program = ["pretrain_gpt.py", "--num-layers", "24", "--lr=1e-4", "--hidden-size", "1024"]
+    health = Health(REQUEST, config(tmp_path, launcher={"program": program}))
+    told = reports()
+    told["n2"]["watch"]["versions"] = {"torch": "2.11.0"}
+    told["n1"]["watch"]["findings"] = [
+        {
+            "name": "disk-full",
+            "kind": "error",
+            "cause": "a disk or a quota is full",
+            "line": "OSError: [Errno 28] No space left on device",
+            "count": 2,
+            "ranks": [1],
+            "node": "",
+        }
+    ]
+    told["n1"]["watch"]["arguments"] = {"num_layers": "12", "lr": "0.0001", "WORLD_SIZE": "2"}
+    clock.now += 1
+    found = health.verdict(STATE, told)
+    assert found["verdict"] == "suspect"
+    assert found["evidence"] == [
+        "A disk or a quota is full, 2 times (n1, rank 1: OSError: [Errno 28] No space left on device).",
+        "num_layers is 12, and 24 was asked for.",
+        "n2 has torch 2.11.0, others have 2.13.0.",
+    ]
+    assert {"kind": "version", "node": "n2", "rank": None} in found["culprits"]
+
+
+def test_the_verdict_on_a_job_that_has_ended() -> None:
+    failure = Failure("n2", 3, "Rank 3 on n2 failed: it was killed.")
+    ended = replace(STATE, state="failed", reason=failure.reason, failures=[failure], ended=9.0)
+    found = final(ended)
+    assert (found["verdict"], found["since"], found["reason"]) == ("failed", 9.0, failure.reason)
+    assert found["culprits"] == [{"kind": "failure", "node": "n2", "rank": 3}]
+    done = final(replace(STATE, state="finished", progress={"iteration": 50}))
+    assert (done["verdict"], done["reason"]) == ("finished", "It came to iteration 50.")
+
+
+# --- what an agent sees ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDirectory:
+    made = JobDirectory(tmp_path / "gpt", "n1")
+    made.make(REQUEST)
+    return made
+
+
+def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirectory) -> None:
+    out, err = job.log("n1", "out"), job.log("n1", "err")
+    out.write_text(LINE.format(900, 1.0, 9.0))
+    err.write_text("ValueError: of an earlier attempt\n")
+    watch = Watch(job, REQUEST, config(tmp_path))
+    watch.look([])
+    assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
+    with out.open("a") as file:
+        file.write(LINE.format(10, 500.0, 9.0) + LINE.format(20, 400.0, 8.0)[:60])
+    with err.open("a") as file:
+        file.write("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n")
+    watch.look([])
+    assert watch.told()["run"]["last_iteration"] == 10
+    with out.open("a") as file:
+        file.write(LINE.format(20, 400.0, 8.0)[60:])
+    with err.open("a") as file:
+        file.write("[rank1]: ValueError: of this one\n")
+    watch.look([])
+    told = watch.told()
+    assert (told["run"]["last_iteration"], told["run"]["loss"]["last"]) == (20, 8.0)
+    assert [(one["line"], one["ranks"]) for one in told["findings"]] == [("ValueError: of this one", [1])]
+    assert json.loads(json.dumps(told)) == {**told, "findings": json.loads(json.dumps(told["findings"]))}
+    watch.begin()
+    watch.look([])
+    assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
+
+
+def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path))
+    record = {"rank": 1, "pid": os.getpid(), "state": "running", "world": 4}
+    watch.look([record])
+    assert watch.told()["ranks"] == []
+    pace = Pace(job.pace(1))
+    for step in range(1, 11):
+        pace.step(step)
+        (tmp_path / "gpt/ranks/n1/1.pace").write_text(
+            json.dumps({"time": time.time() + step, "group": "stage 0", "own_s": step / 10, "retries": 1})
+        )
+        watch.look([record])
+    with pace.waiting():
+        watch.look([record])
+        (told,) = watch.told()["ranks"]
+        assert (told["rank"], told["iteration"], told["waits"], told["group"]) == (1, 10, True, "stage 0")
+    watch.look([record])
+    (told,) = watch.told()["ranks"]
+    assert not told["waits"]
+    assert told["own_s"] == pytest.approx(0.475)
+    assert told["before_s"] == pytest.approx(0.425)
+    assert told["retries"] == 8
+    assert pace.waited > 0
+    assert watch.told()["arguments"] == {"WORLD_SIZE": "4"}
+
+
+def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirectory) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path))
+    watch.measure([{"rank": 0, "pid": os.getpid(), "state": "running"}])
+    (line,) = job.log("n1", "gpu").read_text().splitlines()
+    assert "CPU cores" in line
+    (record,) = map(json.loads, job.log("n1", "gpu.jsonl").read_text().splitlines())
+    assert record["node"] == "n1"
+    assert record["ranks"]["0"] > 0
+    assert record["disk_free"] > 0
+    assert record["devices"][0]["name"].endswith("CPU cores")

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Signs of a fault from what a node measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log.signs import Device, Sample, of_node
+
+GIB = 1024**3
+GPU = Device(3, "NVIDIA A10", 60, 98, 20 * GIB, 24 * GIB, clocks={"sm": 1200}, ecc={"uncorrected": 0})
+WELL = Sample(0, 100 * GIB, 8 * GIB, 32 * GIB, 0, {4: GIB, 5: GIB}, 10**6, 10, {"ib0": 0}, (GPU,))
+
+
+def samples(**last: Any) -> list[Sample]:
+    """Return what was measured over a minute, which ends with something else."""
+    times = [replace(WELL, time=5.0 * n, segments=10**6 + 5000 * n) for n in range(13)]
+    return [*times[:-1], replace(times[-1], **last)]
+
+
+def test_a_node_that_is_well() -> None:
+    assert of_node("n2", samples()) == []
+    assert of_node("n2", []) == []
+    assert of_node("n2", [Sample(0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "kind", "rank", "words"),
+    [
+        ({"disk_free": GIB}, "disk", None, "1.1 GB free, and its part of the next checkpoint takes 5.0 GB"),
+        (
+            {"memory_used": 31 * GIB, "ranks": {4: GIB, 5: 23 * GIB}},
+            "memory",
+            5,
+            "97 % full; rank 5 has 23.0",
+        ),
+        ({"killed": 1}, "memory", None, "killed a process on n2"),
+        ({"resent": 2000, "segments": 1_060_000}, "network", None, "sends 3.3 % of its segments again"),
+        ({"interfaces": {"ib0": 400}}, "network", None, "ib0 of n2 has counted 400 errors"),
+        ({"devices": (replace(GPU, ecc={"uncorrected": 2}),)}, "ecc", 7, "2 uncorrectable memory errors"),
+        ({"devices": (replace(GPU, xids=(79,)),)}, "xid", 7, "GPU 3 of n2: Xid 79"),
+    ],
+)
+def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, words: str) -> None:
+    (sign,) = of_node("n2", samples(**last), first_rank=4, checkpoint_s=600, checkpoint_bytes=5 * 10**9)
+    assert (sign.kind, sign.node, sign.rank, sign.is_note) == (kind, "n2", rank, False)
+    assert words in sign.text
+
+
+def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not() -> None:
+    fills = [replace(WELL, time=5.0 * n, disk_free=20 * GIB - n * GIB // 2) for n in range(13)]
+    (sign,) = of_node("n2", fills, checkpoint_s=600, checkpoint_bytes=GIB)
+    assert "fills by 107.4 MB/s: its 15.0 GB are full in 140 s, before the next checkpoint" in sign.text
+    assert of_node("n2", fills, checkpoint_s=60, checkpoint_bytes=GIB) == []
+    assert of_node("n2", fills, checkpoint_s=600, checkpoint_bytes=GIB, is_saving=True) == []
+    burst = [replace(WELL, time=5.0 * n, disk_free=(40 if n < 6 else 10) * GIB) for n in range(13)]
+    assert of_node("n2", burst, checkpoint_s=600, checkpoint_bytes=GIB) == []
+
+
+def test_memory_that_grows_fast_is_told_before_it_is_full() -> None:
+    grows = [
+        replace(WELL, time=5.0 * n, memory_used=(16 + n) * GIB, ranks={4: GIB, 5: (1 + n) * GIB})
+        for n in range(13)
+    ]
+    (sign,) = of_node("n2", grows)
+    assert (sign.kind, sign.rank) == ("memory", 5)
+    assert "full in 20 s" in sign.text
+
+
+def test_a_gpu_that_is_hot_for_a_moment_is_none_that_is_throttled() -> None:
+    hot = replace(GPU, throttled=("sw_thermal",), celsius=91)
+    assert of_node("n2", samples(devices=(hot,))) == []
+    always = [replace(one, devices=(hot,)) for one in samples()]
+    (sign,) = of_node("n2", always)
+    assert sign.text == "GPU 3 of n2 is throttled by heat at 91'C, to 1200 MHz."
+    capped = [replace(one, devices=(replace(GPU, throttled=("sw_power_cap",)),)) for one in samples()]
+    assert of_node("n2", capped) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(60 * GIB, 100 * GIB), st.integers(4 * GIB, 15 * GIB), st.floats(30, 88)),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_what_healthy_nodes_do_is_no_sign(measured: list[tuple[int, int, float]]) -> None:
+    found = [
+        replace(
+            WELL,
+            time=5.0 * n,
+            disk_free=100 * GIB,
+            memory_used=used,
+            segments=10**6 + n,
+            resent=10 + n // 9,
+            devices=(replace(GPU, celsius=heat, used=free // 4),),
+        )
+        for n, (free, used, heat) in enumerate(measured)
+    ]
+    assert of_node("n2", found, checkpoint_s=60, checkpoint_bytes=GIB) == []
