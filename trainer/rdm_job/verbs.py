@@ -15,12 +15,14 @@ from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
+from rdm_log.report.job import collect
 from rdm_log.sections import sections as sections_of
+from rdm_log.summary import NothingToRead
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["jobs", "logs", "revive", "sections", "start", "state", "stop"]
+__all__ = ["jobs", "logs", "report", "revive", "sections", "start", "state", "stop"]
 
 _START_S = 30
 _KILL_S = 20.0
@@ -196,6 +198,20 @@ def sections(name: str) -> dict[str, Any]:
     }
     found = sections_of(job.logs, name, info={key: str(value) for key, value in info.items()}, node=job.node)
     return {"sections": [section.to_json() for section in found]}
+
+
+def report(name: str) -> dict[str, Any]:
+    """Return what this node's files of a job tell a report, so that the logs themselves stay here.
+
+    Args:
+        name: The job.
+    """
+    job = JobDirectory.named(name)
+    try:
+        return {"report": collect(job.path, name=name, node=job.node).to_json()}
+    except NothingToRead:
+        # It has written nothing yet.
+        return {"report": None}
 
 
 def _from(job: JobDirectory, stream: str, offset: int) -> tuple[str, int]:

@@ -120,6 +120,19 @@ def sections(name: str) -> int:
     return _answer(work)
 
 
+@job.command()
+@click.argument("name")
+def report(name: str) -> int:
+    """Return what this node's files of the job NAME tell a report."""
+
+    def work() -> dict[str, Any]:
+        from rdm_job.verbs import report
+
+        return report(name)
+
+    return _answer(work)
+
+
 @job.command(name="list")
 def list_() -> int:
     """Say how all jobs of this node are."""
