@@ -151,6 +151,7 @@ class JobVerbs:
         *,
         watch: bool = False,
         sections: bool = False,
+        report: bool = False,
         limit: str = "",
         forks: int = 0,
         verbosity: int = 0,
@@ -161,6 +162,7 @@ class JobVerbs:
             job: only this one, with all that is known of it.
             watch: stay until it has ended, as :meth:`train` does.
             sections: read what its logs say, for :meth:`job_sections`, instead of its state.
+            report: read what they tell a report, for :meth:`report_parts`, instead of its state.
 
         The other arguments are those of :meth:`train`.
 
@@ -168,16 +170,22 @@ class JobVerbs:
         >>> [job.state for job in cluster.job_states(cluster.jobs().result())]  # doctest: +SKIP
         ['running', 'finished']
         """
-        if (watch or sections) and not job:
-            verb = "watched" if watch else "shown in sections"
-            raise InputError(f"which job is to be {verb}?", hint="rdm-provision jobs lists them")
-        if watch and sections:
-            raise InputError("a job is watched or shown in sections, not both")
+        asked = [
+            word
+            for given, word in ((watch, "watched"), (sections, "shown in sections"), (report, "reported"))
+            if given
+        ]
+        if asked and not job:
+            raise InputError(f"which job is to be {asked[0]}?", hint="rdm-provision jobs lists them")
+        if len(asked) > 1:
+            raise InputError(f"a job is {' or '.join(asked)}, not both")
         extra: dict[str, Any] = {"job_name": job} if job else {}
         if watch:
             extra["job_watch"] = True
         if sections:
             extra["job_sections"] = True
+        if report:
+            extra["job_report"] = True
         return self._run(
             "jobs", "jobs", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
         )
@@ -255,6 +263,12 @@ class JobVerbs:
         told = result.returned.get(JOB_MODULE, {})
         order = [name for name in result.nodes if name in told]
         return merged(one["sections"] for name in order for one in told[name] if one.get("sections"))
+
+    def report_parts(self, result: RunResult) -> list[dict[str, Any]]:
+        """Return what each node told of a job in a :meth:`jobs` run with ``report``, in the nodes' order."""
+        told = result.returned.get(JOB_MODULE, {})
+        order = [name for name in result.nodes if name in told]
+        return [one["report"] for name in order for one in told[name] if one.get("report")]
 
     def knows_job(self, result: RunResult) -> bool:
         """Return whether any node that answered in a run about one job has that job."""

@@ -62,13 +62,14 @@ options:
       - V(start) starts it. V(stop) ends its processes on this node.
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
       - V(sections) returns the ends of its logs, its configuration in short and the times of its steps.
+      - V(report) returns what its files on this node tell a report, condensed.
       - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
         no container for them, none runs.
     type: str
-    choices: [check, config, start, state, stop, logs, sections, list, running]
+    choices: [check, config, start, state, stop, logs, sections, report, list, running]
     required: true
   name:
-    description: The job; for V(state), V(stop), V(logs) and V(sections).
+    description: The job; for V(state), V(stop), V(logs), V(sections) and V(report).
     type: str
     default: ""
   plan:
@@ -130,7 +131,7 @@ EXAMPLES = r"""
 RETURN = r"""
 known:
   description: Whether this node has the job.
-  returned: for V(state), V(stop), V(logs) and V(sections)
+  returned: for V(state), V(stop), V(logs), V(sections) and V(report)
   type: bool
 job:
   description: How it is; on its master the whole job, elsewhere what is known there.
@@ -168,6 +169,10 @@ sections:
   returned: for V(sections)
   type: list
   elements: dict
+report:
+  description: What this node's files tell a report; see docs/report.md. None where they tell nothing.
+  returned: for V(report)
+  type: dict
 problems:
   description: What stands in the way, each in one sentence.
   returned: for V(check)
@@ -221,7 +226,18 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     },
     "verb": {
         "type": "str",
-        "choices": ["check", "config", "start", "state", "stop", "logs", "sections", "list", "running"],
+        "choices": [
+            "check",
+            "config",
+            "start",
+            "state",
+            "stop",
+            "logs",
+            "sections",
+            "report",
+            "list",
+            "running",
+        ],
         "required": True,
     },
     "name": {"type": "str", "default": ""},
@@ -238,7 +254,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 VERSION = 1
 """Of what the agent is asked and answers."""
 
-_OF_ONE_JOB = ("state", "stop", "logs", "sections")
+_OF_ONE_JOB = ("state", "stop", "logs", "sections", "report")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
@@ -297,6 +313,11 @@ def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return {"sections": agent.ask("sections", [options["name"]])["sections"]}
 
 
+def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what a job's files tell a report."""
+    return {"report": agent.ask("report", [options["name"]])["report"]}
+
+
 def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
     """Say how all jobs are."""
     return {"jobs": agent.ask("list", [])["jobs"]}
@@ -321,6 +342,7 @@ _VERBS: Dict[str, Callable[[Agent, Dict[str, Any]], Dict[str, Any]]] = {
     "stop": stop,
     "logs": logs,
     "sections": sections,
+    "report": report,
     "list": jobs,
 }
 

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "Check every node, start a training job, and watch it."),
     "jobs": ("jobs:jobs", "Show the training jobs, or all about one."),
     "logs": ("logs:logs", "Show what a job wrote on each node."),
+    "report": ("report:report", "Make one HTML page of what a job wrote, or compare several."),
     "stop": ("stop:stop", "Stop a job: its own processes, after a checkpoint."),
     "env": ("env:env", "Make the Python environment of bare hosts, or take it away."),
     "down": ("down:down", "Take away what `up` made, and nothing else."),

@@ -19,12 +19,14 @@ from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_job.slurm import verbs as slurm
 from rdm_job.slurm.script import OUTPUT
+from rdm_log.report.job import collect
 from rdm_log.sections import sections as sections_of
+from rdm_log.summary import NothingToRead
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["jobs", "logs", "revive", "sections", "start", "state", "stop"]
+__all__ = ["jobs", "logs", "report", "revive", "sections", "start", "state", "stop"]
 
 _START_S = 30
 _KILL_S = 20.0
@@ -243,6 +245,20 @@ def sections(name: str) -> dict[str, Any]:
     told = {key: str(value) for key, value in info.items()}
     found = sections_of(job.logs, name, info=told, node="" if job.slurm.is_file() else job.node)
     return {"sections": [section.to_json() for section in found]}
+
+
+def report(name: str) -> dict[str, Any]:
+    """Return what this node's files of a job tell a report, so that the logs themselves stay here.
+
+    Args:
+        name: The job.
+    """
+    job = JobDirectory.named(name)
+    try:
+        return {"report": collect(job.path, name=name, node=job.node).to_json()}
+    except NothingToRead:
+        # It has written nothing yet.
+        return {"report": None}
 
 
 def _last(path: Path, lines: int) -> tuple[str, int]:

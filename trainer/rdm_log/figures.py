@@ -8,7 +8,7 @@ import math
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["Curve", "Largest", "Sample", "quantile"]
+__all__ = ["Curve", "Largest", "Sample", "Series", "quantile"]
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -89,3 +89,46 @@ class Curve:
         if self._last is None or self._points[-1] == self._last:
             return list(self._points)
         return [*self._points, self._last]
+
+
+class Series:
+    """A curve for the eye: beyond twice MOST points neighbours share one, with their mean and extremes.
+
+    Unlike ``Curve``, it loses no peak. Values that are not finite are left out.
+    """
+
+    def __init__(self, most: int = 600) -> None:
+        self._most = most
+        self._stride = 1
+        self._points: list[list[float]] = []
+        self._counts: list[int] = []
+
+    def add(self, x: float, y: float) -> None:
+        """Add a value."""
+        if not math.isfinite(y):
+            return
+        if not self._counts or self._counts[-1] == self._stride:
+            if len(self._points) == 2 * self._most:
+                self._halve()
+            self._points.append([x, y, y, y])
+            self._counts.append(1)
+            return
+        self._join(self._points[-1], [x, y, y, y], self._counts[-1], 1)
+        self._counts[-1] += 1
+
+    def _halve(self) -> None:
+        for first in range(0, len(self._points), 2):
+            self._join(self._points[first], self._points[first + 1], self._stride, self._stride)
+        del self._points[1::2]
+        self._stride *= 2
+        self._counts = [self._stride] * len(self._points)
+
+    @staticmethod
+    def _join(one: list[float], other: list[float], count: int, more: int) -> None:
+        """Take OTHER, of MORE values, into ONE, of COUNT."""
+        mean = one[1] + (other[1] - one[1]) * more / (count + more)
+        one[:] = [other[0], mean, min(one[2], other[2]), max(one[3], other[3])]
+
+    def points(self) -> list[list[float]]:
+        """Return ``[x, mean, least, most]`` of each point; x is the last of those that share it."""
+        return [list(point) for point in self._points]

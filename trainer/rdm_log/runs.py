@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rdm_log.figures import Curve, Largest, Sample
+from rdm_log.figures import Curve, Largest, Sample, Series
 from rdm_log.lines import (
     MILLISECONDS,
     Argument,
@@ -45,7 +45,7 @@ _SUMS = ("number of skipped iterations", "number of nan iterations")
 
 @dataclass
 class Loss:
-    """How the loss went: first, last, and lowest with its step; NaN and infinite ones are only counted."""
+    """How the loss went: first, last and lowest; of what is not finite the count and the first step."""
 
     name: str = ""
     first: float | None = None
@@ -53,12 +53,14 @@ class Loss:
     lowest: float | None = None
     lowest_at: int = 0
     not_finite: int = 0
+    not_finite_at: int = 0
     curve: Curve = field(default_factory=Curve)
 
     def add(self, iteration: int, name: str, value: float) -> None:
         """Take note of a step's loss."""
         self.name = self.name or name
         if not math.isfinite(value):
+            self.not_finite_at = self.not_finite_at or iteration
             self.not_finite += 1
             return
         if self.first is None:
@@ -102,7 +104,12 @@ class TimerFigures:
 
 @dataclass
 class Run:
-    """One run, as far as its lines tell. Values without a word here are as in the records."""
+    """One run, as far as its lines tell. Values without a word here are as in the records.
+
+    Attributes:
+        series: Every field of the training lines over the steps; None where nobody asks for it.
+        checkpoints: The steps whose checkpoints were saved, the last ones.
+    """
 
     file: str = ""
     lines: int = 0
@@ -127,6 +134,8 @@ class Run:
     arguments: dict[str, str] = field(default_factory=dict)
     loaded: int | None = None
     saved: int | None = None
+    series: dict[str, Series] | None = None
+    checkpoints: deque[int] = field(default_factory=lambda: deque(maxlen=_EVALUATIONS))
     engine: Run | None = None
     _recent: dict[int, Step] = field(default_factory=dict)
 
@@ -166,6 +175,9 @@ class Run:
 
     def _note(self, iteration: int, values: dict[str, float]) -> None:
         """Take note of what is counted over all steps."""
+        if self.series is not None:
+            for key, value in values.items():
+                self.series.setdefault(key, Series()).add(iteration, value)
         name = loss_name(values)
         if name:
             self.loss.add(iteration, name, values[name])
@@ -203,6 +215,8 @@ class Run:
                 self.loaded = iteration
             case Checkpoint(kind="saved", iteration=iteration):
                 self.saved = iteration
+                if iteration not in self.checkpoints:
+                    self.checkpoints.append(iteration)
             case Argument(name=name, value=value):
                 self.arguments[name] = value
             case EngineStep(iteration=iteration, values=values):
@@ -217,7 +231,7 @@ class Run:
     def _add_engine(self, iteration: int, values: dict[str, float]) -> None:
         """Take note of what the engine says of a step, for runs that have no training lines."""
         if self.engine is None:
-            self.engine = Run()
+            self.engine = Run(series=None if self.series is None else {})
         engine = self.engine
         known = engine._recent.get(iteration)
         if known is not None:
@@ -242,14 +256,15 @@ def _begins_anew(run: Run, record: Record) -> bool:
     return False
 
 
-def runs(records: Iterable[Record], file: str = "") -> list[Run]:
+def runs(records: Iterable[Record], file: str = "", *, series: bool = False) -> list[Run]:
     """Return the runs that one log tells of, in its order.
 
     Args:
         records: What it says.
         file: Its name, for whoever reads the runs.
+        series: Keep how every field went, for pictures.
     """
-    run = Run(file)
+    run = Run(file, series={} if series else None)
     found = [run]
     for record in records:
         known = run
@@ -262,7 +277,7 @@ def runs(records: Iterable[Record], file: str = "") -> list[Run]:
 def followed(run: Run, record: Record) -> Run:
     """Take note of the record that comes next in a log; return the run that it is of: RUN, or a new one."""
     if _begins_anew(run, record):
-        run = Run(run.file, times=Sample(run.times.most))
+        run = Run(run.file, times=Sample(run.times.most), series=None if run.series is None else {})
     if not isinstance(record, Step):
         run.add(record)
     elif not run.repeats(record):
@@ -275,7 +290,17 @@ def _with_engine(run: Run) -> Run:
     engine, run.engine = run.engine, None
     if engine is None or run.lines:
         return run
-    for name in ("memory", "milestones", "evaluations", "timers", "arguments", "loaded", "saved", "file"):
+    for name in (
+        "memory",
+        "milestones",
+        "evaluations",
+        "timers",
+        "arguments",
+        "loaded",
+        "saved",
+        "checkpoints",
+        "file",
+    ):
         setattr(engine, name, getattr(run, name))
     engine.first_time, engine.last_time = run.first_time, run.last_time
     return engine
@@ -318,6 +343,7 @@ def _enrich(run: Run, other: Run) -> None:
     run.evaluations = run.evaluations or other.evaluations
     run.loaded = run.loaded if run.loaded is not None else other.loaded
     run.saved = run.saved if run.saved is not None else other.saved
+    run.checkpoints = run.checkpoints or other.checkpoints
     for time in (other.first_time, other.last_time):
         if time:
             run._add_time(time)

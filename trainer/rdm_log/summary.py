@@ -65,11 +65,13 @@ def log_files(path: Path) -> list[Path]:
     raise NothingToRead(f"{path} has no .out files: {there}.")
 
 
-def summarise(paths: Sequence[Path]) -> Summary:
+def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool = True) -> Summary:
     """Read files of one job and return what they tell.
 
     Args:
         paths: Files, or directories that have ``.out`` files.
+        series: Each run has its ``series`` and ``checkpoints``, too, for pictures.
+        needs_steps: Files without a step are an error; a node's of a job on many may well have none.
 
     Raises:
         NothingToRead: There is no such file, it cannot be read, or there is no training in it.
@@ -78,13 +80,13 @@ def summarise(paths: Sequence[Path]) -> Summary:
     logs: list[list[Run]] = []
     for group in pieces(files):
         try:
-            logs.append(runs(records(read(group)), group[-1].name))
+            logs.append(runs(records(read(group)), group[-1].name, series=series))
         except OSError as error:
             raise NothingToRead(f"{error.filename or group[-1]} cannot be read: {error.strerror}.") from error
     told = merged(logs)
-    if not any(run.lines for run in told):
+    if needs_steps and not any(run.lines for run in told):
         raise NothingToRead(_nothing(files, told))
-    restarts = max(len(told), *(len(log) for log in logs)) - 1
+    restarts = max(1, len(told), *map(len, logs)) - 1
     return Summary(tuple(map(str, files)), restarts, tuple(map(plain, told)))
 
 
@@ -131,6 +133,7 @@ def plain(run: Run) -> dict[str, Any]:
             "lowest": run.loss.lowest,
             "lowest_at": run.loss.lowest_at,
             "not_finite": run.loss.not_finite,
+            "not_finite_at": run.loss.not_finite_at or None,
             "curve": [list(point) for point in run.loss.curve.points()],
         },
         "step_ms": {
@@ -173,6 +176,9 @@ def plain(run: Run) -> dict[str, Any]:
         "arguments": run.arguments,
         "last_fields": last,
     }
+    if run.series is not None:
+        told["series"] = {name: one.points() for name, one in run.series.items()}
+        told["checkpoints"] = list(run.checkpoints)
     finite = _finite(told)
     assert isinstance(finite, dict)
     return finite

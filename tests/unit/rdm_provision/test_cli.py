@@ -435,3 +435,54 @@ def test_a_directory_is_read_by_the_program_that_knows_logs(
     program.chmod(0o755)
     said = call("jobs", f"{logs}/", "--sections", "--json")
     assert (said.code, said.out) == (3, f"log sections {logs} --json\n")
+
+
+STEP = (
+    " iteration {0:8d}/      3 | elapsed time per iteration (ms): 100.0 | global batch size: 8 |"
+    " lm loss: 9.{0}E+00 |\n"
+)
+
+
+def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "n1.out").write_text("".join(STEP.format(number) for number in (1, 2, 3)))
+    said = call("report", "./one")
+    assert (said.code, said.out) == (0, "one: finished. It came to iteration 3.\nWritten to one.html.\n")
+    page = (tmp_path / "one.html").read_text()
+    assert "<title>one</title>" in page
+    assert "plotly" in page
+    assert 'src="' not in page.partition("<script>")[0]
+    said = call("report", "one", "two", "--json")
+    told = json.loads(said.out)
+    assert (said.code, told["output"], set(told["jobs"])) == (0, "comparison.html", {"one", "two"})
+    said = call("report", "./three")
+    assert (said.code, said.err) == (3, "Error: there is no file three\n")
+
+
+def test_a_report_of_a_job_asks_the_nodes(call: Call, make_inventory: MakeInventory) -> None:
+    said = call("report", "demo-1", "-i", make_inventory("n1", "n2"), "--show-command")
+    assert said.code == 0
+    assert '"job_report": true' in said.out
+
+
+def test_the_newest_table_of_the_fabric_is_found(make_inventory: MakeInventory) -> None:
+    from rdm_provision.report import last_fabric
+
+    home = Path(make_inventory("n1", "n2")).parent
+    assert last_fabric(home) is None
+    for stamp, time in (
+        ("20261101T000000Z-verify", 8.0),
+        ("20261102T000000Z-up", 9.0),
+        ("20261103T000000Z-jobs", 0),
+    ):
+        record = home / ".rdm" / "runs" / stamp
+        record.mkdir(parents=True)
+        fabric = {"nodes": ["n1", "n2"], "rtt_us": {"n1": {"n2": time}}} if time else None
+        (record / "result.json").write_text(json.dumps({"fabric": fabric}))
+    found = last_fabric(home)
+    assert found is not None
+    assert found["rtt_us"] == {"n1": {"n2": 9.0}}

@@ -137,6 +137,20 @@ def test_sections_of_nodes_are_put_together_in_their_order(make_inventory: MakeI
     assert (time.lines, time.total) == (("iteration 1 : 2 s",), None)
 
 
+def test_what_nodes_tell_a_report_is_in_their_order(make_inventory: MakeInventory) -> None:
+    cluster = Cluster.load(make_inventory("n1", "n2", "n3"))
+    spec = cluster.jobs("demo-1", report=True).spec
+    assert spec.extra_vars == {"job_name": "demo-1", "job_report": True}
+    nodes = {name: NodeRecap(ok=1) for name in ("n1", "n2", "n3")}
+    returned = {
+        "n2": [{"report": {"name": "b"}}],
+        "n1": [{"report": {"name": "a"}}],
+        "n3": [{"report": None}],
+    }
+    result = RunResult(verb="jobs", nodes=nodes, returned={"rdm.provision.job": returned})
+    assert [part["name"] for part in cluster.report_parts(result)] == ["a", "b"]
+
+
 # --- events ---------------------------------------------------------------------------------------------
 
 
@@ -198,6 +212,8 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         ("jobs", {"watch": True}, "which job"),
         ("jobs", {"sections": True}, "which job"),
         ("jobs", {"job": "x", "watch": True, "sections": True}, "not both"),
+        ("jobs", {"report": True}, "which job"),
+        ("jobs", {"job": "x", "sections": True, "report": True}, "not both"),
         ("logs", {"job": "x", "stream": "stdout"}, "no log 'stdout'"),
         ("bring_data", {"directory": "/nowhere"}, "/nowhere"),
     ],

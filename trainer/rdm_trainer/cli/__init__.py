@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("train:train", "Train. Launchers start this once per device."),
     "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, convert and repair them."),
     "log": ("log:log", "Say what the logs of a training say, anybody's."),
+    "report": ("report:report", "Make one HTML page of what jobs wrote, or compare them."),
     "job": ("job:job", "Start, watch and stop a job on this node; speaks JSON."),
 }
 

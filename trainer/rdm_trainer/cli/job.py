@@ -149,6 +149,19 @@ def again(directory: Path) -> int:
     return DONE if again(directory) else FAILED
 
 
+@job.command()
+@click.argument("name")
+def report(name: str) -> int:
+    """Return what this node's files of the job NAME tell a report."""
+
+    def work() -> dict[str, Any]:
+        from rdm_job.verbs import report
+
+        return report(name)
+
+    return _answer(work)
+
+
 @job.command(name="list")
 def list_() -> int:
     """Say how all jobs of this node are."""

@@ -209,6 +209,13 @@ def test_sections_are_the_agents(agent: Any) -> None:
     assert (result["sections"][0]["title"], result["known"]) == ("iteration time", True)
 
 
+def test_a_report_is_the_agents(agent: Any) -> None:
+    agent.says(report={"rdm_report": 1, "name": "tiny-1"})
+    result = run("report", agent, name="tiny-1")
+    assert agent.argv == ["rdm-trainer", "job", "report", "tiny-1"]
+    assert (result["report"]["name"], result["known"]) == ("tiny-1", True)
+
+
 def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
     agent.says(stopped=True, job={**RUNNING, "state": "stopped"})
     assert run("stop", agent, name="tiny-1", now=True)["changed"]
@@ -216,7 +223,7 @@ def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
 
 
 def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) -> None:
-    for verb in ("state", "logs", "sections", "stop"):
+    for verb in ("state", "logs", "sections", "report", "stop"):
         result = run(verb, agent, name="another")
         assert (result["known"], result["ended"], result["changed"]) == (False, True, False)
     assert agent.argv == []

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision report``: one HTML page of what a job wrote, or of several."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import Cluster
+
+__all__ = ["report"]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  rdm-provision report gpt-1121-081512            into gpt-1121-081512.html
+  rdm-provision report gpt-1 gpt-2 -o both.html   two, and how their configurations differ
+  rdm-provision report ./log2/10932251            a directory here, of anybody's job
+  rdm-provision report ./before.log ./after.log
+"""
+)
+@click.argument("targets", nargs=-1, required=True, metavar="JOB|PATH...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page.  [default: NAME.html here, comparison.html of several]",
+)
+@limited_run_options
+def report(options: Options, targets: tuple[str, ...], output: Path | None) -> int:
+    """Make one HTML page of what a JOB wrote: verdict, loss, speed, memory, GPUs, timeline.
+
+    Several are compared. The nodes read their own logs, and only what is shown comes here. What has a `/`, or
+    is a file or directory here, is a PATH: a job's directory, one with NODE.out, NODE.err and NODE.gpu, or a
+    single log. The page needs no network.
+    """
+    from rdm_provision import report as reports
+
+    jobs = [target for target in targets if "/" not in target and not Path(target).exists()]
+    first = Path(targets[0]).resolve().name if targets[0] not in jobs else targets[0]
+    output = output or Path(f"{first}.html" if len(targets) == 1 else "comparison.html")
+    with tempfile.TemporaryDirectory(prefix="rdm-report-") as folder:
+        gathered = {job: Path(folder, job) for job in jobs}
+        cluster = options.cluster() if jobs else None
+        for job, place in gathered.items():
+            assert cluster is not None
+            code = _gather(cluster, options, job, place)
+            if code is not None:
+                return code
+        if options.show_command:
+            return 0
+        verdicts = reports.write([gathered.get(target, Path(target)) for target in targets], output)
+    if options.as_json:
+        emit_json({"ok": True, "exit_code": 0, "output": str(output), "jobs": verdicts})
+        return 0
+    for name, verdict in verdicts.items():
+        click.echo(f"{name}: {verdict['verdict']}. {verdict['reason']}")
+    click.echo(f"Written to {output}.")
+    return 0
+
+
+def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> int | None:
+    """Ask the nodes for what they know of a job; return an exit code when there is nothing to go on with."""
+    from rdm_provision import report as reports
+    from rdm_provision.cli import job_view, view
+
+    run = cluster.jobs(job, report=True, **options.run)
+    if options.show_command:
+        click.echo(run.command)
+        return None
+    result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+    if view.unhappy_end(result):
+        return result.exit_code
+    parts = cluster.report_parts(result)
+    if not cluster.knows_job(result) and result.ok:
+        raise unknown_job(job)
+    if not parts:
+        from rdm_provision.errors import InputError
+
+        raise InputError(f"the job {job} has written nothing yet", hint=f"rdm-provision jobs {job}")
+    if not result.ok:
+        # A page without some nodes is better than none.
+        job_view.unheard(view.err(), result)
+    reports.write_parts(place, parts, reports.last_fabric(cluster.home))
+    return None

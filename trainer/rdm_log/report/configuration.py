@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The configuration of a job as flat text, and how several differ. Secrets do not come this far."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["differences", "flat", "read", "without_secrets"]
+
+HIDDEN = "(not shown)"
+
+_SECRET = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?key|secret|passw(?:or)?d|credentials?|access[_-]?token)s?$")
+_SECTIONS_OF_SECRETS = ("launcher.env.",)
+"""Variables of the environment are the usual place for keys: their names are enough."""
+
+
+def read(path: Path) -> dict[str, str]:
+    """Return a configuration, ``resolved.yaml`` of a job, flat; empty where it cannot be read."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError):
+        return {}
+    return flat(found) if isinstance(found, dict) else {}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return nested values as text by dotted keys; what is not set is left out.
+
+    >>> flat({"model": {"layers": 2, "kind": None}})
+    {'model.layers': '2'}
+    """
+    found: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value:
+            found[f"{prefix}{key}"] = ", ".join(map(_text, value))
+        elif value not in (None, []):
+            found[f"{prefix}{key}"] = _text(value)
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={_text(one)}" for key, one in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def without_secrets(values: Mapping[str, str]) -> dict[str, str]:
+    """Return a configuration in which passwords and the environment's values are not shown."""
+    return {
+        key: HIDDEN if _SECRET.search(key) or key.startswith(_SECTIONS_OF_SECRETS) else value
+        for key, value in values.items()
+    }
+
+
+def differences(configurations: Sequence[Mapping[str, str]]) -> dict[str, list[str | None]]:
+    """Return the keys whose values are not the same in all, with each one's value; None is not given."""
+    keys = dict.fromkeys(key for values in configurations for key in values)
+    found = {key: [values.get(key) for values in configurations] for key in keys}
+    return {key: values for key, values in found.items() if len(set(values)) > 1}

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What one job wrote → all that a report shows of it, as plain data that nodes can send.
+
+Each node of a job may have only its own logs: what they give is put together with ``merged``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rdm_log.errors import Finding, findings
+from rdm_log.report import configuration as settings
+from rdm_log.report.devices import history
+from rdm_log.sections import job_info
+from rdm_log.summary import NothingToRead, log_files, summarise
+from rdm_log.timeline import Span, Timeline, read_timers, read_traces, shares, trace_files
+from rdm_log.verdict import Observed, Verdict, judge
+
+__all__ = ["PARTS", "Job", "collect", "merged"]
+
+VERSION = 1
+_MARK = "rdm_report"
+PARTS = "*.report.json"
+"""Files with what a node told, as `rdm-trainer job report` prints it."""
+
+_GPU_BYTES = 96 * 1024 * 1024
+"""So much is read of the GPU records of all nodes together."""
+_ERROR_LINES = 1_000_000
+"""So many lines of errors are looked through, of all nodes together."""
+_ROWS = 64
+"""So many ranks have a row in the timeline."""
+_ENDED = ("finished", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a report shows of one job. Everything in it is plain data.
+
+    Attributes:
+        name: What people call it.
+        source: Where it was read.
+        state: The launcher's word; empty when only logs are there.
+        reason: Why it ended, in the launcher's words.
+        failures: What ended it or made it restart: ``node``, ``rank``, ``reason``.
+        runs: Its runs, as ``Summary.runs`` has them, with their series.
+        restarts: How often it began anew.
+        findings: What is wrong on its standard error.
+        devices: By node, what ``devices.history`` tells.
+        configuration: Flat, without secrets.
+        nodes: ``name``, ``address`` and ``slots`` of each, by rank.
+        fabric: What `rdm-provision verify --json` measured between them.
+        timeline: What its ranks did when; see ``_timeline``.
+        seconds_since_step: Since its last line, for a job that has not ended.
+        notes: What the reader should know of the reading.
+    """
+
+    name: str
+    source: str = ""
+    state: str = ""
+    reason: str = ""
+    failures: tuple[Mapping[str, Any], ...] = ()
+    runs: tuple[Mapping[str, Any], ...] = ()
+    restarts: int = 0
+    findings: tuple[Mapping[str, Any], ...] = ()
+    devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    nodes: tuple[Mapping[str, Any], ...] = ()
+    fabric: Mapping[str, Any] | None = None
+    timeline: Mapping[str, Any] | None = None
+    seconds_since_step: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        # Not ``asdict``, which would copy a hundred thousand points.
+        own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {_MARK: VERSION, **{key: list(v) if isinstance(v, tuple) else v for key, v in own.items()}}
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Job:
+        """Return the job that JSON holds. What a newer program has added is left out."""
+        known = {one.name for one in dataclasses.fields(cls)}
+        given: dict[str, Any] = {
+            key: tuple(v) if isinstance(v, list) else v for key, v in data.items() if key in known
+        }
+        return cls(**given)
+
+    @property
+    def run(self) -> Mapping[str, Any] | None:
+        """The newest run that has steps."""
+        return next((run for run in reversed(self.runs) if run["lines"]), None)
+
+    def verdict(self) -> Verdict:
+        """Return how it is, or how it ended."""
+        observed = Observed(
+            state=self.state,
+            reason=self.reason,
+            runs=self.runs,
+            findings=[Finding(**{**one, "ranks": tuple(one["ranks"])}) for one in self.findings],
+            seconds_since_step=self.seconds_since_step,
+        )
+        return judge(observed)
+
+
+def collect(path: Path, *, name: str = "", node: str = "") -> Job:
+    """Read what there is of a job.
+
+    Args:
+        path: A job's directory, one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``, one log, or a directory
+            with ``PARTS``, in each of which is what a node told.
+        name: What to call it; by default the name of the directory or file.
+        node: Only its files; by default all nodes'.
+
+    Raises:
+        NothingToRead: There is nothing of a training there.
+    """
+    if path.is_dir() and (parts := sorted(path.glob(PARTS))):
+        whole_job = merged([_kept(part) for part in parts])
+        fabric = whole_job.fabric or _fabric(path / "fabric.json")
+        return dataclasses.replace(whole_job, name=name or path.resolve().name, source="", fabric=fabric)
+    outputs = [file for file in log_files(path) if not node or _node_of(file) == node]
+    folder = outputs[0].parent if outputs else path / "logs"
+    whole = path.is_dir()
+    summary = summarise(outputs, series=True, needs_steps=not whole)
+    told = list(summary.runs)
+    errors = sorted(folder.glob(f"{node or '*'}.err")) if whole else []
+    records = sorted(folder.glob(f"{node or '*'}.gpu")) if whole else []
+    state = _json(path / "state.json") if whole else {}
+    devices = {file.stem: told for file, told in _devices(records)}
+    timeline = _timeline(path if whole else None, outputs, told, node)
+    if not (devices or timeline or state or any(run["lines"] for run in told)):
+        summarise(outputs)  # says what is missing
+    written = settings.read(path / "resolved.yaml") if whole else {}
+    arguments = next((dict(run["arguments"]) for run in reversed(told) if run["arguments"]), {})
+    request = _json(path / "job.json") if whole else {}
+    changed = max((file.stat().st_mtime for file in outputs), default=None)
+    has_ended = state.get("state") in _ENDED
+    for run in told:
+        # They are in the configuration, without their secrets.
+        run["arguments"] = {}
+    return Job(
+        name=name or (path.resolve().name if whole else path.name),
+        source=str(path),
+        state=str(state.get("state", "")),
+        reason=str(state.get("reason", "")),
+        failures=tuple(state.get("failures") or ()),
+        runs=tuple(told),
+        restarts=max(summary.restarts, int(state.get("restarts") or 0)),
+        findings=tuple(one.to_json() for one in findings(_lines(errors))),
+        devices=devices,
+        configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
+        nodes=tuple(request.get("nodes") or ()),
+        fabric=_fabric(path / "fabric.json") if whole else None,
+        timeline=timeline,
+        seconds_since_step=None if changed is None or has_ended else max(0.0, time.time() - changed),
+        notes=tuple(_notes(devices)),
+    )
+
+
+def merged(parts: Sequence[Job]) -> Job:
+    """Return one job, from what its nodes told of it.
+
+    The steps are the word of the node that told most of them. Memory and milestones come from all.
+    """
+    first = max(parts, key=lambda job: sum(run["lines"] for run in job.runs))
+    runs = [dict(run) for run in first.runs]
+    for part in parts:
+        if part is first:
+            continue
+        for run, other in zip(reversed(runs), reversed(part.runs), strict=False):
+            run["memory_mib"] = {**other["memory_mib"], **run["memory_mib"]}
+            run["milestones"] = {**other["milestones"], **run["milestones"]}
+            run["checkpoints"] = run["checkpoints"] or other["checkpoints"]
+    # The master's state is the whole job's: it has the failures and a final word.
+    stated = max(parts, key=lambda job: (bool(job.failures), bool(job.reason), bool(job.state)))
+    waited = [part.seconds_since_step for part in parts if part.seconds_since_step is not None]
+    return dataclasses.replace(
+        first,
+        state=stated.state,
+        reason=stated.reason,
+        failures=stated.failures,
+        runs=tuple(runs),
+        restarts=max(part.restarts for part in parts),
+        findings=tuple(_joined(itertools.chain.from_iterable(part.findings for part in parts))),
+        devices={name: told for part in parts for name, told in part.devices.items()},
+        configuration=next((part.configuration for part in parts if part.configuration), {}),
+        nodes=next((part.nodes for part in parts if part.nodes), ()),
+        fabric=next((part.fabric for part in parts if part.fabric), None),
+        timeline=_joined_timeline([part.timeline for part in parts if part.timeline]),
+        seconds_since_step=min(waited) if waited else None,
+        notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
+    )
+
+
+def _joined(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return findings in which lines that mean the same are one."""
+    by_name: dict[str, dict[str, Any]] = {}
+    for one in found:
+        known = by_name.setdefault(one["name"], {**one, "count": 0, "ranks": []})
+        known["count"] += one["count"]
+        known["ranks"] = sorted({*known["ranks"], *one["ranks"]})
+    return sorted(by_name.values(), key=lambda one: bool(one["kind"] != "error"))
+
+
+def _kept(path: Path) -> Job:
+    found = _json(path)
+    found = found.get("report") or found
+    if found.get(_MARK) != VERSION:
+        raise NothingToRead(f"{path} is not what `rdm-trainer job report` of this version prints.")
+    return Job.of(found)
+
+
+def _node_of(file: Path) -> str:
+    """Return the node that wrote a log: ``n1`` of ``n1.out`` and ``n1.out.2``."""
+    return file.name.partition(".out")[0]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _fabric(path: Path) -> dict[str, Any] | None:
+    """Return the times between nodes, as `rdm-provision verify --json` prints them."""
+    found = _json(path)
+    fabric = found.get("fabric", found)
+    return fabric if isinstance(fabric, dict) and fabric.get("rtt_us") else None
+
+
+def _lines(files: Sequence[Path]) -> Iterator[str]:
+    """Yield lines of errors, of each file as many as of the others."""
+    share = max(1000, _ERROR_LINES // max(1, len(files)))
+    for path in files:
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                yield from itertools.islice(file, share)
+        except OSError:
+            continue
+
+
+def _devices(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    budget = max(64 * 1024, _GPU_BYTES // max(1, len(files)))
+    for file in files:
+        if told := history(file, budget):
+            yield file, told
+
+
+def _notes(devices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    if any(told["sampled"] for told in devices.values()):
+        yield "The GPU records are long; moments that lie evenly in them are shown."
+
+
+def _timeline(
+    directory: Path | None, outputs: Sequence[Path], runs: Sequence[Mapping[str, Any]], node: str
+) -> dict[str, Any] | None:
+    """Return what ranks did when, as plain data: spans of one rank of each stage, shares of all.
+
+    Step traces come first; otherwise the timers of all ranks, where a log has them with their moments.
+    """
+    found = read_traces(trace_files(directory), node) if directory else Timeline()
+    if not found.spans and any(timer["slowest_rank"] is not None for run in runs for timer in run["timers"]):
+        told = (read_timers(file) for file in outputs)
+        found = max(told, key=lambda one: sum(map(len, one.spans.values())))
+    if not found.spans:
+        return None
+    chosen = _rows(found)
+    return {
+        "source": found.source,
+        "uncertainty_us": found.uncertainty,
+        "is_pipeline": found.is_pipeline,
+        "stages": {str(rank): stage for rank, stage in found.stages.items()},
+        "nodes": {str(rank): node for rank, node in found.nodes.items()},
+        "shares_ms": {str(rank): told for rank, told in shares(found).items()},
+        "spans": {str(rank): [list(span) for span in found.spans[rank]] for rank in chosen},
+    }
+
+
+def _rows(timeline: Timeline) -> list[int]:
+    """Return the ranks that are shown: the first of each stage, or where no stages are known, the first."""
+    if timeline.is_pipeline and timeline.stages:
+        by_stage: dict[int, int] = {}
+        for rank in sorted(timeline.spans):
+            by_stage.setdefault(timeline.stages.get(rank, 0), rank)
+        return [by_stage[stage] for stage in sorted(by_stage)][:_ROWS]
+    return sorted(timeline.spans)[:_ROWS]
+
+
+def timeline_of(data: Mapping[str, Any]) -> Timeline:
+    """Return the timeline that ``_timeline`` made plain data of, with one rank of each stage."""
+    found = Timeline(
+        {int(rank): [Span(*span) for span in spans] for rank, spans in data["spans"].items()},
+        {int(rank): stage for rank, stage in data["stages"].items()},
+        {int(rank): node for rank, node in data["nodes"].items()},
+        data["uncertainty_us"],
+        data["source"],
+        data["is_pipeline"],
+    )
+    return dataclasses.replace(found, spans={rank: found.spans[rank] for rank in _rows(found)})
+
+
+def _joined_timeline(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if not parts:
+        return None
+    joined = dict(parts[0])
+    for key in ("stages", "nodes", "shares_ms", "spans"):
+        joined[key] = {rank: told for part in parts for rank, told in part[key].items()}
+    joined["is_pipeline"] = any(part["is_pipeline"] for part in parts)
+    doubts = [part["uncertainty_us"] for part in parts if part["uncertainty_us"] is not None]
+    joined["uncertainty_us"] = max(doubts) if doubts else None
+    return joined

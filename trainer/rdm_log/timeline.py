@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each rank did when: our step traces and the timers of FASOP's Megatron-LM → spans on one clock.
+
+A step trace is written with ``logging.trace_steps``, one JSON file for each rank, ``trace/rank-NNNNN.json``.
+Timers come from ``--timing-log-option all`` of forks that write, below each rank's time, when the timer began
+and ended. From both come the picture of a step, the bubble's share, and Chrome's trace format.
+
+Source of the format: "Trace Event Format", the complete events (``"ph": "X"``), as Perfetto reads it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = [
+    "KINDS",
+    "Span",
+    "Timeline",
+    "bubble",
+    "chrome_trace",
+    "read_timers",
+    "read_traces",
+    "shares",
+    "trace_files",
+]
+
+KINDS = ("forward", "backward", "send", "receive", "reduce", "optimiser", "load", "collective", "other")
+"""What a span can be. ``collective`` is within others: a forward pass that waits for its tensor group."""
+TRACES = "trace"
+"""The directory of the traces in a job's."""
+VERSION = 1
+
+_COMPUTE = ("forward", "backward")
+_HEADER = b"times across ranks (ms):"
+_TIMER = re.compile(rb"^\s*([A-Za-z][\w ./-]{0,80}):[ \t]*$")
+_RANK = re.compile(rb"^\s*rank +(\d+): +[\d.]+\s*$")
+_MOMENTS = re.compile(rb"^\s*(.{1,80}?) (start|end) time lst:(.*)$")
+_NUMBER = re.compile(rb"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+# A timer of Megatron's → what it is; the first that matches. Those without a word contain others.
+_TIMER_KINDS = (
+    (re.compile(r"forward-backward|interval|optimizer-|batch-generator"), None),
+    (re.compile(r"recv"), "receive"),
+    (re.compile(r"send"), "send"),
+    (re.compile(r"reduce|gather"), "reduce"),
+    (re.compile(r"forward"), "forward"),
+    (re.compile(r"backward"), "backward"),
+    (re.compile(r"optimizer"), "optimiser"),
+)
+
+
+class Span(NamedTuple):
+    """Something that a rank did from BEGIN to END, both in microseconds on a clock that all ranks share.
+
+    Attributes:
+        kind: One of ``KINDS``.
+        name: What exactly, in the words of the program.
+        step: In which step; 0 where that is not known.
+        micro_batch: Which micro-batch of the step, -1 for none.
+    """
+
+    kind: str
+    name: str
+    begin: float
+    end: float
+    step: int = 0
+    micro_batch: int = -1
+
+
+@dataclass
+class Timeline:
+    """Spans by rank.
+
+    Attributes:
+        spans: By rank, in the order of their beginnings.
+        stages: The pipeline stage of each rank, where it is known.
+        nodes: The node of each rank, where it is known.
+        uncertainty: By so many microseconds the clocks of two nodes may differ; None where nobody measured.
+        source: ``trace`` or ``timers``.
+        is_pipeline: The model is cut into stages, so that there can be a bubble.
+    """
+
+    spans: dict[int, list[Span]] = field(default_factory=dict)
+    stages: dict[int, int] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
+    uncertainty: float | None = None
+    source: str = "trace"
+    is_pipeline: bool = True
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that it has spans of."""
+        return sorted({span.step for spans in self.spans.values() for span in spans})
+
+    def of_step(self, step: int, ranks: Iterable[int] | None = None) -> Timeline:
+        """Return the part of it that is of one step, and of these ranks."""
+        chosen = set(self.spans if ranks is None else ranks)
+        kept = {
+            rank: [span for span in spans if span.step == step]
+            for rank, spans in self.spans.items()
+            if rank in chosen
+        }
+        return Timeline(
+            {rank: spans for rank, spans in kept.items() if spans},
+            self.stages,
+            self.nodes,
+            self.uncertainty,
+            self.source,
+            self.is_pipeline,
+        )
+
+
+def trace_files(directory: Path) -> list[Path]:
+    """Return the step traces in a job's directory, by rank."""
+    return sorted((directory / TRACES).glob("rank-*.json"))
+
+
+def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
+    """Return what step traces tell, of all nodes or one. A file that is half written is left out."""
+    found = Timeline(is_pipeline=False)
+    doubts = []
+    for file in files:
+        try:
+            told = json.loads(file.read_text())
+            rank = int(told["rank"])
+            if node and told.get("node") != node:
+                continue
+            spans = [
+                Span(str(kind), str(name), float(begin), float(begin) + float(length), int(step), int(batch))
+                for kind, name, step, batch, begin, length in told["spans"]
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        found.spans[rank] = sorted(spans, key=lambda span: span.begin)
+        found.stages[rank] = int(told.get("pipeline_rank", 0))
+        found.nodes[rank] = str(told.get("node", ""))
+        found.is_pipeline |= int(told.get("pipeline", 1)) > 1
+        if told.get("clock_uncertainty_us") is not None:
+            doubts.append(float(told["clock_uncertainty_us"]))
+    found.uncertainty = max(doubts) if doubts else None
+    return found
+
+
+def read_timers(file: Path) -> Timeline:
+    """Return what the last timers of all ranks in a log tell; nothing where they lack their moments."""
+    with file.open("rb") as opened:
+        try:
+            text = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # an empty file
+            return Timeline(source="timers")
+        with text:
+            end, found = len(text), Timeline(source="timers")
+            # The last ones may be cut: those before them are then more.
+            for _ in range(2):
+                begin = text.rfind(_HEADER, 0, end)
+                if begin < 0:
+                    break
+                told = _timers(text[begin:end].splitlines()[1:])
+                if sum(map(len, told.spans.values())) > sum(map(len, found.spans.values())):
+                    found = told
+                end = begin
+    return found
+
+
+def _timers(lines: Iterable[bytes]) -> Timeline:
+    found = Timeline(source="timers")
+    name, rank, begins = "", -1, []
+    for line in lines:
+        if match := _RANK.match(line):
+            rank = int(match[1])
+        elif match := _MOMENTS.match(line):
+            moments = [float(number) * 1e6 for number in _NUMBER.findall(match[3])]
+            if match[2] == b"start":
+                begins = moments
+                continue
+            kind = _kind_of(name)
+            if kind is not None and rank >= 0:
+                found.spans.setdefault(rank, []).extend(
+                    Span(kind, name, begin, end) for begin, end in zip(begins, moments, strict=False)
+                )
+            begins = []
+        elif match := _TIMER.match(line):
+            name = match[1].decode("utf-8", "replace").strip()
+    for own, spans in found.spans.items():
+        found.spans[own] = list(_numbered(sorted(spans, key=lambda span: span.begin)))
+    return found
+
+
+def _kind_of(timer: str) -> str | None:
+    return next((kind for pattern, kind in _TIMER_KINDS if pattern.search(timer)), "other")
+
+
+def _numbered(spans: Iterable[Span]) -> Iterator[Span]:
+    """Yield spans with the step they are of: a step ends with its optimiser."""
+    step = 1
+    micro_batches = dict.fromkeys(_COMPUTE, 0)
+    for span in spans:
+        batch = -1
+        if span.kind in micro_batches:
+            batch = micro_batches[span.kind]
+            micro_batches[span.kind] += 1
+        yield span._replace(step=step, micro_batch=batch)
+        if span.kind == "optimiser":
+            step += 1
+            micro_batches = dict.fromkeys(_COMPUTE, 0)
+
+
+def bubble(timeline: Timeline) -> float | None:
+    """Return the bubble's share of a step: of the time that all ranks had, what no pass of theirs used.
+
+    Counted is from the first forward pass on any rank to the last backward pass on any, in each step. A rank
+    that waits for its neighbour is in the bubble, and so is the sending itself. None without a pipeline.
+    """
+    if not timeline.is_pipeline or len(timeline.spans) < 2:
+        return None
+    had = used = 0.0
+    for step in timeline.steps:
+        passes = {
+            rank: [span for span in spans if span.step == step and span.kind in _COMPUTE]
+            for rank, spans in timeline.spans.items()
+        }
+        every = list(itertools.chain.from_iterable(passes.values()))
+        if not every:
+            continue
+        window = max(span.end for span in every) - min(span.begin for span in every)
+        had += window * len(passes)
+        used += sum(span.end - span.begin for span in every)
+    return max(0.0, 1.0 - used / had) if had else None
+
+
+def shares(timeline: Timeline) -> dict[int, dict[str, float]]:
+    """Return how many milliseconds a step each rank spent on each kind of span, on average."""
+    steps = max(1, len(timeline.steps))
+    told: dict[int, dict[str, float]] = {}
+    for rank, spans in timeline.spans.items():
+        sums: dict[str, float] = {}
+        for span in spans:
+            sums[span.kind] = sums.get(span.kind, 0.0) + span.end - span.begin
+        told[rank] = {kind: sum_ / steps / 1000.0 for kind, sum_ in sums.items()}
+    return told
+
+
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline in Chrome's trace format, which Perfetto opens: a process for each rank.
+
+    The collectives have a thread of their own, because they lie within other spans.
+    """
+    begin = min((span.begin for spans in timeline.spans.values() for span in spans), default=0.0)
+    events: list[dict[str, Any]] = []
+    for rank, spans in sorted(timeline.spans.items()):
+        stage = f", stage {timeline.stages[rank]}" if rank in timeline.stages else ""
+        node = f" on {timeline.nodes[rank]}" if timeline.nodes.get(rank) else ""
+        events.append(_about(rank, "process_name", {"name": f"rank {rank}{stage}{node}"}))
+        events.append(_about(rank, "process_sort_index", {"sort_index": rank}))
+        events += [_about(rank, "thread_name", {"name": name}, thread) for thread, name in _THREADS.items()]
+        for span in spans:
+            arguments = {"step": span.step}
+            if span.micro_batch >= 0:
+                arguments["micro_batch"] = span.micro_batch
+            events.append(
+                {
+                    "name": span.name,
+                    "cat": span.kind,
+                    "ph": "X",
+                    "ts": round(span.begin - begin, 3),
+                    "dur": round(span.end - span.begin, 3),
+                    "pid": rank,
+                    "tid": int(span.kind == "collective"),
+                    "args": arguments,
+                }
+            )
+    return {"displayTimeUnit": "ms", "traceEvents": events}
+
+
+_THREADS = {0: "step", 1: "collectives"}
+
+
+def _about(rank: int, name: str, arguments: Mapping[str, Any], thread: int = 0) -> dict[str, Any]:
+    return {"name": name, "ph": "M", "pid": rank, "tid": thread, "args": dict(arguments)}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The page in a real browser: no script error, nothing fetched, every plot with its data."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_log.report.job import collect
+from rdm_log.report.write import write
+from rdm_log.summary import NothingToRead
+from rdm_trainer import cli
+from tests.unit.report.conftest import LAST, SLOW, write_job, write_trace
+
+CORPUS = Path(__file__).parent.parent / "log" / "corpus"
+PLOTLY = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+"""SHA-256 of plotly-cartesian.min.js in the npm package plotly.js-cartesian-dist-min 4.1.1."""
+
+
+def test_plotly_is_what_it_is_pinned_to() -> None:
+    library = importlib.resources.files("rdm_log.report") / "assets" / "plotly-cartesian.min.js"
+    assert hashlib.sha256(library.read_bytes()).hexdigest() == PLOTLY
+
+
+def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
+    job = write_job(tmp_path / "gpt-1")
+    write_trace(job)
+    (job / "fabric.json").write_text(
+        json.dumps({"fabric": {"nodes": ["n000", "n001"], "rtt_us": {"n000": {"n001": 9.5}}}})
+    )
+    write([job], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    assert shown.wrong == []
+    assert [url for url in shown.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    plots = shown.plots()
+    assert set(plots) == {
+        *("loss", "steptime", "speed", "mfu", "lr", "gradnorm", "lossscale", "memory"),
+        *("gpus0", "timeline0", "shares0", "fabric0"),
+    }
+    assert min(plots.values()) > 0, plots
+    assert plots["loss"] == 300
+    assert plots["memory"] == 8 * 2
+    assert plots["gpus0"] == 8 * 60
+    text = shown.page.inner_text("main")
+    for words in (
+        f"Step {SLOW} took 9.0 s, 6.4 times the median.",
+        "Restarted from checkpoint 200 at 2023-06-14 18:30:00; 40 steps were taken again.",
+        "Checkpoint at step 200.",
+        f"{LAST + 1}\nof 400 (65 %)",
+        "n001:0 was the least busy: 40 % on average, others 95 %.",
+        "The bubble is 33 %",
+        "The nodes' clocks agree to 0.04 ms.",
+    ):
+        assert words in text, (words, text)
+
+
+def test_the_scale_the_smoothing_and_the_measure_can_be_changed(tmp_path: Path, opened: Any) -> None:
+    write([write_job(tmp_path / "gpt-1")], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    page = shown.page
+
+    def of(plot: str, what: str) -> Any:
+        return page.evaluate(f"document.querySelector('#{plot} .drawing').{what}")
+
+    assert of("loss", "_fullLayout.yaxis.type") == "linear"
+    page.click("#loss button")
+    assert of("loss", "_fullLayout.yaxis.type") == "log"
+    before = of("loss", "data.length")
+    page.locator("#loss input").fill("0.9")
+    assert of("loss", "data.length") == before + 1
+    raw, smooth = of("loss", "data[0].y"), of("loss", "data[1].y")
+    # It lags behind what falls, and begins with the first value.
+    assert smooth[0] == raw[0]
+    assert smooth[100] > raw[100]
+    page.click("#gpus0 button:has-text('Temperature')")
+    assert 60 <= of("gpus0", "data[0].z[0][0]") <= 62
+    assert shown.wrong == []
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path: Path, opened: Any) -> None:
+    job = write_job(tmp_path / "a-job-with-a-name-that-is-as-long-as-names-of-jobs-can-be-63")
+    write_trace(job)
+    write([job, write_job(tmp_path / "other")], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html", 360, phone=True)
+    assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
+    assert shown.wrong == []
+
+
+def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
+    write([write_job(tmp_path / "gpt-1")], tmp_path / "page.html")
+    assert opened(tmp_path / "page.html").page.pdf()[:5] == b"%PDF-"
+
+
+def test_two_jobs_are_compared(tmp_path: Path, opened: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, layers in (("wide", 12), ("deep", 24)):
+        job = write_job(tmp_path / name)
+        settings = (
+            f"model: {{layers: {layers}, hidden_size: 64}}\nlauncher: {{env: {{KEY: {name}-secret}}}}\n"
+        )
+        (job / "resolved.yaml").write_text(settings)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(
+            ["report", str(tmp_path / "wide"), str(tmp_path / "deep"), "-o", str(tmp_path / "both.html")]
+        )
+    assert ended.value.code == 0
+    assert f"Written to {tmp_path / 'both.html'}." in capsys.readouterr().out
+    shown = opened(tmp_path / "both.html")
+    assert shown.wrong == []
+    assert shown.page.inner_text("table:has-text('model.layers') >> nth=0").split() == [
+        *("wide", "deep", "model.layers", "12", "24")
+    ]
+    assert shown.plots()["loss"] == 600
+    # What jobs had in their environment is nobody's business.
+    assert "secret" not in (tmp_path / "both.html").read_text()
+
+
+def test_what_a_log_says_cannot_become_a_script(tmp_path: Path, opened: Any) -> None:
+    evil = "</script><script>document.title='taken'</script><img src=x onerror=document.title='taken'>"
+    job = write_job(tmp_path / "gpt-1")
+    (job / "n000.err").write_text(f"RuntimeError: CUDA error: {evil}\n")
+    (job / "resolved.yaml").write_text(json.dumps({"name": evil}))
+    (job / "n000.gpu").write_text(f"[0] {evil} | 60'C, 50 % | 1 / 2 MB |\n")
+    (job / "n000.gpu").rename(job / "<b onmouseover=x>.gpu")
+    write([job], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    assert shown.page.title() == "gpt-1"
+    assert "CUDA error: </script>" in shown.page.inner_text("header")
+
+
+def test_the_documents_sample_and_a_single_log(tmp_path: Path, opened: Any) -> None:
+    write([CORPUS / "sample.txt"], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    assert shown.wrong == []
+    assert shown.plots()["loss"] == 3
+    assert "8.9176" in shown.page.inner_text(".tiles")
+
+
+def test_what_nodes_told_apart_is_the_same_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = write_job(tmp_path / "gpt-1")
+    write_trace(whole)
+    parts = tmp_path / "parts" / "gpt-1"
+    parts.mkdir(parents=True)
+    for number in range(4):
+        told = collect(whole, node=f"n{number:03d}").to_json()
+        (parts / f"{number}.report.json").write_text(json.dumps(told, allow_nan=False))
+    one, other = collect(whole), collect(parts)
+    assert other.devices == one.devices
+    assert [run["memory_mib"] for run in other.runs][-1] == [run["memory_mib"] for run in one.runs][-1]
+    assert [run["series"] for run in other.runs] == [run["series"] for run in one.runs]
+    assert other.verdict().word == one.verdict().word
+
+
+def test_what_is_no_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text("hello\n")
+    with pytest.raises(NothingToRead, match="has no line"):
+        write([tmp_path / "x.log"], tmp_path / "page.html")
+    with pytest.raises(NothingToRead, match="There is no file"):
+        write([tmp_path / "nowhere"], tmp_path / "page.html")
+    job = write_job(tmp_path / "gpt-1")
+    with pytest.raises(NothingToRead, match=r"page\.html cannot be written"):
+        write([job], tmp_path / "missing" / "page.html")
+    assert not (tmp_path / "page.html").exists()
