@@ -35,6 +35,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "report": ("report:report", "Make one HTML page of what a job wrote, or compare several."),
     "stop": ("stop:stop", "Stop a job: its own processes, after a checkpoint."),
     "env": ("env:env", "Make the Python environment of bare hosts, or take it away."),
+    "slurm": ("slurm:slurm", "Make a Slurm cluster of the hosts, show it, or take it away."),
     "down": ("down:down", "Take away what `up` made, and nothing else."),
     "completion": ("completion:completion", "Print the shell's completion script."),
 }
