@@ -21,7 +21,10 @@ from rdm_provision.outcomes import (
     EXEC_MODULE,
     FACTS_MODULE,
     FILES_MODULE,
+    SLURM_NODES_MODULE,
+    SLURM_PLAN_MODULE,
     CommandOutput,
+    SlurmAnswer,
 )
 from rdm_provision.parts import check_tags
 from rdm_provision.plan_table import PlanTable, planned_nodes
@@ -394,6 +397,37 @@ class Cluster(JobVerbs):
         keep = frozenset({FILES_MODULE})
         return self._run("env-down", "env_down", limit, tags, forks, verbosity, exclusive=True, keep=keep)
 
+    def slurm_up(self, *, forks: int = 0, verbosity: int = 0) -> Run:
+        """Make a Slurm cluster of the hosts, with accounting. A Slurm that is not ours is never touched.
+
+        Args:
+            forks: how many hosts at a time.
+            verbosity: ansible-playbook's number of ``-v``.
+
+        >>> Cluster.load("inventory/lab").slurm_up().result().exit_code  # doctest: +SKIP
+        0
+        """
+        return self._slurm("slurm-up", "slurm_up", forks, verbosity, exclusive=True, diff=True)
+
+    def slurm_down(self, *, purge: bool = False, forks: int = 0, verbosity: int = 0) -> Run:
+        """Take away what :meth:`slurm_up` made, and nothing else. Refused while jobs are in the queue.
+
+        Args:
+            purge: also remove the accounting database, with what is known of past jobs.
+            forks: how many hosts at a time.
+            verbosity: ansible-playbook's number of ``-v``.
+        """
+        extra = {"slurm_purge": True} if purge else {}
+        return self._slurm("slurm-down", "slurm_down", forks, verbosity, exclusive=True, extra=extra)
+
+    def slurm_status(self, *, forks: int = 0, verbosity: int = 0) -> Run:
+        """Ask slurmctld for its nodes and its queue, read-only. :meth:`slurm_answer` has what it said."""
+        return self._slurm("slurm-status", "slurm_status", forks, verbosity)
+
+    def _slurm(self, verb: str, playbook: str, forks: int, verbosity: int, **more: Any) -> Run:
+        keep = frozenset({SLURM_PLAN_MODULE, SLURM_NODES_MODULE})
+        return self._run(verb, playbook, "", "", forks, verbosity, keep=keep, **more)
+
     def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
 
@@ -508,6 +542,10 @@ class Cluster(JobVerbs):
     def kept(self, result: RunResult) -> dict[str, tuple[str, ...]]:
         """Return what a :meth:`down` run left because of what is in it: directory → nodes."""
         return outcomes.kept(result)
+
+    def slurm_answer(self, result: RunResult) -> SlurmAnswer:
+        """Return what slurmctld said in a :meth:`slurm_status` run, or at the end of :meth:`slurm_up`."""
+        return outcomes.slurm_answer(result)
 
     def outputs(self, result: RunResult) -> tuple[CommandOutput, ...]:
         """Return what the command of an :meth:`exec` run wrote, by node."""

@@ -95,6 +95,7 @@ class Lab:
         *,
         hardware: str = "container",
         trainer: bool = False,
+        slurm: bool = False,
         check: bool = False,
         verbosity: int = 0,
     ) -> Run:
@@ -107,6 +108,8 @@ class Lab:
             image_source: ``registry``, ``packages``, or ``auto`` for whichever works.
             hardware: one of :data:`HARDWARE`.
             trainer: containers run the training image, made from the trainer's sources as they are now.
+            slurm: the nodes have Slurm's packages, a shared directory and stand-ins for GPUs, and the
+                inventory says which partition each is in, for :meth:`Cluster.slurm_up`.
             check: change nothing, say what would be changed.
             verbosity: ansible-playbook's number of ``-v``.
 
@@ -120,6 +123,8 @@ class Lab:
         driver = driver or (machine.DRIVER if hardware == "vm" else DRIVERS[0])
         if driver not in DRIVERS:
             raise InputError(f"there is no driver {driver!r}: the drivers are {', '.join(DRIVERS)}")
+        if slurm and hardware == "vm":
+            raise InputError("a lab with --slurm has nodes that are containers: leave --hardware vm out")
         with self._input():
             self._spec.checked_nodes(nodes)
             if hardware == "vm":
@@ -135,6 +140,7 @@ class Lab:
                 "lab_driver": driver,
                 "lab_image_source": image_source,
                 "lab_trainer": trainer,
+                "lab_slurm": slurm,
             },
             # Marks all that the run starts: should it be killed, `down` finds and ends the rest of it.
             env={_MARKER: f"{os.environ.get('DOCKER_HOST', '')}/{self.name}"},

@@ -14,10 +14,14 @@ __all__ = [
     "EXEC_MODULE",
     "FACTS_MODULE",
     "FILES_MODULE",
+    "SLURM_NODES_MODULE",
+    "SLURM_PLAN_MODULE",
     "CommandOutput",
+    "SlurmAnswer",
     "containers",
     "kept",
     "outputs",
+    "slurm_answer",
     "states",
 ]
 
@@ -32,6 +36,12 @@ FILES_MODULE = "rdm.provision.node_files"
 
 
 EXEC_MODULE = "rdm.provision.container_exec"
+
+
+SLURM_PLAN_MODULE = "rdm.provision.slurm_plan"
+
+
+SLURM_NODES_MODULE = "rdm.provision.slurm_nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,40 @@ class CommandOutput:
     stdout: str = ""
     stderr: str = ""
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmAnswer:
+    """What slurmctld says.
+
+    Attributes:
+        nodes: for each node and partition ``node``, ``partition``, ``state``, ``reason`` and ``gres``.
+        jobs: the queue: ``id``, ``state``, ``partition`` and ``nodes``.
+        hints: what a firewall has to let through, after a run that made the cluster.
+    """
+
+    nodes: tuple[Mapping[str, str], ...] = ()
+    jobs: tuple[Mapping[str, str], ...] = ()
+    hints: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return {name: [*getattr(self, name)] for name in ("nodes", "jobs", "hints")}
+
+
+def slurm_answer(result: RunResult) -> SlurmAnswer:
+    """Return what slurmctld said last."""
+
+    def last(module: str, key: str) -> Mapping[str, Any]:
+        told = [one for results in result.returned.get(module, {}).values() for one in results]
+        return _last([one for one in told if key in one])
+
+    asked, planned = last(SLURM_NODES_MODULE, "nodes"), last(SLURM_PLAN_MODULE, "plan")
+    return SlurmAnswer(
+        tuple(asked.get("nodes") or ()),
+        tuple(asked.get("jobs") or ()),
+        tuple((planned.get("plan") or {}).get("hints") or ()),
+    )
 
 
 def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:

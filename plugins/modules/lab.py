@@ -75,6 +75,13 @@ options:
       - Empty means the CPU image, which has no trainer.
     type: str
     default: ""
+  slurm:
+    description:
+      - Whether the nodes are to be a Slurm cluster. They share a directory C(/shared) then, have device
+        files that stand in for GPUs, and the inventory says which partition each is in.
+      - O(node_image) has to be one with Slurm's packages.
+    type: bool
+    default: false
   timeout:
     description: Seconds within which new nodes have to be ready.
     type: int
@@ -138,12 +145,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerProblem,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab import spec
+from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import sweep_builders
 from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import (
     LabEngine,
     bounding_capabilities,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
-from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import sweep_builders
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import sweep
 
@@ -159,6 +166,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "node_image": {"type": "str"},
     "archives": {"type": "path"},
     "train_archive": {"type": "str", "default": ""},
+    "slurm": {"type": "bool", "default": False},
     "timeout": {"type": "int", "default": 120},
 }
 
@@ -243,6 +251,8 @@ class Files:
             given["train_archive"],
             machines=given["hardware"] == "vm",
         )
+        if given["slurm"]:
+            inventory = spec.slurm_inventory(inventory)
         return {
             self.directory / "hosts.yml": HEADER + yaml.safe_dump(inventory, sort_keys=False, width=120),
             self.own / "known_hosts": spec.known_hosts(addresses, keys),
@@ -413,6 +423,7 @@ def node_bodies(
         image=given["node_image"],
         capabilities=bounding_capabilities(engine.api),
         cgroup_version=str(engine.api.get("/info").get("CgroupVersion", "1")),
+        slurm=given["slurm"],
     )
     return {
         node: spec.node_body(spec.NodeSpec(name=node, address=address, **common))

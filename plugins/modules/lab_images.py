@@ -59,6 +59,10 @@ options:
       - What it installs is made again when its list changes, and the layer with its sources when these do.
     type: str
     default: ""
+  slurm:
+    description: Whether the nodes' image has Slurm's packages, on top of the others.
+    type: bool
+    default: false
   machines:
     description: Whether nodes are virtual machines. Their disk is always made from packages.
     type: bool
@@ -129,6 +133,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
+from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import sweep_builders
 from ansible_collections.rdm.provision.plugins.module_utils.lab.host import (
     has_image,
     import_root,
@@ -137,11 +142,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.host import (
     release,
     source_files,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.lab.slurm import RECIPE_LABEL as SLURM_LABEL
+from ansible_collections.rdm.provision.plugins.module_utils.lab.slurm import SlurmImage
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
-from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import (
-    install_layer,
-    sweep_builders,
-)
+from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import install_layer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.build import Machines
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import RECIPE_LABEL as MACHINE_LABEL
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import run, sweep, work_directory
@@ -153,6 +157,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "str", "choices": ["auto", "registry", "packages"], "default": "auto"},
     "base": {"type": "str", "default": "docker.io/library/debian:bookworm-slim"},
     "trainer": {"type": "str", "default": ""},
+    "slurm": {"type": "bool", "default": False},
     "machines": {"type": "bool", "default": False},
     "pull_timeout": {"type": "int", "default": 10},
 }
@@ -368,7 +373,7 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
     """Remove the images of every recipe and the cache; return whether there was something to remove."""
     found = [
         image
-        for label in (recipe.RECIPE_LABEL, MACHINE_LABEL)
+        for label in (SLURM_LABEL, recipe.RECIPE_LABEL, MACHINE_LABEL)
         for image in api.get("/images/json", filters={"label": [label]})
     ]
     changed = bool(found) or cache.exists()
@@ -411,7 +416,10 @@ def main() -> None:
         machines = Machines(api, Path(given["files"]), cache) if given["machines"] else None
         if machines is not None:
             result.update(machine_image=machines.image, machine=str(machines.directory))
-        parts = [images, *(part for part in (training, machines) if part is not None)]
+        slurm = SlurmImage(api, images.node_image, Path(given["files"])) if given["slurm"] else None
+        if slurm is not None:
+            result["node_image"] = slurm.name
+        parts = [images, *(part for part in (training, machines, slurm) if part is not None)]
         lacking = not images.present() or (machines is not None and not machines.present())
         result["missing"] = not all(part.present() for part in parts)
         result["needs_mmdebstrap"] = lacking and shutil.which("mmdebstrap") is None and os.geteuid() == 0
@@ -425,6 +433,9 @@ def main() -> None:
                     made = True
                 if training is not None and not training.present():
                     training.make()
+                    made = True
+                if slurm is not None and not slurm.present():
+                    slurm.make()
                     made = True
                 if machines is not None and not machines.present():
                     machines.make()

@@ -34,6 +34,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "logs": ("logs:logs", "Show what a job wrote on each node."),
     "stop": ("stop:stop", "Stop a job: its own processes, after a checkpoint."),
     "env": ("env:env", "Make the Python environment of bare hosts, or take it away."),
+    "slurm": ("slurm:slurm", "Make a Slurm cluster of the hosts, show it, or take it away."),
     "down": ("down:down", "Take away what `up` made, and nothing else."),
     "completion": ("completion:completion", "Print the shell's completion script."),
 }

@@ -30,6 +30,7 @@ __all__ = [
     "recheck_option",
     "run_options",
     "unknown_job",
+    "whole_run_options",
 ]
 
 Command = Callable[..., Any]
@@ -272,6 +273,9 @@ limited_run_options = _with(
     _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE
 )
 """The options of a verb that runs as a whole or not at all."""
+
+whole_run_options = _with(_INVENTORY, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE)
+"""The options of a verb that runs as a whole, on all nodes."""
 
 run_options = _with(
     _INVENTORY, _LIMIT, _TAGS, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE

@@ -77,6 +77,7 @@ Examples:
   rdm-provision lab up --driver sriov          with stand-ins for virtual functions
   rdm-provision lab up --hardware vm -n 2      virtual machines, and virtual functions that are real
   rdm-provision lab up --trainer               for training; again after a change of trainer/
+  rdm-provision lab up --slurm                 for a Slurm cluster, which `slurm up` makes of it
 """
 )
 @click.option("-n", "--nodes", type=int, default=3, show_default=True, metavar="N", help="How many nodes.")
@@ -94,6 +95,7 @@ Examples:
     help="Of the container network that the inventory asks for.  [default: macvlan; with vm: sriov]",
 )
 @click.option("--trainer", is_flag=True, help="Containers run the training image, to train on CPUs.")
+@click.option("--slurm", is_flag=True, help="Nodes have what `rdm-provision slurm up` needs.")
 @click.option(
     "--image-source",
     type=click.Choice(("auto", "registry", "packages")),
@@ -112,6 +114,7 @@ def up(
     hardware: str,
     driver: str | None,
     trainer: bool,
+    slurm: bool,
     image_source: str,
     check: bool,
 ) -> int:
@@ -128,6 +131,7 @@ def up(
         image_source,
         hardware=hardware,
         trainer=trainer,
+        slurm=slurm,
         check=check,
         verbosity=max(0, options.verbose - 1),
     )
@@ -140,7 +144,7 @@ def up(
         actions = {"actions": told.get("actions", [])}
         emit_json({**result.to_json(), **_description(made, states), **actions, **_error(result)})
         return result.exit_code
-    return _recap_up(made, result, told, states, check)
+    return _recap_up(made, result, told, states, check, slurm)
 
 
 @lab.command(
@@ -295,7 +299,7 @@ def _error(result: RunResult) -> dict[str, str]:
 
 
 def _recap_up(
-    made: Lab, result: RunResult, told: dict[str, Any], states: Sequence[LabNode], check: bool
+    made: Lab, result: RunResult, told: dict[str, Any], states: Sequence[LabNode], check: bool, slurm: bool
 ) -> int:
     from rdm_provision.cli import view
 
@@ -326,7 +330,9 @@ def _recap_up(
     view.next_steps(
         console,
         [
-            ("provision it like a real cluster", f"rdm-provision up{flag}"),
+            ("make it a Slurm cluster", f"rdm-provision slurm up{flag}")
+            if slurm
+            else ("provision it like a real cluster", f"rdm-provision up{flag}"),
             ("look at a node", f"ssh -F {config} {states[0].name}"),
             ("the inventory", f"less {shlex.quote(inventory if not flag else str(short))}/hosts.yml"),
             ("take it away", f"rdm-provision lab down{_flag(made.name)}"),

@@ -19,7 +19,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.archive.images impor
 from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
-from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import BUILDER_LABEL
+from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import BUILDER_LABEL
 
 from tests.e2e.demo import Demo
 from tests.e2e.product import ROOT, Background, Lab, Product, changed, running_lab, wait_until

@@ -167,6 +167,11 @@ class LabEngine:
     def make_nodes(self, bodies: Mapping[str, Dict[str, Any]]) -> None:
         """Make and start nodes, several at once."""
 
+        if any(
+            f":{spec.SHARED_AT}" in bind for body in bodies.values() for bind in body["HostConfig"]["Binds"]
+        ):
+            self.api.post("/volumes/create", spec.shared_volume_body(self.name))
+
         def make(node: str) -> None:
             self.api.post("/volumes/create", spec.volume_body(self.name, node))
             self._make(node, bodies[node])

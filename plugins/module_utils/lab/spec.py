@@ -39,6 +39,11 @@ KEYS_AT = "/srv/rdm/lab"
 FILES_AT = ".rdm/lab"  # below the inventory
 HOST_KEY = "ssh_host_ed25519_key"
 USER = "rdm"
+SHARED_AT = "/shared"
+SLURM_GPUS = 4
+"""Of each node of a Slurm lab: device files that stand in for GPUs."""
+SLURM_TYPES = {"hgx": "hgx", "gpu2": "a10"}
+"""Partition -> type of its GPUs: the first node alone is in the one, the others are in the other."""
 
 # In the order of their bits; linux/capability.h.
 # fmt: off
@@ -81,6 +86,7 @@ class NodeSpec(NamedTuple):
     archives: str
     capabilities: Capabilities
     cgroup_version: str
+    slurm: bool = False
 
 
 # --- names ----------------------------------------------------------------------------------------------
@@ -200,6 +206,11 @@ def volume_body(lab: str, node: str) -> Dict[str, Any]:
     return {"Name": object_name(lab, node), "Labels": labels(lab, node=node)}
 
 
+def shared_volume_body(lab: str) -> Dict[str, Any]:
+    """Return what makes the volume that the nodes of a Slurm lab share."""
+    return {"Name": object_name(lab, "shared"), "Labels": labels(lab)}
+
+
 def switch_body(lab: str, image: str) -> Dict[str, Any]:
     """Return what makes the switch: it sees the processes of the nodes to reach their network namespaces."""
     return stamped(
@@ -246,11 +257,14 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
     else:
         host["CgroupnsMode"] = "private"
+    if node.slurm:
+        binds.append(f"{object_name(node.lab, 'shared')}:{SHARED_AT}")
     host["Binds"] = binds
     return stamped(
         {
+            **({"Env": [f"RDM_LAB_GPUS={SLURM_GPUS}"]} if node.slurm else {}),
             "Image": node.image,
-            "Cmd": ["rdm-lab", "init"],
+            "Cmd": ["rdm-slurm-node"] if node.slurm else ["rdm-lab", "init"],
             "Hostname": node.name,
             "StopSignal": "SIGTERM",
             "Labels": labels(node.lab, node=node.name),
@@ -347,6 +361,47 @@ def inventory(
             "vars": variables,
         }
     }
+
+
+def slurm_inventory(made: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the inventory of a lab whose nodes are a Slurm cluster: two partitions, and who is in them.
+
+    Its hardware is a stand-in: device files without GPUs behind them, and more cores and memory than there
+    are, so that jobs of the size that is usual on such nodes are accepted.
+
+    Args:
+        made: the inventory of the lab, as :func:`inventory` returns it.
+    """
+    children = made["cluster"]["children"]
+    groups = {"hgx": children["master"]["hosts"], "gpu2": children["workers"]["hosts"]}
+    gpus = {
+        name: {"hosts": {host: {} for host in hosts}, "vars": {"slurm_gpu_type": SLURM_TYPES[name]}}
+        for name, hosts in groups.items()
+        if hosts
+    }
+    login: Dict[str, Any] = {"hosts": {host: {} for host in groups["hgx"]}}
+    variables = {
+        **made["cluster"]["vars"],
+        "job_directory": f"{SHARED_AT}/jobs",
+        "python_env_directory": f"{SHARED_AT}/python",
+        "python_env_shared": True,
+        "slurm_partitions": {
+            name: {"groups": [name], "default": number == 0} for number, name in enumerate(gpus)
+        },
+        "slurm_gpu_devices": [f"/dev/nvidia{number}" for number in range(SLURM_GPUS)],
+        "slurm_cpus": 16,
+        "slurm_memory": 16000,
+        "slurm_options": {
+            # Both are for hardware that is not what the configuration says.
+            "SlurmdParameters": "config_overrides",
+            "DefMemPerCPU": 100,
+            # Sooner than on a cluster whose nodes are really away for a while.
+            "AuthInfo": "cred_expire=5",
+            "SlurmdTimeout": 10,
+            "SchedulerParameters": "bf_interval=5,sched_interval=5,bf_resolution=60,bf_hetjob_immediate",
+        },
+    }
+    return {"cluster": {"children": {**children, **gpus, "login": login}, "vars": variables}}
 
 
 def _archive(name: str, file: str) -> Dict[str, Any]:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plan a Slurm cluster, or refuse it; see plugins/modules/slurm_plan.py."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf, slurm_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import role_defaults
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
+
+HEALTH_CHECK = Path(__file__).resolve().parents[2] / "roles/slurm/files/health-check"
+KEY_BYTES = 64
+
+
+class ActionModule(ActionBase):
+    """The action: decides, and makes the key; it talks to no host."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _supports_check_mode = True
+
+    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the plan, or the refusal."""
+        variables: dict[str, Any] = task_vars or {}
+        result: dict[str, Any] = super().run(tmp, variables)
+        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
+        result["changed"] = False
+        try:
+            result["plan"] = (
+                self._end(options, variables)
+                if options["state"] == "absent"
+                else self._plan(options, variables)
+            )
+        except Refused as refused:
+            result.update(refused.result("nodes"))
+        return result
+
+    def _end(self, options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is taken away."""
+        found = registered(options["facts"], variables)
+        jobs = [job for one in found.values() for job in one.get("slurm", {}).get("jobs", [])]
+        if problems := slurm_plan.check_queue(jobs):
+            raise Refused(problems)
+        return {**slurm_plan.removed(), "database": slurm_conf.database(options["cluster"])}
+
+    def _plan(self, options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what each host gets, and make the key."""
+        cluster, problems = self._cluster(options, variables)
+        facts = {name: host.facts for name, host in cluster.hosts.items()}
+        problems += slurm_plan.check_key(_digest(options["key"]), facts, options["key"])
+        if problems:
+            raise Refused(problems)
+        if not self._task.check_mode:
+            make_key(Path(options["key"]))
+        health = HEALTH_CHECK.read_text(encoding="utf-8") if options["health_check"] else ""
+        return {
+            "controller": cluster.controller,
+            "login": cluster.login,
+            "nodes": cluster.nodes,
+            "database": slurm_conf.database(cluster.name),
+            "hosts": slurm_plan.hosts_of(cluster, _digest(options["key"]), options["accounts"], health),
+            "hints": slurm_conf.hints(cluster),
+        }
+
+    def _cluster(
+        self, options: Mapping[str, Any], variables: Mapping[str, Any]
+    ) -> tuple[slurm_conf.Cluster, list[Problem]]:
+        """Return the cluster and what is wrong with it; Refused when nothing more can be said."""
+        groups = variables["groups"]
+        problems: list[Problem] = []
+        controller, login = slurm_conf.controller_of(groups, problems)
+        nodes = list(dict.fromkeys([*groups.get("master", []), *groups.get("workers", [])]))
+        partitions = slurm_conf.partitions_of(options["partitions"], groups, nodes, problems)
+        problems += slurm_plan.check_accounts(options["accounts"])
+        wanted = list(dict.fromkeys([*nodes, controller, login]))
+        found = registered(options["facts"], variables, wanted)
+        for name in wanted:
+            if "slurm" not in found.get(name, {}):
+                remedy = "give the cluster as a whole, without --limit, and see that each host is reached"
+                problems.append(
+                    Problem(name, "", "was not looked at, and Slurm has one configuration", remedy)
+                )
+        if problems:
+            raise Refused(problems)
+        hosts = {name: _host(name, found[name]["slurm"], variables) for name in wanted}
+        cgroups = options["cgroups"] == "true" or (
+            options["cgroups"] == "auto" and slurm_conf.cgroups_work(hosts[name].facts for name in nodes)
+        )
+        hooks = (
+            {name: f"{path}/*" for name, path in slurm_plan.HOOKS.items()} if options["health_check"] else {}
+        )
+        cluster = slurm_conf.Cluster(
+            options["cluster"], controller, login, partitions, hosts, options["options"], cgroups, hooks
+        )
+        problems += slurm_conf.check(cluster)
+        if not problems:
+            there = hosts[controller].facts
+            problems += slurm_conf.endangered(there["conf"], slurm_conf.slurm_conf(cluster), there["jobs"])
+        return cluster, problems
+
+
+def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> slurm_conf.Host:
+    """Return a host with its own variables."""
+    own = variables["hostvars"][name]
+    defaults = dict(role_defaults())
+
+    def value(variable: str) -> Any:
+        return own[variable] if variable in own else defaults[variable]
+
+    return slurm_conf.Host(
+        name,
+        str(value("slurm_address") or own.get("ansible_host") or name),
+        facts,
+        cpus=int(value("slurm_cpus")),
+        memory=int(value("slurm_memory")),
+        gpu_type=str(value("slurm_gpu_type")),
+        gpu_devices=[str(device) for device in value("slurm_gpu_devices")],
+        options=value("slurm_node_options"),
+    )
+
+
+def make_key(path: Path) -> None:
+    """Make munge's key, which only its owner can read, unless it is there."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    (path.parent / ".gitignore").write_text("*\n", encoding="ascii")
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+def _digest(path: str) -> str:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except FileNotFoundError:
+        return ""

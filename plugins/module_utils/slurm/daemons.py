@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm's daemons on a host: start, start again, reconfigure and stop them, with systemd or without.
+
+Running jobs go on in all of it: slurmctld keeps its state on the disk, and slurmd's steps are processes of
+their own that a new slurmd finds again (slurmctld(8), slurmd(8)).
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import pwd
+import shutil
+import signal
+import time
+from typing import Any, Callable, Dict, List, Mapping
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.node.programs import (
+    ProgramProblem,
+    find_program,
+    run_program,
+)
+from ansible_collections.rdm.provision.plugins.module_utils.slurm import look
+
+STATE = "/var/lib/slurm/slurmctld"
+STOP_S = 60.0
+POLL_S = 0.1
+RUN_S = 120.0
+
+ORDER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
+PROCESSES = {"munge": "munged", "mariadb": "mariadbd"}  # the others are called as their service is
+LOGS = {
+    "munge": "/var/log/munge/munged.log",
+    "mariadb": "/var/log/mysql/error.log",
+    "slurmdbd": "/var/log/slurm/slurmdbd.log",
+    "slurmctld": "/var/log/slurm/slurmctld.log",
+    "slurmd": "/var/log/slurm/slurmd.log",
+}
+
+
+class SlurmProblem(Exception):  # noqa: N818  # one sentence for the user
+    """Why a daemon is not as it should be."""
+
+
+class Services:
+    """The services of a host, as its init keeps them."""
+
+    def __init__(self) -> None:
+        self.systemd = os.path.isdir("/run/systemd/system")
+
+    def pids(self, name: str) -> List[int]:
+        """Return the processes of a service."""
+        process = PROCESSES.get(name, name)
+        return [
+            int(entry)
+            for entry in os.listdir("/proc")
+            if entry.isdigit() and read_text("/proc/{0}/comm".format(entry)).strip() == process
+        ]
+
+    def enabled(self, name: str) -> bool:
+        """Whether it starts when the host boots."""
+        if self.systemd:
+            try:
+                run_program(["systemctl", "is-enabled", "--quiet", name], RUN_S)
+            except ProgramProblem:
+                return False
+            return True
+        return bool(glob.glob("/etc/rc3.d/S??" + name))
+
+    def enable(self, name: str, on: bool) -> None:
+        """Have it started, or not, when the host boots."""
+        if self.systemd:
+            run_program(["systemctl", "enable" if on else "disable", "--quiet", name], RUN_S)
+        else:
+            run_program([find_program("update-rc.d"), name, "enable" if on else "disable"], RUN_S)
+
+    def start(self, name: str) -> None:
+        """Start it."""
+        if self.systemd:
+            run_program(["systemctl", "daemon-reload"], RUN_S)
+            run_program(["systemctl", "start", name], RUN_S)
+        else:
+            run_program(["/etc/init.d/" + name, "start"], RUN_S)
+
+    def restart(self, name: str) -> None:
+        """Stop it, and start it."""
+        self.stop(name)
+        self.start(name)
+
+    def stop(self, name: str) -> None:
+        """Stop it, and wait until it is gone."""
+        if self.systemd:
+            run_program(["systemctl", "stop", name], RUN_S)
+            return
+        deadline = time.monotonic() + STOP_S
+        for pid in self.pids(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        while self.pids(name):
+            if time.monotonic() > deadline:
+                raise SlurmProblem(
+                    "{0} does not end within {1:g} s: see {2}".format(name, STOP_S, LOGS[name])
+                )
+            time.sleep(POLL_S)
+
+
+def answers(name: str) -> bool:
+    """Whether a service does its work."""
+    asked: Dict[str, List[str]] = {
+        "munge": [find_program("munge"), "-n"],
+        "mariadb": [find_program("mariadb", "mysql"), "--batch", "--execute=SELECT 1"],
+        "slurmdbd": [find_program("sacctmgr"), "--noheader", "show", "cluster"],
+        "slurmctld": [find_program("scontrol"), "ping"],
+    }
+    if name not in asked:
+        return True
+    try:
+        said = run_program(asked[name], RUN_S)
+    except ProgramProblem:
+        return False
+    return name != "slurmctld" or "UP" in said
+
+
+def wait_for(name: str, services: Services, seconds: float) -> None:
+    """Wait until a service runs and does its work.
+
+    Raises:
+        SlurmProblem: it does not in time; the last line of its log is in it.
+    """
+    deadline = time.monotonic() + seconds
+    while not (services.pids(name) and answers(name)):
+        if time.monotonic() > deadline:
+            said = read_text(LOGS[name]).strip().splitlines()[-1:]
+            words = "; its log ends with: {0}".format(said[0].strip()) if said else ""
+            raise SlurmProblem(
+                "{0} does not answer {1:g} s after it was started{2}".format(name, seconds, words)
+            )
+        time.sleep(POLL_S)
+
+
+# --- accounting ------------------------------------------------------------------------------------------
+
+
+def _sql(statement: str) -> str:
+    return run_program(
+        [find_program("mariadb", "mysql"), "--batch", "--skip-column-names", "--execute=" + statement], RUN_S
+    )
+
+
+def database_missing(name: str) -> bool:
+    """Whether the database or the right to use it is not there. NAME has letters, digits and '_' only."""
+    there = name in _sql("SHOW DATABASES LIKE '{0}'".format(name)).split()
+    known = _sql("SELECT COUNT(*) FROM mysql.db WHERE User = 'slurm' AND Db = '{0}'".format(name))  # noqa: S608
+    return not there or known.strip() == "0"
+
+
+def make_database(name: str) -> None:
+    """Make the database, and let the system's user slurm use it, who is known without a password."""
+    _sql("CREATE DATABASE IF NOT EXISTS {0}".format(name))
+    _sql("CREATE USER IF NOT EXISTS 'slurm'@'localhost' IDENTIFIED VIA unix_socket")
+    _sql("GRANT ALL ON {0}.* TO 'slurm'@'localhost'".format(name))
+
+
+def remove_database(name: str) -> None:
+    """Remove the database, with all that is known of past jobs, and what its user may do there."""
+    _sql("DROP DATABASE IF EXISTS {0}".format(name))
+    _sql("REVOKE ALL PRIVILEGES ON {0}.* FROM 'slurm'@'localhost'".format(name))
+
+
+def accounting(*argv: str) -> List[List[str]]:
+    """Return what sacctmgr shows."""
+    said = run_program([find_program("sacctmgr"), "--noheader", "--parsable2", "show", *argv], RUN_S)
+    return [line.split("|") for line in said.splitlines() if line]
+
+
+def missing_accounts(cluster: str, accounts: Mapping[str, Any]) -> List[List[str]]:
+    """Return the words of sacctmgr that add what is missing."""
+    todo = []
+    if [cluster] not in accounting("cluster", "format=cluster"):
+        todo.append(["cluster", cluster])
+    known = accounting("association", "cluster=" + cluster, "format=account,user")
+    for account, users in accounts.items():
+        if [account, ""] not in known:
+            todo.append(["account", account, "cluster=" + cluster])
+        for user in users:
+            if [account, user] not in known:
+                todo.append(["user", user, "account=" + account, "cluster=" + cluster])
+    return todo
+
+
+# --- all of them -----------------------------------------------------------------------------------------
+
+
+class Change:
+    """What is done, or in check mode would be done."""
+
+    def __init__(self, check: bool) -> None:
+        self.check = check
+        self.actions: List[str] = []
+
+    def do(self, what: str, action: Callable[..., object], *arguments: Any) -> None:
+        """Do something, and remember it."""
+        self.actions.append(what)
+        if not self.check:
+            action(*arguments)
+
+
+def present(options: Mapping[str, Any], check: bool) -> List[str]:
+    """Bring the daemons of this host to their configuration; return what was done.
+
+    Raises:
+        SlurmProblem: one does not come up.
+        ProgramProblem: a program says no.
+    """
+    services = Services()
+    change = Change(check)
+    was = look.applied()
+    for name in ORDER:
+        wanted = options["daemons"].get(name)
+        if wanted is None:
+            continue
+        if name == "mariadb":
+            # One that was there before is not stopped in the end.
+            wanted = {"ours": bool((was.get(name) or {}).get("ours") or not services.enabled(name))}
+        _bring(services, change, name, wanted, was.get(name) or {}, options["timeout"])
+        if name == "mariadb" and ((check and change.actions) or database_missing(options["database"])):
+            change.do("make the accounting database", make_database, options["database"])
+        if name == "slurmdbd" and not (check and change.actions):
+            for words in missing_accounts(options["cluster"], options["accounts"]):
+                argv = [find_program("sacctmgr"), "--immediate", "add", *words]
+                change.do("add the {0} {1}".format(*words), run_program, argv, RUN_S)
+        if not check:
+            was[name] = wanted
+            remember(was)
+    return change.actions
+
+
+def _bring(
+    services: Services,
+    change: Change,
+    name: str,
+    wanted: Dict[str, str],
+    was: Mapping[str, str],
+    seconds: float,
+) -> None:
+    if not services.enabled(name):
+        change.do("enable {0}".format(name), services.enable, name, True)
+    running = bool(services.pids(name))
+    if running and was and wanted.get("restart") != was.get("restart"):
+        change.do("restart {0}".format(name), services.restart, name)
+    elif running and not was and wanted.get("restart"):
+        # It was started by its package, before it was configured.
+        change.do("restart {0}".format(name), services.restart, name)
+    elif not running:
+        change.do("start {0}".format(name), services.start, name)
+    elif name == "slurmctld" and wanted.get("reload") != was.get("reload"):
+        change.do(
+            "have slurmctld and all slurmd read the configuration again",
+            run_program,
+            [find_program("scontrol"), "reconfigure"],
+            RUN_S,
+        )
+    if not change.check:
+        wait_for(name, services, seconds)
+
+
+def remember(what: Mapping[str, Any]) -> None:
+    """Write down what the daemons were started with and have read."""
+    new = look.APPLIED + ".new"
+    with open(new, "w", encoding="ascii") as file:
+        json.dump(what, file, sort_keys=True)
+    os.replace(new, look.APPLIED)
+
+
+def absent(options: Mapping[str, Any], check: bool) -> List[str]:
+    """Stop the daemons that :func:`present` has started; return what was done."""
+    services = Services()
+    change = Change(check)
+    was = look.applied()
+    for name in reversed(ORDER):
+        if name not in was:
+            continue
+        if name == "mariadb":
+            if options["purge"] and not (check and not services.pids(name)):
+                change.do("remove the accounting database", remove_database, options["database"])
+            if not was[name].get("ours"):
+                continue
+        if services.pids(name):
+            change.do("stop {0}".format(name), services.stop, name)
+        if services.enabled(name):
+            change.do("disable {0}".format(name), services.enable, name, False)
+    if was:
+        change.do("forget them", os.unlink, look.APPLIED)
+    if options["purge"] and os.path.isdir(STATE):
+        change.do("remove {0}".format(STATE), shutil.rmtree, STATE)
+    return change.actions
+
+
+def make_directories(paths: List[str], check: bool) -> List[str]:
+    """Make the daemons' directories, of the user slurm; return those that were not right."""
+    entry = pwd.getpwnam("slurm")
+    changed = []
+    for path in paths:
+        right = os.path.isdir(path) and os.stat(path).st_uid == entry.pw_uid
+        if right:
+            continue
+        changed.append("make {0}".format(path))
+        if not check:
+            os.makedirs(path, mode=0o755, exist_ok=True)
+            os.chown(path, entry.pw_uid, entry.pw_gid)
+    return changed
+
+
+# --- the cluster -----------------------------------------------------------------------------------------
+
+
+def nodes() -> List[Dict[str, str]]:
+    """Return the nodes by partition: `node`, `partition`, `state`, `reason`, `gres`.
+
+    Raises:
+        ProgramProblem: slurmctld does not answer.
+    """
+    said = run_program([find_program("sinfo"), "--noheader", "--Node", "--format=%N|%R|%T|%E|%G"], RUN_S)
+    keys = ("node", "partition", "state", "reason", "gres")
+    return [dict(zip(keys, line.split("|"))) for line in said.splitlines() if line]
+
+
+def unready(wanted: List[str], found: List[Dict[str, str]]) -> Dict[str, str]:
+    """Return the nodes that cannot take jobs, and why."""
+    states = {one["node"]: one for one in found}
+    bad = {}
+    for name in wanted:
+        one = states.get(name)
+        if one is None:
+            bad[name] = "slurmctld does not know it"
+        elif one["state"].endswith("*") or one["state"].startswith(
+            ("down", "unknown", "drain", "drng", "fail")
+        ):
+            reason = "" if one["reason"] in ("none", "") else " ({0})".format(one["reason"])
+            bad[name] = "{0}{1}".format(one["state"], reason)
+    return bad
+
+
+def wait_for_nodes(wanted: List[str], seconds: float) -> List[Dict[str, str]]:
+    """Wait until all nodes can take jobs; return them.
+
+    Raises:
+        SlurmProblem: some cannot.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found = nodes()
+            bad = unready(wanted, found)
+        except ProgramProblem as problem:
+            found, bad = [], {"slurmctld": str(problem)}
+        if not bad:
+            return found
+        if time.monotonic() > deadline:
+            said = "; ".join("{0}: {1}".format(*item) for item in sorted(bad.items()))
+            remedy = "see /var/log/slurm/slurmd.log there"
+            raise SlurmProblem(
+                "not all nodes can take jobs after {0:g} s: {1}: {2}".format(seconds, said, remedy)
+            )
+        time.sleep(POLL_S)

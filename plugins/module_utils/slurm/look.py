@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host has that matters to Slurm: hardware, packages, what runs, and whose it is. Nothing is changed.
+
+Sources: the kernel's Documentation/admin-guide/cputopology.rst and cgroup-v2.rst; proc(5).
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+import socket
+from typing import Any, Dict, Iterable, List
+
+from ansible_collections.rdm.provision.plugins.module_utils.node import sysfs
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.node.programs import (
+    ProgramProblem,
+    find_program,
+    run_program,
+)
+
+CONFIG_DIR = "/etc/slurm"
+CONFIG = CONFIG_DIR + "/slurm.conf"
+# Where Slurm of other packages has it.
+OTHER_CONFIGS = ("/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
+CLAIM = CONFIG_DIR + "/rdm-cluster"
+MUNGE_KEY = "/etc/munge/munge.key"
+APPLIED = "/var/lib/slurm/rdm-applied.json"
+MARK = "# Written by rdm-provision"
+DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
+TIMEOUT_S = 60.0
+QUEUE_FORMAT = "%A|%T|%P|%N"
+
+# What each of our names is called by the packages of Debian and Ubuntu, and of Fedora and EPEL.
+PACKAGES = {
+    "apt": {
+        "munge": "munge",
+        "client": "slurm-client",
+        "slurmd": "slurmd",
+        "slurmctld": "slurmctld",
+        "slurmdbd": "slurmdbd",
+        "mariadb": "mariadb-server",
+    },
+    "dnf": {
+        "munge": "munge",
+        "client": "slurm",
+        "slurmd": "slurm-slurmd",
+        "slurmctld": "slurm-slurmctld",
+        "slurmdbd": "slurm-slurmdbd",
+        "mariadb": "mariadb-server",
+    },
+}
+
+
+def look(devices: Iterable[str]) -> Dict[str, Any]:
+    """Return everything.
+
+    Args:
+        devices: device files that are to be there.
+    """
+    manager = "apt" if find_program("apt-get") else "dnf" if find_program("dnf") else ""
+    installed = installed_versions(manager)
+    claim = read_text(CLAIM).strip()
+    slurm = next((installed[name] for name in ("client", *DAEMONS) if installed.get(name)), "")
+    running = processes()
+    return {
+        "hostname": socket.gethostname().partition(".")[0],
+        "systemd": os.path.isdir("/run/systemd/system"),
+        "manager": manager,
+        "packages": installed,
+        "names": PACKAGES.get(manager, {}),
+        "version": slurm,
+        "candidate": "" if slurm else candidate(manager),
+        "cpus": topology(),
+        "memory": memory(read_text("/proc/meminfo")),
+        "gpus": sysfs.gpus(),
+        "missing_devices": [device for device in devices if not os.path.exists(device)],
+        "cgroup": cgroups(),
+        "claim": claim,
+        "foreign": "" if claim else foreign(running),
+        "running": sorted(name for name in running if running[name]),
+        "munge_key": key_digest(),
+        "conf": read_text(CONFIG) if claim else "",
+        "applied": applied(),
+        "jobs": queue() if claim and running.get("slurmctld") else [],
+    }
+
+
+def topology(root: str = "/sys") -> Dict[str, int]:
+    """Return `cpus`, `sockets`, `cores` of a socket and `threads` of a core, of the CPUs that are online."""
+    packages, cores, count = set(), set(), 0
+    for directory in glob.glob(os.path.join(root, "devices/system/cpu/cpu[0-9]*")):
+        package = read_text(directory + "/topology/physical_package_id").strip()
+        core = read_text(directory + "/topology/core_id").strip()
+        if not package:  # offline
+            continue
+        count += 1
+        packages.add(package)
+        cores.add((package, core))
+    count = count or os.cpu_count() or 1
+    sockets = max(1, len(packages))
+    per_socket = max(1, len(cores) // sockets)
+    return {
+        "cpus": count,
+        "sockets": sockets,
+        "cores": per_socket,
+        "threads": max(1, count // (sockets * per_socket)),
+    }
+
+
+def memory(meminfo: str) -> int:
+    """Return the memory in MiB by the text of /proc/meminfo."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    return int(match.group(1)) // 1024 if match else 0
+
+
+def cgroups(root: str = "/sys/fs/cgroup") -> Dict[str, Any]:
+    """Return `version` (0 for none) and `controllers` of the control groups."""
+    text = read_text(root + "/cgroup.controllers")
+    if text or os.path.exists(root + "/cgroup.controllers"):
+        return {"version": 2, "controllers": text.split()}
+    found = sorted(
+        {name for entry in os.listdir(root) for name in entry.split(",")} if os.path.isdir(root) else []
+    )
+    return {"version": 1 if "memory" in found else 0, "controllers": found}
+
+
+def processes(proc: str = "/proc") -> Dict[str, List[int]]:
+    """Return the processes of Slurm's daemons, by name."""
+    found: Dict[str, List[int]] = {name: [] for name in DAEMONS}
+    for entry in os.listdir(proc):
+        name = read_text("{0}/{1}/comm".format(proc, entry)).strip() if entry.isdigit() else ""
+        if name in found:
+            found[name].append(int(entry))
+    return found
+
+
+def foreign(running: Dict[str, List[int]]) -> str:
+    """Return what of a Slurm is here, on a host that no cluster of ours has claimed; empty for nothing."""
+    for path in (CONFIG, *OTHER_CONFIGS):
+        if os.path.exists(path) and MARK not in read_text(path):
+            return "{0} is there".format(path)
+    names = [name for name in DAEMONS if running.get(name)]
+    return "{0} runs".format(names[0]) if names else ""
+
+
+def key_digest(path: str = MUNGE_KEY) -> str:
+    """Return the digest of munge's key, which is random, so that it tells nothing; empty for no key."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.sha256(file.read()).hexdigest()
+    except OSError:
+        return ""
+
+
+def applied() -> Dict[str, Any]:
+    """Return what the daemons were started with and have read, by name."""
+    try:
+        return dict(json.loads(read_text(APPLIED) or "{}"))
+    except ValueError:
+        return {}
+
+
+def installed_versions(manager: str) -> Dict[str, str]:
+    """Return the versions of the packages that are installed, by our names; empty for those that are not."""
+    names = PACKAGES.get(manager, {})
+    found = {}
+    for ours, theirs in names.items():
+        command = (
+            [find_program("dpkg-query"), "-W", "-f=${db:Status-Status} ${Version}", theirs]
+            if manager == "apt"
+            else [find_program("rpm"), "-q", "--qf", "installed %{VERSION}", theirs]
+        )
+        try:
+            status, _, version = run_program(command, TIMEOUT_S).partition(" ")
+        except ProgramProblem:
+            status, version = "", ""
+        found[ours] = version.strip() if status == "installed" else ""
+    return found
+
+
+def candidate(manager: str) -> str:
+    """Return the version of Slurm that would be installed; empty where none is known."""
+    try:
+        if manager == "apt":
+            said = run_program([find_program("apt-cache"), "policy", PACKAGES["apt"]["slurmd"]], TIMEOUT_S)
+            match = re.search(r"Candidate: (\d\S+)", said)
+            return match.group(1) if match else ""
+        if manager == "dnf":
+            argv = [find_program("dnf"), "-q", "repoquery", "--qf", "%{VERSION}", PACKAGES["dnf"]["slurmd"]]
+            return run_program(argv, TIMEOUT_S).strip().splitlines()[-1]
+    except (ProgramProblem, IndexError):
+        pass
+    return ""
+
+
+def queue() -> List[Dict[str, str]]:
+    """Return the jobs in the queue: id, state, partition, nodes."""
+    try:
+        said = run_program([find_program("squeue"), "--noheader", "--format=" + QUEUE_FORMAT], TIMEOUT_S)
+    except ProgramProblem:
+        return []
+    return [
+        dict(zip(("id", "state", "partition", "nodes"), line.split("|")))
+        for line in said.splitlines()
+        if line
+    ]

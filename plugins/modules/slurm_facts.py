@@ -1,0 +1,81 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Read what a host has that matters to Slurm, in one call."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: slurm_facts
+short_description: Read what a host has that matters to Slurm, in one call
+description:
+  - Returns cores, memory, GPUs, control groups, packages, and whose Slurm is there. Reads files, and asks the
+    package manager, and Slurm where it is this collection's.
+version_added: 0.3.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  devices:
+    description: Device files that are to be there.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Look
+  rdm.provision.slurm_facts:
+  register: slurm_facts
+"""
+
+RETURN = r"""
+slurm:
+  description: What the host has.
+  returned: always
+  type: dict
+  contains:
+    hostname: {description: "Its own name, without a domain.", type: str, sample: gpu-001}
+    systemd: {description: Whether systemd runs., type: bool}
+    manager: {description: "C(apt), C(dnf), or empty.", type: str, sample: apt}
+    packages: {description: "Versions of the packages by our names, empty where not installed.", type: dict}
+    names: {description: Their names in this distribution., type: dict}
+    version: {description: "Version of Slurm, empty where it is not installed.", type: str, sample: 22.05.8-4}
+    candidate: {description: "The version that would be installed.", type: str}
+    cpus: {description: "C(cpus), C(sockets), C(cores) of a socket, C(threads) of a core.", type: dict}
+    memory: {description: In MiB., type: int, sample: 1031000}
+    gpus: {description: "As M(rdm.provision.node_facts) has them.", type: list, elements: dict}
+    missing_devices: {description: "Those of O(devices) that are not there.", type: list, elements: str}
+    cgroup: {description: "C(version) and C(controllers).", type: dict}
+    claim: {description: "The cluster that made the Slurm that is there; empty for none.", type: str}
+    foreign: {description: "What is there of a Slurm that is not ours; empty for nothing.", type: str}
+    running: {description: Slurm's daemons that run., type: list, elements: str}
+    munge_key: {description: "Digest of munge's key; empty for none.", type: str}
+    conf: {description: "The text of slurm.conf, where it is ours.", type: str}
+    applied: {description: "What the daemons were started with and have read.", type: dict}
+    jobs: {description: "The queue: C(id), C(state), C(partition), C(nodes).", type: list, elements: dict}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.look import look
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={"devices": {"type": "list", "elements": "str", "default": []}},
+        supports_check_mode=True,
+    )
+    module.exit_json(changed=False, slurm=look(module.params["devices"]))
+
+
+if __name__ == "__main__":
+    main()

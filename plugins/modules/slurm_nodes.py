@@ -1,0 +1,83 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Ask slurmctld for its nodes and its queue, or wait until all nodes can take jobs."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: slurm_nodes
+short_description: Ask slurmctld for its nodes and its queue, or wait until all nodes can take jobs
+version_added: 0.3.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+description:
+  - Runs on a host that has Slurm's commands.
+options:
+  wait_for:
+    description: Names of nodes that have to be able to take jobs. One that somebody has drained is not.
+    type: list
+    elements: str
+    default: []
+  timeout:
+    description: Seconds to wait.
+    type: float
+    default: 60
+"""
+
+EXAMPLES = r"""
+- name: Ask
+  rdm.provision.slurm_nodes:
+"""
+
+RETURN = r"""
+nodes:
+  description: For each node and partition, C(node), C(partition), C(state), C(reason) and C(gres).
+  returned: success
+  type: list
+  elements: dict
+jobs:
+  description: The queue, C(id), C(state), C(partition) and C(nodes).
+  returned: success
+  type: list
+  elements: dict
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem, find_program
+from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, look
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "wait_for": {"type": "list", "elements": "str", "default": []},
+            "timeout": {"type": "float", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    options = module.params
+    if not find_program("sinfo"):
+        module.fail_json(msg="Slurm is not installed here: rdm-provision slurm up makes a cluster")
+    try:
+        if options["wait_for"]:
+            nodes = daemons.wait_for_nodes(options["wait_for"], options["timeout"])
+        else:
+            nodes = daemons.nodes()
+    except (daemons.SlurmProblem, ProgramProblem) as problem:
+        module.fail_json(msg=str(problem))
+    module.exit_json(changed=False, nodes=nodes, jobs=look.queue())
+
+
+if __name__ == "__main__":
+    main()

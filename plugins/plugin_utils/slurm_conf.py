@@ -1,0 +1,588 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A cluster's Slurm: who does what, and the text of each configuration file. Pure decisions.
+
+Formats and meanings: slurm.conf(5), gres.conf(5), cgroup.conf(5), slurmdbd.conf(5) of Slurm 22.05 to 24.11.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+
+CONFIG_DIR = "/etc/slurm"
+STATE_DIR = "/var/lib/slurm"
+PORTS = {"slurmctld": 6817, "slurmd": 6818, "slurmdbd": 6819}
+SRUN_PORTS = "60001-63000"
+DATABASE_PREFIX = "rdm_slurm_"
+DEFAULT_PARTITION = "main"
+# The kernel keeps some for itself, and another amount after each update: a node that has less than its
+# configuration says is drained.
+MEMORY_SHARE = 0.97
+MEMORY_STEP_MIB = 100
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
+_VALUE = re.compile(r"[^\0-\x1f#]+")
+_TIME = re.compile(r"UNLIMITED|\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", re.IGNORECASE)
+_DEVICE = re.compile(r"/dev/[A-Za-z0-9_/.-]+")
+
+# What the role itself decides: from the inventory, or because daemons and files depend on it.
+_OWN = frozenset(
+    name.lower()
+    for name in (
+        *("AccountingStorageHost", "AccountingStoragePort", "AccountingStorageType", "AuthType"),
+        *(
+            "ClusterName",
+            "GresTypes",
+            "Include",
+            "NodeName",
+            "PartitionName",
+            "Prolog",
+            "Epilog",
+            "ProctrackType",
+        ),
+        *("SlurmctldHost", "SlurmctldLogFile", "SlurmctldPidFile", "SlurmctldPort", "SlurmdLogFile"),
+        *("SlurmdPidFile", "SlurmdPort", "SlurmdSpoolDir", "SlurmUser", "SlurmdUser", "SrunPortRange"),
+        *("StateSaveLocation", "TaskPlugin"),
+    )
+)
+# Slurm's daemons take these, and partitions, from `scontrol reconfigure`; for all others they start again.
+# Either way running jobs go on.
+_RELOADED = frozenset(
+    name.lower()
+    for name in (
+        *("DefMemPerCPU", "DefMemPerNode", "MaxMemPerCPU", "MaxMemPerNode", "InactiveLimit", "KillWait"),
+        *("MessageTimeout", "MinJobAge", "PrologEpilogTimeout", "ResumeTimeout", "ReturnToService"),
+        *("SchedulerParameters", "SlurmctldDebug", "SlurmctldTimeout", "SlurmdDebug", "SlurmdTimeout"),
+        *("UnkillableStepTimeout", "PriorityDecayHalfLife", "PriorityWeightAge", "PriorityWeightFairshare"),
+        *(
+            "PriorityWeightJobSize",
+            "PriorityWeightPartition",
+            "PriorityWeightQOS",
+            "PartitionName",
+            "DebugFlags",
+        ),
+    )
+)
+_HARDWARE = ("CPUs", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "Gres")
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host of the cluster.
+
+    Attributes:
+        name: in the inventory, and in Slurm.
+        address: at which the others reach it.
+        facts: what rdm.provision.slurm_facts found.
+        cpus: as the user says; 0 for what was found.
+        memory: MiB, as the user says; 0 for what was found.
+        gpu_type: the second word of `gpu:TYPE:NUMBER`; empty for none.
+        gpu_devices: their device files, as the user says; empty for those of the GPUs that were found.
+        options: further ones of its line in slurm.conf.
+    """
+
+    name: str
+    address: str
+    facts: Mapping[str, Any]
+    cpus: int = 0
+    memory: int = 0
+    gpu_type: str = ""
+    gpu_devices: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def devices(self) -> list[str]:
+        """The device files of its GPUs."""
+        return list(self.gpu_devices) or gpu_devices(self.facts.get("gpus") or [])
+
+    @property
+    def gres(self) -> str:
+        """`gpu:TYPE:NUMBER`, or nothing."""
+        kind = f"gpu:{self.gpu_type}" if self.gpu_type else "gpu"
+        return f"{kind}:{len(self.devices)}" if self.devices else ""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition: its nodes in the inventory's order, and how it is used."""
+
+    name: str
+    nodes: tuple[str, ...]
+    default: bool = False
+    max_time: str = "UNLIMITED"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Slurm cluster as the inventory describes it.
+
+    Attributes:
+        name: of the cluster.
+        controller: the host of slurmctld, slurmdbd and MariaDB.
+        login: the host that jobs are submitted from.
+        partitions: in the inventory's order.
+        hosts: all of them, by name.
+        options: the user's own of slurm.conf.
+        cgroups: whether cgroups hold a job's processes together, and to what it was given.
+        hooks: what runs on a node before and after each job, by the name of its option.
+    """
+
+    name: str
+    controller: str
+    login: str
+    partitions: tuple[Partition, ...]
+    hosts: Mapping[str, Host]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cgroups: bool = False
+    hooks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The compute nodes."""
+        return list(dict.fromkeys(node for partition in self.partitions for node in partition.nodes))
+
+
+# --- who does what ---------------------------------------------------------------------------------------
+
+
+def controller_of(groups: Mapping[str, Sequence[str]], problems: list[Problem]) -> tuple[str, str]:
+    """Return the controller and the login host.
+
+    Args:
+        groups: the inventory's, with their hosts.
+        problems: what is wrong is added here.
+    """
+    chosen = []
+    for group in ("slurm_controller", "login"):
+        hosts = list(groups.get(group) or [])
+        if len(hosts) > 1:
+            reason = f"has {len(hosts)} hosts ({names(hosts)})"
+            problems.append(Problem(None, f"the group {group}", reason, "leave one of them there"))
+        if group in groups and not hosts:
+            reason = "is in the inventory and has no host"
+            problems.append(Problem(None, f"the group {group}", reason, "put one there, or remove the group"))
+        chosen.append(hosts[0] if hosts else "")
+    master = next(iter(groups.get("master") or []), "")
+    controller = chosen[0] or chosen[1] or master
+    return controller, chosen[1] or controller
+
+
+def partitions_of(
+    wanted: Mapping[str, Any],
+    groups: Mapping[str, Sequence[str]],
+    nodes: Sequence[str],
+    problems: list[Problem],
+) -> tuple[Partition, ...]:
+    """Return the partitions.
+
+    Args:
+        wanted: `slurm_partitions`; empty for one of all nodes.
+        groups: the inventory's, with their hosts.
+        nodes: the cluster's, in the inventory's order.
+        problems: what is wrong is added here.
+    """
+    if not wanted:
+        return (Partition(DEFAULT_PARTITION, tuple(nodes), default=True),)
+    found = []
+    for name, value in wanted.items():
+        what = f"slurm_partitions: {name}"
+        if not _NAME.fullmatch(str(name)):
+            remedy = "use letters, digits, '_' and '-', beginning with a letter or digit"
+            problems.append(Problem(None, what, "is no name for a partition", remedy))
+            continue
+        if not isinstance(value, Mapping) or not isinstance(value.get("groups"), list) or not value["groups"]:
+            remedy = f"write {name}: {{groups: [GROUP]}}"
+            problems.append(Problem(None, what, "names no groups of hosts", remedy))
+            continue
+        members: list[str] = []
+        for group in value["groups"]:
+            if group in groups:
+                members += groups[group]
+                continue
+            close = difflib.get_close_matches(str(group), [*groups], n=1)
+            remedy = f"did you mean {close[0]}?" if close else f"the groups are {names(sorted(groups))}"
+            problems.append(
+                Problem(None, what, f"is of the group {group!r}, which the inventory lacks", remedy)
+            )
+        strangers = [host for host in dict.fromkeys(members) if host not in nodes]
+        if strangers:
+            remedy = "put them into workers as well"
+            problems.append(Problem(None, what, f"has hosts that are no nodes: {names(strangers)}", remedy))
+        max_time = str(value.get("max_time") or "UNLIMITED")
+        if not _TIME.fullmatch(max_time):
+            remedy = "write minutes, hours:minutes:seconds, or days-hours:minutes:seconds"
+            problems.append(Problem(None, what, f"has the max_time {max_time!r}, which is no time", remedy))
+        options = value.get("options") or {}
+        _check_options(
+            f"{what}: options", options, problems, {"nodes", "default", "maxtime", "partitionname"}
+        )
+        unknown = [key for key in value if key not in ("groups", "default", "max_time", "options")]
+        if unknown:
+            remedy = "it has groups, default, max_time and options"
+            problems.append(Problem(None, what, f"has {names(map(str, unknown))}, which is unknown", remedy))
+        chosen = tuple(node for node in nodes if node in members)
+        if not chosen and all(group in groups for group in value["groups"]):
+            remedy = "put nodes into its groups, or remove it"
+            problems.append(Problem(None, what, "has no nodes", remedy))
+        found.append(Partition(str(name), chosen, bool(value.get("default")), max_time, options))
+    several = [partition.name for partition in found if partition.default]
+    if len(several) > 1:
+        reason = f"has {len(several)} defaults ({names(several)})"
+        problems.append(Problem(None, "slurm_partitions", reason, "leave one of them"))
+    inside = {node for partition in found for node in partition.nodes}
+    for node in nodes:
+        if node not in inside and not problems:
+            remedy = "name one of its groups in slurm_partitions"
+            problems.append(Problem(node, "", "is in no partition, so no job could ever run there", remedy))
+    return tuple(found)
+
+
+def _check_options(what: str, options: Any, problems: list[Problem], own: Iterable[str] = ()) -> None:
+    if not isinstance(options, Mapping):
+        problems.append(Problem(None, what, "is no dictionary", "write NAME: value, one a line"))
+        return
+    for key, value in options.items():
+        if not _KEY.fullmatch(str(key)):
+            problems.append(Problem(None, f"{what}: {key}", "is no name of an option", "see man slurm.conf"))
+        elif str(key).lower() in own:
+            remedy = "leave it out: it follows from the inventory"
+            problems.append(Problem(None, f"{what}: {key}", "is the role's own", remedy))
+        elif not _VALUE.fullmatch(str(value)):
+            remedy = "write it in one line, without '#'"
+            problems.append(Problem(None, f"{what}: {key}", "has a value that cannot be written", remedy))
+
+
+def check(cluster: Cluster) -> list[Problem]:
+    """Return what is wrong with a cluster, by what its hosts say."""
+    problems: list[Problem] = []
+    _check_options("slurm_options", cluster.options, problems, _OWN)
+    for host in cluster.hosts.values():
+        foreign = host.facts.get("foreign")
+        if foreign:
+            remedy = "use that one as it is; or remove it from the host, or the host from the inventory"
+            problems.append(
+                Problem(host.name, foreign, "and is not of rdm-provision, so it is not touched", remedy)
+            )
+        claim = host.facts.get("claim") or cluster.name
+        if claim != cluster.name:
+            remedy = f"take that down first, or set rdm_cluster: {claim}"
+            problems.append(Problem(host.name, "its Slurm", f"is of the cluster {claim}", remedy))
+    versions: dict[str, list[str]] = {}
+    for host in cluster.hosts.values():
+        version = release(host.facts.get("version") or host.facts.get("candidate") or "")
+        if not version:
+            remedy = "add the package sources that have it"
+            problems.append(
+                Problem(host.name, "", "has no package of Slurm and finds none to install", remedy)
+            )
+        else:
+            versions.setdefault(version, []).append(host.name)
+    if len(versions) > 1:
+        said = "; ".join(f"{version} on {names(who, 3)}" for version, who in sorted(versions.items()))
+        remedy = "give all hosts the same release"
+        problems.append(Problem(None, "Slurm", f"differs between hosts: {said}", remedy))
+    for name in cluster.nodes:
+        problems += _check_node(cluster.hosts[name])
+    return problems
+
+
+def _check_node(host: Host) -> list[Problem]:
+    problems: list[Problem] = []
+    own = {key.lower() for key in (*_HARDWARE, "NodeName", "NodeAddr", "NodeHostname", "State")}
+    _check_options("slurm_node_options", host.options, problems, own)
+    if host.gpu_type and not _NAME.fullmatch(host.gpu_type):
+        remedy = "use letters, digits, '_' and '-'"
+        problems.append(Problem(None, f"slurm_gpu_type {host.gpu_type!r}", "is no name of a type", remedy))
+    if host.gpu_type and not host.devices:
+        reason = f"is set, and no GPU with a driver was found (slurm_gpu_type: {host.gpu_type})"
+        remedy = "install its driver, or set slurm_gpu_devices to the device files"
+        problems.append(Problem(None, "GRES gpu", reason, remedy))
+    bad = [device for device in host.devices if not _DEVICE.fullmatch(str(device))]
+    if bad:
+        remedy = "write paths such as /dev/nvidia0"
+        problems.append(
+            Problem(None, "slurm_gpu_devices", f"has {names(map(str, bad))}, no device file", remedy)
+        )
+    missing = [device for device in host.devices if device in (host.facts.get("missing_devices") or [])]
+    if missing:
+        remedy = "load the driver that makes it, or leave it out of slurm_gpu_devices"
+        problems.append(
+            Problem(None, "GRES gpu", f"has a device that is not there: {names(missing)}", remedy)
+        )
+    return [Problem(host.name, *problem[1:]) for problem in problems]
+
+
+def gpu_devices(gpus: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the device files of the GPUs that a compute driver serves, in the order of their PCI addresses.
+
+    Args:
+        gpus: as rdm.provision.node_facts has them.
+    """
+    amd = [gpu["render_node"] for gpu in gpus if gpu["driver"] == "amdgpu" and gpu["render_node"]]
+    nvidia = [gpu for gpu in gpus if gpu["driver"] == "nvidia"]
+    return amd if len(amd) > len(nvidia) else [f"/dev/nvidia{number}" for number, _ in enumerate(nvidia)]
+
+
+def release(version: str) -> str:
+    """Return the release of a version of Slurm, `22.05` for `22.05.8-4`: daemons of one work together."""
+    match = re.match(r"(?:\d+:)?(\d+\.\d+)", version)
+    return match[1] if match else ""
+
+
+def cgroups_work(facts: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether slurmd can use cgroups on all nodes: systemd gives it one, and the controllers are there."""
+    needed = {"cpuset", "memory"}
+    return all(
+        one.get("systemd") and needed <= set((one.get("cgroup") or {}).get("controllers") or [])
+        for one in facts
+    )
+
+
+# --- the files -------------------------------------------------------------------------------------------
+
+
+def header(cluster: Cluster) -> str:
+    """Return the first line of each file, by which it is known as ours."""
+    return f"# Written by rdm-provision for the cluster {cluster.name}; `slurm up` writes it again.\n"
+
+
+def slurm_conf(cluster: Cluster) -> str:
+    """Return the text of slurm.conf."""
+    hosts = [cluster.hosts[name] for name in cluster.nodes]
+    controller = cluster.hosts[cluster.controller]
+    kinds = sorted({host.gpu_type for host in hosts if host.devices and host.gpu_type})
+    tracked = (
+        ["gres/gpu", *(f"gres/gpu:{kind}" for kind in kinds)] if any(host.devices for host in hosts) else []
+    )
+    settings: dict[str, Any] = {
+        "ClusterName": cluster.name,
+        "SlurmctldHost": f"{controller.facts['hostname']}({controller.address})",
+        "SlurmUser": "slurm",
+        "AuthType": "auth/munge",
+        "StateSaveLocation": f"{STATE_DIR}/slurmctld",
+        "SlurmdSpoolDir": f"{STATE_DIR}/slurmd",
+        "SlurmctldPidFile": "/run/slurmctld.pid",
+        "SlurmdPidFile": "/run/slurmd.pid",
+        "SlurmctldLogFile": "/var/log/slurm/slurmctld.log",
+        "SlurmdLogFile": "/var/log/slurm/slurmd.log",
+        "SlurmctldPort": PORTS["slurmctld"],
+        "SlurmdPort": PORTS["slurmd"],
+        "SrunPortRange": SRUN_PORTS,
+        "SlurmctldParameters": "enable_configless",
+        "ReturnToService": 2,
+        "MpiDefault": "none",
+        "ProctrackType": "proctrack/cgroup" if cluster.cgroups else "proctrack/linuxproc",
+        "TaskPlugin": "task/cgroup,task/affinity" if cluster.cgroups else "task/affinity",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        "DefMemPerCPU": min((memory(host) // max(1, cpus(host)) for host in hosts), default=0),
+        "PrologFlags": "Alloc",
+        **cluster.hooks,
+        "GresTypes": "gpu" if tracked else "",
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": controller.address,
+        "AccountingStorageTRES": ",".join(tracked),
+        "AccountingStoreFlags": "job_comment,job_script,job_env",
+        "JobCompType": "jobcomp/none",
+    }
+    own = {name.lower(): name for name in settings}
+    for name, value in cluster.options.items():
+        settings[own.get(str(name).lower(), str(name))] = value
+    if "enable_configless" not in str(settings["SlurmctldParameters"]):
+        settings["SlurmctldParameters"] = f"enable_configless,{settings['SlurmctldParameters']}"
+    lines = [f"{name}={value}" for name, value in settings.items() if str(value) != ""]
+    lines += ["", *(node_line(host) for host in hosts), ""]
+    lines += [partition_line(partition) for partition in cluster.partitions]
+    return header(cluster) + "\n".join(lines) + "\n"
+
+
+def node_line(host: Host) -> str:
+    """Return the line of a node."""
+    found = host.facts["cpus"]
+    words: dict[str, Any] = {
+        "NodeName": host.name,
+        "NodeHostname": host.facts["hostname"],
+        "NodeAddr": host.address,
+        "CPUs": cpus(host),
+    }
+    if not host.cpus and found["sockets"] * found["cores"] * found["threads"] == found["cpus"]:
+        words["Sockets"], words["CoresPerSocket"] = found["sockets"], found["cores"]
+        words["ThreadsPerCore"] = found["threads"]
+    words["RealMemory"] = memory(host)
+    words.update({"Gres": host.gres} if host.gres else {})
+    words.update({str(name): value for name, value in host.options.items()})
+    return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def partition_line(partition: Partition) -> str:
+    """Return the line of a partition."""
+    words: dict[str, Any] = {
+        "PartitionName": partition.name,
+        "Nodes": ",".join(partition.nodes),
+        "Default": "YES" if partition.default else "NO",
+        "MaxTime": partition.max_time,
+    }
+    words.update({"State": "UP", **{str(name): value for name, value in partition.options.items()}})
+    return " ".join(f"{name}={value}" for name, value in words.items())
+
+
+def gres_conf(cluster: Cluster) -> str:
+    """Return the text of gres.conf, which slurmctld hands to all nodes."""
+    lines = ["AutoDetect=off"]
+    for name in cluster.nodes:
+        host = cluster.hosts[name]
+        if not host.devices:
+            continue
+        kind = f" Type={host.gpu_type}" if host.gpu_type else ""
+        flags = "amd_gpu_env" if "/dev/dri/" in host.devices[0] else "nvidia_gpu_env"
+        lines.append(f"NodeName={name} Name=gpu{kind} File={device_list(host.devices)} Flags={flags}")
+    return header(cluster) + "\n".join(lines) + "\n"
+
+
+def cgroup_conf(cluster: Cluster) -> str:
+    """Return the text of cgroup.conf; slurmd finds out whether it is version 1 or 2."""
+    hold = "yes" if cluster.cgroups else "no"
+    names_ = ("ConstrainCores", "ConstrainDevices", "ConstrainRAMSpace")
+    return header(cluster) + "".join(f"{name}={hold}\n" for name in names_)
+
+
+def slurmdbd_conf(cluster: Cluster) -> str:
+    """Return the text of slurmdbd.conf. The database knows slurmdbd by its user: there is no password."""
+    controller = cluster.hosts[cluster.controller]
+    settings = {
+        "AuthType": "auth/munge",
+        "DbdHost": controller.facts["hostname"],
+        "DbdAddr": controller.address,
+        "DbdPort": PORTS["slurmdbd"],
+        "SlurmUser": "slurm",
+        "LogFile": "/var/log/slurm/slurmdbd.log",
+        "PidFile": "/run/slurmdbd.pid",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",
+        "StorageUser": "slurm",
+        "StorageLoc": database(cluster.name),
+    }
+    return header(cluster) + "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def database(cluster: str) -> str:
+    """Return the name of a cluster's accounting database."""
+    return DATABASE_PREFIX + re.sub(r"[^a-z0-9]", "_", cluster)
+
+
+def cpus(host: Host) -> int:
+    """Return the number of CPUs that a node has for jobs."""
+    return host.cpus or int(host.facts["cpus"]["cpus"])
+
+
+def memory(host: Host) -> int:
+    """Return the memory that a node has for jobs, in MiB."""
+    if host.memory:
+        return host.memory
+    return max(1, int(host.facts["memory"] * MEMORY_SHARE) // MEMORY_STEP_MIB * MEMORY_STEP_MIB)
+
+
+def device_list(devices: Sequence[str]) -> str:
+    """Return device files as gres.conf has them, `/dev/nvidia[0-3]` for four in a row."""
+    numbered = [re.fullmatch(r"(.*?)(\d+)", device) for device in devices]
+    stems = {match[1] for match in numbered if match}
+    numbers = [int(match[2]) for match in numbered if match]
+    row = list(range(numbers[0], numbers[0] + len(numbers))) if numbers else []
+    if len(devices) > 1 and len(stems) == 1 and numbers == row:
+        return f"{stems.pop()}[{numbers[0]}-{numbers[-1]}]"
+    return ",".join(devices)
+
+
+def digests(cluster: Cluster) -> dict[str, str]:
+    """Return what of the configuration the daemons were started with (`restart`) and have read (`reload`)."""
+    text = slurm_conf(cluster)
+    kept = [line for line in text.splitlines() if line.partition("=")[0].lower() not in _RELOADED]
+    fixed = "\n".join([*kept, gres_conf(cluster), cgroup_conf(cluster)])
+    return {"restart": digest(fixed), "reload": digest(text)}
+
+
+def digest(text: str) -> str:
+    """Return what a text is known by."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# --- changes ---------------------------------------------------------------------------------------------
+
+
+def endangered(old: str, new: str, jobs: Sequence[Mapping[str, str]]) -> list[Problem]:
+    """Return the changes that would end a job.
+
+    Args:
+        old: the text of slurm.conf that is there; empty for none.
+        new: what it shall be.
+        jobs: those in the queue: `id`, `state`, `partition` and `nodes`, as Slurm writes lists of them.
+    """
+    before, after = _lines(old), _lines(new)
+    problems = []
+    for name, words in before["NodeName"].items():
+        now = after["NodeName"].get(name)
+        changed = [key for key in _HARDWARE if now is None or words.get(key) != now.get(key)]
+        running = [job["id"] for job in jobs if name in expanded(job["nodes"])]
+        if changed and running:
+            what = "would leave the cluster" if now is None else f"would have another {names(changed)}"
+            problems.append(_waiting(name, what, running))
+    for name in before["PartitionName"]:
+        queued = [job["id"] for job in jobs if name in job["partition"].split(",")]
+        if name not in after["PartitionName"] and queued:
+            problems.append(_waiting(None, f"the partition {name} would be removed", queued))
+    return problems
+
+
+def _waiting(node: str | None, what: str, jobs: Sequence[str]) -> Problem:
+    remedy = f"wait for {'it' if len(jobs) == 1 else 'them'}, or cancel with scancel {' '.join(jobs[:8])}"
+    several = f"jobs {names(jobs)} are" if len(jobs) > 1 else f"job {jobs[0]} is"
+    return Problem(node, what, f"while {several} there", remedy)
+
+
+def _lines(text: str) -> dict[str, dict[str, dict[str, str]]]:
+    found: dict[str, dict[str, dict[str, str]]] = {"NodeName": {}, "PartitionName": {}}
+    for line in text.splitlines():
+        kind, _, rest = line.partition("=")
+        if kind in found:
+            name, *words = rest.split()
+            found[kind][name] = dict(word.split("=", 1) for word in words if "=" in word)
+    return found
+
+
+def expanded(nodes: str) -> set[str]:
+    """Return the names in a list of nodes as Slurm writes it, such as `n[1-3,7],login`."""
+    found: set[str] = set()
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes):
+        found |= set(_expand(part))
+    return found
+
+
+def _expand(part: str) -> list[str]:
+    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
+    if not match:
+        return [part]
+    found = []
+    for piece in match[2].split(","):
+        first, _, last = piece.partition("-")
+        width = len(first)
+        for number in range(int(first), int(last or first) + 1):
+            found += [f"{match[1]}{number:0{width}d}{rest}" for rest in _expand(match[3])]
+    return found
+
+
+def hints(cluster: Cluster) -> list[str]:
+    """Return what a firewall has to let through, one sentence each."""
+    return [
+        f"from all hosts to {cluster.controller}: TCP {PORTS['slurmctld']} (slurmctld)",
+        f"between all hosts: TCP {PORTS['slurmd']} (slurmd) and {SRUN_PORTS} (srun)",
+        f"on {cluster.controller} itself: TCP {PORTS['slurmdbd']} (slurmdbd)",
+    ]

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each host of a Slurm cluster gets: files, packages, daemons. Pure decisions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import (
+    CONFIG_DIR,
+    PORTS,
+    STATE_DIR,
+    Cluster,
+)
+
+CONFIGLESS_DIR = f"{CONFIG_DIR}/configless"
+HOOKS = {"Prolog": f"{CONFIG_DIR}/prolog.d", "Epilog": f"{CONFIG_DIR}/epilog.d"}
+HEALTH_CHECK = "00-rdm-health-check"
+HEALTH_SETTINGS = f"{CONFIG_DIR}/rdm-health.json"
+UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
+DEFAULTS = {"apt": "/etc/default/slurmd", "dnf": "/etc/sysconfig/slurmd"}
+BLOCK = "slurmd"
+
+_ACCOUNT = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
+
+
+def check_accounts(accounts: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with `slurm_accounts`."""
+    problems = []
+    for account, users in accounts.items():
+        what = f"slurm_accounts: {account}"
+        if not _ACCOUNT.fullmatch(str(account)):
+            remedy = "use small letters, digits, '_', '.' and '-'"
+            problems.append(Problem(None, what, "is no name of an account", remedy))
+        if not isinstance(users, list) or not all(_ACCOUNT.fullmatch(str(user)) for user in users):
+            problems.append(Problem(None, what, "is no list of users", f"write {account}: [USER]"))
+    return problems
+
+
+def check_key(digest: str, hosts: Mapping[str, Mapping[str, Any]], path: str) -> list[Problem]:
+    """Refuse to replace the key of a cluster that exists.
+
+    Args:
+        digest: of the key on this machine; empty where there is none.
+        hosts: what rdm.provision.slurm_facts found.
+        path: of the key on this machine.
+    """
+    other = [
+        name for name, facts in hosts.items() if facts["claim"] and facts["munge_key"] not in ("", digest)
+    ]
+    if not other:
+        return []
+    what = "is not there" if not digest else "is another"
+    remedy = "copy it there from where the cluster was made"
+    reason = f"{what} than that of the cluster, on {names(other, 3)}"
+    return [Problem(None, f"munge's key {path}", reason, remedy)]
+
+
+def hosts_of(
+    cluster: Cluster, key: str, accounts: Mapping[str, Any], health: str
+) -> dict[str, dict[str, Any]]:
+    """Return for each host what it gets.
+
+    Args:
+        cluster: as the inventory describes it.
+        key: the digest of munge's key.
+        accounts: with their users.
+        health: the program that looks at a node; empty for none.
+    """
+    return {name: _host(cluster, name, key, accounts, health) for name in cluster.hosts}
+
+
+def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], health: str) -> dict[str, Any]:
+    facts = cluster.hosts[name].facts
+    controls, computes = name == cluster.controller, name in cluster.nodes
+    digests = slurm_conf.digests(cluster)
+    files: dict[str, str] = {}
+    blocks = {}
+    daemons: dict[str, dict[str, str]] = {"munge": {"restart": key[:16]}}
+    packages = ["munge", "client"]
+    directories = []
+    if controls or name == cluster.login:
+        files[f"{CONFIG_DIR}/slurm.conf"] = slurm_conf.slurm_conf(cluster)
+    if controls:
+        files[f"{CONFIG_DIR}/gres.conf"] = slurm_conf.gres_conf(cluster)
+        files[f"{CONFIG_DIR}/cgroup.conf"] = slurm_conf.cgroup_conf(cluster)
+        packages += ["mariadb", "slurmdbd", "slurmctld"]
+        text = slurm_conf.slurmdbd_conf(cluster)
+        daemons.update(mariadb={}, slurmdbd={"restart": slurm_conf.digest(text)}, slurmctld=digests)
+        directories.append(f"{STATE_DIR}/slurmctld")
+    if computes:
+        packages.append("slurmd")
+        directories.append(f"{STATE_DIR}/slurmd")
+        started = digests["restart"]
+        if not controls:
+            server = f"{cluster.hosts[cluster.controller].address}:{PORTS['slurmctld']}"
+            # Without systemd, the package's script wants to see a file before it starts slurmd.
+            where = "" if facts["systemd"] else f"CONFDIR={CONFIGLESS_DIR}\n"
+            blocks[DEFAULTS.get(facts["manager"], DEFAULTS["apt"])] = (
+                f'SLURMD_OPTIONS="--conf-server {server}"\n{where}'
+            )
+            if facts["systemd"]:
+                files[UNIT_FILE] = slurm_conf.header(cluster) + "[Unit]\nConditionPathExists=\n"
+            else:
+                files[f"{CONFIGLESS_DIR}/slurm.conf"] = slurm_conf.header(cluster)
+            started = slurm_conf.digest(started + server)
+        daemons["slurmd"] = {"restart": started}
+        if health:
+            settings = {"devices": cluster.hosts[name].devices}
+            files[HEALTH_SETTINGS] = json.dumps(settings, indent=1, sort_keys=True) + "\n"
+            files.update({f"{directory}/{HEALTH_CHECK}": health for directory in HOOKS.values()})
+    return {
+        "files": [
+            {"path": path, "content": text, "mode": "0755" if path.endswith(HEALTH_CHECK) else "0644"}
+            for path, text in files.items()
+        ],
+        "folders": [
+            {"path": path} for path in sorted({CONFIG_DIR, *(one.rpartition("/")[0] for one in files)})
+        ],
+        "private_files": [{"path": f"{CONFIG_DIR}/slurmdbd.conf", "content": text, "mode": "0600"}]
+        if controls
+        else [],
+        "blocks": [{"path": path, "name": BLOCK, "content": text} for path, text in blocks.items()],
+        "packages": [facts["names"][one] for one in packages if not facts["packages"].get(one)],
+        "daemons": daemons,
+        "directories": directories,
+        "accounts": dict(accounts) if controls else {},
+        "munge_owner": "munge" if facts["packages"].get("munge") else "",
+    }
+
+
+def removed() -> dict[str, Any]:
+    """Return what is taken from each host in the end, whatever part it had."""
+    own = [
+        *(f"{CONFIG_DIR}/{name}.conf" for name in ("slurm", "gres", "cgroup", "slurmdbd")),
+        *(f"{directory}/{HEALTH_CHECK}" for directory in HOOKS.values()),
+        *(HEALTH_SETTINGS, UNIT_FILE, f"{CONFIGLESS_DIR}/slurm.conf", "/etc/munge/munge.key"),
+    ]
+    folders = sorted({path.rpartition("/")[0] for path in own} - {"/etc/munge"}, reverse=True)
+    return {
+        "files": [{"path": path, "state": "absent"} for path in own],
+        "folders": [{"path": path, "state": "absent"} for path in folders],
+        "blocks": [{"path": path, "name": BLOCK, "state": "absent"} for path in DEFAULTS.values()],
+    }
+
+
+def check_queue(jobs: list[Mapping[str, str]]) -> list[Problem]:
+    """Refuse to take a cluster away that has jobs."""
+    if not jobs:
+        return []
+    ids = [job["id"] for job in jobs]
+    what = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs"
+    remedy = f"wait, or cancel with scancel {' '.join(ids[:8])}"
+    return [Problem(None, what, f"{'is' if len(ids) == 1 else 'are'} in the queue", remedy)]

@@ -1,0 +1,66 @@
+"""A lab whose nodes are a Slurm cluster, and how its user uses it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tests.e2e.product import Lab, Product, running_lab, wait_until
+
+USER = "rdm"
+SHARED = "/shared"
+NODES = ("n1", "n2", "n3")
+
+
+@dataclass(frozen=True)
+class SlurmLab(Lab):
+    """Three nodes: n1 is login host, controller and the partition hgx, n2 and n3 are the partition gpu2."""
+
+    def user(self, *argv: str, node: str = "n1", check: bool = True, timeout: float = 120) -> str:
+        """Run a program as the user that ssh logs in as, in the shared directory; return what it wrote."""
+        done = subprocess.run(
+            ["docker", "exec", "-u", USER, "-w", SHARED, f"rdm-lab-{self.name}-{node}", *argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+        assert not check or done.returncode == 0, f"{argv} on {node}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def sbatch(self, script: str, *options: str) -> str:
+        """Submit a script of /bin/sh, and return the job's id."""
+        return self.user("sbatch", "--parsable", *options, "--wrap", script).strip()
+
+    def state(self, job: str) -> str:
+        """The state of a job by the accounting; empty until that has heard of it."""
+        said = self.user("sacct", "-X", "-n", "-P", "-D", "-j", job, "-o", "State", check=False)
+        return said.splitlines()[-1].split()[0] if said.strip() else ""
+
+    def ends(self, job: str, state: str = "COMPLETED") -> None:
+        """Wait until a job is in a state."""
+        wait_until(lambda: self.state(job) == state, f"job {job} is {state}", seen=lambda: self.state(job))
+
+    def nodes(self) -> dict[str, str]:
+        """The state of each node."""
+        said = self.user("sinfo", "-h", "-N", "-o", "%N %T", check=False)
+        return dict(line.split() for line in said.splitlines())
+
+    def idle(self) -> None:
+        """Cancel what is in the queue, and wait until all nodes are idle."""
+        self.on("n1", "scancel", "--state=pending", check=False)
+        self.on("n1", "scancel", "--state=running", check=False)
+        wait_until(
+            lambda: self.nodes() == dict.fromkeys(NODES, "idle"), "all nodes are idle", seen=self.nodes
+        )
+
+
+@contextmanager
+def running_slurm(product: Product, name: str) -> Iterator[SlurmLab]:
+    """A lab with a Slurm cluster that runs; what a killed run has left of it goes first."""
+    with running_lab(product, name, "--nodes", str(len(NODES)), "--slurm") as lab:
+        made = SlurmLab(lab.product, lab.name)
+        made.json("slurm", "up")
+        yield made
