@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS
 from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     Node,
@@ -41,6 +42,12 @@ class ActionModule(ActionBase):
             else:
                 result["job"] = dict(job, offer=answers[job["master"]].get("offer") or {})
             return result
+        accelerator = options["accelerator"]
+        if options["login"] and accelerator not in ACCELERATORS:
+            what = f"rdm_accelerator {accelerator}".strip()
+            reason = "says what the nodes that Slurm gives have"
+            remedy = f"set it to {', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"
+            return {**result, **Refused([Problem(None, what, reason, remedy)]).result("inventory")}
         nodes = [
             Node(name, node["my_ip"], int(node["slots"]))
             for name, node in sorted(options["nodes"].items(), key=lambda item: int(item[1]["rank"]))
@@ -52,11 +59,10 @@ class ActionModule(ActionBase):
             )
         except Refused as refused:
             return {**result, **refused.result("inventory")}
-        # A login host need not be one of the nodes.
-        master = options["nodes"].get(plan.nodes[0].name) or options["nodes"][nodes[0].name]
+        master = options["nodes"].get(plan.nodes[0].name, {})
         result["job"] = dict(
             plan.as_dict(),
-            accelerator=master["accelerator"],
+            accelerator=master.get("accelerator") or accelerator,
             ssh_port=options["ssh_port"],
         )
         return result

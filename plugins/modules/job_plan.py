@@ -31,7 +31,9 @@ options:
     choices: [inventory, nodes]
     required: true
   nodes:
-    description: The cluster's nodes, as M(rdm.provision.plan) returns them; for stage V(inventory).
+    description:
+      - The cluster's nodes, as M(rdm.provision.plan) returns them; for stage V(inventory).
+      - None with O(login), since Slurm chooses them.
     type: dict
     default: {}
   config:
@@ -53,6 +55,10 @@ options:
     default: ""
   login:
     description: The host that jobs are submitted to Slurm from; where there is one, all jobs go that way.
+    type: str
+    default: ""
+  accelerator:
+    description: What the nodes have, V(rocm), V(cuda) or V(cpu), with O(login); otherwise O(nodes) has it.
     type: str
     default: ""
   ssh_port:
@@ -145,6 +151,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "name": {"type": "str", "default": ""},
     "resume": {"type": "str", "default": ""},
     "login": {"type": "str", "default": ""},
+    "accelerator": {"type": "str", "default": ""},
     "ssh_port": {"type": "int", "default": 22},
     "job": {"type": "dict", "default": {}},
     "checks": {"type": "str", "default": ""},

@@ -115,7 +115,9 @@ def before_this_run(known: State, run_before: bool, most_restarts: int, now: flo
     if not run_before or known.state == "queued":
         return known
     # Its agents had no time to say so themselves.
-    reason = "Slurm put it back into the queue: a node failed, or another job went before it."
+    reason = (
+        "Slurm put it back into the queue: a node failed, an agent was killed, or another job went before it."
+    )
     failures = [*known.failures, Failure(known.master, None, reason)]
     if known.restarts >= most_restarts:
         reason = f"{reason} No restarts are left: resume it."

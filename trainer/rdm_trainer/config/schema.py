@@ -379,10 +379,6 @@ class SlurmConfig:
     interface: str | None = None
     """Interface of the nodes that the ranks talk over, as `ib0`. When not given, the one with the address
     that the node's name has."""
-    step: Literal["agents", "ranks"] = "agents"
-    """Who starts a node's processes: its agent (`agents`), or srun, one task for each (`ranks`)."""
-    mpi: Literal["none", "pmix"] = "none"
-    """What `step: ranks` sets up for MPI. The ranks of rdm_trainer use none."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Jobs through a real Slurm: its controller and three of its node daemons run on this machine.
+
+Slurm lets several node daemons run on one host for such tests. Their GPUs are files without devices behind
+them. What the processes run is a small program, through ``launcher.program``.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job import network, processes
+from rdm_job.directory import JobDirectory
+from tests.waiting import DEADLINE_S, wait_until
+
+NODES = ("t1", "t2", "t3")
+CONFIG = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+CredType=cred/munge
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=100
+GresTypes=gpu
+ReturnToService=2
+SlurmdParameters=config_overrides
+SchedulerParameters=bf_interval=3,sched_interval=3,bf_resolution=60,bf_hetjob_immediate
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+NodeName=t1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 RealMemory=2000 Gres=gpu:hgx:4
+NodeName=t2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMemory=2000 Gres=gpu:a10:4
+NodeName=t3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=8 RealMemory=2000 Gres=gpu:a10:4
+PartitionName=hgx Nodes=t1 State=UP
+PartitionName=gpu2 Nodes=t[2-3] Default=YES MaxTime=1-00:00:00 State=UP
+"""
+GRES = """\
+AutoDetect=off
+NodeName=t1 Name=gpu Type=hgx File={folder}/nvidia[0-3]
+NodeName=t[2-3] Name=gpu Type=a10 File={folder}/nvidia[0-3]
+"""
+PROGRAM = """\
+import os, pathlib, signal, sys, time
+
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["RDM_NODE"], flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+end = pathlib.Path(os.environ["RDM_JOB_DIR"]) / "end"
+while not end.exists():
+    time.sleep(0.05)
+"""
+WHOLE = "launcher.slurm.gres=gpu:a10:4"
+"""With two nodes, all that the partition gpu2 has."""
+
+
+class Slurm:
+    """A cluster of three nodes, and what its login host is asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.jobs = folder / "jobs"
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))},
+            "SLURM_CONF": str(folder / "slurm.conf"),
+            "RDM_JOBS": str(self.jobs),
+            "RDM_PLACE": "host",
+        }
+
+    def up(self) -> None:
+        for name in ("jobs", "state", *(f"spool/{node}" for node in NODES)):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "program.py").write_text(PROGRAM)
+        for number in range(4):
+            (self.folder / f"nvidia{number}").touch()
+        ports = network.take_free_ports("127.0.0.1", 4, os.getpid())
+        host = socket.gethostname().partition(".")[0]
+        (self.folder / "slurm.conf").write_text(
+            CONFIG.format(folder=self.folder, host=host, ports=ports, user=getpass.getuser())
+        )
+        (self.folder / "gres.conf").write_text(GRES.format(folder=self.folder))
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        files = {
+            "key-file": "key",
+            "socket": "socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        options = [f"--{option}={self.folder}/munge.{name}" for option, name in files.items()]
+        self._start("munged", "--force", "--foreground", *options)
+        wait_until("munge listens", (self.folder / "munge.socket").exists)
+        self._start("slurmctld", "-D", "-c")
+        for node in NODES:
+            self.node_up(node)
+        wait_until("all nodes are idle", self.idle)
+
+    def node_up(self, node: str) -> None:
+        self._start("slurmd", "-D", "-N", node)
+
+    def _start(self, *command: str) -> None:
+        program = shutil.which(command[0])
+        assert program is not None
+        with (self.folder / "daemons.log").open("ab") as log:
+            self._daemons.append(
+                subprocess.Popen([program, *command[1:]], env=self.environment, stdout=log, stderr=log)
+            )
+
+    def down(self) -> None:
+        self.slurm("scancel", f"--user={getpass.getuser()}")
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+        for path in self.jobs.glob("*/job.json"):
+            processes.end_all(JobDirectory(path.parent).stored().job_id)
+
+    def slurm(self, *command: str) -> str:
+        done = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        return done.stdout
+
+    def idle(self) -> bool:
+        return self.slurm("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(NODES)
+
+    def ask(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-m", "rdm_trainer", "job", *words],
+            env=self.environment,
+            input=json.dumps(request) if request else None,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert done.stdout, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def request(self, job: str, *overrides: str, **more: Any) -> dict[str, Any]:
+        launcher = {"kind": "slurm", "devices_per_node": 1, "program": [str(self.folder / "program.py")]}
+        return {
+            "version": 1,
+            "name": job,
+            "node": "login",
+            "nodes": [{"name": "login", "address": "127.0.0.1", "slots": 1}],
+            "config": json.dumps({"name": job, "launcher": launcher}),
+            "overrides": list(overrides),
+            **more,
+        }
+
+    def submit(self, job: str, *overrides: str, **more: Any) -> None:
+        request = self.request(job, *overrides, **more)
+        checked = self.ask("check", request=request)
+        assert checked["problems"] == []
+        assert self.ask("start", request={**request, "offer": checked["offer"]})["started"]
+
+    def state(self, job: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask("state", job)["job"]
+        return found
+
+    def reaches(self, job: str, *states: str) -> dict[str, Any]:
+        return wait_until(
+            f"{job} is {' or '.join(states)}", lambda: self.state(job), lambda one: one["state"] in states
+        )
+
+    def begins(self, job: str, *lines: str) -> None:
+        """Wait until all processes have begun, as the logs of all nodes say."""
+
+        def parts() -> list[str]:
+            return sorted(self.ask("logs", job)["parts"].values())
+
+        wait_until(f"{job} has begun", parts, lambda found: found == [f"{line}\n" for line in lines])
+
+    def number(self, job: str) -> str:
+        return str(json.loads((self.jobs / job / "slurm.json").read_text())["job"])
+
+    def let_end(self, job: str) -> None:
+        (self.jobs / job / "end").touch()
+
+    def kill_agent(self, job: str, node: str) -> None:
+        """Kill a node's agent as the kernel does when memory is out."""
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (path / "cmdline").read_bytes().decode().split("\0")
+                environ = (path / "environ").read_bytes()
+            except OSError:
+                continue
+            its = "step" in words and str(self.jobs / job) in words and Path(words[0]).name != "srun"
+            if its and f"SLURMD_NODENAME={node}".encode() in environ.split(b"\0"):
+                os.kill(int(path.name), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
+    assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
+    made = Slurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def test_a_heterogeneous_job_is_one_job_with_one_order_of_ranks(slurm: Slurm) -> None:
+    slurm.submit("het", "launcher.slurm.nodes={hgx: 1, gpu2: 2}")
+    slurm.begins("het", "rank 0 of 3 on t1", "rank 1 of 3 on t2", "rank 2 of 3 on t3")
+    state = slurm.reaches("het", "running")
+    assert (state["master"], state["launcher"]) == ("t1", "slurm")
+    slurm.let_end("het")
+    assert slurm.reaches("het", "finished", "failed")["nodes"] == dict.fromkeys(NODES, "done")
+    followed = slurm.ask("logs", "het", "--offset", "t1=0,t3=5")
+    assert followed["parts"]["t3"] == "2 of 3 on t3\n"
+
+
+def test_one_waits_for_the_other_and_says_why_until_it_is_stopped_or_cancelled(slurm: Slurm) -> None:
+    slurm.submit("first", "launcher.nodes=2", WHOLE)
+    slurm.begins("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
+    slurm.submit("second", "launcher.nodes=2", WHOLE)
+    slurm.submit("third", "launcher.nodes=2", WHOLE)
+    told = wait_until(
+        "the second says why", lambda: slurm.state("second"), lambda one: "(Resources)" in one["reason"]
+    )
+    assert told["state"] == "queued"
+    assert (
+        "It waits in partition gpu2, 1st in the queue: the nodes that it needs are in use" in told["reason"]
+    )
+    states = {one["job"]: one["state"] for one in slurm.ask("list")["jobs"]}
+    assert (states["first"], states["second"], states["third"]) == ("running", "queued", "queued")
+    slurm.slurm("scancel", slurm.number("second"))
+    other = slurm.reaches("second", "stopped")
+    assert "not by rdm-provision stop" in other["reason"]
+    ours = slurm.ask("stop", "third")
+    assert (ours["stopped"], ours["job"]["state"], ours["job"]["reason"]) == (
+        True,
+        "stopped",
+        "It was cancelled, as asked.",
+    )
+    saved = slurm.ask("stop", "first", "--timeout", "200")["job"]
+    assert (saved["state"], saved["reason"]) == ("stopped", "It saved and ended, as asked.")
+    slurm.submit("first", config="", resume=True)
+    slurm.reaches("first", "running")
+    slurm.slurm("scancel", slurm.number("first"))
+    assert "not by rdm-provision stop" in slurm.reaches("first", "stopped")["reason"]
+    wait_until("all nodes are idle", slurm.idle)
+
+
+def test_what_can_never_run_is_refused_before_it_is_submitted(slurm: Slurm) -> None:
+    def said(*overrides: str) -> list[str]:
+        found: list[str] = slurm.ask("check", request=slurm.request("never", *overrides))["problems"]
+        return found
+
+    assert said("launcher.slurm.partition=gpu") == ["Slurm has no partition gpu; did you mean gpu2?"]
+    assert "partition gpu2 has 2: Slurm would let it wait for ever" in said("launcher.nodes=5")[0]
+    assert said("launcher.slurm.gres=gpu:hgx:4") == [
+        "No node of partition gpu2 has gpu:hgx; they have gpu:a10:4."
+    ]
+    assert said("launcher.slurm.nodelist=t9")[0].startswith("Slurm refuses the job: ")
+    assert not (slurm.jobs / "never").exists()
+
+
+def test_an_agent_that_is_killed_costs_a_restart_on_nodes_that_slurm_gives(slurm: Slurm) -> None:
+    slurm.submit("again", "launcher.slurm.nodelist=t3", "launcher.max_restarts=1")
+    slurm.begins("again", "rank 0 of 1 on t3")
+    slurm.kill_agent("again", "t3")
+    told = wait_until("it has begun again", lambda: slurm.state("again"), lambda one: one["restarts"] == 1)
+    assert "Slurm put it back into the queue" in told["failures"][-1]["reason"]
+    slurm.reaches("again", "running")
+    slurm.kill_agent("again", "t3")
+    assert slurm.reaches("again", "failed", "finished")["state"] == "failed"
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(
+    slurm: Slurm, restarts: int
+) -> None:
+    job = f"limited{restarts}"
+    slurm.submit(job, f"launcher.max_restarts={restarts}")
+    slurm.begins(job, "rank 0 of 1 on t2")
+    # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
+    slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
+    if restarts:
+        told = wait_until("it was put back", lambda: slurm.state(job), lambda one: one["restarts"] == 1)
+        assert told["state"] != "stopped"
+        slurm.reaches(job, "running")
+        slurm.let_end(job)
+        assert slurm.reaches(job, "finished", "failed")["state"] == "finished"
+    else:
+        told = slurm.reaches(job, "stopped")
+        assert (
+            told["reason"] == "It saved and ended before its time limit, and no restarts are left: resume it."
+        )
