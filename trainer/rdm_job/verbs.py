@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_log.sections import sections as sections_of
 from rdm_log.tails import tail
+from rdm_log.wanted import Wanted
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
@@ -143,7 +145,14 @@ def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, A
 
 
 def logs(
-    name: str, *, stream: str = "out", lines: int = 20, offset: int | None = None, wait: float = 0.0
+    name: str,
+    *,
+    stream: str = "out",
+    lines: int = 20,
+    offset: int | None = None,
+    wait: float = 0.0,
+    grep: str = "",
+    rank: int | None = None,
 ) -> dict[str, Any]:
     """Return a part of a log.
 
@@ -153,20 +162,34 @@ def logs(
         lines: How many of the last lines; 0 for all.
         offset: Return what is beyond this byte instead.
         wait: With OFFSET: seconds to wait until there is more.
+        grep: Only lines in which this regular expression is found.
+        rank: Only lines before which this rank's number stands, as torch and launchers write it.
+
+    Raises:
+        TrainerError: GREP is no regular expression.
     """
     job = JobDirectory.named(name)
+    try:
+        wanted = Wanted(grep, rank)
+    except re.error as error:
+        raise TrainerError(f"{grep!r} is no regular expression: {error}.") from None
     path = job.log(job.request().node, stream)
     if offset is None:
         size = path.stat().st_size if path.exists() else 0
-        shown = tail(path, lines or sys.maxsize, most=_MOST_TEXT)
+        if wanted.is_all:
+            shown = tail(path, lines or sys.maxsize, most=_MOST_TEXT)
+        else:
+            shown = wanted.last(path, lines or sys.maxsize, most=_MOST_TEXT)
         text = "".join(f"{line}\n" for line in shown)
         return {"text": text, "offset": size, "ended": _state(job).has_ended}
     deadline = time.monotonic() + wait
     while True:
         ended = _state(job).has_ended
         text, end = _from(job, stream, offset)
+        text = wanted.of(text)
         if text or ended or time.monotonic() >= deadline:
             return {"text": text, "offset": end, "ended": ended}
+        offset = end
         time.sleep(0.2)
 
 
@@ -205,6 +228,8 @@ def _from(job: JobDirectory, stream: str, offset: int) -> tuple[str, int]:
     path = job.log(job.request().node, stream)
     try:
         with path.open("rb") as file:
+            # Records that were thinned are fewer than they were.
+            offset = min(offset, file.seek(0, os.SEEK_END))
             file.seek(offset)
             block = file.read(_MOST_TEXT)
     except OSError:

@@ -24,6 +24,7 @@ from rdm_job.devices import Sampler, line
 from rdm_job.directory import JobDirectory, write_atomically
 from rdm_job.health import ARGUMENTS
 from rdm_job.protocol import Request
+from rdm_job.thinning import thin
 from rdm_log import signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
@@ -153,11 +154,10 @@ class Watch:
             ("gpu", "".join(f"{text}\n" for text in self.gpu)),
             ("gpu.jsonl", json.dumps(stream) + "\n"),
         ):
-            with (
-                contextlib.suppress(OSError),
-                self._directory.log(self._request.node, name).open("a") as file,
-            ):
+            path = self._directory.log(self._request.node, name)
+            with contextlib.suppress(OSError), path.open("a") as file:
                 file.write(text)
+            thin(path)
 
         if self._config.logging.prometheus:
             text = metrics.of_node(self._request.name, self._request.node, sample)

@@ -69,7 +69,7 @@ class OwnTime:
                 setattr(dist, name, _telling(collective))
         # What was begun before is waited for here, also by torch itself.
         if not hasattr(dist.Work.wait, "tells_waiting"):
-            dist.Work.wait = _telling(dist.Work.wait)
+            setattr(dist.Work, "wait", _telling(dist.Work.wait))  # noqa: B010  # to mypy it is a method
 
     def close(self) -> None:
         """Watch no longer."""
