@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -197,6 +198,8 @@ class JobVerbs:
         stream: str = "out",
         tail: int = 20,
         follow: bool = False,
+        grep: str = "",
+        rank: int | None = None,
         limit: str = "",
         forks: int = 0,
         verbosity: int = 0,
@@ -208,6 +211,8 @@ class JobVerbs:
             stream: ``out``, ``err`` or ``gpu``.
             tail: how many of the last lines of each node; 0 for all.
             follow: go on with what it writes, until it has ended.
+            grep: only lines in which this regular expression is found, of the whole log.
+            rank: only lines before which this rank's number stands, as ``[rank3]:``.
 
         The other arguments are those of :meth:`train`.
 
@@ -216,10 +221,21 @@ class JobVerbs:
         """
         if stream not in STREAMS:
             raise InputError(f"there is no log {stream!r}", hint=f"the logs are {', '.join(STREAMS)}")
-        extra = {"job_name": job, "logs_stream": stream, "logs_tail": tail, "logs_follow": follow}
-        return self._run(
-            "logs", "logs", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
-        )
+        try:
+            re.compile(grep)
+        except re.error as error:
+            raise InputError(f"{grep!r} is no regular expression: {error}") from None
+        extra: dict[str, Any] = {
+            "job_name": job,
+            "logs_stream": stream,
+            "logs_tail": tail,
+            "logs_follow": follow,
+        }
+        if rank is not None:
+            extra["logs_rank"] = rank
+        literal = {"logs_grep": grep} if grep else {}
+        keep = frozenset({JOB_MODULE})
+        return self._run("logs", "logs", limit, "", forks, verbosity, keep=keep, extra=extra, literal=literal)
 
     def stop(
         self, job: str, *, now: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0

@@ -98,6 +98,13 @@ options:
       - Return what is beyond this place in the log instead, RV(offset) of an earlier call.
       - In a loop of C(until) it is set by itself, so that each try goes on where the one before ended.
     type: str
+  grep:
+    description: Only lines of the log in which this regular expression is found.
+    type: str
+    default: ""
+  rank:
+    description: Only lines of the log before which this rank's number stands.
+    type: int
   now:
     description: Whether V(stop) ends the processes at once, instead of after a checkpoint.
     type: bool
@@ -247,6 +254,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "stream": {"type": "str", "choices": ["out", "err", "gpu"], "default": "out"},
     "tail": {"type": "int", "default": 20},
     "offset": {"type": "str"},
+    "grep": {"type": "str", "default": ""},
+    "rank": {"type": "int"},
     "now": {"type": "bool", "default": False},
     "timeout": {"type": "float", "default": 120},
 }
@@ -303,6 +312,11 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
         words += ["--offset", str(options["offset"])]
     if options["wait"]:
         words += ["--wait", str(options["wait"])]
+    if options["grep"]:
+        # In one word: it may begin with a dash.
+        words += ["--grep=" + options["grep"]]
+    if options["rank"] is not None:
+        words += ["--rank", str(options["rank"])]
     answer = agent.ask("logs", words)
     shown = ("text", "parts", "offset", "ended")
     return {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}

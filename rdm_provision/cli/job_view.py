@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -26,6 +27,11 @@ COMPACT_FROM = 17
 """From this many nodes on, the live display shows counts instead of names."""
 CURVE_HEIGHT = 10
 _BAR = 32
+_VARYING = re.compile(
+    r"^\[?(?:rank|default)?\d+\]?:|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|"
+    r"\bpid[ =:]*\d+|:\d+:\d+ (?=\[)"
+)
+"""What differs between the same lines of different ranks."""
 _WELL = ("starting", "healthy", "finished")
 _STYLES = {
     "queued": "yellow",
@@ -234,6 +240,27 @@ def lines(node: str, text: str, nodes: Sequence[str]) -> None:
     prefix = "" if tuple(nodes) == (node,) else f"{node:<{width}}  "
     sys.stdout.writelines(f"{prefix}{line}\n" for line in text.splitlines())
     sys.stdout.flush()
+
+
+def folded(texts: Mapping[str, str]) -> list[str]:
+    """Return each line that a job wrote once, in the order in which they came, with how often and where.
+
+    Lines that differ only in the rank before them, in numbers of processes and in times are the same.
+
+    Args:
+        texts: What was read, by node.
+    """
+    found: dict[str, tuple[str, dict[str, int]]] = {}
+    for node, text in texts.items():
+        for line in text.splitlines():
+            _, counts = found.setdefault(_VARYING.sub("#", line), (line, {}))
+            counts[node] = counts.get(node, 0) + 1
+    shown = []
+    for line, counts in found.values():
+        total = sum(counts.values())
+        where = view.names(list(counts), 4)
+        shown.append(f"{line}  [{total} times, {where}]" if total > 1 else f"{line}  [{where}]")
+    return shown
 
 
 def ending(console: Console, state: JobState) -> None:

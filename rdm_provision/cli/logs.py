@@ -17,6 +17,8 @@ Examples:
   rdm-provision logs gpt-1121-081512 --follow          and what comes, until the job has ended
   rdm-provision logs gpt-1121-081512 --err --node n2
   rdm-provision logs gpt-1121-081512 --tail 0 > all.txt
+  rdm-provision logs gpt-1121-081512 --err --grep 'NCCL WARN' --fold    each line once, with its nodes
+  rdm-provision logs gpt-1121-081512 --err --rank 137
 """
 )
 @click.argument("job", metavar="JOB")
@@ -32,9 +34,26 @@ Examples:
     metavar="N",
     help="Begin with the last N lines of each node; 0 for all.",
 )
+@click.option(
+    "--grep", default="", metavar="REGEX", help="Only lines in which this is found, of the whole log."
+)
+@click.option("--rank", type=click.IntRange(min=0), help="Only lines before which this rank's number stands.")
+@click.option("--fold", is_flag=True, help="Show a line once, with how often it came and on which nodes.")
 @limited_run_options
-def logs(options: Options, job: str, node: str, stream: str | None, follow: bool, tail: int) -> int:
+def logs(
+    options: Options,
+    job: str,
+    node: str,
+    stream: str | None,
+    follow: bool,
+    tail: int,
+    grep: str,
+    rank: int | None,
+    fold: bool,
+) -> int:
     """Show what JOB wrote on each node, with the node's name before each line when there are several."""
+    if fold and follow:
+        raise click.UsageError("--fold needs all lines, and --follow has never seen the last.")
     cluster = options.cluster()
     if node:
         cluster.node(node)
@@ -42,7 +61,7 @@ def logs(options: Options, job: str, node: str, stream: str | None, follow: bool
     if follow:
         # Each node is followed by a process of its own.
         given["forks"] = max(given["forks"], len(cluster.select(given["limit"])))
-    run = cluster.logs(job, stream=stream or "out", tail=tail, follow=follow, **given)
+    run = cluster.logs(job, stream=stream or "out", tail=tail, follow=follow, grep=grep, rank=rank, **given)
     if options.show_command:
         click.echo(run.command)
         return 0
@@ -54,8 +73,12 @@ def logs(options: Options, job: str, node: str, stream: str | None, follow: bool
     if options.as_json:
         emit_json({**result.to_json(), "logs": texts})
         return result.exit_code
-    for name, text in texts.items():
-        job_view.lines(name, text, list(texts))
+    if fold:
+        for line in job_view.folded(texts):
+            click.echo(line)
+    else:
+        for name, text in texts.items():
+            job_view.lines(name, text, list(texts))
     if result.cancelled and follow:
         return 0
     if not view.unhappy_end(result) and not result.ok:

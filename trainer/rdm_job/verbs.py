@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from rdm_log.report.job import collect
 from rdm_log.sections import sections as sections_of
 from rdm_log.summary import NothingToRead
 from rdm_log.tails import tail
+from rdm_log.wanted import Wanted
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
@@ -164,7 +166,14 @@ def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, A
 
 
 def logs(
-    name: str, *, stream: str = "out", lines: int = 20, offset: str | None = None, wait: float = 0.0
+    name: str,
+    *,
+    stream: str = "out",
+    lines: int = 20,
+    offset: str | None = None,
+    wait: float = 0.0,
+    grep: str = "",
+    rank: int | None = None,
 ) -> dict[str, Any]:
     """Return a part of a log: this node's, or where all nodes share the directory under Slurm, all nodes'.
 
@@ -174,25 +183,35 @@ def logs(
         lines: How many of the last lines; 0 for all.
         offset: Return what is beyond this instead: what an earlier answer said.
         wait: With OFFSET: seconds to wait until there is more.
+        grep: Only lines in which this regular expression is found.
+        rank: Only lines before which this rank's number stands, as torch and launchers write it.
+
+    Raises:
+        TrainerError: GREP is no regular expression.
     """
     job = JobDirectory.named(name)
+    try:
+        wanted = Wanted(grep, rank)
+    except re.error as error:
+        raise TrainerError(f"{grep!r} is no regular expression: {error}.") from None
     if job.slurm.is_file():
-        return _logs_of_all(job, stream, lines, offset, wait)
+        return _logs_of_all(job, stream, lines, offset, wait, wanted)
     path = job.log(job.request().node, stream)
     if offset is None:
-        text, size = _last(path, lines)
+        text, size = _last(path, lines, wanted)
         return {"text": text, "offset": size, "ended": _state(job).has_ended}
-    deadline = time.monotonic() + wait
+    deadline, place = time.monotonic() + wait, _byte(offset)
     while True:
         ended = _state(job).has_ended
-        text, end = _from(path, _byte(offset))
+        text, end = _from(path, place, wanted)
         if text or ended or time.monotonic() >= deadline:
             return {"text": text, "offset": end, "ended": ended}
+        place = end
         time.sleep(0.2)
 
 
 def _logs_of_all(
-    job: JobDirectory, stream: str, lines: int, offset: str | None, wait: float
+    job: JobDirectory, stream: str, lines: int, offset: str | None, wait: float, wanted: Wanted
 ) -> dict[str, Any]:
     """Return the same of all nodes: ``parts`` by node, and one offset for all, as ``n1=120,n2=80``."""
     deadline = time.monotonic() + wait
@@ -202,14 +221,16 @@ def _logs_of_all(
         if stream == "err":
             paths["slurm"] = job.path / OUTPUT
         if offset is None:
-            read = {node: _last(path, lines) for node, path in paths.items()}
+            read = {node: _last(path, lines, wanted) for node, path in paths.items()}
         else:
             seen = dict(part.rpartition("=")[::2] for part in offset.split(",") if part)
-            read = {node: _from(path, _byte(seen.get(node, "0"))) for node, path in paths.items()}
+            places = {node: _byte(seen.get(node, "0")) for node in paths}
+            read = {node: _from(path, places[node], wanted) for node, path in paths.items()}
         parts = {node: text for node, (text, _) in read.items() if text}
+        ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
         if parts or ended or offset is None or time.monotonic() >= deadline:
-            ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
             return {"text": "", "parts": parts, "offset": ends, "ended": ended}
+        offset = ends
         time.sleep(1.0)
 
 
@@ -261,23 +282,26 @@ def report(name: str) -> dict[str, Any]:
         return {"report": None}
 
 
-def _last(path: Path, lines: int) -> tuple[str, int]:
-    """Return the last lines of a log, and where what is written next begins."""
+def _last(path: Path, lines: int, wanted: Wanted) -> tuple[str, int]:
+    """Return the last lines of a log that are wanted, and where what is written next begins."""
     size = path.stat().st_size if path.exists() else 0
-    shown = tail(path, lines or sys.maxsize, most=_MOST_TEXT)
+    last = tail if wanted.is_all else wanted.last
+    shown = last(path, lines or sys.maxsize, most=_MOST_TEXT)
     return "".join(f"{line}\n" for line in shown), size
 
 
-def _from(path: Path, offset: int) -> tuple[str, int]:
-    """Return the whole lines of a log that begin at a byte, and where the next one does."""
+def _from(path: Path, offset: int, wanted: Wanted) -> tuple[str, int]:
+    """Return the wanted whole lines of a log from a byte on, and where the next line begins."""
     try:
         with path.open("rb") as file:
+            # Records that were thinned are fewer than they were.
+            offset = min(offset, file.seek(0, os.SEEK_END))
             file.seek(offset)
             block = file.read(_MOST_TEXT)
     except OSError:
         return "", offset
     block = block[: block.rfind(b"\n") + 1]
-    return block.decode("utf-8", "replace"), offset + len(block)
+    return wanted.of(block.decode("utf-8", "replace")), offset + len(block)
 
 
 def _byte(text: str) -> int:

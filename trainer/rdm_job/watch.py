@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import statistics
 import threading
 import time
 from collections import deque
@@ -18,14 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rdm_job import measure, processes
+from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
-from rdm_job.directory import JobDirectory
+from rdm_job.directory import JobDirectory, write_atomically
 from rdm_job.health import ARGUMENTS
 from rdm_job.protocol import Request
+from rdm_job.thinning import thin
 from rdm_log import signs
 from rdm_log.errors import Findings
-from rdm_log.figures import Sample, quantile
+from rdm_log.figures import Sample
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
@@ -152,11 +154,17 @@ class Watch:
             ("gpu", "".join(f"{text}\n" for text in self.gpu)),
             ("gpu.jsonl", json.dumps(stream) + "\n"),
         ):
-            with (
-                contextlib.suppress(OSError),
-                self._directory.log(self._request.node, name).open("a") as file,
-            ):
+            path = self._directory.log(self._request.node, name)
+            with contextlib.suppress(OSError), path.open("a") as file:
                 file.write(text)
+            thin(path)
+
+        if self._config.logging.prometheus:
+            text = metrics.of_node(self._request.name, self._request.node, sample)
+            if self._request.node == self._request.master.name:
+                text = metrics.of_job(self._directory.read_state()) + text
+            with contextlib.suppress(OSError):
+                write_atomically(self._directory.path / f"metrics.{self._request.node}.prom", text)
 
     def _read_out(self) -> None:
         before = self._run.lines, self._run
@@ -204,7 +212,7 @@ class Watch:
                 paces.append(record)
             if rank not in self._before and len(paces) == _PACES:
                 # The first steps warm up.
-                self._before[rank] = _quartile([one["own_s"] for one in list(paces)[2:]])
+                self._before[rank] = statistics.median(one["own_s"] for one in list(paces)[2:])
         is_sure = len(paces) >= _LEAST_PACES and paces[-1]["time"] - paces[0]["time"] >= _SURE_S
         return {
             "rank": rank,
@@ -212,7 +220,8 @@ class Watch:
             "iteration": iteration,
             # One that is stopped, or hangs in a file system, comes to nobody.
             "waits": bool(since) and processes.condition(process) not in "TtD",
-            "own_s": _quartile([one["own_s"] for one in paces]) if is_sure else None,
+            # Somebody else's work on a node makes some records slow, and a fault all of them.
+            "own_s": min(one["own_s"] for one in paces) if is_sure else None,
             "before_s": self._before.get(rank),
             "nan_at": record.get("nan_at"),
             "retries": sum(one.get("retries") or 0 for one in paces),
@@ -273,10 +282,6 @@ class _Tail:
     def lines(self) -> list[str]:
         """Return the same, as lines."""
         return self.block().decode("utf-8", "replace").splitlines()
-
-
-def _quartile(times: Sequence[float]) -> float:
-    return quantile(sorted(times), 0.25)
 
 
 def _versions(resolved: Path) -> dict[str, str]:

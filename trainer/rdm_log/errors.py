@@ -12,7 +12,7 @@ from typing import Any
 
 from rdm_log.messages import MESSAGES, UNKNOWN, Kind, Message
 
-__all__ = ["Finding", "Findings", "classify", "findings"]
+__all__ = ["Finding", "Findings", "classify", "findings", "without_prefix"]
 
 _LONGEST = 4096
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -63,7 +63,7 @@ def classify(line: str) -> Message:
     >>> classify("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB").name
     'gpu-memory'
     """
-    text, _ = _without_prefix(line)
+    text, _ = without_prefix(line)
     return _of(text)
 
 
@@ -73,7 +73,7 @@ def _of(text: str) -> Message:
     return next((message for message in MESSAGES if message.pattern.search(text)), UNKNOWN)
 
 
-def _without_prefix(line: str) -> tuple[str, int | None]:
+def without_prefix(line: str) -> tuple[str, int | None]:
     """Return a line without colours and without what stands before it, and the rank that this names."""
     text = _COLOURS.sub("", line[:_LONGEST]).rstrip()
     rank = None
@@ -113,7 +113,7 @@ class Findings:
 
     def add(self, line: str) -> None:
         """Take note of a line of standard error."""
-        text, rank = _without_prefix(line)
+        text, rank = without_prefix(line)
         if not text:
             return
         if _IGNORED.match(text):

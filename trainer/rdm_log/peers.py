@@ -16,8 +16,9 @@ from rdm_log.signs import Sign
 
 __all__ = ["RankPace", "first_nan", "holding", "slow", "strained"]
 
-_SLOWER = 1.3
-"""A rank is slow when its own time is so many times its peers'…"""
+_MANY = 8
+_SLOWER = {True: 1.3, False: 1.5}
+"""A rank is slow when its own time is so many times its peers', of many or of few…"""
 _BEYOND = 6.0
 """… and so many standard deviations beyond them."""
 _GROWN = 1.6
@@ -37,8 +38,8 @@ class RankPace:
         group: Ranks with the same work have the same: a stage of the pipeline.
         iteration: Steps that it has begun.
         waits: It waits for other ranks at this moment; None when that is not known.
-        own_s: Its own time of a step, without waiting: what it undercuts one time in four, lately.
-        before_s: The same, at its beginning.
+        own_s: Its own time of a step, without waiting: the least of its last records.
+        before_s: What it usually was at its beginning.
         nan_at: The first step with a loss of its own that was no number.
         retries: How often its GPU's memory was full, so that the cache had to be given back, lately.
     """
@@ -76,9 +77,10 @@ def slow(ranks: Iterable[RankPace]) -> list[Sign]:
             # Of two ranks the faster one is how fast it goes.
             usual = statistics.median_low(times)
             spread = 1.4826 * statistics.median_low([abs(time - usual) for time in times])
+            slower = _SLOWER[len(group) >= _MANY]
             for one in group:
                 time = one.own_s or 0.0
-                if time > _SLOWER * usual and time > usual + max(_BEYOND * spread, _LEAST_S):
+                if time > slower * usual and time > usual + max(_BEYOND * spread, _LEAST_S):
                     found[one.rank] = (one, time / max(usual, 1e-9), f"its peers take {_time(usual)}")
     lonely = [group[0] for group in groups.values() if len(group) == 1]
     grown = [one for one in lonely if _growth(one) > _GROWN]

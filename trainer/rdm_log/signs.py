@@ -30,7 +30,8 @@ _HORIZON_S = 3600.0
 _UNPLANNED_S = 600.0
 """The same for a training that saves no checkpoints."""
 _RETRANSMITTED = 0.01
-"""The share of segments that TCP may send again, of at least so many: a healthy fabric sends far fewer."""
+_TOO_MANY = 0.05
+"""Shares of segments that TCP sends again, of at least so many: to be told, and to be a fault."""
 _SEGMENTS = 1000
 _RESENT = 100
 _NETWORK_S = 60.0
@@ -258,11 +259,8 @@ def _network(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
     if all(count is not None for count in counts):
         sent, resent = (last.segments or 0) - (first.segments or 0), (last.resent or 0) - (first.resent or 0)
         if sent >= _SEGMENTS and resent >= _RESENT and resent > _RETRANSMITTED * sent:
-            yield Sign(
-                "network",
-                f"TCP on {node} sends {100 * resent / sent:.1f} % of its segments again.",
-                node,
-            )
+            text = f"TCP on {node} sends {100 * resent / sent:.1f} % of its segments again."
+            yield Sign("network", text, node, is_note=resent <= _TOO_MANY * sent)
     for name, count in last.interfaces.items():
         errors = count - first.interfaces.get(name, count)
         if errors > 0:

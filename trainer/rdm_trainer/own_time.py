@@ -67,6 +67,9 @@ class OwnTime:
             collective = getattr(dist, name)
             if not hasattr(collective, "tells_waiting"):
                 setattr(dist, name, _telling(collective))
+        # What was begun before is waited for here, also by torch itself.
+        if not hasattr(dist.Work.wait, "tells_waiting"):
+            setattr(dist.Work, "wait", _telling(dist.Work.wait))  # noqa: B010  # to mypy it is a method
 
     def close(self) -> None:
         """Watch no longer."""

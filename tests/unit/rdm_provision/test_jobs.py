@@ -215,6 +215,7 @@ def test_train_keeps_others_from_the_cluster_only_until_it_watches(
         ("jobs", {"report": True}, "which job"),
         ("jobs", {"job": "x", "sections": True, "report": True}, "not both"),
         ("logs", {"job": "x", "stream": "stdout"}, "no log 'stdout'"),
+        ("logs", {"job": "x", "grep": "("}, "no regular expression"),
         ("bring_data", {"directory": "/nowhere"}, "/nowhere"),
     ],
 )
@@ -321,6 +322,18 @@ def test_scripts_get_the_verdict_as_exit_code(
     assert (told["job"], told["verdict"], told["exit_code"]) == ("demo-1", verdict["verdict"], code)
     with pytest.raises(InputError, match="no verdict on demo-1"):
         jobs_verb._verdict(JobState.of(TOLD, "/d", NOW), as_json=False)
+
+
+def test_lines_of_many_ranks_are_folded_with_a_count() -> None:
+    texts = {
+        f"n{node}": "".join(f"[rank{8 * node + n}]: RuntimeError: NCCL error\n" for n in range(8))
+        for node in range(1000)
+    }
+    texts["n7"] += "2026-11-22 10:11:12 once\n"
+    first, once = job_view.folded(texts)
+    assert first.startswith("[rank0]: RuntimeError: NCCL error  [8000 times, n0, n1, n2")
+    assert once == "2026-11-22 10:11:12 once  [n7]"
+    assert job_view.folded({"n1": ""}) == []
 
 
 def test_on_a_terminal_bar_figures_and_nodes_are_in_place() -> None:

@@ -97,13 +97,17 @@ def stop(name: str, now: bool, timeout: float) -> int:
 @click.option("--tail", type=click.IntRange(min=0), default=20, help="The last lines; 0 for all.")
 @click.option("--offset", help="What is beyond this instead, as an earlier answer said.")
 @click.option("--wait", type=click.FloatRange(min=0), default=0.0, help="Seconds to wait for more.")
-def logs(name: str, stream: str, tail: int, offset: str | None, wait: float) -> int:
+@click.option("--grep", default="", help="Only lines in which this regular expression is found.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only lines that name this rank.")
+def logs(
+    name: str, stream: str, tail: int, offset: str | None, wait: float, grep: str, rank: int | None
+) -> int:
     """Return what the job NAME wrote on this node."""
 
     def work() -> dict[str, Any]:
         from rdm_job.verbs import logs
 
-        return logs(name, stream=stream, lines=tail, offset=offset, wait=wait)
+        return logs(name, stream=stream, lines=tail, offset=offset, wait=wait, grep=grep, rank=rank)
 
     return _answer(work)
 

@@ -311,6 +311,8 @@ class LoggingConfig:
     """Between log lines."""
     tensorboard: bool = True
     """Write TensorBoard's event files into the job's directory."""
+    prometheus: bool = False
+    """Each node's agent writes `metrics.<node>.prom` for Prometheus into the job's directory."""
     eval_interval: Natural = 1000
     """Between evaluations."""
     eval_iterations: Natural = 10

@@ -235,8 +235,8 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
     watch.look([record])
     (told,) = watch.told()["ranks"]
     assert not told["waits"]
-    assert told["own_s"] == pytest.approx(0.475)
-    assert told["before_s"] == pytest.approx(0.425)
+    assert told["own_s"] == pytest.approx(0.3)
+    assert told["before_s"] == pytest.approx(0.55)
     assert told["retries"] == 8
     assert pace.waited > 0
     assert watch.told()["arguments"] == {"WORLD_SIZE": "4"}

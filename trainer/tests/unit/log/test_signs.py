@@ -40,7 +40,7 @@ def test_a_node_that_is_well() -> None:
             "97 % full; rank 5 has 23.0",
         ),
         ({"killed": 1}, "memory", None, "killed a process on n2"),
-        ({"resent": 2000, "segments": 1_060_000}, "network", None, "sends 3.3 % of its segments again"),
+        ({"resent": 6010, "segments": 1_060_000}, "network", None, "sends 10.0 % of its segments again"),
         ({"interfaces": {"ib0": 400}}, "network", None, "ib0 of n2 has counted 400 errors"),
         ({"devices": (replace(GPU, ecc={"uncorrected": 2}),)}, "ecc", 7, "2 uncorrectable memory errors"),
         ({"devices": (replace(GPU, xids=(79,)),)}, "xid", 7, "GPU 3 of n2: Xid 79"),
@@ -50,6 +50,11 @@ def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, 
     (sign,) = of_node("n2", samples(**last), first_rank=4, checkpoint_s=600, checkpoint_bytes=5 * 10**9)
     assert (sign.kind, sign.node, sign.rank, sign.is_note) == (kind, "n2", rank, False)
     assert words in sign.text
+
+
+def test_what_is_told_and_makes_nobody_suspect() -> None:
+    found = of_node("n2", samples(resent=1210, segments=1_060_000, interfaces={"ib0": 3}))
+    assert [sign.is_note for sign in found] == [True, True]
 
 
 def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not() -> None:

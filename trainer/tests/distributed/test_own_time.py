@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A rank's own time has no waiting for others in it, whatever they wait with; the culprit's has all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rdm_trainer import config as configuration
+from rdm_trainer import pace as pace_module
+from rdm_trainer.own_time import OwnTime
+from rdm_trainer.pace import Pace
+from rdm_trainer.train import Training
+from tests.distributed import processes
+
+SLEEP_S = 0.4
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "model": {"layers": 2, "hidden_size": 32, "attention_heads": 2, "seq_length": 16, "vocab_size": 64},
+    "optimisation": {
+        "micro_batch_size": 1,
+        "global_batch_size": 4,
+        "train_iterations": 4,
+        "precision": "fp32",
+        "lr": 1e-3,
+    },
+    "data": {"mock": True, "workers": 0},
+    "logging": {"interval": 1, "eval_interval": 0, "tensorboard": False},
+    "checkpoint": {"interval": 0},
+}
+
+
+def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
+    """Train with a rank 1 that sleeps in each step, and return this rank's last record."""
+    rank = dist.get_rank()
+    path = Path(folder) / f"{rank}.json"
+    path.write_text(json.dumps({**TINY, "parallel": parallel}))
+    os.environ[pace_module.PACE_VARIABLE] = str(Path(folder) / f"{rank}.pace")
+    pace_module._EACH_S = 0.0
+    training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
+    step = training.engine.train_step
+    nan = torch.full((), float("nan"))
+
+    def slow(batches: Any) -> Any:
+        if rank == 1:
+            time.sleep(SLEEP_S)
+            if training.iteration == 2:
+                training._own_time.note_loss(nan)
+        return step(batches)
+
+    training.engine.train_step = slow  # type: ignore[method-assign]
+    training.run()
+    training.close()
+    record, iteration, waits = pace_module.read(Path(folder) / f"{rank}.pace")
+    assert (iteration, waits) == (4, 0.0)
+    return record
+
+
+@pytest.mark.parametrize(
+    "parallel", [{"zero_stage": 0}, {"zero_stage": 1}, {"pipeline": 2}, {"tensor": 2}], ids=str
+)
+def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
+    tmp_path: Path, parallel: dict[str, Any]
+) -> None:
+    (tmp_path / "job").mkdir()
+    victim, culprit = processes.run(2, train, str(tmp_path), parallel)
+    assert culprit["own_s"] >= SLEEP_S
+    assert victim["own_s"] < culprit["own_s"] - SLEEP_S / 2
+    assert (victim["nan_at"], culprit["nan_at"]) == (None, 3)
+    assert (victim["group"] == culprit["group"]) == ("pipeline" not in parallel)
+
+
+def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:
+    pace = Pace(tmp_path / "ranks/n1/0.pace")
+    own = OwnTime(pace, torch.device("cpu"))
+    own.begin(7, measured=True)
+    with own.waiting(), own.waiting():
+        _, iteration, since = pace_module.read(tmp_path / "ranks/n1/0.pace")
+        assert iteration == 7
+        assert since == pytest.approx(time.time(), abs=60)
+    own.end()
+    own.tell("stage 0")
+    record, _, since = pace_module.read(tmp_path / "ranks/n1/0.pace")
+    assert since == 0.0
+    assert record["own_s"] >= 0
+    own.close()
+    # Outside of a job nobody asks.
+    Pace().write(own_s=1.0)
+    with pytest.raises(OSError, match="mark"):
+        pace_module.read(tmp_path / "absent.pace")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Prometheus' text, as its own parser reads it; and the dashboard, which asks for metrics that there are."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from rdm_job.metrics import of_job, of_node
+from rdm_job.protocol import State
+from rdm_log.signs import Device, Sample
+
+DASHBOARD = Path(__file__).resolve().parents[4] / "docs/grafana-dashboard.json"
+STATE = State(
+    job='a "job"\\',
+    state="running",
+    nodes={"n1": "running", "n2": "lost"},
+    restarts=2,
+    started=1795250171.5,
+    progress={"iteration": 30, "loss": 8.91, "tflops": 155.1, "lr": None, "tokens_per_second": math.nan},
+    verdict={"verdict": "suspect"},
+)
+GPU = Device(1, "NVIDIA A10", 49, 97, 1024, 4096, 120.5, 150, {"sm": 1695}, ("sw_thermal",), {"corrected": 4})
+SAMPLE = Sample(0, 10**9, 2**30, 2**31, 0, {3: 2**20}, 100, 7, {"mlx5_0/1": 2}, (GPU,))
+
+
+def read(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Return what Prometheus takes from a text."""
+    own = ("job", "node", "name", "gpu")
+    return {
+        (sample.name, tuple(value for key, value in sample.labels.items() if key not in own)): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_job() -> None:
+    text = of_job(STATE)
+    (family,) = [one for one in text_string_to_metric_families(text) if one.name == "rdm_job_iteration"]
+    assert family.samples[0].labels == {"job": 'a "job"\\'}
+    found = read(text)
+    assert found["rdm_job_iteration", ()] == 30
+    assert found["rdm_job_flops_per_accelerator", ()] == 155.1e12
+    assert found["rdm_job_restarts_total", ()] == 2
+    assert found["rdm_job_verdict", ("suspect",)] == 1
+    assert found["rdm_job_verdict", ("healthy",)] == 0
+    assert not {"rdm_job_learning_rate", "rdm_job_tokens_per_second"} & {name for name, _ in found}
+
+
+def test_a_node_and_its_gpus() -> None:
+    found = read(of_node("gpt", "n2", SAMPLE))
+    assert found["rdm_gpu_utilization_ratio", ()] == 0.97
+    assert found["rdm_gpu_clock_hertz", ("sm",)] == 1695e6
+    assert found["rdm_gpu_ecc_errors_total", ("corrected",)] == 4
+    assert found["rdm_node_interface_errors_total", ("mlx5_0/1",)] == 2
+    assert found["rdm_rank_resident_memory_bytes", ("3",)] == 2**20
+    assert read(of_node("gpt", "n2", Sample(0))) == {}
+
+
+def test_names_and_units_are_prometheus_own() -> None:
+    for text in (of_job(STATE), of_node("gpt", "n2", SAMPLE)):
+        for family in text_string_to_metric_families(text):
+            assert re.fullmatch(r"rdm_[a-z_]+", family.name)
+            assert family.documentation
+            assert (family.type == "counter") == family.samples[0].name.endswith("_total")
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    dashboard = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    names = {name for expression in asked for name in re.findall(r"rdm_\w+", expression)}
+    full = {
+        **STATE.progress,
+        "lr": 1.0,
+        "tokens_per_second": 1.0,
+        "train_iterations": 9,
+        "consumed_samples": 1,
+    }
+    known = read(of_job(State(job="a", nodes={"n": "running"}, progress=full)))
+    assert names
+    assert names <= {name for name, _ in known} | {name for name, _ in read(of_node("g", "n", SAMPLE))}
