@@ -177,6 +177,22 @@ def test_what_was_read_of_a_log_is_an_event_and_nothing_is_none() -> None:
     assert list(job_news(1.0, "n2", {"text": "", "stream": "err", "offset": 4})) == []
 
 
+def test_one_host_may_have_read_the_logs_of_all_nodes() -> None:
+    told = {"text": "", "parts": {"h1": "a\n", "n060": "b\n"}, "stream": "out", "offset": "h1=2,n060=2"}
+    assert list(job_news(1.0, "login1", told)) == [
+        JobLines(1.0, "h1", "out", "a\n"),
+        JobLines(1.0, "n060", "out", "b\n"),
+    ]
+
+
+def test_a_job_that_waits_says_why_where_nobody_looks_at_a_terminal() -> None:
+    console = screen()
+    reason = "It waits in partition gpu2, 2nd in the queue: the nodes that it needs are in use (Resources)."
+    shown = job_view.JobView(console, "lab")
+    shown.handle(JobUpdate(1.0, "n1", state(state="queued", reason=reason)))
+    assert reason in " ".join(console.export_text().split())
+
+
 # --- asking ---------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rdm_job.protocol import State
 from rdm_job.slurm import states
-from rdm_job.slurm.reasons import why
+from rdm_job.slurm.reasons import never, why
 from rdm_job.slurm.states import Seen
 
 __all__ = ["goes_on", "told"]
@@ -90,7 +90,8 @@ def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> 
             return "stopped", "It was cancelled, as asked."
         agents = f" {known.reason}" if known.state == "stopping" else ""
         who = f"by {seen.by}" if seen.by else "by somebody"
-        because = f" ({why(seen.reason)})" if why(seen.reason) else ""
+        # Why it waited is of no interest any more, unless Slurm has cancelled it for that.
+        because = f" ({why(seen.reason)})" if never(seen.reason) else ""
         return "stopped", f"It was cancelled {who}, not by rdm-provision stop{because}.{agents}"
     saved = known.progress.get("checkpoint")
     lost = f"; its newest checkpoint is of iteration {saved}" if saved else ""

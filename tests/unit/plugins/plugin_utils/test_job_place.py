@@ -23,3 +23,10 @@ def test_the_hosts_directories_follow_its_configuration_directory() -> None:
     }
     found = place(rdm_runtime="host", rdm_config_dir="/a", python_env_directory="/b", job_directory="/c")
     assert (found["key"], found["environment"], found["directory"]) == ("/a/ssh/id_ed25519", "/b", "/c")
+
+
+def test_jobs_that_are_submitted_to_slurm_are_on_the_host_and_have_keys_of_their_own() -> None:
+    variables = {"job_directory": "/shared/jobs", "python_env_directory": "/shared/python"}
+    found = job_place(variables.get, submits=True)
+    assert (found["runtime"], found["key"]) == ("host", "")
+    assert (found["directory"], found["environment"]) == ("/shared/jobs", "/shared/python")

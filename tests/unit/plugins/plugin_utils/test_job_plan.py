@@ -160,3 +160,24 @@ def test_nodes_with_other_versions_than_most_are_named() -> None:
     [said] = sentences(verdict(plan("n0", "n1", "n2"), answers))
     assert said.startswith("n1: torch 2.12.0 is not 2.13.0, as on n0: give all nodes the same image, or")
     assert verdict(plan("n0", "n2"), answers) == []
+
+
+@pytest.mark.parametrize("in_run", [[], ["n0"], NAMES])
+def test_with_a_login_host_slurm_chooses_the_nodes(in_run: list[str]) -> None:
+    request = wanted("name: x", "launcher.nodes=500")
+    plan = plan_job(request, [], in_run, NOW, login="front")
+    assert [node.name for node in plan.nodes] == ["front"]
+    assert plan.overrides == ["launcher.nodes=500", "launcher.kind=slurm"]
+    # A job that goes on has its launcher, and one that names it needs no more.
+    assert plan_job(wanted("", resume="x"), [], [], NOW, login="front").overrides == []
+    named = wanted("launcher: {kind: slurm}")
+    assert plan_job(named, [], [], NOW, login="front").overrides == []
+
+
+def test_a_launcher_that_does_not_go_the_inventory_s_way_is_refused() -> None:
+    (said,) = refusal(wanted("launcher: {kind: slurm}"))
+    assert "needs a host that jobs are submitted to Slurm from: put it into the group login" in said
+    with pytest.raises(Refused) as refused:
+        plan_job(wanted("launcher: {kind: no_ssh}"), [], [], NOW, login="front")
+    (other,) = sentences(refused.value.problems)
+    assert "does not go through Slurm, and this inventory's jobs do (group login: front)" in other

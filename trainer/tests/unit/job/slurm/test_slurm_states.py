@@ -166,6 +166,13 @@ def test_a_job_that_waits_says_where_and_why() -> None:
         ),
         (Seen(9, 9, "CANCELLED"), True, "stopped", "It was cancelled, as asked."),
         (
+            Seen(9, 9, "CANCELLED", reason="Resources"),
+            False,
+            "stopped",
+            "by somebody, not by rdm-provision stop.",
+        ),
+        (Seen(9, 9, "CANCELLED", reason="PartitionNodeLimit"), False, "stopped", reasons.NEVER),
+        (
             Seen(9, 9, "TIMEOUT"),
             False,
             "failed",
