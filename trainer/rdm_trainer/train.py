@@ -36,7 +36,9 @@ from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
 from rdm_trainer.optim.schedule import LearningRate
+from rdm_trainer.profiler import Profiler
 from rdm_trainer.progress import Progress
+from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
 
 __all__ = ["Training", "run"]
@@ -245,6 +247,15 @@ class Training:
         self._tracker = Tracker(
             config, job_dir if self._is_first else None, world_size=self.topology.world_size
         )
+        self._trace = StepTrace(
+            config.traced_steps,
+            self.engine,
+            self.topology,
+            self._collective,
+            job_dir,
+            sees_collectives=not config.optimisation.compile,
+        )
+        self._profiler = Profiler(config, self.engine, self.topology.rank, job_dir)
         self._sums = _Sums(self.engine.device)
         self._memory_told = False
         self.reason = "the training is done"
@@ -382,7 +393,8 @@ class Training:
         batch = self.config.optimisation.global_batch_size
         self.engine.set_learning_rate(self._schedule.at(self._moved_samples))
         try:
-            self._result = self.engine.train_step(batches)
+            with self._trace.step(self.iteration + 1), self._profiler.step(self.iteration + 1):
+                self._result = self.engine.train_step(batches)
         except StopIteration:
             raise TrainerError(
                 f"The training data ends after {self.consumed_samples} samples, before iteration "
@@ -503,6 +515,7 @@ class Training:
 
     def close(self) -> None:
         """Let go of threads and files."""
+        self._trace.close()
         self._loaders.close()
         self._tracker.close()
         self.engine.deepspeed.destroy()
