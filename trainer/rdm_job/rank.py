@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from rdm_job.culprit import LINES, how_it_ended
-from rdm_job.directory import JobDirectory
+from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.environment import adopt_launcher_environment
 from rdm_job.network import interface_of
 from rdm_job.processes import allow_files
+from rdm_job.profilers import PROFILED_VARIABLE, PROFILES, wrapped
 from rdm_trainer.errors import FAILED, TrainerError
 from rdm_trainer.pace import PACE_VARIABLE
 
@@ -51,7 +52,14 @@ def main(arguments: Sequence[str]) -> int:
     request = directory.request()
     node = request.node
     adopt_launcher_environment(os.environ)
+    # pdsh and mpirun do not hand it over.
+    os.environ.setdefault(NODE_VARIABLE, node)
     _redirect(directory, node)
+    try:
+        _go_on_profiled(directory, arguments)
+    except TrainerError as error:
+        print(f"Error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
     faulthandler.enable()
     # A rank has a connection to each of the others, and more.
     allow_files()
@@ -96,6 +104,22 @@ def _own_directory() -> JobDirectory:
     if programs not in known.split(os.pathsep):
         os.environ["PATH"] = programs + os.pathsep + known
     return JobDirectory(path)
+
+
+def _go_on_profiled(directory: JobDirectory, arguments: Sequence[str]) -> None:
+    """Become the profiler that the job wants for this rank, which starts this program again."""
+    from rdm_trainer import config as configuration
+
+    if os.environ.pop(PROFILED_VARIABLE, None):
+        return
+    launcher = configuration.load(directory.resolved).launcher
+    command = [sys.executable, "-m", "rdm_job.rank", *arguments]
+    rank = int(os.environ["RANK"])
+    profiled = wrapped(launcher.profiler, launcher.profiler_ranks, rank, directory.path, command)
+    if profiled is None:
+        return
+    (directory.path / PROFILES).mkdir(exist_ok=True)
+    os.execvpe(profiled[0], profiled, {**os.environ, PROFILED_VARIABLE: "1"})  # noqa: S606  # a list, no shell
 
 
 def _redirect(directory: JobDirectory, node: str) -> None:

@@ -21,10 +21,13 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "KINDS",
+    "TRACES",
+    "VERSION",
     "Span",
     "Timeline",
     "bubble",
     "chrome_trace",
+    "of_paths",
     "read_timers",
     "read_traces",
     "shares",
@@ -145,6 +148,15 @@ def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
             doubts.append(float(told["clock_uncertainty_us"]))
     found.uncertainty = max(doubts) if doubts else None
     return found
+
+
+def of_paths(paths: Sequence[Path]) -> Timeline:
+    """Return what directories with step traces tell, or logs with timers, each of its part of the ranks."""
+    files = [file for path in paths if path.is_dir() for file in trace_files(path)]
+    if files or any(path.is_dir() for path in paths):
+        return read_traces(files)
+    told = [read_timers(path) for path in paths if path.is_file()]
+    return max(told, key=lambda one: sum(map(len, one.spans.values())), default=Timeline())
 
 
 def read_timers(file: Path) -> Timeline:

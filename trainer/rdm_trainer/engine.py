@@ -31,9 +31,26 @@ from rdm_trainer.distributed.parameters import placement_of, seed_of
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer
 
-__all__ = ["Engine", "StepResult"]
+__all__ = ["Engine", "StepResult", "Watcher"]
 
 Batch = tuple[Any, tuple[torch.Tensor, torch.Tensor]]
+
+Watcher = Callable[[str, str], contextlib.AbstractContextManager[Any]]
+"""(kind, name) of something that a step does → entered when it begins, left when it ends."""
+
+INSTRUCTIONS = {
+    schedule.LoadMicroBatch: "load",
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.SendActivation: "send",
+    schedule.SendGrad: "send",
+    schedule.RecvActivation: "receive",
+    schedule.RecvGrad: "receive",
+    schedule.ReduceGrads: "reduce",
+    schedule.ReduceTiedGrads: "reduce",
+    schedule.OptimizerStep: "optimiser",
+}
+"""The pipeline's instructions, by the kinds of ``rdm_log.timeline``."""
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -124,11 +141,13 @@ class Engine:
                 config=settings,
                 dist_init_required=False,
             )
+        self._watchers: list[Watcher] = []
         if topology.pipeline > 1:
-            self.deepspeed._INSTRUCTION_MAP = {
+            self._instructions = {
                 **self.deepspeed._INSTRUCTION_MAP,
                 schedule.BackwardPass: _backward_at_once,
             }
+            self.deepspeed._INSTRUCTION_MAP = self._instructions
         if config.optimisation.precision == "bf16" and config.zero_stage == 1:
             DistributedOptimizer.adopt(
                 self.deepspeed, topology, self._counts, compiled=config.optimisation.compile
@@ -139,6 +158,43 @@ class Engine:
         """The model, or this rank's stage of it."""
         module: nn.Module = self.deepspeed.module
         return module
+
+    @contextlib.contextmanager
+    def watched(self, watcher: Watcher) -> Iterator[None]:
+        """Let WATCHER see what the steps within do; other steps are as fast as without it."""
+        self._watchers.append(watcher)
+        self._show_instructions()
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
+            self._show_instructions()
+
+    def _show_instructions(self) -> None:
+        """Hand the pipeline's instructions to those who watch, and only then."""
+        if self.topology.pipeline > 1:
+            self.deepspeed._INSTRUCTION_MAP = (
+                {one: self._shown(one, act) for one, act in self._instructions.items()}
+                if self._watchers
+                else self._instructions
+            )
+
+    def _shown(self, instruction: type, act: Callable[..., None]) -> Callable[..., None]:
+        kind, name = INSTRUCTIONS.get(instruction, "other"), instruction.__name__
+
+        def acted(engine: Any, *arguments: Any, **options: Any) -> None:
+            with self._span(kind, name):
+                act(engine, *arguments, **options)
+
+        return acted
+
+    @contextlib.contextmanager
+    def _span(self, kind: str, name: str) -> Iterator[None]:
+        """Show those who watch that something begins, and that it ends."""
+        with contextlib.ExitStack() as stack:
+            for watcher in self._watchers:
+                stack.enter_context(watcher(kind, name))
+            yield
 
     def train_step(self, batches: Iterator[Batch]) -> StepResult:
         """Take one step.
@@ -160,11 +216,15 @@ class Engine:
             self.module.train()
             loss = torch.zeros((), device=self.device)
             for _ in range(self._accumulation):
-                inputs, labels = next(moved)
-                micro_loss = self.deepspeed(inputs, labels)
-                loss += micro_loss.detach()
-                self.deepspeed.backward(micro_loss)
-                self.deepspeed.step()
+                with self._span("load", "LoadMicroBatch"):
+                    inputs, labels = next(moved)
+                with self._span("forward", "ForwardPass"):
+                    micro_loss = self.deepspeed(inputs, labels)
+                    loss += micro_loss.detach()
+                with self._span("backward", "BackwardPass"):
+                    self.deepspeed.backward(micro_loss)
+                with self._span("optimiser", "OptimizerStep"):
+                    self.deepspeed.step()
             if self._on_loss is not None:
                 self._on_loss(loss)
             loss = self._averaged(loss, self._accumulation)

@@ -38,7 +38,9 @@ from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
 from rdm_trainer.optim.schedule import LearningRate
 from rdm_trainer.own_time import OwnTime
 from rdm_trainer.pace import Pace
+from rdm_trainer.profiler import Profiler
 from rdm_trainer.progress import Progress
+from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
 
 __all__ = ["Training", "run"]
@@ -248,6 +250,15 @@ class Training:
         self._tracker = Tracker(
             config, job_dir if self._is_first else None, world_size=self.topology.world_size
         )
+        self._trace = StepTrace(
+            config.traced_steps,
+            self.engine,
+            self.topology,
+            self._collective,
+            job_dir,
+            sees_collectives=not config.optimisation.compile,
+        )
+        self._profiler = Profiler(config, self.engine, self.topology.rank, job_dir)
         self._sums = _Sums(self.engine.device)
         self._memory_told = False
         self.reason = "the training is done"
@@ -389,7 +400,8 @@ class Training:
             self.iteration + 1, measured=interval > 0 and (self.iteration + 1) % interval == 0
         )
         try:
-            self._result = self.engine.train_step(batches)
+            with self._trace.step(self.iteration + 1), self._profiler.step(self.iteration + 1):
+                self._result = self.engine.train_step(batches)
         except StopIteration:
             raise TrainerError(
                 f"The training data ends after {self.consumed_samples} samples, before iteration "
@@ -518,6 +530,7 @@ class Training:
 
     def close(self) -> None:
         """Let go of threads and files."""
+        self._trace.close()
         self._loaders.close()
         self._tracker.close()
         self._own_time.close()

@@ -24,6 +24,7 @@ Plot = dict[str, Any]
 
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#222222", "#8C8C8C"
+BUBBLE = "#E4E4E4"
 JOB_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 KIND_COLOURS = {
@@ -622,7 +623,11 @@ def _gantt_of(timeline: Timeline, step: int) -> dict[str, Any]:
     ]
     shapes = []
     if passes and timeline.is_pipeline:
-        # What stays visible of it is the bubble.
+        # What stays visible of it is the bubble; the legend's entry has no points of its own.
+        line = {"color": BUBBLE, "width": height}
+        data.append(
+            {"type": "scatter", "mode": "lines", "name": "bubble", "x": [None], "y": [0], "line": line}
+        )
         for row in range(len(ranks)):
             shapes.append(
                 {
@@ -632,7 +637,7 @@ def _gantt_of(timeline: Timeline, step: int) -> dict[str, Any]:
                     "x1": _ms(max(span.end for span in passes) - begin),
                     "y0": row - 0.36,
                     "y1": row + 0.36,
-                    "fillcolor": "#E4E4E4",
+                    "fillcolor": BUBBLE,
                     "line": {"width": 0},
                 }
             )

@@ -109,6 +109,44 @@ def verdict(directory: Path, state: str, conf: Path | None, as_json: bool) -> in
     return found.exit_code
 
 
+@log.command()
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="The file, in Chrome's trace format: ui.perfetto.dev opens it.",
+)
+def trace(paths: tuple[Path, ...], output: Path) -> int:
+    """Put what all ranks did when into one file, and say the pipeline's bubble.
+
+    A PATH is a job's directory with a step trace (logging.trace_steps), of each node where they share none,
+    or a log with the timers of all ranks that have their moments.
+    """
+    from rdm_log.timeline import bubble, chrome_trace, of_paths
+
+    found = of_paths(paths)
+    if not found.spans:
+        raise TrainerError(
+            f"{paths[0]} has neither a step trace nor timers of all ranks with their moments; set "
+            "logging.trace_steps, such as 20-22, for the next run."
+        )
+    try:
+        output.write_text(json.dumps(chrome_trace(found)), encoding="utf-8")
+    except OSError as error:
+        raise TrainerError(f"{output} cannot be written: {error.strerror}.") from error
+    steps = found.steps
+    told = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    click.echo(f"{sum(map(len, found.spans.values())):,} spans of {len(found.spans)} ranks, {told}.")
+    share = bubble(found)
+    if share is not None:
+        click.echo(
+            f"The bubble is {100 * share:.1f} % of the time from the first forward to the last backward pass."
+        )
+    return DONE
+
+
 def _show(console: Console, run: dict[str, Any], title: str) -> None:
     from rich.table import Table
     from rich.text import Text

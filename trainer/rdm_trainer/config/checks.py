@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterator
 
 from rdm_trainer.config import slurm
-from rdm_trainer.config.schema import Config
+from rdm_trainer.config.schema import Config, step_range
 from rdm_trainer.errors import ConfigError, TrainerError
 
-__all__ = ["check", "require"]
+__all__ = ["MOST_TRACED", "check", "require"]
+
+MOST_TRACED = 100
+"""More steps would need memory for events that nobody can look at."""
 
 
 def check(config: Config, world_size: int | None = None, devices_per_node: int | None = None) -> list[str]:
@@ -21,7 +24,7 @@ def check(config: Config, world_size: int | None = None, devices_per_node: int |
         world_size: Processes that will take part; without it, only what is true of any world is checked.
         devices_per_node: Processes on each node, when every node has as many.
     """
-    problems = [*_names(config), *_launcher(config)]
+    problems = [*_names(config), *_launcher(config), *_steps(config)]
     if world_size is not None:
         problems += _nodes(config, world_size, devices_per_node)
     if not config.launcher.program:
@@ -45,6 +48,23 @@ def _names(config: Config) -> Iterator[str]:
             f"name is {config.name!r}; it must be letters, digits, '.', '_' and '-', begin with a letter or "
             "digit, and have at most 100 characters."
         )
+
+
+def _steps(config: Config) -> Iterator[str]:
+    named = {
+        "logging.trace_steps": config.logging.trace_steps,
+        "launcher.profiler_steps": config.launcher.profiler_steps,
+    }
+    for key, text in named.items():
+        if text is not None and not step_range(text):
+            yield f"{key} is {text!r}; give the first and the last step, as 20-22."
+    traced = config.traced_steps
+    if len(traced) > MOST_TRACED:
+        yield f"logging.trace_steps names {len(traced)} steps; at most {MOST_TRACED} are recorded."
+    if traced and config.launcher.program:
+        yield "logging.trace_steps is for our own training, but launcher.program runs another; leave it out."
+    if config.launcher.profiler == "torch" and config.launcher.program:
+        yield "launcher.profiler torch is for our own training; use nsys or rocprof for launcher.program."
 
 
 def _model(config: Config) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,7 @@ __all__ = [
     "ParallelConfig",
     "SlurmConfig",
     "TokenizerConfig",
+    "step_range",
 ]
 
 
@@ -322,6 +324,9 @@ class LoggingConfig:
     names: Literal["plain", "mdx"] = "plain"
     """`mdx`: beside the jobs, `outputs/log`, `outputs/checkpoint` and `outputs/tensorboard` have links to the
     job's own, under the names that the scripts of llm-jp/Megatron-DeepSpeed give them."""
+    trace_steps: str | None = None
+    """Steps, as `20-22`, in which every rank records what it did when, into `trace/` of the job's directory.
+    A report shows it as a timeline."""
 
 
 @dataclass(frozen=True)
@@ -406,6 +411,13 @@ class LauncherConfig:
     """A collective operation that takes longer than this fails."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """`auto` is NCCL (RCCL on ROCm) on GPUs and Gloo on CPUs."""
+    profiler: Literal["none", "nsys", "rocprof", "torch"] = "none"
+    """Runs some ranks under NVIDIA's `nsys`, AMD's `rocprofv3` or torch's own profiler, which write into
+    `profile/` of the job's directory."""
+    profiler_ranks: tuple[Natural, ...] = (0,)
+    """The ranks that are profiled."""
+    profiler_steps: str = "10-12"
+    """The steps that are profiled."""
     program: tuple[str, ...] = ()
     """Another training program and its arguments instead of rdm_trainer, in the same launchers."""
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
@@ -437,6 +449,16 @@ class Config:
         model = self.model
         step = model.make_vocab_size_divisible_by * self.parallel.tensor
         return -(-(model.vocab_size + model.vocab_extra_ids) // step) * step
+
+    @property
+    def traced_steps(self) -> range:
+        """The steps of ``logging.trace_steps``."""
+        return step_range(self.logging.trace_steps or "")
+
+    @property
+    def profiled_steps(self) -> range:
+        """The steps of ``launcher.profiler_steps``, where a profiler is asked for."""
+        return step_range(self.launcher.profiler_steps if self.launcher.profiler != "none" else "")
 
     @property
     def zero_stage(self) -> int:
@@ -486,6 +508,16 @@ class Config:
             sum(partitions.is_block(name) for name in names[begin:end])
             for begin, end in itertools.pairwise(bounds)
         ]
+
+
+def step_range(text: str) -> range:
+    """Return the steps that a text names, ``20-22`` or ``20``; none where it names none.
+
+    >>> list(step_range("20-22"))
+    [20, 21, 22]
+    """
+    match = re.fullmatch(r"([1-9]\d{0,11})(?:-([1-9]\d{0,11}))?", text)
+    return range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
 
 
 def _plain(value: Any) -> Any:

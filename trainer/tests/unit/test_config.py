@@ -342,3 +342,21 @@ def test_nothing_here_imports_torch() -> None:
         "sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        ("logging.trace_steps", "22-20", "give the first and the last step, as 20-22"),
+        ("logging.trace_steps", "soon", "give the first and the last step, as 20-22"),
+        ("logging.trace_steps", "1-500", "names 500 steps; at most 100"),
+        ("launcher.profiler_steps", "0-1", "give the first and the last step"),
+    ],
+)
+def test_steps_that_are_none_are_refused(key: str, text: str, said: str) -> None:
+    section, name = key.split(".")
+    base = Config()
+    config = dataclasses.replace(
+        base, **{section: dataclasses.replace(getattr(base, section), **{name: text})}
+    )
+    assert any(said in problem for problem in check(config))

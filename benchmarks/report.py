@@ -1,0 +1,97 @@
+"""How long the report of a large job takes, and how much memory.
+
+Run `python benchmarks/report.py`; it prints a row for docs/performance.md. The files are made here: a node's
+milestones, memory of its ranks and warnings, GPU records of a day at one a minute, and the training lines of
+all steps on the last node. Seconds are those of the CPU, so that others on the machine count less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from benchmarks.read_logs import step  # noqa: E402
+from benchmarks.tables import markdown  # noqa: E402
+
+GPUS = 8
+RECORDS = 1440
+
+
+def gpu_records(node: int) -> str:
+    """Return a day of a node's GPU records."""
+    minute = [
+        "".join(
+            f"[{gpu}] NVIDIA H100 80GB HBM3 | {55 + (node + gpu + n) % 9}'C, {90 + (gpu + n) % 9:3d} %"
+            f" | 71204 / 81559 MB |\n"
+            for gpu in range(GPUS)
+        )
+        for n in range(9)
+    ]
+    return "".join(minute[n % 9] for n in range(RECORDS))
+
+
+def make(folder: Path, nodes: int, steps: int) -> int:
+    """Write the files of a job; return how many bytes they have."""
+    for node in range(nodes):
+        name = f"n{node:04d}"
+        lines = [
+            f"[Rank {node * GPUS + gpu}] (after 10 iterations) memory (MB) | allocated: 40000.0 |"
+            f" max allocated: 61000.5 | reserved: 70000.0 | max reserved: 70000.0\n"
+            for gpu in range(GPUS)
+        ]
+        if node == nodes - 1:
+            lines += [step(number) for number in range(1, steps + 1)]
+        (folder / f"{name}.out").write_text("".join(lines))
+        (folder / f"{name}.err").write_text("  warnings.warn(\n" * 300)
+        (folder / f"{name}.gpu").write_text(gpu_records(node))
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=200_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        logs, page = Path(folder, "logs"), Path(folder, "page.html")
+        logs.mkdir()
+        size = make(logs, options.nodes, options.steps)
+        began = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "rdm_log.report.write", str(logs), "--output", str(page)],
+            env={**os.environ, "PYTHONPATH": str(ROOT / "trainer")},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        wall = time.monotonic() - began
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        rows = [
+            ["nodes", "GPUs", "steps", "files, MB", "CPU s", "wall s", "peak MiB", "page, MB"],
+            [
+                f"{options.nodes:,}",
+                f"{options.nodes * GPUS:,}",
+                f"{options.steps:,}",
+                f"{size / 1e6:,.0f}",
+                f"{used.ru_utime + used.ru_stime:.1f}",
+                f"{wall:.1f}",
+                f"{used.ru_maxrss / 1024:,.0f}",
+                f"{page.stat().st_size / 1e6:.1f}",
+            ],
+        ]
+    print(f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}\n")
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    main()

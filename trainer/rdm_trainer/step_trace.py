@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What this rank does when, in a few steps: the files that ``rdm_log.timeline`` reads.
+
+In those steps each pipeline instruction, collective operation and step of the optimiser leaves two marks: on
+a GPU events of its stream, which nobody waits for until the last of the steps is over, on a CPU the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rdm_log.timeline import TRACES, VERSION
+from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.engine import Engine
+
+__all__ = ["StepTrace", "clock_offset"]
+
+_EXCHANGES = 16
+"""Messages to the first node and back, of which the fastest counts."""
+_COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all_single", "barrier", "broadcast"),
+    *("recv", "reduce", "reduce_scatter_tensor", "send"),
+)
+"""Of ``torch.distributed``; DeepSpeed and we call them by these names."""
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+Clock = Callable[[], Any]
+
+
+def clock_offset(exchanges: Sequence[tuple[int, int, int, int]]) -> tuple[float, float]:
+    """Return by how much another clock is ahead of ours, and by how much that may be wrong, in nanoseconds.
+
+    Args:
+        exchanges: When a message left here, came there, its answer left there, and came here. The first and
+            the last are times of our clock.
+
+    Source: RFC 5905 (NTP), section 8: the exchange that was the shortest on its way says it best.
+    """
+    left, came, answered, back = min(exchanges, key=lambda one: one[3] - one[0] - (one[2] - one[1]))
+    return ((came - left) + (answered - back)) / 2, ((back - left) - (answered - came)) / 2
+
+
+class StepTrace:
+    """Records some steps of this rank and writes them when the last one is over.
+
+    Args:
+        steps: Which ones.
+        engine: What is watched.
+        topology: This rank's place.
+        collective: All ranks.
+        job_dir: In whose ``trace/`` the file goes.
+        sees_collectives: Look at each collective, too. Code that is compiled would be compiled anew for that.
+    """
+
+    def __init__(
+        self,
+        steps: range,
+        engine: Engine,
+        topology: Topology,
+        collective: Collective,
+        job_dir: Path,
+        *,
+        sees_collectives: bool = True,
+    ) -> None:
+        self._steps, self._engine, self._topology = steps, engine, topology
+        self._collective, self._job_dir = collective, job_dir
+        self._sees_collectives = sees_collectives
+        self._on_gpu = engine.device.type == "cuda"
+        self._marks: list[tuple[str, str, int, int, Any, Any]] = []
+        self._counts: dict[str, int] = {}
+        self._step = 0
+
+    @contextlib.contextmanager
+    def step(self, iteration: int) -> Iterator[None]:
+        """Take a step. Recorded is only what is asked for: the others pay for one comparison."""
+        if iteration not in self._steps:
+            yield
+            return
+        if iteration == self._steps[0] or not self._step:
+            self._begin()
+        self._step = iteration
+        self._counts.clear()
+        with self._engine.watched(self._span), self._collectives():
+            yield
+        if iteration == self._steps[-1]:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is recorded: the last step is over, or the training ended before it."""
+        if self._marks:
+            self._write()
+
+    def _begin(self) -> None:
+        """Compare the clocks, and find where the device's time begins on this host's."""
+        self._ahead, self._doubt = _offsets(self._collective)
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self._origin = self._mark()
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self._began = time.perf_counter_ns()
+
+    def _mark(self) -> Any:
+        """Mark this moment, without waiting for the device."""
+        if not self._on_gpu:
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextlib.contextmanager
+    def _span(self, kind: str, name: str) -> Iterator[None]:
+        number = self._counts.get(name, 0)
+        self._counts[name] = number + 1
+        begin = self._mark()
+        try:
+            yield
+        finally:
+            self._marks.append((kind, name, self._step, number, begin, self._mark()))
+
+    @contextlib.contextmanager
+    def _collectives(self) -> Iterator[None]:
+        """Look at each collective operation on the tensors of the training."""
+        if not self._sees_collectives:
+            yield
+            return
+        before = {name: getattr(dist, name) for name in _COLLECTIVES}
+        for name, function in before.items():
+            setattr(dist, name, self._watched(name, function))
+        try:
+            yield
+        finally:
+            for name, function in before.items():
+                setattr(dist, name, function)
+
+    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if options.get("group") is self._collective.group:
+                return function(*arguments, **options)
+            with self._span("collective", name):
+                return function(*arguments, **options)
+
+        return call
+
+    def _time_us(self, mark: Any) -> float:
+        """Return when a mark was made, in microseconds of the first node's clock."""
+        nanoseconds = mark
+        if self._on_gpu:
+            nanoseconds = self._began + self._origin.elapsed_time(mark) * 1e6
+        return (float(nanoseconds) + self._ahead) / 1e3
+
+    def _write(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        topology = self._topology
+        spans = []
+        for kind, name, step, number, begin, end in self._marks:
+            first = self._time_us(begin)
+            batch = number if kind in ("forward", "backward", "send", "receive", "load") else -1
+            spans.append([kind, name, step, batch, round(first, 1), round(self._time_us(end) - first, 1)])
+        told = {
+            "version": VERSION,
+            "rank": topology.rank,
+            "node": os.environ.get("RDM_NODE") or socket.gethostname(),
+            "pipeline": topology.pipeline,
+            "pipeline_rank": topology.pipeline_rank,
+            "data_rank": topology.data_rank,
+            "tensor_rank": topology.tensor_rank,
+            "clock_uncertainty_us": round(self._doubt / 1e3, 1),
+            "spans": sorted(spans, key=lambda span: span[4]),
+        }
+        self._marks.clear()
+        path = self._job_dir / TRACES / f"rank-{topology.rank:05d}.json"
+        partial = path.with_suffix(".partial")
+        # A full disk ends no training.
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps(told))
+            partial.replace(path)
+
+
+def _host() -> str:
+    """Return what ranks have in common whose monotonic clock is the same."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _offsets(collective: Collective) -> tuple[float, float]:
+    """Return what to add to this rank's clock for rank 0's, and the doubt about it, in nanoseconds.
+
+    One rank of each host asks rank 0, one host after the other, and the others of the host have its answer.
+    """
+    hosts: list[str] = collective.gather(_host())
+    leaders = {host: hosts.index(host) for host in hosts}
+    own: tuple[float, float] | None = (0.0, 0.0) if collective.rank == 0 else None
+    for leader in leaders.values():
+        if leader == 0:
+            continue
+        if collective.rank == 0:
+            _answer(collective, leader)
+        elif collective.rank == leader:
+            own = clock_offset([_ask(collective) for _ in range(_EXCHANGES)])
+    told: list[tuple[float, float] | None] = collective.gather(own)
+    found = told[leaders[hosts[collective.rank]]]
+    assert found is not None
+    return found
+
+
+def _ask(collective: Collective) -> tuple[int, int, int, int]:
+    question, answer = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    left = time.perf_counter_ns()
+    dist.send(question, 0, group=collective.group)
+    dist.recv(answer, 0, group=collective.group)
+    back = time.perf_counter_ns()
+    came, answered = answer.tolist()
+    return left, came, answered, back
+
+
+def _answer(collective: Collective, leader: int) -> None:
+    question = torch.zeros(1, dtype=torch.int64)
+    for _ in range(_EXCHANGES):
+        dist.recv(question, leader, group=collective.group)
+        came = time.perf_counter_ns()
+        dist.send(torch.tensor([came, time.perf_counter_ns()]), leader, group=collective.group)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A real training in two stages that records what its ranks do when, and is profiled."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log.report.write import write
+from rdm_log.timeline import bubble, of_paths
+from rdm_trainer.step_trace import clock_offset
+from tests.distributed import processes
+from tests.waiting import DEADLINE_S
+
+CONFIGURATION = """
+name: small
+model: {layers: 2, hidden_size: 64, attention_heads: 4, seq_length: 32, vocab_size: 90}
+parallel: {pipeline: 2}
+optimisation: {micro_batch_size: 2, global_batch_size: 8, train_iterations: 6, precision: fp32, lr: 0.01}
+data: {mock: true, workers: 0}
+logging: {interval: 1, trace_steps: 3-4}
+launcher: {profiler: torch, profiler_ranks: [1], profiler_steps: 5-5}
+checkpoint: {interval: 0}
+"""
+BATCHES = 4
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a job that was traced in its steps 3 and 4."""
+    directory = tmp_path_factory.mktemp("traced")
+    (directory / "small.yaml").write_text(CONFIGURATION)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
+        *("--module", "rdm_trainer", "train", str(directory / "small.yaml")),
+        *("--job-dir", str(directory / "job")),
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (directory / "job" / "n1.out").write_text(ended.stdout)
+    return directory / "job"
+
+
+def test_every_rank_tells_of_every_instruction(job: Path) -> None:
+    found = of_paths([job])
+    assert (sorted(found.spans), found.steps, found.stages) == ([0, 1], [3, 4], {0: 0, 1: 1})
+    for rank, other in ((0, "send"), (1, "receive")):
+        for step in (3, 4):
+            spans = [span for span in found.spans[rank] if span.step == step]
+            kinds = [span.kind for span in spans]
+            assert kinds.count("forward") == kinds.count("backward") == BATCHES
+            assert kinds.count(other) == BATCHES
+            assert kinds.count("optimiser") == 1
+            assert any(span.kind == "collective" and span.name == "all_reduce" for span in spans)
+            batches = [span.micro_batch for span in spans if span.kind == "forward"]
+            assert batches == list(range(BATCHES))
+
+
+def test_the_clocks_agree_and_nothing_overlaps(job: Path) -> None:
+    found = of_paths([job])
+
+    def of(rank: int, name: str) -> list[Any]:
+        return [span for span in found.spans[rank] if span.name == name]
+
+    for sent, received in zip(of(0, "SendActivation"), of(1, "RecvActivation"), strict=True):
+        assert sent.begin < received.end
+    for sent, received in zip(of(1, "SendGrad"), of(0, "RecvGrad"), strict=True):
+        assert sent.begin < received.end
+    for spans in found.spans.values():
+        outer = [span for span in spans if span.kind != "collective"]
+        assert all(one.end <= other.begin + 1.0 for one, other in itertools.pairwise(outer))
+    share = bubble(found)
+    assert share is not None
+    # What the schedule alone costs is (p - 1) / (m + p - 1); a busy machine adds to that.
+    assert 0.1 < share < 1
+
+
+def test_the_report_has_its_timeline(job: Path, tmp_path: Path) -> None:
+    write([job], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "A step, rank by rank" in page
+    assert "stage 1, rank 1" in page
+
+
+def test_torchs_profiler_tells_of_its_steps_and_our_names(job: Path) -> None:
+    assert [path.name for path in (job / "profile").iterdir()] == ["rank-00001.json"]
+    told = json.loads((job / "profile" / "rank-00001.json").read_text())
+    names = {event.get("name") for event in told["traceEvents"]}
+    assert {"step 5", "ForwardPass", "BackwardPass", "OptimizerStep"} <= names
+    assert "step 4" not in names
+
+
+@given(
+    ahead=st.integers(-(10**15), 10**15),
+    ways=st.lists(st.tuples(st.integers(1, 10**9), st.integers(0, 10**6), st.integers(1, 10**9)), min_size=1),
+)
+def test_the_offset_of_a_clock_is_right_to_what_is_said(ahead: int, ways: list[tuple[int, int, int]]) -> None:
+    exchanges, now = [], 0
+    for there, thought, back in ways:
+        came = now + there
+        exchanges.append((now, came + ahead, came + thought + ahead, came + thought + back))
+        now += there + thought + back
+    found, doubt = clock_offset(exchanges)
+    assert abs(found - ahead) <= doubt + 1
+    assert doubt == min(there + back for there, _, back in ways) / 2
+
+
+def _clocks(ahead_ns: int) -> tuple[float, float]:
+    """Compare clocks in a rank whose host is another and whose clock is ahead."""
+    import datetime
+
+    import torch.distributed as dist
+
+    from rdm_trainer import step_trace
+    from rdm_trainer.distributed.collective import Collective
+
+    rank = dist.get_rank()
+    real = time.perf_counter_ns
+
+    class Ahead:
+        @staticmethod
+        def perf_counter_ns() -> int:
+            return real() + ahead_ns * (rank > 1)
+
+    step_trace.time = Ahead  # type: ignore[attr-defined]
+    step_trace._host = lambda: f"host {rank // 2}"
+    return step_trace._offsets(Collective(datetime.timedelta(minutes=1)))
+
+
+def test_another_hosts_clock_is_found_over_the_process_group() -> None:
+    ahead = 5_000_000_000
+    told = processes.run(4, _clocks, ahead)
+    assert told[0] == told[1] == (0.0, 0.0)
+    assert told[2] == told[3], "the ranks of a host have one clock"
+    offset, doubt = told[2]
+    assert abs(offset + ahead) <= doubt
+    assert doubt < 1e9

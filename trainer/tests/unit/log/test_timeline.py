@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Spans of ranks: from step traces and from timers; the bubble; Chrome's format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log.timeline import Span, Timeline, bubble, chrome_trace, of_paths, read_timers, read_traces
+from rdm_trainer import cli
+
+
+def one_forward_one_backward(stages: int, batches: int, forward: float, backward: float) -> Timeline:
+    """Return the schedule 1F1B as it is without any cost of communication."""
+    orders = []
+    for stage in range(stages):
+        warm_up = min(batches, stages - stage - 1)
+        order = [("forward", batch) for batch in range(warm_up)]
+        for batch in range(batches - warm_up):
+            order += [("forward", warm_up + batch), ("backward", batch)]
+        order += [("backward", batch) for batch in range(batches - warm_up, batches)]
+        orders.append(order)
+    ends: dict[tuple[str, int, int], float] = {}
+    clocks = [0.0] * stages
+    spans: dict[int, list[Span]] = {stage: [] for stage in range(stages)}
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order:
+                kind, batch = order[0]
+                ahead = stage - 1 if kind == "forward" else stage + 1
+                needed = (kind, ahead, batch) if 0 <= ahead < stages else None
+                if needed is not None and needed not in ends:
+                    break
+                begin = max(clocks[stage], ends[needed] if needed else 0.0)
+                clocks[stage] = begin + (forward if kind == "forward" else backward)
+                ends[kind, stage, batch] = clocks[stage]
+                spans[stage].append(Span(kind, kind, begin, clocks[stage], 1, batch))
+                order.pop(0)
+    return Timeline(spans)
+
+
+@given(
+    stages=st.integers(2, 6),
+    batches=st.integers(1, 12),
+    forward=st.floats(1, 100),
+    backward=st.floats(1, 100),
+)
+def test_the_bubble_of_one_forward_one_backward_is_the_known_one(
+    stages: int, batches: int, forward: float, backward: float
+) -> None:
+    # Narayanan et al. 2021: (p - 1) / (m + p - 1) of the time; with fewer micro-batches than stages, too.
+    timeline = one_forward_one_backward(stages, batches, forward, backward)
+    assert bubble(timeline) == pytest.approx((stages - 1) / (batches + stages - 1))
+
+
+def test_without_a_pipeline_there_is_no_bubble() -> None:
+    spans = {0: [Span("forward", "f", 0, 1, 1)], 1: [Span("forward", "f", 0, 1, 1)]}
+    assert bubble(Timeline(spans, is_pipeline=False)) is None
+    assert bubble(Timeline({0: spans[0]})) is None
+
+
+def timers(ranks: int, begin: float, batches: int = 2) -> str:
+    """Return timers as FASOP's Megatron-LM writes them, with the moments of two steps."""
+    lines = ["times across ranks (ms):\n"]
+    for name, at, long in (
+        ("forward-compute", 0.0, 0.1),
+        ("backward-compute", 0.5, 0.2),
+        ("optimizer", 2.0, 0.3),
+    ):
+        lines.append(f"  {name}:\n")
+        for rank in range(ranks):
+            times = 1 if name == "optimizer" else batches
+            starts = [
+                begin + 3 * step + at + batch * 0.7 + rank * 0.01
+                for step in range(2)
+                for batch in range(times)
+            ]
+            lines.append(f"     rank {rank:2d}: {1000 * long:.2f}\n")
+            lines.append(f" {name} start time lst: {' '.join(f'{one:.6f}' for one in starts)}\n")
+            lines.append(f" {name} end time lst: {' '.join(f'{one + long:.6f}' for one in starts)}\n")
+    return "".join(lines)
+
+
+def test_timers_of_all_ranks_become_spans_with_their_steps(tmp_path: Path) -> None:
+    log = tmp_path / "n1.out"
+    log.write_text("hello\n" + timers(4, 1686726500.0) + " iteration 10/ 50 |\n" + timers(4, 1686726900.0))
+    found = read_timers(log)
+    assert sorted(found.spans) == [0, 1, 2, 3]
+    # Only the last ones, which are the usual ones.
+    assert found.spans[0][0].begin == pytest.approx(1686726900.0e6)
+    assert [(span.kind, span.step, span.micro_batch) for span in found.spans[3]] == [
+        *(("forward", 1, 0), ("backward", 1, 0), ("forward", 1, 1), ("backward", 1, 1), ("optimiser", 1, -1)),
+        *(("forward", 2, 0), ("backward", 2, 0), ("forward", 2, 1), ("backward", 2, 1), ("optimiser", 2, -1)),
+    ]
+    span = found.spans[3][0]
+    assert span.end - span.begin == pytest.approx(1e5)
+
+
+def test_timers_that_are_being_written_are_not_the_last_ones(tmp_path: Path) -> None:
+    log = tmp_path / "n1.out"
+    log.write_text(timers(4, 100.0) + timers(4, 200.0)[:150])
+    assert read_timers(log).spans[0][0].begin == pytest.approx(100.0e6)
+    log.write_text("times across ranks (ms):\n  forward-compute:\n     rank  0: 1.00\n")
+    assert read_timers(log).spans == {}
+    log.write_text("")
+    assert read_timers(log).spans == {}
+
+
+def trace(directory: Path, rank: int, node: str = "n1") -> None:
+    (directory / "trace").mkdir(parents=True, exist_ok=True)
+    told = {
+        "version": 1,
+        "rank": rank,
+        "node": node,
+        "pipeline": 2,
+        "pipeline_rank": rank,
+        "clock_uncertainty_us": 10.0 * rank,
+        "spans": [
+            ["forward", "ForwardPass", 20, 0, 1000.0 + rank, 50.0],
+            ["collective", "send", 20, -1, 1010.0, 5.0],
+        ],
+    }
+    (directory / "trace" / f"rank-{rank:05d}.json").write_text(json.dumps(told))
+
+
+def test_traces_of_nodes_that_share_no_directory_are_one(tmp_path: Path) -> None:
+    trace(tmp_path / "a", 0)
+    trace(tmp_path / "b", 1, "n2")
+    (tmp_path / "b" / "trace" / "rank-00002.json").write_text('{"rank": 2, "spa')
+    found = of_paths([tmp_path / "a", tmp_path / "b"])
+    assert sorted(found.spans) == [0, 1]
+    assert (found.stages, found.nodes, found.uncertainty) == ({0: 0, 1: 1}, {0: "n1", 1: "n2"}, 10.0)
+    assert sorted(read_traces(sorted((tmp_path / "b" / "trace").iterdir()), "n2").spans) == [1]
+
+
+def test_chromes_trace_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace(tmp_path, 0)
+    trace(tmp_path, 1)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["log", "trace", str(tmp_path), "-o", str(tmp_path / "trace.json")])
+    assert ended.value.code == 0
+    assert "4 spans of 2 ranks, step 20." in capsys.readouterr().out
+    told = json.loads((tmp_path / "trace.json").read_text())
+    events = [event for event in told["traceEvents"] if event["ph"] == "X"]
+    assert events[0] == {
+        **{"name": "ForwardPass", "cat": "forward", "ph": "X", "ts": 0.0, "dur": 50.0, "pid": 0, "tid": 0},
+        "args": {"step": 20, "micro_batch": 0},
+    }
+    # Within the other: a track of its own.
+    assert (events[1]["tid"], events[1]["args"]) == (1, {"step": 20})
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in told["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert names == {0: "rank 0, stage 0 on n1", 1: "rank 1, stage 1 on n1"}
+    assert chrome_trace(Timeline())["traceEvents"] == []
+
+
+def test_what_has_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["log", "trace", str(tmp_path), "-o", str(tmp_path / "trace.json")])
+    assert ended.value.code == 3
+    assert "set logging.trace_steps, such as 20-22" in capsys.readouterr().err
