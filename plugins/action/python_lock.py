@@ -10,8 +10,10 @@ from typing import Any
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.modules.python_lock import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock, torch_backend
+from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 
@@ -30,21 +32,30 @@ class ActionModule(ActionBase):
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         home = Path(str(variables.get("inventory_dir") or Path.cwd()))
         pins = (TRAINER / "requirements" / "runtime.txt").read_text(encoding="utf-8")
+        requirements = python_lock.requirements_of(pins, options["torch"])
         sources = python_lock.Sources(
             index_url=options["index_url"],
             extra_index_urls=options["extra_index_urls"],
             find_links=[os.path.expanduser(one) for one in options["find_links"]],
-            torch_backend=options["torch_backend"],
             proxy=options["proxy"],
         )
         try:
-            text, changed = python_lock.lock(
-                home / python_lock.LOCK_FILE,
-                python_lock.requirements_of(pins, options["torch"]),
-                options["python"],
-                sources,
-                write=not self._task.check_mode,
-            )
+            backends = self._backends(options, requirements, sources, variables)
+        except Refused as refused:
+            return {**result, **refused.result("nodes")}
+        locks: dict[str, str] = {}
+        changed = False
+        try:
+            for backend in dict.fromkeys(backends.values()):
+                name = python_lock.lock_file(backend if options["per_node"] else "")
+                locks[backend], made = python_lock.lock(
+                    home / name,
+                    requirements,
+                    options["python"],
+                    sources._replace(torch_backend=backend),
+                    write=not self._task.check_mode,
+                )
+                changed = changed or made
             wheel = python_lock.trainer_wheel(TRAINER, home / STATE_DIR / "wheels")
             uv = python_lock.find_uv()
         except Refused as refused:
@@ -54,9 +65,39 @@ class ActionModule(ActionBase):
         return {
             **result,
             "changed": False,
-            "text": text,
+            "nodes": {
+                host: {"lock": locks[backend], "torch_backend": backend} for host, backend in backends.items()
+            },
             "wheel": str(wheel),
             "program": program,
             "uv": uv,
             "made": changed,
         }
+
+    @staticmethod
+    def _backends(
+        options: dict[str, Any], requirements: str, sources: python_lock.Sources, variables: dict[str, Any]
+    ) -> dict[str, str]:
+        """Return the backend of each host of the play; Refused when one cannot be told, or they differ."""
+        hosts = variables["ansible_play_hosts"]
+        if options["torch_backend"] != torch_backend.AUTO:
+            return dict.fromkeys(hosts, options["torch_backend"])
+        reader = HostVariables(variables)
+        torch = next(line for line in requirements.splitlines() if line.startswith("torch"))
+        asked: dict[tuple[str, str], str] = {}
+        found, problems = {}, []
+        for host, gpus in registered(options["gpus"], variables, hosts).items():
+            accelerator = reader.text(host, "rdm_accelerator")
+            if accelerator == "cpu":
+                found[host] = accelerator
+                continue
+            try:
+                has = torch_backend.variable_of(host, accelerator, gpus)
+                if has not in asked:
+                    asked[has] = torch_backend.ask_uv(*has, torch, sources)
+                found[host] = asked[has]
+            except Refused as refused:
+                problems += refused.problems
+        if problems := problems or torch_backend.agree(found, options["per_node"]):
+            raise Refused(problems)
+        return found

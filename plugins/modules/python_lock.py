@@ -32,9 +32,19 @@ options:
     type: str
     default: ""
   torch_backend:
-    description: Which of PyTorch's own indexes is taken as well, such as V(cpu), V(cu128) or V(rocm6.4).
+    description:
+      - Which of PyTorch's own indexes is taken as well, such as V(cpu), V(cu128) or V(rocm6.4).
+      - V(auto) is the one that uv takes for what O(gpus) says of each node.
     type: str
     default: ""
+  gpus:
+    description: Name of the variable that M(rdm.provision.gpu_driver) was registered in; for V(auto).
+    type: str
+    default: ""
+  per_node:
+    description: With V(auto), whether nodes may need different builds. Each has a lock file of its own then.
+    type: bool
+    default: false
   index_url:
     description: The packages' index. Empty means PyPI.
     type: str
@@ -65,10 +75,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-text:
-  description: The lock file.
+nodes:
+  description: For each node its C(lock), the text, and its C(torch_backend).
   returned: success
-  type: str
+  type: dict
 wheel:
   description: The trainer's wheel, on the controller.
   returned: success
@@ -82,7 +92,7 @@ uv:
   returned: success
   type: str
 rdm_refused:
-  description: Who refuses, V(inventory).
+  description: Who refuses, V(inventory) or V(nodes).
   returned: when it is refused
   type: str
 problems:
@@ -98,6 +108,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "python": {"type": "str", "required": True},
     "torch": {"type": "str", "default": ""},
     "torch_backend": {"type": "str", "default": ""},
+    "gpus": {"type": "str", "default": ""},
+    "per_node": {"type": "bool", "default": False},
     "index_url": {"type": "str", "default": "", "no_log": True},
     "extra_index_urls": {"type": "list", "elements": "str", "default": [], "no_log": True},
     "find_links": {"type": "list", "elements": "str", "default": []},

@@ -273,14 +273,12 @@ def _check_roles(
 
 
 def _torch_problems(reader: HostVariables, host: str) -> list[Problem]:
-    """Return what is wrong with where a bare host with AMD GPUs gets torch from.
-
-    Which build fits depends on the ROCm of its driver, so that none can be chosen here.
-    """
-    if any(reader.text(host, f"python_env_torch{one}") for one in ("", "_backend")):
+    """Return what is wrong with where a bare host with AMD GPUs gets torch from."""
+    names = [f"python_env_torch{one}" for one in ("", "_backend")]
+    if names[1] not in reader.variables(host) or any(reader.text(host, name) for name in names):
         return []
     reason = "takes PyPI's torch, which is for CUDA, and rdm_accelerator is rocm"
-    remedy = "set it to the build for the node's ROCm, such as rocm6.4, or set python_env_torch"
+    remedy = "set it to auto, or to the build for the node's ROCm, such as rocm6.4, or set python_env_torch"
     return [Problem(host, "an empty python_env_torch_backend", reason, remedy)]
 
 

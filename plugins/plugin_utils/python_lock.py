@@ -56,6 +56,11 @@ class Sources(NamedTuple):
         return {name: value for name, value in found.items() if value}
 
 
+def lock_file(build: str) -> str:
+    """Return the name of the lock file, which nodes that each may have another build have one for each of."""
+    return LOCK_FILE.replace(".lock", f".{build}.lock") if build else LOCK_FILE
+
+
 def find_uv() -> str:
     """Return the path of uv beside this Python, or on the PATH.
 

@@ -207,3 +207,20 @@ def _gid(path: str) -> int:
         return os.stat(path).st_gid
     except OSError:
         return 0
+
+
+def gpu_driver(root: str) -> dict[str, Any]:
+    """Return what a build of torch has to fit: NVIDIA's driver, or the architectures of AMD's GPUs.
+
+    Args:
+        root: where sysfs is.
+    """
+    found = set()
+    for node in _entries(root, _KFD_NODES):
+        lines = _read(root, _KFD_NODES, node, "properties").splitlines()
+        properties = dict(line.split(None, 1) for line in lines if " " in line)
+        version = int(properties.get("gfx_target_version", 0))
+        if version:  # a processor has 0
+            major, rest = divmod(version, 10000)
+            found.add("gfx{0}{1:x}{2:x}".format(major, *divmod(rest, 100)))
+    return {"nvidia": _read(root, "module/nvidia/version"), "amd": sorted(found)}

@@ -253,7 +253,7 @@ def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Clus
     bare = {"rdm_runtime": "host", "rdm_become": False, "rdm_subnet": "10.2.72.0/24"}
     rocm = {**bare, "rdm_accelerator": "rocm"}
     host = {"a": {"my_ip": "10.2.72.135"}}
-    cluster.write(host, {}, rocm)
+    cluster.write(host, {}, {**rocm, "python_env_torch_backend": ""})
     rc, result, _ = cluster.run("-e", "write=true")
     assert rc != 0
     (problem,) = result["problems"]
@@ -263,8 +263,9 @@ def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Clus
     for told in ({"python_env_torch_backend": "rocm6.4"}, {"python_env_torch": "torch==2.13.0+rocm6.4"}):
         cluster.write(host, {}, {**rocm, **told})
         assert cluster.run()[0] == 0
-    cluster.write(host, {}, {**bare, "rdm_accelerator": "cuda"})
-    assert cluster.run()[0] == 0
+    for accelerator in ("cuda", "rocm"):
+        cluster.write(host, {}, {**bare, "rdm_accelerator": accelerator})
+        assert cluster.run()[0] == 0
 
 
 def test_a_network_that_ends_at_its_node_is_a_warning_where_there_are_several(cluster: Cluster) -> None:

@@ -213,3 +213,15 @@ def test_nothing_there_reads_as_empty(tmp_path: Path, root: str) -> None:
 )
 def test_link_state(word: str, state: str) -> None:
     assert sysfs.link_state(word) == state
+
+
+def test_what_a_build_of_torch_has_to_fit(tmp_path: Path) -> None:
+    assert sysfs.gpu_driver(str(tmp_path)) == {"nvidia": "", "amd": []}
+    (tmp_path / "module/nvidia").mkdir(parents=True)
+    (tmp_path / "module/nvidia/version").write_text("550.54.15\n")
+    # A processor, two MI300X and an MI250.
+    for number, version in enumerate((0, 90402, 90402, 90010)):
+        node = tmp_path / "class/kfd/kfd/topology/nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"simd_count 4\ngfx_target_version {version}\n")
+    assert sysfs.gpu_driver(str(tmp_path)) == {"nvidia": "550.54.15", "amd": ["gfx90a", "gfx942"]}

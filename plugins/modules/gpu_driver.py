@@ -1,0 +1,66 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a build of torch has to fit on a node."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_driver
+short_description: What a build of torch has to fit on a node
+description:
+  - Reads the version of NVIDIA's driver and the architectures of AMD's GPUs from sysfs.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+options:
+  sysfs_root:
+    description: Where sysfs is.
+    type: str
+    default: /sys
+"""
+
+EXAMPLES = r"""
+- name: See which driver is there
+  rdm.provision.gpu_driver:
+"""
+
+RETURN = r"""
+nvidia:
+  description: The version of NVIDIA's driver; empty without one.
+  returned: always
+  type: str
+  sample: 550.54.15
+amd:
+  description: The architectures of AMD's GPUs.
+  returned: always
+  type: list
+  elements: str
+  sample: [gfx942]
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs import gpu_driver
+
+ARGUMENT_SPEC: Dict[str, Any] = {"sysfs_root": {"type": "str", "default": "/sys"}}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    module.exit_json(changed=False, **gpu_driver(module.params["sysfs_root"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""The role python_env where nodes share a file system: two hosts that are this machine do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
+
+from tests.conftest import COLLECTIONS
+from tests.unit.plugins.module_utils.node.test_python_env import PYTHON, Node
+
+NODES = ("n1", "n2")
+
+
+def play(node: Node, directory: str, *flags: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+    """Make the environment on both nodes; return the exit code, each node's statistics, and the output."""
+    folder = node.home
+    lock = {"lock": node.lock, "torch_backend": ""}
+    variables = {
+        "rdm_accelerator": "cpu",
+        "my_ip": "10.0.0.1",
+        "python_env_method": "uv",
+        "python_env_version": PYTHON,
+        "python_env_shared": True,
+        "python_env_directory": directory,
+        "python_env_no_index": True,
+        "python_env_find_links": node.sources.find_links,
+        "python_env_cache_directory": str(folder / "cache"),
+        "__python_env_lock": {
+            "nodes": dict.fromkeys(NODES, lock),
+            "wheel": str(node.trainer),
+            "program": "rdm_trainer-1.0",
+            "uv": find_uv(),
+        },
+    }
+    task = {
+        "ansible.builtin.include_role": {
+            "name": "rdm.provision.python_env",
+            "tasks_from": "make",
+            "rolespec_validate": False,
+        },
+    }
+    (folder / "play.yml").write_text(
+        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [task]}], sort_keys=False)
+    )
+    hosts = {name: {"ansible_connection": "local", "mine": f"/{name}"} for name in NODES}
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            f"--inventory={folder / 'hosts.yml'}",
+            f"--extra-vars={json.dumps(variables)}",
+            str(folder / "play.yml"),
+            *flags,
+        ],
+        env=os.environ
+        | {
+            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
+            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        },
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    stats = json.loads(done.stdout[done.stdout.index("{") :])["stats"]
+    return done.returncode, stats, done.stdout
+
+
+def test_one_node_makes_a_shared_environment_for_all(tmp_path: Path) -> None:
+    node, directory = Node(tmp_path), str(tmp_path / "shared")
+    code, stats, output = play(node, directory)
+    assert code == 0, output
+    assert {name: stats[name]["changed"] for name in NODES} == {"n1": 1, "n2": 0}
+    said = subprocess.run([f"{directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
+    assert said.stdout == "it runs\n"
+    code, stats, output = play(node, directory)
+    assert (code, [stats[name]["changed"] for name in NODES]) == (0, [0, 0]), output
+
+
+@pytest.mark.parametrize("flags", [(), ("--check",)])
+def test_a_node_that_does_not_see_it_fails_with_what_to_look_for(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """As where the directory is each node's own after all."""
+    code, stats, output = play(Node(tmp_path), f"{tmp_path}{{{{ mine }}}}", *flags)
+    if flags:
+        assert (code, stats["n1"]["changed"], stats["n2"]["failures"]) == (0, 1, 0), output
+        return
+    assert (code, stats["n1"]["failures"], stats["n2"]["failures"]) == (2, 0, 1)
+    assert "is not what n1 has made there: there is none. Is it on a file system that both share" in output
+    assert not (tmp_path / "n2").exists()
