@@ -74,3 +74,43 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     assert machines.function("n2")["address"] == before["address"]
     assert_both_talk(machines)
     assert changed(machines.json("up")) == []
+
+
+def restarted(lab: MachineLab, node: str, before: str) -> bool:
+    """Whether the container of a node runs, in another process than before."""
+    state = lab.container(node, "{{.State.Status}} {{.State.Pid}}").split()
+    return state[:1] == ["running"] and state[1:] not in (["0"], [before])
+
+
+def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
+    machines.provisioned()
+    before = machines.function("n2")["address"]
+    machines.on("n2", "systemctl", "restart", "rdm-sriov")
+    assert_both_talk(machines)
+    # Of the second one the plugin is told nothing.
+    for words in (("restart", "docker"), ("kill", "--signal=KILL", "docker")):
+        pid = machines.pid("n2")
+        machines.on("n2", "systemctl", *words)
+        wait_until(partial(restarted, machines, "n2", pid), "the container has been started again", BOOT_S)
+        assert machines.function("n2")["address"] == before
+        assert_both_talk(machines)
+
+
+def test_one_container_more_than_there_are_functions_is_refused(machines: MachineLab) -> None:
+    machines.provisioned()
+    image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
+    others = [f"other-{number}" for number in range(FUNCTIONS - 1)]
+    try:
+        for name in others:
+            machines.on(
+                "n2", "docker", "run", "-d", "--name", name, "--network", network, image, "sleep", "infinity"
+            )
+        taken = {machines.function("n2", name)["vf"] for name in ("rdm", *others)}
+        assert taken == set(range(FUNCTIONS))
+        refused = machines.refusal(
+            "n2", "docker", "run", "--name", "one-more", "--network", network, image, "true"
+        )
+        assert "no virtual function of ib0 is free" in refused
+    finally:
+        machines.on("n2", "docker", "rm", "-f", *others, "one-more", check=False)
+    assert_both_talk(machines)
