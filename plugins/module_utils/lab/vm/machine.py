@@ -133,7 +133,7 @@ def kernel_command_line(lab: str, node: str) -> str:
             "quiet",
             "net.ifnames=0",
             "mitigations=off",  # nobody attacks it, and without KVM they cost twice
-            # A machine that waits for its processor seems to have a bad clock; the next one costs 20 microseconds.
+            # A machine that waits for its processor seems to have a bad clock; another costs 20 us a look.
             "tsc=reliable",
             "cryptomgr.notests",
             "panic=10",
