@@ -20,21 +20,32 @@ class MachineLab(Lab):
 
     def on(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a program on a node, as root, and return what it wrote."""
+        done = self._run(node, *argv)
+        assert not check or done.returncode == 0, f"{shlex.join(argv)} on {node}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def refusal(self, node: str, *argv: str) -> str:
+        """Run a program on a node, as root, that is to fail; return what it complained of."""
+        done = self._run(node, *argv)
+        assert done.returncode, f"{shlex.join(argv)} on {node} was not refused: {done.stdout}"
+        return done.stderr
+
+    def _run(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
         connection = (
             *("-F", str(self.inventory / ".rdm/lab/ssh_config")),
             # A login costs a second where every instruction is translated.
             *("-o", "ControlMaster=auto", "-o", "ControlPersist=60"),
             *("-o", f"ControlPath={self.product.directory}/{node}.ssh"),
+            # Of a machine that reboots.
+            *("-o", "ConnectTimeout=60", "-o", "ServerAliveInterval=20"),
         )
-        done = subprocess.run(
+        return subprocess.run(
             ["ssh", *connection, node, "--", "sudo", shlex.join(argv)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=300,
         )
-        assert not check or done.returncode == 0, f"{shlex.join(argv)} on {node}: {done.stdout}{done.stderr}"
-        return done.stdout
 
     def inside(self, node: str, *argv: str, name: str = "rdm", check: bool = True) -> str:
         """Run a program in a container of a node."""

@@ -1,4 +1,7 @@
-"""Virtual functions that the kernel makes: containers on two virtual machines talk over them."""
+"""Virtual functions that the kernel makes: containers on two virtual machines talk over them.
+
+The beginning and a reboot are part of `make test`; the rest is for `make test-long`.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,6 @@ from tests.labs import lab_name, left_over
 NODES = ("n1", "n2")
 VLAN = 100
 FUNCTIONS = 7
-
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,7 @@ def test_from_bare_machines_to_containers_that_talk_over_virtual_functions(machi
     assert_both_talk(machines)
 
 
+@pytest.mark.long
 def test_a_second_run_changes_nothing(machines: MachineLab) -> None:
     machines.provisioned()
     result = machines.json("up")
@@ -54,6 +56,7 @@ def test_a_second_run_changes_nothing(machines: MachineLab) -> None:
     assert changed(result) == []
 
 
+@pytest.mark.long
 def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: MachineLab) -> None:
     machines.provisioned()
     number = str(machines.function("n2")["vf"])
@@ -74,3 +77,43 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     assert machines.function("n2")["address"] == before["address"]
     assert_both_talk(machines)
     assert changed(machines.json("up")) == []
+
+
+def restarted(lab: MachineLab, node: str, before: str) -> bool:
+    """Whether the container of a node runs, in another process than before."""
+    state = lab.container(node, "{{.State.Status}} {{.State.Pid}}").split()
+    return state[:1] == ["running"] and state[1:] not in (["0"], [before])
+
+
+@pytest.mark.long
+def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
+    machines.provisioned()
+    before = machines.function("n2")["address"]
+    machines.on("n2", "systemctl", "restart", "rdm-sriov")
+    assert_both_talk(machines)
+    pid = machines.pid("n2")
+    machines.on("n2", "systemctl", "restart", "docker")
+    wait_until(partial(restarted, machines, "n2", pid), "the container has been started again", BOOT_S)
+    assert machines.function("n2")["address"] == before
+    assert_both_talk(machines)
+
+
+@pytest.mark.long
+def test_one_container_more_than_there_are_functions_is_refused(machines: MachineLab) -> None:
+    machines.provisioned()
+    image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
+    others = [f"other-{number}" for number in range(FUNCTIONS - 1)]
+    try:
+        for name in others:
+            machines.on(
+                "n2", "docker", "run", "-d", "--name", name, "--network", network, image, "sleep", "infinity"
+            )
+        taken = {machines.function("n2", name)["vf"] for name in ("rdm", *others)}
+        assert taken == set(range(FUNCTIONS))
+        refused = machines.refusal(
+            "n2", "docker", "run", "--name", "one-more", "--network", network, image, "true"
+        )
+        assert "no virtual function of ib0 is free" in refused
+    finally:
+        machines.on("n2", "docker", "rm", "-f", *others, "one-more", check=False)
+    assert_both_talk(machines)

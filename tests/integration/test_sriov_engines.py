@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import FUNCTION
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import networks_of
 
 from tests.integration.conftest import BUSYBOX
@@ -24,13 +26,19 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
         yield node
 
 
-def create(node: Node, name: str, version: str, everywhere: str = "", end: str = "") -> None:
-    """Create and start a container in one version of the API, with hardware addresses."""
-    ends = {NETWORK: {"IPAMConfig": {"IPv4Address": "192.169.16.100"}, "MacAddress": end}}
+def create(
+    node: Node, name: str, version: str, everywhere: str = "", end: str = "", function: str = ""
+) -> None:
+    """Create and start a container in one version of the API, with hardware addresses, or with a function."""
+    ends: dict[str, dict[str, Any]] = {
+        NETWORK: {"IPAMConfig": {"IPv4Address": "192.169.16.100"}, "MacAddress": end}
+    }
+    if function:
+        ends[NETWORK]["DriverOpts"] = {FUNCTION: function}
     spec = {
         "Image": BUSYBOX,
         "MacAddress": everywhere,
-        "HostConfig": {"NetworkMode": NETWORK, "Init": True},
+        "HostConfig": {"NetworkMode": NETWORK, "Init": True, "RestartPolicy": {"Name": "always"}},
         "NetworkingConfig": {"EndpointsConfig": ends},
     }
     api = DockerAPI(node.engine.socket)
@@ -73,6 +81,28 @@ def test_a_hardware_address_chooses_the_function_in_each_version_of_the_api(node
     node.docker("run", "-d", "--init", "--name", "cli", "--network", NETWORK, "--mac-address", other, BUSYBOX)
     assert node.address("cli") == other
     node.remove("cli")
+
+
+@pytest.mark.parametrize("version", ["1.43", "1.44"])
+def test_a_container_gets_the_function_that_it_asks_for_and_no_other(node: Node, version: str) -> None:
+    # By itself it would get the first.
+    last = f"{node.parent}v{FUNCTIONS - 1}"
+    create(node, "asks", version, function=last)
+    assert [one["function"] for one in node.promised().values()] == [last]
+    address = node.address("asks")
+    node.docker("restart", "-t", "0", "asks")
+    assert node.address("asks") == address
+    node.engine.kill()
+    node.engine.start()
+    assert node.comes_back("asks", address)
+    node.docker("stop", "-t", "0", "asks")
+    names = [f"c{number}" for number in range(FUNCTIONS)]
+    for name in names:
+        node.run(name)
+    with pytest.raises(RuntimeError, match="is another container's now, or gone: rdm-provision up makes"):
+        node.docker("start", "asks")
+    node.remove("asks", *names)
+    assert node.promised() == {}
 
 
 def test_a_plugin_without_its_state_asks_an_engine_that_refuses_old_versions(node: Node) -> None:

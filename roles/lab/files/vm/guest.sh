@@ -12,11 +12,19 @@ chmod 755 "$work"
 apt-get download -qq "$package"
 dpkg --extract ./*.deb kernel
 release=$(ls kernel/usr/lib/modules)
-drivers=kernel/usr/lib/modules/$release/kernel/drivers
-for unused in ata gpu hid iio input media mfd net/usb net/wireless scsi staging usb; do
-  rm -rf "${drivers:?}/$unused"
+modules=kernel/usr/lib/modules/$release/kernel
+for unused in drivers/ata drivers/gpu drivers/hid drivers/i2c/busses drivers/iio drivers/input drivers/media drivers/mfd \
+  drivers/net/usb drivers/net/wireless drivers/scsi drivers/staging drivers/usb net/bluetooth net/mac80211 net/wireless \
+  sound; do
+  rm -rf "${modules:?}/$unused"
 done
-rm -rf "kernel/usr/lib/modules/$release/kernel/sound"
+find "$modules/drivers/net/ethernet" -mindepth 1 -maxdepth 1 -not -name intel -not -name mellanox -exec rm -rf {} +
+find "$modules/fs" -mindepth 1 -maxdepth 1 -type d -not -name 9p -not -name autofs -not -name ext4 -not -name fuse \
+  -not -name jbd2 -not -name netfs -not -name overlayfs -exec rm -rf {} +
+# udev loads them for a processor that has their instructions, which translated take minutes to test themselves.
+find "$modules/arch/x86" -name '*.ko.xz' -not -name 'crc32c-intel*' -delete
+# Unpacked once, here, and not at each boot, translated.
+find "$modules" -name '*.ko.xz' -exec xz --decompress {} +
 mkdir -p /usr/lib/modules
 cp -r "kernel/usr/lib/modules/$release" /usr/lib/modules/
 cp kernel/boot/vmlinuz-* /boot/vmlinuz
@@ -33,7 +41,7 @@ for module in virtio_pci virtio_blk crc32c_generic ext4; do
   modprobe --set-version "$release" --show-depends "$module" 2>/dev/null | sed -n 's/^insmod \([^ ]*\).*/\1/p'
 done | awk '!seen[$0]++' >modules
 while read -r path; do
-  xz --decompress --stdout "$path" >"initrd/modules/$number.ko"
+  cp "$path" "initrd/modules/$number.ko"
   number=$((number + 1))
 done <modules
 (cd initrd && find . | cpio --quiet --create --format=newc --owner=0:0) | gzip -1 >/boot/initrd
@@ -124,11 +132,38 @@ cat >/etc/systemd/system.conf.d/rdm-lab.conf <<'MANAGER'
 DefaultTimeoutStartSec=600
 MANAGER
 
+# All that is there when udev starts would be looked at again, terminals first; this is what needs a driver or a name.
+mkdir -p /etc/systemd/system/systemd-udev-trigger.service.d
+cat >/etc/systemd/system/systemd-udev-trigger.service.d/rdm-lab.conf <<'TRIGGER'
+[Service]
+ExecStart=
+ExecStart=udevadm trigger --action=add --subsystem-match=block --subsystem-match=misc --subsystem-match=net \
+  --subsystem-match=pci --subsystem-match=virtio --subsystem-match=virtio-ports
+TRIGGER
+
+# What the engine does not ask of containerd.
+cat >/etc/containerd/config.toml <<'CONTAINERD'
+version = 2
+disabled_plugins = [
+  "io.containerd.grpc.v1.cri",
+  "io.containerd.internal.v1.tracing",
+  "io.containerd.nri.v1.nri",
+  "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.snapshotter.v1.blockfile",
+  "io.containerd.snapshotter.v1.btrfs",
+  "io.containerd.snapshotter.v1.devmapper",
+  "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.tracing.processor.v1.otlp",
+]
+CONTAINERD
+
 # Each of these takes seconds where every instruction is translated, and does nothing for a lab.
-systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer \
-  e2scrub_reap.service fstrim.timer getty-static.service getty@tty1.service modprobe@.service serial-getty@ttyS0.service \
-  sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
-  systemd-binfmt.service systemd-networkd-wait-online.service systemd-pstore.service
+systemctl mask --quiet apt-daily.timer apt-daily-upgrade.timer dev-hugepages.mount dpkg-db-backup.timer \
+  e2scrub_all.timer e2scrub_reap.service fstrim.timer getty-static.service getty@tty1.service modprobe@.service \
+  serial-getty@ttyS0.service sys-fs-fuse-connections.mount sys-kernel-config.mount sys-kernel-debug.mount \
+  sys-kernel-tracing.mount systemd-binfmt.service systemd-network-generator.service \
+  systemd-networkd-persistent-storage.service systemd-networkd-wait-online.service systemd-pstore.service \
+  systemd-random-seed.service systemd-remount-fs.service systemd-udev-load-credentials.service
 # No sockets of other hypervisors; in their place it would complain at every boot.
 mkdir -p /etc/systemd/system-generators
 ln -s /dev/null /etc/systemd/system-generators/systemd-ssh-generator

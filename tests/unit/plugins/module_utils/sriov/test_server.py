@@ -13,9 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import plugin as program
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import GENERIC
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
+    CREATE_NETWORK,
+    GENERIC,
+    INFO,
+    RESERVE,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import (
     Function,
@@ -24,6 +30,46 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.server import LARGEST, Server
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
+from hypothesis import HealthCheck, given, settings
+
+CALLS = [
+    *("Plugin.Activate", RESERVE, INFO, CREATE_NETWORK),
+    *(
+        f"NetworkDriver.{name}"
+        for name in (
+            *("GetCapabilities", "CreateEndpoint", "EndpointOperInfo", "Join", "Leave", "DeleteEndpoint"),
+            *("DeleteNetwork", "DiscoverNew", "ProgramExternalConnectivity", "RevokeExternalConnectivity"),
+        )
+    ),
+]
+KEYS = [
+    "NetworkID",
+    "EndpointID",
+    "Address",
+    "MacAddress",
+    "Interface",
+    "Options",
+    "IPv4Data",
+    "Pool",
+    GENERIC,
+]
+OPTIONS = ["netdevice", "mode", "vlan", "pkey", "privileged", "prefix", "mtu", "rdm.provision.function"]
+# Words that mean something, so that not all is refused at once.
+WORDS = st.sampled_from(
+    ["n", "m", "e", "ib0", "ib0.3", "sriov", "passthrough", "10.0.0.5/24", "fe80::1/64", "7", ""]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS + OPTIONS), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+REQUESTS = st.fixed_dictionaries(
+    {"NetworkID": st.just("n") | VALUES, "EndpointID": st.just("e") | VALUES},
+    optional={key: VALUES for key in KEYS if not key.endswith("ID")},
+)
+NETWORK = {"NetworkID": "n", "Options": {GENERIC: {"netdevice": "ib0"}}, "IPv4Data": [{"Pool": "10.0.0.0/8"}]}
 
 
 class Always(Functions):
@@ -91,9 +137,7 @@ def client(directory: Path) -> Iterator[Client]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     client = Client(str(directory / "p.sock"))
-    options = {GENERIC: {"netdevice": "ib0"}}
-    made = client.call("CreateNetwork", NetworkID="n", Options=options, IPv4Data=[{"Pool": "10.0.0.0/8"}])
-    assert made == {}
+    assert client.call("CreateNetwork", **NETWORK) == {}
     yield client
     assert client.post("Plugin.Activate", b"{}") == (200, {"Implements": ["NetworkDriver"]})
     assert set(State(str(directory)).networks) == {"n"}
@@ -150,6 +194,43 @@ def test_a_request_in_chunks_is_read(client: Client) -> None:
     body = b'3\r\n{"x\r\n5\r\n": 1}\r\n0\r\n\r\n'
     answer = client.raw(b"POST /Plugin.Activate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
     assert b"NetworkDriver" in answer
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=st.lists(st.tuples(st.sampled_from(CALLS), REQUESTS), min_size=1, max_size=8))
+def test_any_object_is_answered_and_the_state_can_be_read(
+    client: Client, directory: Path, requests: list[tuple[str, dict[str, Any]]]
+) -> None:
+    try:
+        for call, request in requests:
+            status, answer = client.post(call, json.dumps(request).encode())
+            # 500 is a mistake of ours.
+            assert (status, isinstance(answer, dict)) == (200, True), answer
+        kept = State(str(directory))
+        told = client.post(INFO, b"{}")[1]
+        assert (kept.lost, sorted(kept.networks), len(kept.endpoints)) == (
+            "",
+            told["Networks"],
+            told["Endpoints"],
+        )
+    finally:
+        for endpoint in State(str(directory)).endpoints:
+            client.call("DeleteEndpoint", NetworkID="n", EndpointID=endpoint)
+        for network in State(str(directory)).networks:
+            client.call("DeleteNetwork", NetworkID=network)
+        assert client.call("CreateNetwork", **NETWORK) == {}
+
+
+def test_hundred_reservations_at_once_are_hundred_functions(client: Client) -> None:
+    def reserve(number: int) -> Any:
+        request = {"NetworkID": "n", "Address": f"10.0.1.{number}/8"}
+        return client.post(RESERVE, json.dumps(request).encode())[1]
+
+    with ThreadPoolExecutor(32) as pool:
+        found = [answer["Function"]["pci"] for answer in pool.map(reserve, range(100))]
+    assert len(set(found)) == 100
+    assert reserve(7)["Function"]["pci"] == found[7]
+    assert "no virtual function of ib0 is free" in reserve(101)["Err"]
 
 
 def test_hundred_at_once_get_hundred_functions(client: Client) -> None:
