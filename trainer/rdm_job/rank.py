@@ -57,9 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     _redirect(directory, node)
     try:
         _go_on_profiled(directory, arguments)
-    except TrainerError as error:
-        print(f"Error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
+    except TrainerError as refusal:
+        print(f"Error: {refusal}", file=sys.stderr, flush=True)
+        return refusal.exit_code
     faulthandler.enable()
     # A rank has a connection to each of the others, and more.
     allow_files()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import socket
 import time
@@ -178,7 +179,7 @@ class StepTrace:
             "data_rank": topology.data_rank,
             "tensor_rank": topology.tensor_rank,
             "clock_uncertainty_us": round(self._doubt / 1e3, 1),
-            "spans": sorted(spans, key=lambda span: span[4]),
+            "spans": sorted(spans, key=operator.itemgetter(4)),
         }
         self._marks.clear()
         path = self._job_dir / TRACES / f"rank-{topology.rank:05d}.json"

@@ -142,7 +142,7 @@ def test_what_nodes_tell_a_report_is_in_their_order(make_inventory: MakeInventor
     spec = cluster.jobs("demo-1", report=True).spec
     assert spec.extra_vars == {"job_name": "demo-1", "job_report": True}
     nodes = {name: NodeRecap(ok=1) for name in ("n1", "n2", "n3")}
-    returned = {
+    returned: dict[str, list[dict[str, Any]]] = {
         "n2": [{"report": {"name": "b"}}],
         "n1": [{"report": {"name": "a"}}],
         "n3": [{"report": None}],

@@ -18,7 +18,7 @@ from rdm_trainer import config as configuration
 from rdm_trainer.config import Config
 from rdm_trainer.config import slurm as slurm_options
 
-HETEROGENEOUS = {
+HETEROGENEOUS: dict[str, Any] = {
     "nodes": {"hgx": 1, "gpu2": 7},
     "gres": {"hgx": "gpu:hgx:4", "gpu2": "gpu:a10:4"},
     "cpus": 14,
@@ -107,7 +107,8 @@ NASTY = st.one_of(
 
 @given(key=st.sampled_from([*TEXTS, *ONE]), value=NASTY)
 def test_no_value_breaks_out_of_its_line(key: str, value: str) -> None:
-    config = job(**{key: value})
+    given: dict[str, Any] = {key: value}
+    config = job(**given)
     if slurm_options.problems(config):
         assert any(f"launcher.slurm.{key} is " in problem for problem in slurm_options.problems(config))
         return
