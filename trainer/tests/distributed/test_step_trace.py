@@ -132,7 +132,7 @@ def _clocks(ahead_ns: int) -> tuple[float, float]:
         def perf_counter_ns() -> int:
             return real() + ahead_ns * (rank > 1)
 
-    step_trace.time = Ahead  # type: ignore[assignment]
+    step_trace.time = Ahead  # type: ignore[assignment,attr-defined]
     step_trace._host = lambda: f"host {rank // 2}"
     return step_trace._offsets(Collective(datetime.timedelta(minutes=1)))
 
