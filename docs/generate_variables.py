@@ -19,6 +19,7 @@ ORDER = (
     "hostfile",
     "verify",
     "job",
+    "slurm",
     "lab",
 )
 HEAD = """# Variables
