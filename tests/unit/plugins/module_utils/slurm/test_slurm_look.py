@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,15 @@ def test_accounts_that_are_missing_are_added(monkeypatch: pytest.MonkeyPatch) ->
         ["account", "chemistry", "cluster=c1"],
     ]
     assert daemons.missing_accounts("c2", {}) == [["cluster", "c2"]]
+
+
+def test_a_check_says_what_would_be_made_before_the_package_has_made_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    assert daemons.make_directories(["/var/lib/slurm/slurmd"], True) == ["make /var/lib/slurm/slurmd"]
+    with pytest.raises(daemons.SlurmProblem, match="the user slurm is missing"):
+        daemons.make_directories(["/var/lib/slurm/slurmd"], False)
