@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,10 +18,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import (
     Cluster,
 )
 
-CONFIGLESS_DIR = f"{CONFIG_DIR}/configless"
+OWN_DIR = f"{CONFIG_DIR}/rdm"  # with the claim, by which the Slurm of a host is known as ours
+CONFIGLESS_DIR = f"{OWN_DIR}/configless"
 HOOKS = {"Prolog": f"{CONFIG_DIR}/prolog.d", "Epilog": f"{CONFIG_DIR}/epilog.d"}
 HEALTH_CHECK = "00-rdm-health-check"
-HEALTH_SETTINGS = f"{CONFIG_DIR}/rdm-health.json"
+HEALTH_SETTINGS = f"{OWN_DIR}/health.json"
 UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
 DEFAULTS = {"apt": "/etc/default/slurmd", "dnf": "/etc/sysconfig/slurmd"}
 BLOCK = "slurmd"
@@ -118,9 +120,7 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
             {"path": path, "content": text, "mode": "0755" if path.endswith(HEALTH_CHECK) else "0644"}
             for path, text in files.items()
         ],
-        "folders": [
-            {"path": path} for path in sorted({CONFIG_DIR, *(one.rpartition("/")[0] for one in files)})
-        ],
+        "folders": [{"path": path} for path in sorted({CONFIG_DIR, OWN_DIR, *map(os.path.dirname, files)})],
         "private_files": [{"path": f"{CONFIG_DIR}/slurmdbd.conf", "content": text, "mode": "0600"}]
         if controls
         else [],

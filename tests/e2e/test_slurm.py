@@ -112,11 +112,11 @@ def test_bad_input_is_refused_before_anything_is_changed(slurm: SlurmLab) -> Non
     assert "a b is no name of an account" in problems(refused)
     missing = slurm.json("slurm", "up", "-e", '{"slurm_gpu_devices": ["/dev/nvidia9"]}', expect=2)
     assert "has a device that is not there: /dev/nvidia9" in problems(missing)
-    slurm.on("n3", "mv", "/etc/slurm/rdm-cluster", "/etc/slurm/kept")
+    slurm.on("n3", "mv", "/etc/slurm/rdm/cluster", "/etc/slurm/kept")
     try:
         foreign = slurm.json("slurm", "up", expect=2)
     finally:
-        slurm.on("n3", "mv", "/etc/slurm/kept", "/etc/slurm/rdm-cluster")
+        slurm.on("n3", "mv", "/etc/slurm/kept", "/etc/slurm/rdm/cluster")
     assert [one["node"] for one in foreign["problems"]] == ["n3"]
     assert "slurmd runs, and is not of rdm-provision" in problems(foreign)
 
@@ -148,7 +148,7 @@ def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
     for node in NODES:
         for name in ("slurmd", "slurmctld", "slurmdbd", "munged", "mariadbd"):
             assert process(slurm, node, name) == "", (node, name)
-        for path in ("/etc/slurm/slurm.conf", "/etc/slurm/rdm-cluster", "/etc/munge/munge.key"):
+        for path in ("/etc/slurm/slurm.conf", "/etc/slurm/rdm", "/etc/munge/munge.key"):
             assert not slurm.there(node, path), (node, path)
         assert "conf-server" not in slurm.on(node, "cat", "/etc/default/slurmd")
     assert changed(slurm.json("slurm", "down")) == []

@@ -28,7 +28,7 @@ CONFIG_DIR = "/etc/slurm"
 CONFIG = CONFIG_DIR + "/slurm.conf"
 # Where Slurm of other packages has it.
 OTHER_CONFIGS = ("/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/opt/slurm/etc/slurm.conf")
-CLAIM = CONFIG_DIR + "/rdm-cluster"
+CLAIM = CONFIG_DIR + "/rdm/cluster"
 MUNGE_KEY = "/etc/munge/munge.key"
 APPLIED = "/var/lib/slurm/rdm-applied.json"
 MARK = "# Written by rdm-provision"
