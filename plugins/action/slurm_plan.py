@@ -12,7 +12,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
-from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf, slurm_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_changes, slurm_conf, slurm_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import role_defaults
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
@@ -104,7 +104,7 @@ class ActionModule(ActionBase):
         problems += slurm_conf.check(cluster)
         if not problems:
             there = hosts[controller].facts
-            problems += slurm_conf.endangered(there["conf"], slurm_conf.slurm_conf(cluster), there["jobs"])
+            problems += slurm_changes.endangered(there["conf"], slurm_conf.slurm_conf(cluster), there["jobs"])
         return cluster, problems
 
 

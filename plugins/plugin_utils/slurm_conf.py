@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_changes import HARDWARE
 
 CONFIG_DIR = "/etc/slurm"
 STATE_DIR = "/var/lib/slurm"
@@ -70,7 +71,6 @@ _RELOADED = frozenset(
         ),
     )
 )
-_HARDWARE = ("CPUs", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "Gres")
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ def check(cluster: Cluster) -> list[Problem]:
 
 def _check_node(host: Host) -> list[Problem]:
     problems: list[Problem] = []
-    own = {key.lower() for key in (*_HARDWARE, "NodeName", "NodeAddr", "NodeHostname", "State")}
+    own = {key.lower() for key in (*HARDWARE, "NodeName", "NodeAddr", "NodeHostname", "State")}
     _check_options("slurm_node_options", host.options, problems, own)
     if host.gpu_type and not _NAME.fullmatch(host.gpu_type):
         remedy = "use letters, digits, '_' and '-'"
@@ -513,70 +513,6 @@ def digests(cluster: Cluster) -> dict[str, str]:
 def digest(text: str) -> str:
     """Return what a text is known by."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# --- changes ---------------------------------------------------------------------------------------------
-
-
-def endangered(old: str, new: str, jobs: Sequence[Mapping[str, str]]) -> list[Problem]:
-    """Return the changes that would end a job.
-
-    Args:
-        old: the text of slurm.conf that is there; empty for none.
-        new: what it shall be.
-        jobs: those in the queue: `id`, `state`, `partition` and `nodes`, as Slurm writes lists of them.
-    """
-    before, after = _lines(old), _lines(new)
-    problems = []
-    for name, words in before["NodeName"].items():
-        now = after["NodeName"].get(name)
-        changed = [key for key in _HARDWARE if now is None or words.get(key) != now.get(key)]
-        running = [job["id"] for job in jobs if name in expanded(job["nodes"])]
-        if changed and running:
-            what = "would leave the cluster" if now is None else f"would have another {names(changed)}"
-            problems.append(_waiting(name, what, running))
-    for name in before["PartitionName"]:
-        queued = [job["id"] for job in jobs if name in job["partition"].split(",")]
-        if name not in after["PartitionName"] and queued:
-            problems.append(_waiting(None, f"the partition {name} would be removed", queued))
-    return problems
-
-
-def _waiting(node: str | None, what: str, jobs: Sequence[str]) -> Problem:
-    remedy = f"wait for {'it' if len(jobs) == 1 else 'them'}, or cancel with scancel {' '.join(jobs[:8])}"
-    several = f"jobs {names(jobs)} are" if len(jobs) > 1 else f"job {jobs[0]} is"
-    return Problem(node, what, f"while {several} there", remedy)
-
-
-def _lines(text: str) -> dict[str, dict[str, dict[str, str]]]:
-    found: dict[str, dict[str, dict[str, str]]] = {"NodeName": {}, "PartitionName": {}}
-    for line in text.splitlines():
-        kind, _, rest = line.partition("=")
-        if kind in found:
-            name, *words = rest.split()
-            found[kind][name] = dict(word.split("=", 1) for word in words if "=" in word)
-    return found
-
-
-def expanded(nodes: str) -> set[str]:
-    """Return the names in a list of nodes as Slurm writes it, such as `n[1-3,7],login`."""
-    found: set[str] = set()
-    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", nodes):
-        found |= set(_expand(part))
-    return found
-
-
-def _expand(part: str) -> list[str]:
-    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)
-    if not match:
-        return [part]
-    found = []
-    for piece in match[2].split(","):
-        first, _, last = piece.partition("-")
-        width = len(first)
-        for number in range(int(first), int(last or first) + 1):
-            found += [f"{match[1]}{number:0{width}d}{rest}" for rest in _expand(match[3])]
-    return found
 
 
 def hints(cluster: Cluster) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf, slurm_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_changes, slurm_conf, slurm_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import Cluster, Host, Partition
 from hypothesis import given
@@ -246,35 +246,35 @@ JOBS = [{"id": "7", "state": "RUNNING", "partition": "gpu2", "nodes": "n[2-3]"}]
 
 def test_what_would_end_a_job_is_refused_with_its_id() -> None:
     old = slurm_conf.slurm_conf(cluster())
-    assert slurm_conf.endangered(old, old, JOBS) == []
+    assert slurm_changes.endangered(old, old, JOBS) == []
     smaller = slurm_conf.slurm_conf(cluster(host("n3", cpus=8)))
-    words = said(slurm_conf.endangered(old, smaller, JOBS))
+    words = said(slurm_changes.endangered(old, smaller, JOBS))
     assert words.startswith("n3: would have another CPUs, Sockets, CoresPerSocket, ThreadsPerCore while")
     assert "scancel 7" in words
-    assert slurm_conf.endangered(old, smaller, []) == []
+    assert slurm_changes.endangered(old, smaller, []) == []
     # Another node may change meanwhile.
-    assert slurm_conf.endangered(old, slurm_conf.slurm_conf(cluster(host("n1", cpus=8))), JOBS) == []
+    assert slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(host("n1", cpus=8))), JOBS) == []
     gone = slurm_conf.slurm_conf(cluster(partitions=(Partition("hgx", tuple(NODES)),)))
     assert "the partition gpu2 would be removed while job 7 is there" in said(
-        slurm_conf.endangered(old, gone, JOBS)
+        slurm_changes.endangered(old, gone, JOBS)
     )
     without = slurm_conf.slurm_conf(cluster(partitions=(Partition("gpu2", ("n1", "n2")),)))
-    assert "n3: would leave the cluster while job 7" in said(slurm_conf.endangered(old, without, JOBS))
+    assert "n3: would leave the cluster while job 7" in said(slurm_changes.endangered(old, without, JOBS))
 
 
 @given(st.sets(st.integers(0, 120), min_size=1), st.integers(1, 4))
 def test_lists_of_nodes_name_what_they_were_made_of(numbers: set[int], width: int) -> None:
     names = {f"n{number:0{width}d}" for number in numbers}
     ranges = ",".join(f"{number:0{width}d}" for number in sorted(numbers))
-    assert slurm_conf.expanded(f"n[{ranges}],login") == names | {"login"}
+    assert slurm_changes.expanded(f"n[{ranges}],login") == names | {"login"}
 
 
 def test_ranges_in_lists_of_nodes_keep_their_zeros() -> None:
-    assert slurm_conf.expanded("a[08-11]b[1-2],c") == {
+    assert slurm_changes.expanded("a[08-11]b[1-2],c") == {
         *(f"a{number}b{last}" for number in ("08", "09", "10", "11") for last in (1, 2)),
         "c",
     }
-    assert slurm_conf.expanded("") == set()
+    assert slurm_changes.expanded("") == set()
 
 
 # --- what each host gets ---------------------------------------------------------------------------------
