@@ -23,6 +23,7 @@ ORDER = (
     "openmpi",
     "verify",
     "job",
+    "slurm",
     "lab",
 )
 HEAD = """# Variables

@@ -64,16 +64,17 @@ slurm:
     jobs: {description: "The queue: C(id), C(state), C(partition), C(nodes).", type: list, elements: dict}
 """
 
+from typing import Any, Dict
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.look import look
+
+ARGUMENT_SPEC: Dict[str, Any] = {"devices": {"type": "list", "elements": "str", "default": []}}
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={"devices": {"type": "list", "elements": "str", "default": []}},
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     module.exit_json(changed=False, slurm=look(module.params["devices"]))
 
 

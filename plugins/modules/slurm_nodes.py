@@ -52,20 +52,21 @@ jobs:
   elements: dict
 """
 
+from typing import Any, Dict
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem, find_program
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, look
 
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "wait_for": {"type": "list", "elements": "str", "default": []},
+    "timeout": {"type": "float", "default": 60},
+}
+
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "wait_for": {"type": "list", "elements": "str", "default": []},
-            "timeout": {"type": "float", "default": 60},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     options = module.params
     if not find_program("sinfo"):
         module.fail_json(msg="Slurm is not installed here: rdm-provision slurm up makes a cluster")

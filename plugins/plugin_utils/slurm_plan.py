@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf
@@ -148,7 +148,7 @@ def removed() -> dict[str, Any]:
     }
 
 
-def check_queue(jobs: list[Mapping[str, str]]) -> list[Problem]:
+def check_queue(jobs: Sequence[Mapping[str, str]]) -> list[Problem]:
     """Refuse to take a cluster away that has jobs."""
     if not jobs:
         return []

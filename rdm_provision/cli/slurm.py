@@ -22,10 +22,10 @@ __all__ = ["slurm"]
 @click.group(
     epilog="""\b
 Examples:
-  rdm-provision lab up --slurm                   three nodes with two partitions and stand-ins for GPUs
-  rdm-provision slurm up                         make them a Slurm cluster
-  rdm-provision slurm status                     its nodes and its queue
-  rdm-provision slurm down                       take it away
+  rdm-provision lab up --slurm         three nodes to try it on
+  rdm-provision slurm up               make them a Slurm cluster
+  rdm-provision slurm status           its nodes and its queue
+  rdm-provision slurm down             take it away
 """
 )
 def slurm() -> None:

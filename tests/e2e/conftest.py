@@ -14,6 +14,7 @@ import pytest
 
 from tests.e2e.demo import SHORT, Demo
 from tests.e2e.product import ROOT, Lab, Product, running_lab
+from tests.e2e.slurm_lab import SlurmLab, running_slurm
 from tests.labs import lab_name, left_over
 
 # Each of these files begins with nodes as the one before it leaves them. Each can be run alone, too, and then
@@ -22,6 +23,7 @@ _ORDER = (
     "test_wheel",  # needs none
     *("test_bad_input", "test_cycle", "test_drift", "test_down", "test_api", "test_faults"),
     *("test_demo", "test_train", "test_demo_down", "test_vm", "test_bare_hosts"),  # have labs of their own
+    *("test_slurm_jobs", "test_slurm"),  # share one
 )
 
 
@@ -70,6 +72,13 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Product:
 def lab(product: Product) -> Iterator[Lab]:
     """Three nodes that all tests share; each test leaves them running and plugged in."""
     with running_lab(product, lab_name("e2e"), "--nodes", "3") as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def slurm(product: Product) -> Iterator[SlurmLab]:
+    """Three nodes that are a Slurm cluster; each test leaves it running."""
+    with running_slurm(product, lab_name("e2e-slurm")) as lab:
         yield lab
 
 

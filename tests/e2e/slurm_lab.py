@@ -6,6 +6,9 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import yaml
 
 from tests.e2e.product import Lab, Product, running_lab, wait_until
 
@@ -29,6 +32,20 @@ class SlurmLab(Lab):
         )
         assert not check or done.returncode == 0, f"{argv} on {node}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def rdm(self, verb: str, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a verb of ``rdm-provision`` on this lab's inventory; ``slurm`` has verbs of its own."""
+        if verb != "slurm":
+            return super().rdm(verb, *argv, expect=expect)
+        words = [one for one in argv if one != "--json"]
+        flags = ["--json"] if "--json" in argv else []
+        inventory = ["--inventory", f"inventory/{self.name}"]
+        return self.product.rdm(verb, words[0], *inventory, *flags, *words[1:], expect=expect)
+
+    def variables(self) -> dict[str, Any]:
+        """The cluster's variables in the inventory."""
+        text = (self.inventory / "hosts.yml").read_text(encoding="utf-8")
+        return dict(yaml.safe_load(text)["cluster"]["vars"])
 
     def sbatch(self, script: str, *options: str) -> str:
         """Submit a script of /bin/sh, and return the job's id."""

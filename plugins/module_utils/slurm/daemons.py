@@ -303,7 +303,12 @@ def absent(options: Mapping[str, Any], check: bool) -> List[str]:
 
 def make_directories(paths: List[str], check: bool) -> List[str]:
     """Make the daemons' directories, of the user slurm; return those that were not right."""
-    entry = pwd.getpwnam("slurm")
+    try:
+        entry = pwd.getpwnam("slurm")
+    except KeyError:
+        if check:  # the package is yet to make the user
+            return ["make {0}".format(path) for path in paths]
+        raise SlurmProblem("the user slurm is missing, which Slurm's packages make") from None
     changed = []
     for path in paths:
         right = os.path.isdir(path) and os.stat(path).st_uid == entry.pw_uid

@@ -144,9 +144,9 @@ def foreign(running: Dict[str, List[int]]) -> str:
     """Return what of a Slurm is here, on a host that no cluster of ours has claimed; empty for nothing."""
     for path in (CONFIG, *OTHER_CONFIGS):
         if os.path.exists(path) and MARK not in read_text(path):
-            return "{0} is there".format(path)
+            return "{0} is there,".format(path)
     names = [name for name in DAEMONS if running.get(name)]
-    return "{0} runs".format(names[0]) if names else ""
+    return "{0} runs,".format(names[0]) if names else ""
 
 
 def key_digest(path: str = MUNGE_KEY) -> str:

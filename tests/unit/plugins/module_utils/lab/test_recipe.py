@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
+from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe, slurm
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 
 FILES = Path(__file__).parents[5] / "roles/lab/files"
@@ -89,7 +89,7 @@ def test_the_version_changes_with_every_file_and_with_the_base(tmp_path: Path) -
 
 
 def test_every_file_of_the_role_is_part_of_the_recipe() -> None:
-    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, lab_trainer.SCRIPT, "vm"}
+    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, lab_trainer.SCRIPT, *slurm.FILES, "vm"}
 
 
 def test_paths_with_quotes_are_quoted_in_hooks() -> None:

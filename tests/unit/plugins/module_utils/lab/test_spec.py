@@ -198,3 +198,23 @@ def test_the_ssh_configuration_checks_host_keys_and_quotes_paths() -> None:
     text = spec.ssh_config({"n1": "10.0.0.1"}, "/a dir")
     assert "StrictHostKeyChecking yes" in text
     assert 'UserKnownHostsFile "/a dir/.rdm/lab/known_hosts"' in text
+
+
+def test_nodes_of_a_slurm_lab_share_a_volume_and_have_stand_ins_for_gpus() -> None:
+    body = spec.node_body(node(slurm=True))
+    assert "rdm-lab-lab-shared:/shared" in body["HostConfig"]["Binds"]
+    assert body["Env"] == ["RDM_LAB_GPUS=4"]
+    assert spec.shared_volume_body("lab")["Labels"] == spec.labels("lab")  # by which it goes away
+    assert "/shared" not in str(spec.node_body(node()))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_inventory_of_a_slurm_lab_puts_each_node_into_a_partition(count: int) -> None:
+    addresses = {name: f"10.20.0.1{name[1:]}" for name in spec.node_names(count)}
+    made = spec.slurm_inventory(spec.inventory("lab", addresses, "macvlan", "/tmp/x"))["cluster"]
+    partitions = made["vars"]["slurm_partitions"]
+    inside = [host for name in partitions for host in made["children"][name]["hosts"]]
+    assert inside == [*addresses]
+    assert [name for name, one in partitions.items() if one["default"]] == ["hgx"]
+    assert [*made["children"]["login"]["hosts"]] == ["n1"]
+    assert made["children"]["hgx"]["vars"] == {"slurm_gpu_type": "hgx"}

@@ -1,0 +1,98 @@
+"""What a host has that matters to Slurm, read from trees of files."""
+
+from __future__ import annotations
+
+import pwd
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, look
+
+
+def cpu(root: Path, number: int, package: int | None, core: int) -> None:
+    directory = root / f"devices/system/cpu/cpu{number}/topology"
+    directory.mkdir(parents=True)
+    if package is not None:
+        (directory / "physical_package_id").write_text(f"{package}\n")
+        (directory / "core_id").write_text(f"{core}\n")
+
+
+def test_the_topology_is_that_of_the_cpus_that_are_online(tmp_path: Path) -> None:
+    for number in range(16):
+        cpu(tmp_path, number, number % 2, number % 8 // 2)
+    cpu(tmp_path, 16, None, 0)
+    assert look.topology(str(tmp_path)) == {"cpus": 16, "sockets": 2, "cores": 4, "threads": 2}
+
+
+def test_memory_is_in_mib() -> None:
+    assert look.memory("MemTotal:       24684520 kB\nMemFree: 1 kB\n") == 24105
+    assert look.memory("") == 0
+
+
+def test_cgroups_of_both_versions(tmp_path: Path) -> None:
+    assert look.cgroups(str(tmp_path / "none")) == {"version": 0, "controllers": []}
+    (tmp_path / "cpu,cpuacct").mkdir()
+    (tmp_path / "memory").mkdir()
+    assert look.cgroups(str(tmp_path)) == {"version": 1, "controllers": ["cpu", "cpuacct", "memory"]}
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    assert look.cgroups(str(tmp_path)) == {"version": 2, "controllers": ["cpuset", "cpu", "memory"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "running", "expected"),
+    [
+        ("", {}, ""),
+        ("ClusterName=other\n", {}, "is there,"),
+        (f"{look.MARK} for the cluster rdm.\n", {}, ""),
+        ("", {"slurmd": [7]}, "slurmd runs,"),
+    ],
+)
+def test_a_slurm_that_is_not_ours_is_seen(
+    text: str, running: dict[str, list[int]], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "slurm.conf"
+    if text:
+        config.write_text(text)
+    monkeypatch.setattr(look, "CONFIG", str(config))
+    monkeypatch.setattr(look, "OTHER_CONFIGS", ())
+    found = look.foreign(running)
+    assert expected in found
+    assert bool(found) == bool(expected)
+
+
+def node(name: str, state: str, reason: str = "none") -> dict[str, str]:
+    return {"node": name, "state": state, "reason": reason}
+
+
+def test_nodes_that_take_no_jobs_are_named_with_why() -> None:
+    found = [node("n1", "idle"), node("n2", "allocated"), node("n3", "down*", "Not responding")]
+    found += [node("n4", "drained", "Prolog error"), node("n5", "mixed"), node("n6", "idle*")]
+    assert daemons.unready(["n1", "n2", "n3", "n4", "n5", "n6", "n7"], found) == {
+        "n3": "down* (Not responding)",
+        "n4": "drained (Prolog error)",
+        "n6": "idle*",
+        "n7": "slurmctld does not know it",
+    }
+
+
+def test_accounts_that_are_missing_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"cluster": [["c1"]], "association": [["root", ""], ["physics", ""], ["physics", "alice"]]}
+    monkeypatch.setattr(daemons, "accounting", lambda what, *_: known[what])
+    accounts = {"physics": ["alice", "bob"], "chemistry": []}
+    assert daemons.missing_accounts("c1", accounts) == [
+        ["user", "bob", "account=physics", "cluster=c1"],
+        ["account", "chemistry", "cluster=c1"],
+    ]
+    assert daemons.missing_accounts("c2", {}) == [["cluster", "c2"]]
+
+
+def test_a_check_says_what_would_be_made_before_the_package_has_made_its_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(name: str) -> None:
+        raise KeyError(name)
+
+    monkeypatch.setattr(pwd, "getpwnam", nobody)
+    assert daemons.make_directories(["/var/lib/slurm/slurmd"], True) == ["make /var/lib/slurm/slurmd"]
+    with pytest.raises(daemons.SlurmProblem, match="the user slurm is missing"):
+        daemons.make_directories(["/var/lib/slurm/slurmd"], False)

@@ -1,0 +1,345 @@
+"""A cluster's Slurm: who does what, what the files say, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf, slurm_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import Cluster, Host, Partition
+from hypothesis import given
+from hypothesis import strategies as st
+
+GROUPS = {"all": [], "master": ["n1"], "workers": ["n2", "n3"], "hgx": ["n1"], "gpu2": ["n2", "n3"]}
+NODES = ["n1", "n2", "n3"]
+PACKAGES = dict.fromkeys(("munge", "client", "slurmd", "slurmctld", "slurmdbd", "mariadb"), "22.05.8-4")
+FACTS: dict[str, Any] = {
+    "hostname": "n1",
+    "systemd": True,
+    "manager": "apt",
+    "packages": PACKAGES,
+    "names": {name: f"deb-{name}" for name in PACKAGES},
+    "version": "22.05.8-4",
+    "candidate": "",
+    "cpus": {"cpus": 128, "sockets": 2, "cores": 32, "threads": 2},
+    "memory": 515_000,
+    "gpus": [],
+    "missing_devices": [],
+    "cgroup": {"version": 2, "controllers": ["cpuset", "cpu", "io", "memory", "pids"]},
+    "claim": "",
+    "foreign": "",
+    "munge_key": "",
+    "conf": "",
+    "jobs": [],
+}
+NVIDIA = [{"driver": "nvidia", "render_node": f"/dev/dri/renderD{128 + n}"} for n in range(8)]
+AMD = [{"driver": "amdgpu", "render_node": f"/dev/dri/renderD{128 + n}"} for n in range(8)]
+
+
+def host(name: str, facts: dict[str, Any] | None = None, **more: Any) -> Host:
+    return Host(name, f"10.0.0.{name[1:]}", {**FACTS, "hostname": name, **(facts or {})}, **more)
+
+
+def cluster(*hosts: Host, **more: Any) -> Cluster:
+    given_ = {one.name: one for one in hosts}
+    partitions = (Partition("hgx", ("n1",), default=True), Partition("gpu2", ("n2", "n3"), max_time="2-0"))
+    all_hosts = {name: given_.get(name) or host(name) for name in NODES}
+    return replace(Cluster("c1", "n1", "n1", partitions, all_hosts), **more)
+
+
+def said(problems: list[Problem]) -> str:
+    return "\n".join(f"{problem.node}: {problem.sentence}" for problem in problems)
+
+
+# --- who does what ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, ("n1", "n1")),
+        ({"login": ["l1"]}, ("l1", "l1")),
+        ({"slurm_controller": ["c1"]}, ("c1", "c1")),
+        ({"slurm_controller": ["c1"], "login": ["l1"]}, ("c1", "l1")),
+    ],
+)
+def test_the_controller_is_the_one_of_its_group_or_the_login_host_or_the_master(
+    more: dict[str, list[str]], expected: tuple[str, str]
+) -> None:
+    problems: list[Problem] = []
+    assert slurm_conf.controller_of({**GROUPS, **more}, problems) == expected
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("hosts", "words"), [(["n1", "n2"], "has 2 hosts (n1, n2)"), ([], "is in the inventory and has no host")]
+)
+def test_there_is_one_controller(hosts: list[str], words: str) -> None:
+    problems: list[Problem] = []
+    slurm_conf.controller_of({**GROUPS, "slurm_controller": hosts}, problems)
+    assert f"the group slurm_controller {words}" in said(problems)
+
+
+def partitions(wanted: dict[str, Any]) -> tuple[tuple[Partition, ...], str]:
+    problems: list[Problem] = []
+    found = slurm_conf.partitions_of(wanted, GROUPS, NODES, problems)
+    return found, said(problems)
+
+
+def test_without_partitions_there_is_one_of_all_nodes() -> None:
+    assert partitions({}) == ((Partition("main", tuple(NODES), default=True),), "")
+
+
+def test_partitions_are_made_of_groups_in_the_order_of_the_nodes() -> None:
+    both = {"groups": ["gpu2", "hgx"], "default": True, "max_time": "2-00:00:00"}
+    assert partitions({"all": both}) == ((Partition("all", tuple(NODES), True, "2-00:00:00"),), "")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"hgx": {"groups": ["hgy"]}}, "is of the group 'hgy', which the inventory lacks: did you mean hgx?"),
+        ({"hgx": {}}, "names no groups of hosts: write hgx: {groups: [GROUP]}"),
+        ({"hgx": {"groups": ["all"]}}, "slurm_partitions: hgx has no nodes"),
+        ({"a b": {"groups": ["hgx"]}}, "is no name for a partition"),
+        ({"hgx": {"groups": ["hgx"]}}, "n2: is in no partition, so no job could ever run there"),
+        ({"hgx": {"groups": ["hgx", "gpu2"], "max_time": "soon"}}, "has the max_time 'soon'"),
+        ({"hgx": {"groups": ["hgx", "gpu2"], "time": 3}}, "has time, which is unknown"),
+        ({"hgx": {"groups": ["hgx", "gpu2"], "options": {"Nodes": "n9"}}}, "Nodes is the role's own"),
+        (
+            {name: {"groups": [name], "default": True} for name in ("hgx", "gpu2")},
+            "has 2 defaults (hgx, gpu2): leave one of them",
+        ),
+    ],
+)
+def test_partitions_that_cannot_be_are_refused(wanted: dict[str, Any], words: str) -> None:
+    assert words in partitions(wanted)[1]
+
+
+# --- what is refused -------------------------------------------------------------------------------------
+
+
+def test_a_sound_cluster_has_no_problems() -> None:
+    assert slurm_conf.check(cluster()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (host("n2", {"foreign": "/etc/slurm/slurm.conf is there,"}), "n2: /etc/slurm/slurm.conf is there,"),
+        (host("n2", {"claim": "c2"}), "n2: its Slurm is of the cluster c2"),
+        (
+            host("n2", {"version": "24.11.5-4"}),
+            "Slurm differs between hosts: 22.05 on n1, n3; 24.11 on n2: give all hosts the same release",
+        ),
+        (host("n2", {"version": "", "candidate": ""}), "n2: has no package of Slurm and finds none"),
+        (host("n2", gpu_type="a10"), "n2: GRES gpu is set, and no GPU with a driver was found"),
+        (
+            host("n2", {"missing_devices": ["/dev/nvidia0"]}, gpu_devices=["/dev/nvidia0"]),
+            "n2: GRES gpu has a device that is not there: /dev/nvidia0",
+        ),
+        (host("n2", gpu_devices=["/dev/nvidia0 X=1"]), "n2: slurm_gpu_devices has /dev/nvidia0 X=1"),
+        (host("n2", options={"Gres": "gpu:9"}), "n2: slurm_node_options: Gres is the role's own"),
+        (host("n2", options={"Feature": "a\nNodeName=b"}), "Feature has a value that cannot be written"),
+    ],
+)
+def test_hosts_that_cannot_be_nodes_are_refused(changed: Host, words: str) -> None:
+    assert words in said(slurm_conf.check(cluster(changed)))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clustername": "x"}, "is the role's own"),
+        ({"Slurmd Timeout": 3}, "is no name of an option"),
+        ({"SlurmdTimeout": "3\nInclude=/x"}, "has a value that cannot be written"),
+    ],
+)
+def test_options_that_break_the_configuration_are_refused(options: dict[str, Any], words: str) -> None:
+    assert words in said(slurm_conf.check(cluster(options=options)))
+
+
+def test_the_key_of_a_cluster_that_exists_is_not_replaced() -> None:
+    facts = {"n1": {"claim": "c1", "munge_key": "aa"}, "n2": {"claim": "", "munge_key": "bb"}}
+    assert slurm_plan.check_key("aa", facts, "k") == []
+    for mine, words in (("", "is not there"), ("cc", "is another")):
+        assert f"munge's key k {words} than that of the cluster, on n1" in said(
+            slurm_plan.check_key(mine, facts, "k")
+        )
+
+
+# --- the files -------------------------------------------------------------------------------------------
+
+
+def test_a_node_has_what_was_found_or_what_the_user_says() -> None:
+    found = slurm_conf.node_line(host("n2", {"gpus": NVIDIA}, gpu_type="a100", options={"Weight": 10}))
+    assert found == (
+        "NodeName=n2 NodeHostname=n2 NodeAddr=10.0.0.2 CPUs=128 Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 "
+        "RealMemory=499500 Gres=gpu:a100:8 Weight=10"
+    )
+    given_line = slurm_conf.node_line(host("n2", cpus=16, memory=16000))
+    assert given_line == "NodeName=n2 NodeHostname=n2 NodeAddr=10.0.0.2 CPUs=16 RealMemory=16000"
+
+
+def test_gpus_are_the_device_files_of_those_with_a_driver() -> None:
+    nvidia, amd = host("n2", {"gpus": NVIDIA}, gpu_type="a100"), host("n3", {"gpus": AMD})
+    lines = slurm_conf.gres_conf(cluster(nvidia, amd)).splitlines()
+    assert lines[1:] == [
+        "AutoDetect=off",
+        "NodeName=n2 Name=gpu Type=a100 File=/dev/nvidia[0-7] Flags=nvidia_gpu_env",
+        "NodeName=n3 Name=gpu File=/dev/dri/renderD[128-135] Flags=amd_gpu_env",
+    ]
+    conf = slurm_conf.slurm_conf(cluster(nvidia, amd))
+    assert "GresTypes=gpu\n" in conf
+    assert "AccountingStorageTRES=gres/gpu,gres/gpu:a100\n" in conf
+
+
+def test_without_gpus_there_is_no_gres() -> None:
+    conf = slurm_conf.slurm_conf(cluster())
+    assert "Gres" not in conf
+    assert "AccountingStorageTRES" not in conf
+
+
+def test_devices_that_are_not_in_a_row_are_listed() -> None:
+    assert slurm_conf.device_list(["/dev/nvidia0", "/dev/nvidia2"]) == "/dev/nvidia0,/dev/nvidia2"
+    assert slurm_conf.device_list(["/dev/nvidia0"]) == "/dev/nvidia0"
+
+
+def test_the_users_options_take_the_place_of_the_roles() -> None:
+    conf = slurm_conf.slurm_conf(cluster(options={"returntoservice": 0, "SlurmctldParameters": "x"}))
+    assert "ReturnToService=0\n" in conf
+    assert "ReturnToService=2" not in conf
+    assert "SlurmctldParameters=enable_configless,x\n" in conf
+
+
+def test_cgroups_are_used_where_all_nodes_have_them() -> None:
+    assert slurm_conf.cgroups_work([FACTS, FACTS])
+    assert not slurm_conf.cgroups_work([FACTS, {**FACTS, "systemd": False}])
+    assert not slurm_conf.cgroups_work([FACTS, {**FACTS, "cgroup": {"version": 2, "controllers": ["cpu"]}}])
+    assert "ProctrackType=proctrack/cgroup\n" in slurm_conf.slurm_conf(cluster(cgroups=True))
+    assert "ProctrackType=proctrack/linuxproc\n" in slurm_conf.slurm_conf(cluster())
+    assert "ConstrainDevices=yes\n" in slurm_conf.cgroup_conf(cluster(cgroups=True))
+
+
+# --- changes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "same"),
+    [
+        ({"options": {"SlurmdTimeout": 9}}, True),
+        ({"options": {"MaxArraySize": 9}}, False),
+        ({"cgroups": True}, False),
+        ({"partitions": (Partition("all", tuple(NODES)),)}, True),
+    ],
+)
+def test_daemons_restart_only_for_what_they_cannot_read_again(changed: dict[str, Any], same: bool) -> None:
+    before, after = slurm_conf.digests(cluster()), slurm_conf.digests(cluster(**changed))
+    assert (before["restart"] == after["restart"]) is same
+    assert before["reload"] != after["reload"] or "cgroups" in changed
+
+
+JOBS = [{"id": "7", "state": "RUNNING", "partition": "gpu2", "nodes": "n[2-3]"}]
+
+
+def test_what_would_end_a_job_is_refused_with_its_id() -> None:
+    old = slurm_conf.slurm_conf(cluster())
+    assert slurm_conf.endangered(old, old, JOBS) == []
+    smaller = slurm_conf.slurm_conf(cluster(host("n3", cpus=8)))
+    words = said(slurm_conf.endangered(old, smaller, JOBS))
+    assert words.startswith("n3: would have another CPUs, Sockets, CoresPerSocket, ThreadsPerCore while")
+    assert "scancel 7" in words
+    assert slurm_conf.endangered(old, smaller, []) == []
+    # Another node may change meanwhile.
+    assert slurm_conf.endangered(old, slurm_conf.slurm_conf(cluster(host("n1", cpus=8))), JOBS) == []
+    gone = slurm_conf.slurm_conf(cluster(partitions=(Partition("hgx", tuple(NODES)),)))
+    assert "the partition gpu2 would be removed while job 7 is there" in said(
+        slurm_conf.endangered(old, gone, JOBS)
+    )
+    without = slurm_conf.slurm_conf(cluster(partitions=(Partition("gpu2", ("n1", "n2")),)))
+    assert "n3: would leave the cluster while job 7" in said(slurm_conf.endangered(old, without, JOBS))
+
+
+@given(st.sets(st.integers(0, 120), min_size=1), st.integers(1, 4))
+def test_lists_of_nodes_name_what_they_were_made_of(numbers: set[int], width: int) -> None:
+    names = {f"n{number:0{width}d}" for number in numbers}
+    ranges = ",".join(f"{number:0{width}d}" for number in sorted(numbers))
+    assert slurm_conf.expanded(f"n[{ranges}],login") == names | {"login"}
+
+
+def test_ranges_in_lists_of_nodes_keep_their_zeros() -> None:
+    assert slurm_conf.expanded("a[08-11]b[1-2],c") == {
+        *(f"a{number}b{last}" for number in ("08", "09", "10", "11") for last in (1, 2)),
+        "c",
+    }
+    assert slurm_conf.expanded("") == set()
+
+
+# --- what each host gets ---------------------------------------------------------------------------------
+
+
+def planned(made: Cluster) -> dict[str, Any]:
+    return slurm_plan.hosts_of(made, "k" * 64, {"physics": ["alice"]}, "#!check\n")
+
+
+def paths(one: dict[str, Any]) -> set[str]:
+    return {file["path"] for file in (*one["files"], *one["private_files"])}
+
+
+def test_the_controller_has_the_configuration_and_the_others_ask_it() -> None:
+    hosts = planned(cluster())
+    assert {*hosts["n1"]["daemons"]} == {"munge", "mariadb", "slurmdbd", "slurmctld", "slurmd"}
+    assert {*hosts["n2"]["daemons"]} == {"munge", "slurmd"}
+    assert "/etc/slurm/slurm.conf" in paths(hosts["n1"])
+    assert "/etc/slurm/slurm.conf" not in paths(hosts["n2"])
+    assert hosts["n2"]["blocks"] == [
+        {
+            "path": "/etc/default/slurmd",
+            "name": "slurmd",
+            "content": 'SLURMD_OPTIONS="--conf-server 10.0.0.1:6817"\n',
+        }
+    ]
+    # Debian's unit wants a file that a node without configuration does not have.
+    assert "/etc/systemd/system/slurmd.service.d/rdm-provision.conf" in paths(hosts["n2"])
+    (dbd,) = hosts["n1"]["private_files"]
+    assert dbd["mode"] == "0600"
+    assert hosts["n1"]["accounts"] == {"physics": ["alice"]}
+
+
+def test_a_login_host_has_commands_and_configuration_but_no_daemon_of_slurm() -> None:
+    made = cluster(login="l1")
+    made = replace(made, hosts={**made.hosts, "l1": host("l1")})
+    login = planned(made)["l1"]
+    assert {*login["daemons"]} == {"munge"}
+    assert paths(login) == {"/etc/slurm/slurm.conf"}
+
+
+def test_only_packages_that_are_missing_are_installed() -> None:
+    bare = {"packages": dict.fromkeys(PACKAGES, ""), "version": "", "candidate": "22.05.8-4"}
+    hosts = planned(cluster(host("n2", bare)))
+    assert hosts["n1"]["packages"] == []
+    assert hosts["n2"]["packages"] == ["deb-munge", "deb-client", "deb-slurmd"]
+    # The package makes its user, and gives it the key that is there.
+    assert (hosts["n1"]["munge_owner"], hosts["n2"]["munge_owner"]) == ("munge", "")
+
+
+def test_all_that_is_written_is_removed_in_the_end() -> None:
+    without_systemd = {"systemd": False, "gpus": NVIDIA}
+    made = planned(cluster(host("n2", without_systemd), host("n3")))
+    written = {path for one in made.values() for path in paths(one)}
+    removed = slurm_plan.removed()
+    assert written < {one["path"] for one in removed["files"]}
+    blocks = {one["path"] for host_ in made.values() for one in host_["blocks"]}
+    assert blocks <= {one["path"] for one in removed["blocks"]}
+    folders = {one["path"] for host_ in made.values() for one in host_["folders"]}
+    assert folders <= {one["path"] for one in removed["folders"]}
+
+
+@pytest.mark.parametrize("jobs", [[], JOBS, [*JOBS, {"id": "8", "nodes": ""}]])
+def test_a_cluster_with_jobs_is_not_taken_away(jobs: list[dict[str, str]]) -> None:
+    words = said(slurm_plan.check_queue(jobs))
+    assert words.count("scancel") == bool(jobs)
+    for job in jobs:
+        assert job["id"] in words
