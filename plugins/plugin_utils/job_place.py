@@ -52,5 +52,5 @@ def ways(groups: Mapping[str, Sequence[str]], host: str, slurm: bool | None = No
 
 
 def both(groups: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether the inventory has nodes of its own and Slurm, so that a host may lack the place of one."""
+    """Return whether the inventory has nodes and Slurm, so that a host may lack the place of one."""
     return bool(groups.get("login")) and any(groups.get(name) for name in NODES)

@@ -130,8 +130,8 @@ def plan_job(
     taking_part = [node for node in nodes if node.name in chosen]
     overrides = list(wanted.overrides)
     if through:
-        here = Node(slurm.login, "127.0.0.1", 1)
-        taking_part = [next((node for node in nodes if node.name == slurm.login), here)]
+        # It is no node of the job, also where it is one of the inventory's.
+        taking_part = [Node(slurm.login, "127.0.0.1", 1)]
         overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
     if count is not None:
