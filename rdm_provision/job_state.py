@@ -138,6 +138,9 @@ class JobState:
         """
         progress: Mapping[str, Any] = data.get("progress") or {}
         started, ended = data.get("started") or None, data.get("ended")
+        # Jobs of Slurm are at the same path on all hosts, and may have one of their own beside other jobs.
+        own = str(data.get("directory") or "") if data.get("launcher") == "slurm" else ""
+        directory = own or f"{jobs_directory}/{data['job']}"
         return cls(
             job=str(data["job"]),
             state=str(data["state"]),
@@ -164,7 +167,7 @@ class JobState:
             checkpoint=progress.get("checkpoint"),
             phase=str(progress.get("phase") or ""),
             gpu={node: tuple(lines) for node, lines in (data.get("gpu") or {}).items()},
-            directory=f"{jobs_directory}/{data['job']}",
+            directory=directory,
             verdict=JobVerdict.of(data.get("verdict") or {}),
         )
 

@@ -6,15 +6,21 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.plugin_utils.job_place import job_place
+from ansible_collections.rdm.provision.plugins.plugin_utils import job_place
 
 MODULE = "rdm.provision.job"
 OFFSET = "offset"
 """The option and the returned value that say how far a log has been read."""
 
 
+_PLANNED = ("check", "config", "start")
+
+
 class ActionModule(ActionBase):
-    """Run the module in the node's place; in a loop of `until` each try goes on from the one before."""
+    """Run the module in the node's place; in a loop of `until` each try goes on from the one before.
+
+    A host that is a node and submits jobs to Slurm has two places. Of a job that one answers which knows it.
+    """
 
     _supports_check_mode = True
 
@@ -23,16 +29,54 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         super().run(tmp, variables)
         arguments = dict(self._task.args)
-        login = (variables.get("groups") or {}).get("login") or ()
-        place = job_place(
-            lambda name: self._templar.template(variables.get(name)),
-            submits=variables.get("inventory_hostname") in login,
-        )
-        arguments.setdefault("place", place)
+        verb = arguments.get("verb")
         before = variables.get(self._task.register) if self._task.until and self._task.register else None
         if isinstance(before, dict) and before.get(OFFSET) is not None:
             arguments[OFFSET] = before[OFFSET]
-        result: dict[str, Any] = self._execute_module(
-            module_name=MODULE, module_args=arguments, task_vars=variables
-        )
-        return result
+        groups = variables.get("groups") or {}
+        planned = bool((arguments.get("plan") or {}).get("slurm")) if verb in _PLANNED else None
+        way = False if verb == "running" else planned
+        answers = []
+        for slurm in job_place.ways(groups, str(variables.get("inventory_hostname")), way):
+            answer = self._ask(slurm, arguments, variables)
+            if answer.get("known"):
+                return answer
+            answers.append(answer)
+        return joined(answers, str(verb), spare=way is None and job_place.both(groups))
+
+    def _ask(self, slurm: bool, arguments: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
+        """Run the module in one place. Jobs are submitted to Slurm as the user who is logged in."""
+        place = job_place.job_place(lambda name: self._templar.template(variables.get(name)), submits=slurm)
+        become = self._connection.become
+        if slurm:
+            self._connection.set_become_plugin(None)
+        try:
+            answer: dict[str, Any] = self._execute_module(
+                module_name=MODULE, module_args={"place": place, **arguments}, task_vars=variables
+            )
+        finally:
+            self._connection.set_become_plugin(become)
+        return answer
+
+
+def joined(answers: list[dict[str, Any]], verb: str, *, spare: bool) -> dict[str, Any]:
+    """Return the answer of a host of whose places none knows the job, or of which all jobs are asked.
+
+    Args:
+        answers: of its places.
+        verb: what they were asked.
+        spare: whether a place may be missing, since jobs may all be in others; a warning says so.
+    """
+    missing = [one for one in answers if one.get("no_place")] if spare else []
+    there = [one for one in answers if one not in missing]
+    failed = [one for one in there if one.get("failed") or one.get("unreachable")]
+    if failed:
+        return failed[0]
+    found = {key: value for one in there for key, value in one.items()}
+    if not there:
+        found = {"changed": False, "known": False, "ended": True}
+    if verb == "list":
+        found["jobs"] = [job for one in there for job in one.get("jobs") or ()]
+    if missing:
+        found["warnings"] = [*found.get("warnings", ()), *(str(one["msg"]) for one in missing)]
+    return found

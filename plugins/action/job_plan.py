@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import ACC
 from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     Node,
+    Slurm,
     Wanted,
     plan_job,
     verdict,
@@ -42,30 +44,32 @@ class ActionModule(ActionBase):
             else:
                 result["job"] = dict(job, offer=answers[job["master"]].get("offer") or {})
             return result
-        accelerator = options["accelerator"]
-        if options["login"] and accelerator not in ACCELERATORS:
-            what = f"rdm_accelerator {accelerator}".strip()
-            reason = "says what the nodes that Slurm gives have"
-            remedy = f"set it to {', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"
-            return {**result, **Refused([Problem(None, what, reason, remedy)]).result("inventory")}
         nodes = [
             Node(name, node["my_ip"], int(node["slots"]))
             for name, node in sorted(options["nodes"].items(), key=lambda item: int(item[1]["rank"]))
         ]
         try:
             wanted = self._wanted(options, variables)
-            plan = plan_job(
-                wanted, nodes, variables["ansible_play_hosts_all"], time.time(), login=options["login"]
-            )
+            slurm = Slurm(options["login"], shutil.which("sbatch") is not None, options["slurm"])
+            plan = plan_job(wanted, nodes, variables["ansible_play_hosts_all"], time.time(), slurm)
+            accelerator = self._accelerator(options, plan.nodes[0].name)
         except Refused as refused:
             return {**result, **refused.result("inventory")}
-        master = options["nodes"].get(plan.nodes[0].name, {})
-        result["job"] = dict(
-            plan.as_dict(),
-            accelerator=master.get("accelerator") or accelerator,
-            ssh_port=options["ssh_port"],
-        )
+        result["job"] = dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])
         return result
+
+    @staticmethod
+    def _accelerator(options: dict[str, Any], master: str) -> str:
+        """Return what the job's nodes have; Refused when only Slurm knows them and the inventory does not."""
+        nodes: dict[str, Any] = options["nodes"]
+        node = nodes.get(master) or next(iter(nodes.values()), {})
+        found = str(node.get("accelerator") or options["accelerator"])
+        if found not in ACCELERATORS:
+            what = f"rdm_accelerator {found}".strip()
+            reason = "says what the nodes that Slurm gives have"
+            remedy = f"set it to {', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"
+            raise Refused([Problem(None, what, reason, remedy)])
+        return found
 
     @staticmethod
     def _wanted(options: dict[str, Any], variables: dict[str, Any]) -> Wanted:

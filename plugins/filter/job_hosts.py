@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.plugin_utils.job_place import NODES
+
 DOCUMENTATION = r"""
 name: job_hosts
 short_description: The hosts that are asked about jobs
 description:
-  - The host that jobs are submitted to Slurm from, in an inventory that has the group C(login); otherwise all
-    nodes.
+  - All nodes, and the host that jobs are submitted to Slurm from, the first of the group C(login). Which of
+    them has a job, they say themselves.
 author:
   - The rdm-provision developers
 positional: _input
@@ -33,12 +35,12 @@ _value:
   type: str
 """
 
-NODES = "master:workers"
-
 
 def job_hosts(groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the pattern: of several hosts in the group `login` the first one."""
-    return str(groups["login"][0]) if groups.get("login") else NODES
+    """Return the pattern. An inventory without nodes is a cluster whose Slurm chooses them."""
+    login = [str(groups["login"][0])] if groups.get("login") else []
+    nodes = [] if login and not any(groups.get(name) for name in NODES) else NODES
+    return ":".join([*nodes, *login])
 
 
 class FilterModule:

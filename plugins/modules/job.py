@@ -55,6 +55,10 @@ options:
         description: The host's address on the fabric.
         type: str
         default: ""
+      slurm:
+        description: Whether jobs are submitted to Slurm there. Only those are known then, otherwise the rest.
+        type: bool
+        default: false
   verb:
     description:
       - V(check) says what stands in the way of a job, without a failure, so that all nodes can be heard.
@@ -197,6 +201,10 @@ config:
   description: The configuration with every key, YAML.
   returned: for V(config)
   type: str
+no_place:
+  description: That nothing runs jobs there, such as a container that there is none of.
+  returned: when it failed for that
+  type: bool
 rdm_refused:
   description: V(nodes), when the configuration is not sound.
   returned: for V(config)
@@ -229,6 +237,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
             "directory": {"type": "str", "default": ""},
             "key": {"type": "str", "default": ""},
             "my_ip": {"type": "str", "default": ""},
+            "slurm": {"type": "bool", "default": False},
         },
     },
     "verb": {
@@ -264,6 +273,8 @@ VERSION = 1
 """Of what the agent is asked and answers."""
 
 _OF_ONE_JOB = ("state", "stop", "logs", "sections", "report")
+_SUBMITTED = "slurm.json"
+"""A job that was submitted to Slurm has this file in its directory."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
 
@@ -382,10 +393,15 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         if verb == "running":
             return {"changed": False, "running": find_running(chosen, options["cluster"], options["node"])}
         place = find(chosen, options["cluster"])
+    except (DockerProblem, NoAgent) as error:
+        return dict(_none(verb, str(error)), no_place=True)
+    try:
         result: Dict[str, Any] = {"changed": False, "directory": place.directory}
         if verb in _OF_ONE_JOB:
             # A node that does not take part in a job has no directory of it.
-            result["known"] = os.path.isdir(os.path.join(place.directory, options["name"]))
+            found = os.path.join(place.directory, options["name"])
+            its_way = os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(chosen.get("slurm"))
+            result["known"] = os.path.isdir(found) and its_way
             if not result["known"]:
                 return dict(result, ended=True)
         agent = Agent(place, options["timeout"] + options["wait"] + 10)
@@ -393,15 +409,23 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             seen = {} if verb == "start" else state(agent, dict(options, wait=0))
             return dict(result, **seen, changed=not seen.get("ended"))
         result.update(_VERBS[verb](agent, options))
+        if verb == "list":
+            slurm = bool(chosen.get("slurm"))
+            result["jobs"] = [one for one in result["jobs"] if (one.get("launcher") == "slurm") == slurm]
     except BadConfiguration as error:
         return {"failed": True, "msg": str(error), "rdm_refused": "nodes"}
     except (DockerProblem, NoAgent) as error:
-        if verb == "check":
-            return {"changed": False, "problems": [str(error)]}
-        if verb == "running":
-            return {"changed": False, "running": []}
-        return {"failed": True, "msg": str(error)}
+        return _none(verb, str(error))
     return result
+
+
+def _none(verb: str, said: str) -> Dict[str, Any]:
+    """Return the result when the agent cannot be asked."""
+    if verb == "check":
+        return {"changed": False, "problems": [said]}
+    if verb == "running":
+        return {"changed": False, "running": []}
+    return {"failed": True, "msg": said}
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ options:
   nodes:
     description:
       - The cluster's nodes, as M(rdm.provision.plan) returns them; for stage V(inventory).
-      - None with O(login), since Slurm chooses them.
+      - None where there is only Slurm, which then runs every job.
     type: dict
     default: {}
   config:
@@ -54,11 +54,16 @@ options:
     type: str
     default: ""
   login:
-    description: The host that jobs are submitted to Slurm from; where there is one, all jobs go that way.
+    description: The host that jobs are submitted to Slurm from.
     type: str
     default: ""
+  slurm:
+    description: Whether Slurm ran the job of O(resume) before.
+    type: bool
+    default: false
   accelerator:
-    description: What the nodes have, V(rocm), V(cuda) or V(cpu), with O(login); otherwise O(nodes) has it.
+    description:
+      - What the nodes that Slurm gives have, V(rocm), V(cuda) or V(cpu). By default what O(nodes) have.
     type: str
     default: ""
   ssh_port:
@@ -118,6 +123,9 @@ job:
         - Of a job that goes through Slurm, only the host that submits it.
       type: list
       elements: dict
+    slurm:
+      description: Whether it goes through Slurm.
+      type: bool
     master:
       description: Name of the first.
       type: str
@@ -151,6 +159,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "name": {"type": "str", "default": ""},
     "resume": {"type": "str", "default": ""},
     "login": {"type": "str", "default": ""},
+    "slurm": {"type": "bool", "default": False},
     "accelerator": {"type": "str", "default": ""},
     "ssh_port": {"type": "int", "default": 22},
     "job": {"type": "dict", "default": {}},

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import (
@@ -12,8 +12,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     USER_CONFIG_DIR,
 )
 
+NODES = ("master", "workers")
+"""The groups of the nodes."""
 
-def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[str, str]:
+
+def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[str, Any]:
     """Return the option `place` of rdm.provision.job for a node.
 
     Args:
@@ -29,4 +32,25 @@ def job_place(variable: Callable[[str], Any], *, submits: bool = False) -> dict[
         "directory": str(variable("job_directory") or f"{config_dir}/jobs"),
         "key": "" if submits else f"{config_dir}/ssh/id_ed25519",
         "my_ip": str(variable("my_ip") or ""),
+        **({"slurm": True} if submits else {}),
     }
+
+
+def ways(groups: Mapping[str, Sequence[str]], host: str, slurm: bool | None = None) -> list[bool]:
+    """Return for each place of jobs on a host whether they go through Slurm there, which is asked first.
+
+    Args:
+        groups: the inventory's.
+        host: one that `job_hosts` names.
+        slurm: which way the job goes that is asked about, when that is known.
+    """
+    if slurm is not None:
+        return [slurm]
+    submits = host in (groups.get("login") or ())[:1]
+    node = any(host in groups.get(name, ()) for name in NODES)
+    return [True] * submits + [False] * (node or not submits)
+
+
+def both(groups: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether the inventory has nodes and Slurm, so that a host may lack the place of one."""
+    return bool(groups.get("login")) and any(groups.get(name) for name in NODES)

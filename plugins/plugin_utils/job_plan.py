@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import yaml
@@ -55,6 +55,24 @@ class Wanted(NamedTuple):
     resume: str = ""
 
 
+class Slurm(NamedTuple):
+    """The way through Slurm.
+
+    Attributes:
+        login: the host that jobs are submitted from, the inventory's name; empty when it has none.
+        here: whether this machine has sbatch.
+        ran: whether Slurm ran the job that is to go on.
+    """
+
+    login: str = ""
+    here: bool = False
+    ran: bool = False
+
+
+NO_SLURM = Slurm()
+"""An inventory without a login host."""
+
+
 class JobPlan(NamedTuple):
     """A job that can be asked for on the nodes.
 
@@ -63,7 +81,8 @@ class JobPlan(NamedTuple):
         resume: whether it goes on from what is there under that name.
         config: the configuration, YAML; empty when it is what the job has.
         overrides: `key.sub=value`.
-        nodes: those that take part; rank 0 is on the first.
+        nodes: those that take part; rank 0 is on the first. Through Slurm, the host that submits it.
+        slurm: whether it goes through Slurm.
     """
 
     name: str
@@ -71,6 +90,7 @@ class JobPlan(NamedTuple):
     config: str
     overrides: list[str]
     nodes: list[Node]
+    slurm: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain data."""
@@ -78,17 +98,16 @@ class JobPlan(NamedTuple):
 
 
 def plan_job(
-    wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: float, login: str = ""
+    wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: float, slurm: Slurm = NO_SLURM
 ) -> JobPlan:
     """Return what the job is to be.
 
     Args:
         wanted: what the user asked for.
-        nodes: the cluster's, by rank.
+        nodes: the cluster's, by rank; none where there is only Slurm, which then runs every job.
         in_run: names of the nodes that the run is limited to.
         now: seconds since 1970, for the job's name.
-        login: the host that jobs are submitted to Slurm from, which then chooses the nodes; empty where there
-            is none.
+        slurm: the way through Slurm, which a job goes whose launcher it is.
 
     Raises:
         Refused: something cannot be; with every problem.
@@ -104,23 +123,25 @@ def plan_job(
         close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
         remedy = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
         problems.append(Problem(None, f"launcher.kind {kind}", "is not known", remedy))
-    problems += _way(kind, login)
     chosen = set(in_run)
+    only = bool(slurm.login) and not nodes
+    through = kind == "slurm" or (kind is None and (only or slurm.ran))
+    problems += _way(kind, through, only, slurm, chosen)
     taking_part = [node for node in nodes if node.name in chosen]
     overrides = list(wanted.overrides)
-    if login:
-        submits = next((node for node in nodes if node.name == login), Node(login, "127.0.0.1", 1))
-        taking_part = [submits]
+    if through:
+        # It is no node of the job, also where it is one of the inventory's.
+        taking_part = [Node(slurm.login, "127.0.0.1", 1)]
         overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
     if count is not None:
         what = f"launcher.nodes {count}"
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             problems.append(Problem(None, what, "is no number of nodes", "give 1 or more"))
-        elif count > len(taking_part) and not login:
+        elif count > len(taking_part) and not through:
             reason = f"is more than the {len(taking_part)} nodes of this run"
             problems.append(Problem(None, what, reason, "give fewer, or add nodes to the inventory"))
-        elif not login:
+        elif not through:
             taking_part = taking_part[:count]
     name = wanted.resume or wanted.name or _new_name(config, wanted.source, now)
     if not JOB_NAME.fullmatch(name):
@@ -129,18 +150,24 @@ def plan_job(
         problems.append(Problem(None, repr(name), reason, remedy))
     if problems:
         raise Refused(problems)
-    return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part)
+    return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part, through)
 
 
-def _way(kind: Any, login: str) -> Iterator[Problem]:
-    """Yield a problem when the launcher does not go the inventory's way."""
-    what = f"launcher.kind {kind}"
-    if kind == "slurm" and not login:
-        reason = "needs a host that jobs are submitted to Slurm from"
-        yield Problem(None, what, reason, "put it into the group login of the inventory")
-    elif login and kind in LAUNCHERS and kind != "slurm":
-        reason = f"does not go through Slurm, and this inventory's jobs do (group login: {login})"
-        yield Problem(None, what, reason, "leave it out, or use an inventory without that group")
+def _way(kind: Any, through: bool, only: bool, slurm: Slurm, in_run: Container[str]) -> Iterator[Problem]:
+    """Yield a problem when the job cannot go the way of its launcher."""
+    what = f"launcher.kind {kind}" if kind is not None else "Slurm"
+    if through and not slurm.login:
+        remedy = "put it into the group login of the inventory"
+        if slurm.here:
+            here = "login: {hosts: {localhost: {ansible_connection: local}}}"
+            remedy += f", as {here}, since this machine has sbatch"
+        yield Problem(None, what, "needs a host that jobs are submitted to Slurm from", remedy)
+    elif through and slurm.login not in in_run:
+        reason = f"needs {slurm.login}, from which jobs are submitted"
+        yield Problem(None, what, reason, "do not leave it out of --limit")
+    elif only and kind in LAUNCHERS and kind != "slurm":
+        reason = f"needs nodes, and this inventory has only Slurm (group login: {slurm.login})"
+        yield Problem(None, what, reason, "leave it out, or name the nodes in the groups master and workers")
 
 
 def verdict(plan: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]]) -> list[Problem]:

@@ -49,7 +49,7 @@ DefMemPerCPU=100
 GresTypes=gpu
 ReturnToService=2
 SlurmdParameters=config_overrides
-SchedulerParameters=bf_interval=3,sched_interval=3,bf_resolution=60,bf_hetjob_immediate
+SchedulerParameters=bf_interval=1,sched_interval=1,bf_resolution=60,bf_hetjob_immediate
 JobAcctGatherType=jobacct_gather/none
 MpiDefault=none
 NodeName=t1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 RealMemory=2000 Gres=gpu:hgx:4
@@ -298,23 +298,19 @@ def test_an_agent_that_is_killed_costs_a_restart_on_nodes_that_slurm_gives(slurm
     assert slurm.reaches("again", "failed", "finished")["state"] == "failed"
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(
-    slurm: Slurm, restarts: int
-) -> None:
-    job = f"limited{restarts}"
-    slurm.submit(job, f"launcher.max_restarts={restarts}")
-    slurm.begins(job, "rank 0 of 1 on t2")
-    # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
-    slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
-    if restarts:
-        told = wait_until("it was put back", lambda: slurm.state(job), lambda one: one["restarts"] == 1)
-        assert told["state"] != "stopped"
-        slurm.reaches(job, "running")
-        slurm.let_end(job)
-        assert slurm.reaches(job, "finished", "failed")["state"] == "finished"
-    else:
-        told = slurm.reaches(job, "stopped")
-        assert (
-            told["reason"] == "It saved and ended before its time limit, and no restarts are left: resume it."
-        )
+def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(slurm: Slurm) -> None:
+    jobs = {"ends": "t2", "returns": "t3"}
+    for restarts, (job, node) in enumerate(jobs.items()):
+        slurm.submit(job, f"launcher.max_restarts={restarts}", f"launcher.slurm.nodelist={node}")
+    for job, node in jobs.items():
+        slurm.begins(job, f"rank 0 of 1 on {node}")
+    for job in jobs:
+        # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
+        slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
+    told = slurm.reaches("ends", "stopped", "failed")
+    assert told["reason"] == "It saved and ended before its time limit, and no restarts are left: resume it."
+    again = wait_until("it was put back", lambda: slurm.state("returns"), lambda one: one["restarts"] == 1)
+    assert again["state"] != "stopped"
+    slurm.reaches("returns", "running")
+    slurm.let_end("returns")
+    assert slurm.reaches("returns", "finished", "failed")["state"] == "finished"

@@ -9,6 +9,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     JOB_NAME,
     Node,
+    Slurm,
     Wanted,
     plan_job,
     verdict,
@@ -106,7 +107,7 @@ def test_what_cannot_be_is_said_in_a_sentence(request_: Wanted, words: list[str]
 
 
 def test_every_problem_is_told_at_once() -> None:
-    said = refusal(wanted("launcher: {kind: slurm, nodes: 9}", "nonsense", name="No"))
+    said = refusal(wanted("launcher: {kind: mpi, nodes: 9}", "nonsense", name="No"))
     assert len(said) == 4
 
 
@@ -162,22 +163,45 @@ def test_nodes_with_other_versions_than_most_are_named() -> None:
     assert verdict(plan("n0", "n2"), answers) == []
 
 
-@pytest.mark.parametrize("in_run", [[], ["n0"], NAMES])
-def test_with_a_login_host_slurm_chooses_the_nodes(in_run: list[str]) -> None:
-    request = wanted("name: x", "launcher.nodes=500")
-    plan = plan_job(request, [], in_run, NOW, login="front")
+FRONT = Slurm("front")
+
+
+def test_where_there_is_only_slurm_it_is_the_default_and_chooses_the_nodes() -> None:
+    plan = plan_job(wanted("name: x", "launcher.nodes=500"), [], ["front"], NOW, FRONT)
     assert [node.name for node in plan.nodes] == ["front"]
-    assert plan.overrides == ["launcher.nodes=500", "launcher.kind=slurm"]
+    assert (plan.slurm, plan.overrides) == (True, ["launcher.nodes=500", "launcher.kind=slurm"])
     # A job that goes on has its launcher, and one that names it needs no more.
-    assert plan_job(wanted("", resume="x"), [], [], NOW, login="front").overrides == []
+    assert plan_job(wanted("", resume="x"), [], ["front"], NOW, FRONT).overrides == []
     named = wanted("launcher: {kind: slurm}")
-    assert plan_job(named, [], [], NOW, login="front").overrides == []
-
-
-def test_a_launcher_that_does_not_go_the_inventory_s_way_is_refused() -> None:
-    (said,) = refusal(wanted("launcher: {kind: slurm}"))
-    assert "needs a host that jobs are submitted to Slurm from: put it into the group login" in said
+    assert plan_job(named, [], ["front"], NOW, FRONT).overrides == []
     with pytest.raises(Refused) as refused:
-        plan_job(wanted("launcher: {kind: no_ssh}"), [], [], NOW, login="front")
-    (other,) = sentences(refused.value.problems)
-    assert "does not go through Slurm, and this inventory's jobs do (group login: front)" in other
+        plan_job(wanted("launcher: {kind: no_ssh}"), [], ["front"], NOW, FRONT)
+    (said,) = sentences(refused.value.problems)
+    assert "needs nodes, and this inventory has only Slurm (group login: front)" in said
+
+
+def test_beside_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> None:
+    run = [*NAMES, "front"]
+
+    def way(asked: Wanted, slurm: Slurm = FRONT) -> tuple[bool, str]:
+        plan = plan_job(asked, NODES, run, NOW, slurm)
+        return plan.slurm, plan.nodes[0].name
+
+    nodes, submits = (False, NAMES[0]), (True, "front")
+    assert way(wanted("name: x")) == way(wanted("launcher: {kind: no_ssh}")) == nodes
+    assert way(wanted("name: x", "launcher.kind=slurm")) == way(wanted("launcher: {kind: slurm}")) == submits
+    assert way(wanted("", resume="x")) == nodes
+    assert way(wanted("", resume="x"), FRONT._replace(ran=True)) == submits
+    with pytest.raises(Refused) as refused:
+        plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, FRONT)
+    (said,) = sentences(refused.value.problems)
+    assert "needs front, from which jobs are submitted: do not leave it out of --limit" in said
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_without_a_login_host_slurm_is_refused_with_what_to_add(here: bool) -> None:
+    with pytest.raises(Refused) as refused:
+        plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, Slurm(here=here))
+    (said,) = sentences(refused.value.problems)
+    assert "needs a host that jobs are submitted to Slurm from: put it into the group login" in said
+    assert ("since this machine has sbatch" in said) == here

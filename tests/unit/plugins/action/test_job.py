@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a host answers that has two places of jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.action.job import joined
+
+SLURM: dict[str, Any] = {
+    "changed": False,
+    "jobs": [{"job": "a", "launcher": "slurm"}],
+    "directory": "/shared",
+}
+NODE: dict[str, Any] = {"changed": False, "jobs": [{"job": "b", "launcher": "no_ssh"}], "directory": "/var"}
+MISSING: dict[str, Any] = {"failed": True, "msg": "there is no training container", "no_place": True}
+BROKEN: dict[str, Any] = {"failed": True, "msg": "it has not ended within 130 s"}
+
+
+def test_all_jobs_are_those_of_both_places() -> None:
+    found = joined([SLURM, NODE], "list", spare=True)
+    assert [one["job"] for one in found["jobs"]] == ["a", "b"]
+
+
+def test_a_place_may_be_missing_only_where_jobs_can_be_in_another() -> None:
+    found = joined([SLURM, MISSING], "list", spare=True)
+    assert (found.get("failed"), found["warnings"]) == (None, ["there is no training container"])
+    assert [one["job"] for one in found["jobs"]] == ["a"]
+    assert joined([MISSING], "list", spare=False) == MISSING
+
+
+def test_a_host_without_a_place_knows_no_job() -> None:
+    found = joined([MISSING], "state", spare=True)
+    assert (found["known"], found["ended"], found.get("failed")) == (False, True, None)
+    assert joined([MISSING], "list", spare=True)["jobs"] == []
+
+
+def test_what_goes_wrong_in_one_place_is_said() -> None:
+    assert joined([SLURM, BROKEN], "list", spare=True) == BROKEN
+    assert joined([{"unreachable": True}], "state", spare=True) == {"unreachable": True}

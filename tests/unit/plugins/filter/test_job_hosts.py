@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hosts that are asked about jobs, and which of their places first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from ansible_collections.rdm.provision.plugins.filter.job_hosts import job_hosts
+from ansible_collections.rdm.provision.plugins.plugin_utils.job_place import both, ways
+
+NODES = {"master": ["n1"], "workers": ["n2", "n3"]}
+
+
+@pytest.mark.parametrize(
+    ("groups", "hosts", "has_both"),
+    [
+        (NODES, "master:workers", False),
+        (NODES | {"login": []}, "master:workers", False),
+        (NODES | {"login": ["front", "front2"]}, "master:workers:front", True),
+        ({"login": ["front"]}, "front", False),
+        ({"login": ["front"], "master": [], "workers": []}, "front", False),
+        # Ansible then says itself which groups it looked for.
+        ({}, "master:workers", False),
+    ],
+)
+def test_nodes_and_the_first_login_host_are_asked(
+    groups: Mapping[str, Sequence[str]], hosts: str, has_both: bool
+) -> None:
+    assert (job_hosts(groups), both(groups)) == (hosts, has_both)
+
+
+def test_a_node_that_submits_jobs_has_two_places_unless_the_way_is_known() -> None:
+    groups = NODES | {"login": ["n1", "n2"]}
+    assert [ways(groups, name) for name in ("n1", "n2")] == [[True, False], [False]]
+    assert ways(groups, "n1", False) == [False]
+    assert ways(groups, "n1", True) == [True]
+    assert ways(NODES | {"login": ["front"]}, "front") == [True]
