@@ -18,7 +18,7 @@ from rdm_log.signs import Sign
 from rdm_log.verdict import Observed, judge
 from rdm_trainer.config import Config
 
-__all__ = ["ARGUMENTS", "Health", "final", "observed"]
+__all__ = ["ARGUMENTS", "Health", "observed", "of_state"]
 
 _BUSY_S = 60.0
 """That others use a node is told when they have done so for so long; to name a rank, its window suffices."""
@@ -153,16 +153,21 @@ def observed(
     )
 
 
-def final(state: State) -> dict[str, Any]:
-    """Return the verdict on a job that has ended, from its state alone."""
+def of_state(state: State) -> dict[str, Any]:
+    """Return the verdict on a job of which no agent tells: it waits in a queue, or has ended."""
     last = state.failures[-1] if state.failures else None
     failure = Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
     iteration = int(state.progress.get("iteration") or 0)
     run = {"lines": 1, "last_iteration": iteration}
     found = judge(
-        Observed(state=state.state, reason=state.reason, failure=failure, runs=[run] if iteration else [])
+        Observed(
+            state=state.state,
+            reason=state.reason,
+            failure=failure if state.has_ended else None,
+            runs=[run] if iteration and state.has_ended else [],
+        )
     )
-    return {**found.to_json(), "since": state.ended or time.time()}
+    return {**found.to_json(), "since": state.ended or state.started or time.time()}
 
 
 def _asked(program: Sequence[str]) -> dict[str, str]:

@@ -34,7 +34,7 @@ EXIT_CODES: dict[Word, int] = {
 _FINISHED = {"finished", "completed"}
 _STOPPED = {"stopped", "cancelled"}
 _FAILED = {"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline", "preempted"}
-_WAITING = {"starting", "restarting", "pending", "configuring", "requeued"}
+_WAITING = {"queued", "starting", "restarting", "pending", "configuring", "requeued"}
 _PAUSES = {"saving", "loading", "evaluating"}
 
 _START_S = 900.0
@@ -69,7 +69,7 @@ class Observed:
 
     Attributes:
         state: The launcher's state or the scheduler's; empty when only logs are there.
-        reason: Why it ended, in the launcher's or scheduler's words.
+        reason: Why it ended or waits, in the launcher's or scheduler's words.
         failure: The same, with the node and rank that it names.
         runs: Its runs, as ``Summary.runs`` has them; the last one counts.
         findings: What is wrong on its standard error, since its newest run began.
@@ -172,7 +172,7 @@ def judge(seen: Observed) -> Verdict:
     if suspicious:
         return _verdict("suspect", [*suspicious, *notes])
     if run is None or state in _WAITING:
-        return _verdict("starting", [Sign("progress", _beginning(seen)), *notes])
+        return _verdict("starting", [Sign("progress", _beginning(seen, state)), *notes])
     return _verdict("healthy", [Sign("progress", _progress(run)), *notes])
 
 
@@ -182,7 +182,9 @@ def _verdict(word: Word, evidence: Sequence[Sign]) -> Verdict:
     return Verdict(word, texts[0], texts, named)
 
 
-def _beginning(seen: Observed) -> str:
+def _beginning(seen: Observed, state: str) -> str:
+    if state in _WAITING and seen.reason:
+        return seen.reason
     if seen.tells_steps:
         return "It has not come to a step yet."
     return "Its program runs, and has written no line of a step that is understood."

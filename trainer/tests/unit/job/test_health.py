@@ -14,7 +14,7 @@ import pytest
 
 from rdm_job import health as health_module
 from rdm_job.directory import JobDirectory
-from rdm_job.health import Health, final
+from rdm_job.health import Health, of_state
 from rdm_job.protocol import Failure, Node, Offer, Request, State
 from rdm_job.watch import Watch
 from rdm_trainer import config as configuration
@@ -188,10 +188,10 @@ def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) ->
 def test_the_verdict_on_a_job_that_has_ended() -> None:
     failure = Failure("n2", 3, "Rank 3 on n2 failed: it was killed.")
     ended = replace(STATE, state="failed", reason=failure.reason, failures=[failure], ended=9.0)
-    found = final(ended)
+    found = of_state(ended)
     assert (found["verdict"], found["since"], found["reason"]) == ("failed", 9.0, failure.reason)
     assert found["culprits"] == [{"kind": "failure", "node": "n2", "rank": 3}]
-    done = final(replace(STATE, state="finished", progress={"iteration": 50}))
+    done = of_state(replace(STATE, state="finished", progress={"iteration": 50}))
     assert (done["verdict"], done["reason"]) == ("finished", "It came to iteration 50.")
 
 
