@@ -105,7 +105,7 @@ class Agent:
             ended=time.time() if state in FINAL else None,
             progress=self.directory.progress() or self.state.progress,
         )
-        self.write(**{**vars(ended), "verdict": health.final(ended)})
+        self.write(**{**vars(ended), "verdict": health.of_state(ended)})
 
 
 class Worker:

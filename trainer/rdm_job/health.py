@@ -18,10 +18,10 @@ from rdm_log.signs import Sign
 from rdm_log.verdict import Observed, judge
 from rdm_trainer.config import Config
 
-__all__ = ["ARGUMENTS", "Health", "final", "observed"]
+__all__ = ["ARGUMENTS", "Health", "observed", "of_state"]
 
-_SURE_S = 10.0
-"""A rank is called slow when it has been so for so long."""
+_BUSY_S = 60.0
+"""That others use a node is told when they have done so for so long; to name a rank, its window suffices."""
 
 ARGUMENTS = (
     *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size"),
@@ -51,7 +51,7 @@ class Health:
         self._began = time.monotonic()
         self._steps = -1
         self._moved = time.monotonic()
-        self._slow_since: dict[tuple[str, int | None], float] = {}
+        self._busy_since: dict[str, float] = {}
 
     def verdict(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the verdict as plain data, with ``since``: when its word became this one.
@@ -82,10 +82,11 @@ class Health:
         return {**found.to_json(), "since": self._since}
 
     def _lasting(self, found: Iterable[Sign], now: float) -> list[Sign]:
-        """Return the signs that have been there for a while: somebody else may use a node for a moment."""
-        current = {(one.node, one.rank): one for one in found}
-        self._slow_since = {key: self._slow_since.get(key, now) for key in current}
-        return [one for key, one in current.items() if now - self._slow_since[key] >= _SURE_S]
+        """Return the signs without notes that are new: somebody else may use a node for a moment."""
+        current = list(found)
+        nodes = {one.node for one in current if one.is_note}
+        self._busy_since = {node: self._busy_since.get(node, now) for node in nodes}
+        return [one for one in current if not one.is_note or now - self._busy_since[one.node] >= _BUSY_S]
 
 
 def observed(
@@ -152,16 +153,21 @@ def observed(
     )
 
 
-def final(state: State) -> dict[str, Any]:
-    """Return the verdict on a job that has ended, from its state alone."""
+def of_state(state: State) -> dict[str, Any]:
+    """Return the verdict on a job of which no agent tells: it waits in a queue, or has ended."""
     last = state.failures[-1] if state.failures else None
     failure = Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
     iteration = int(state.progress.get("iteration") or 0)
     run = {"lines": 1, "last_iteration": iteration}
     found = judge(
-        Observed(state=state.state, reason=state.reason, failure=failure, runs=[run] if iteration else [])
+        Observed(
+            state=state.state,
+            reason=state.reason,
+            failure=failure if state.has_ended else None,
+            runs=[run] if iteration and state.has_ended else [],
+        )
     )
-    return {**found.to_json(), "since": state.ended or time.time()}
+    return {**found.to_json(), "since": state.ended or state.started or time.time()}
 
 
 def _asked(program: Sequence[str]) -> dict[str, str]:

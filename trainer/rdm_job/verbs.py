@@ -15,7 +15,7 @@ from typing import Any
 from rdm_job import outputs, processes
 from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
-from rdm_job.health import final
+from rdm_job.health import of_state
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_job.slurm import verbs as slurm
@@ -321,6 +321,6 @@ def _state(job: JobDirectory) -> State:
         return known
     reason = f"Its agent on {job.request().node} is gone: the container or the node was restarted."
     ended = dataclasses.replace(known, state="failed", reason=reason, ended=time.time())
-    ended = dataclasses.replace(ended, verdict=final(ended))
+    ended = dataclasses.replace(ended, verdict=of_state(ended))
     job.write_state(ended)
     return ended

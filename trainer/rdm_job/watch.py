@@ -11,7 +11,6 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-import statistics
 import threading
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from rdm_job.directory import JobDirectory, write_atomically
 from rdm_job.health import ARGUMENTS
 from rdm_job.protocol import Request
 from rdm_job.thinning import thin
-from rdm_log import signs
+from rdm_log import peers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
@@ -46,9 +45,9 @@ _AT_ONCE = 256 * 1024
 _BEHIND = 64 * 1024 * 1024
 """Who is so far behind goes on at the end."""
 _TOLD = 8
-_PACES = 8
-_LEAST_PACES = 4
-_SURE_S = 5.0
+_PACES = 64
+_LATELY = 8
+"""So many of a rank's records are remembered, and so many are lately."""
 _PACKAGES = ("torch", "deepspeed", "rdm-trainer")
 _TIMES = 4096
 # What a verdict asks of a run, of all that a summary tells.
@@ -101,7 +100,7 @@ class Watch:
         self._moved = time.monotonic()
         self._begun_at = time.time()
         self._paces: dict[int, deque[dict[str, Any]]] = {}
-        self._before: dict[int, float] = {}
+        self._before: dict[int, Mapping[str, float]] = {}
 
     def told(self) -> dict[str, Any]:
         """Return what the master is to hear; see ``health.observed``."""
@@ -207,25 +206,25 @@ class Watch:
         except OSError:
             return None
         paces = self._paces.setdefault(rank, deque(maxlen=_PACES))
-        if record and record.get("own_s") is not None and record["time"] >= self._begun_at:
-            if not paces or paces[-1]["time"] != record["time"]:
-                paces.append(record)
-            if rank not in self._before and len(paces) == _PACES:
-                # The first steps warm up.
-                self._before[rank] = statistics.median(one["own_s"] for one in list(paces)[2:])
-        is_sure = len(paces) >= _LEAST_PACES and paces[-1]["time"] - paces[0]["time"] >= _SURE_S
+        is_of_attempt = record.get("own_s") is not None and record["time"] >= self._begun_at
+        if is_of_attempt and (not paces or paces[-1]["time"] != record["time"]):
+            paces.append(record)
         return {
             "rank": rank,
             "group": record.get("group", ""),
             "iteration": iteration,
             # One that is stopped, or hangs in a file system, comes to nobody.
             "waits": bool(since) and processes.condition(process) not in "TtD",
-            # Somebody else's work on a node makes some records slow, and a fault all of them.
-            "own_s": min(one["own_s"] for one in paces) if is_sure else None,
-            "before_s": self._before.get(rank),
+            **self._pace_of(rank, peers.usual(list(paces))),
             "nan_at": record.get("nan_at"),
-            "retries": sum(one.get("retries") or 0 for one in paces),
+            "retries": sum(one.get("retries") or 0 for one in list(paces)[-_LATELY:]),
         }
+
+    def _pace_of(self, rank: int, usual: Mapping[str, float]) -> dict[str, float]:
+        if not usual:
+            return {}
+        before = self._before.setdefault(rank, usual)
+        return {**usual, "before_s": before["own_s"], "before_waited_s": before["waited_s"]}
 
     def _signs(self, progress: Mapping[str, Any]) -> list[signs.Sign]:
         interval, step_s = self._config.checkpoint.interval, 0.0

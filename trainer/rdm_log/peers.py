@@ -8,23 +8,30 @@ What a rank spends outside of waiting for others is its own: by that, culprits d
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rdm_log.signs import Sign
 
-__all__ = ["RankPace", "first_nan", "holding", "slow", "strained"]
+__all__ = ["RankPace", "first_nan", "holding", "slow", "strained", "usual"]
 
 _MANY = 8
 _SLOWER = {True: 1.3, False: 1.5}
 """A rank is slow when its own time is so many times its peers', of many or of few…"""
 _BEYOND = 6.0
-"""… and so many standard deviations beyond them."""
+"""… and so many standard deviations beyond them…"""
+_AWAITED = 0.5
+"""… and its peers wait longer than it does, by this share at least of what it takes more."""
 _GROWN = 1.6
-"""Without peers, when its own time is so many times what it was, and no other rank's has grown so."""
+"""Without peers, when its own time is so many times what it was, and most other ranks' has not grown so."""
 _LEAST_S = 0.002
 """Differences below this are noise."""
+_RECORDS = 8
+_SURE_S = 20.0
+"""A rank's pace is that of so many records at least, over so many seconds at least…"""
+_WARM = 2
+"""… without its first ones."""
 _TOLD = 8
 
 
@@ -38,8 +45,12 @@ class RankPace:
         group: Ranks with the same work have the same: a stage of the pipeline.
         iteration: Steps that it has begun.
         waits: It waits for other ranks at this moment; None when that is not known.
-        own_s: Its own time of a step, without waiting: the least of its last records.
-        before_s: What it usually was at its beginning.
+        own_s: Its own time of a step, without waiting for others: the median of its last records.
+        least_s: The least of them, without waiting for a processor either: it takes that long in any case.
+        waited_s: What it waits for others in a step: the median.
+        starved_s: What it waits for a processor in a step, because others use it: the median.
+        before_s: What its own time usually was at its beginning.
+        before_waited_s: What it waited then.
         nan_at: The first step with a loss of its own that was no number.
         retries: How often its GPU's memory was full, so that the cache had to be given back, lately.
     """
@@ -50,7 +61,11 @@ class RankPace:
     iteration: int = 0
     waits: bool | None = None
     own_s: float | None = None
+    least_s: float | None = None
+    waited_s: float = 0.0
+    starved_s: float = 0.0
     before_s: float | None = None
+    before_waited_s: float = 0.0
     nan_at: int | None = None
     retries: int = 0
 
@@ -60,8 +75,33 @@ class RankPace:
         return cls(node=node, **data)
 
 
+def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return what a rank takes in a step, of ``RankPace``; nothing while that is not known for sure.
+
+    Args:
+        records: What it wrote, the oldest first: ``time`` in s, and of a step on average since the record
+            before ``own_s``, ``waited_s`` (0 when absent) and ``starved_s`` (the same).
+    """
+    for begin in range(len(records) - _RECORDS, _WARM - 1, -1):
+        if records[-1]["time"] - records[begin - 1]["time"] >= _SURE_S:
+            window = records[begin:]
+            break
+    else:
+        return {}
+    own_s, waited_s, starved_s = (
+        statistics.median(float(one.get(key) or 0.0) for one in window)
+        for key in ("own_s", "waited_s", "starved_s")
+    )
+    # Somebody else's work on a node makes some records slow, and a fault all of them.
+    least_s = min(max(0.0, one["own_s"] - (one.get("starved_s") or 0.0)) for one in window)
+    return {"own_s": own_s, "least_s": least_s, "waited_s": waited_s, "starved_s": starved_s}
+
+
 def slow(ranks: Iterable[RankPace]) -> list[Sign]:
-    """Return who is slower than its peers; a node whose ranks all are is named once.
+    """Return who is slower than its peers, and is waited for; a node whose ranks all are is named once.
+
+    Slow is who takes longer in the fastest of its records than its peers usually do. Time for which it was
+    ready to run and others had the processor is not counted: somebody else's work on a node is only told.
 
     Source: the median absolute deviation as a robust estimate of the spread (Rousseeuw and Croux 1993).
     """
@@ -70,55 +110,97 @@ def slow(ranks: Iterable[RankPace]) -> list[Sign]:
     for one in everyone:
         if one.own_s is not None:
             groups.setdefault(one.group, []).append(one)
-    found: dict[int, tuple[RankPace, float, str]] = {}
+    found: list[_Found] = []
+    crowded: list[_Found] = []
     for group in groups.values():
         if len(group) > 1:
             times = [one.own_s or 0.0 for one in group]
-            # Of two ranks the faster one is how fast it goes.
-            usual = statistics.median_low(times)
-            spread = 1.4826 * statistics.median_low([abs(time - usual) for time in times])
-            slower = _SLOWER[len(group) >= _MANY]
+            # Of two ranks the faster one is how fast it goes, and the other one's waiting what it costs.
+            typical = statistics.median_low(times)
+            waiting = statistics.median_high([one.waited_s for one in group])
+            spread = 1.4826 * statistics.median_low([abs(time - typical) for time in times])
+            limit = max(_SLOWER[len(group) >= _MANY] * typical, typical + max(_BEYOND * spread, _LEAST_S))
             for one in group:
-                time = one.own_s or 0.0
-                if time > slower * usual and time > usual + max(_BEYOND * spread, _LEAST_S):
-                    found[one.rank] = (one, time / max(usual, 1e-9), f"its peers take {_time(usual)}")
-    lonely = [group[0] for group in groups.values() if len(group) == 1]
+                time, least = one.own_s or 0.0, one.least_s or 0.0
+                seconds = least if least > limit else time
+                if seconds > limit and waiting - one.waited_s >= _AWAITED * (seconds - typical):
+                    entry = _Found(one, seconds / max(typical, 1e-9), f"its peers take {_time(typical)}")
+                    if seconds == least:
+                        found.append(entry)
+                    elif one.starved_s >= _AWAITED * (time - typical):
+                        crowded.append(entry)
+    found += _grown([group[0] for group in groups.values() if len(group) == 1])
+    return [*_told(found, everyone), *_crowded(crowded)]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A rank that takes so many TIMES as long as what it is compared with, in words."""
+
+    rank: RankPace
+    times: float
+    than: str
+
+
+def _grown(lonely: Sequence[RankPace]) -> Iterator[_Found]:
+    """Yield those without peers that take longer than they did, where others wait longer than they did."""
     grown = [one for one in lonely if _growth(one) > _GROWN]
-    if grown and len(grown) < len(lonely):
-        for one in grown:
-            found[one.rank] = (one, _growth(one), f"it took {_time(one.before_s or 0.0)} before")
-    return _told(list(found.values()), everyone)
+    if len(grown) > len(lonely) / 2:
+        return
+    for one in grown:
+        more = [other.waited_s - other.before_waited_s for other in lonely if other is not one]
+        if statistics.median(more) >= _AWAITED * ((one.least_s or 0.0) - (one.before_s or 0.0)):
+            yield _Found(one, _growth(one), f"it took {_time(one.before_s or 0.0)} before")
 
 
 def _growth(one: RankPace) -> float:
-    if one.own_s is None or not one.before_s or one.own_s - one.before_s < _LEAST_S:
+    if one.least_s is None or not one.before_s or one.least_s - one.before_s < _LEAST_S:
         return 1.0
-    return one.own_s / one.before_s
+    return one.least_s / one.before_s
 
 
-def _told(found: Sequence[tuple[RankPace, float, str]], everyone: Sequence[RankPace]) -> list[Sign]:
+def _crowded(found: Sequence[_Found]) -> list[Sign]:
+    """Return a note on each node whose processors others use, so that a job waits for it."""
+    worst: dict[str, _Found] = {}
+    for entry in sorted(found, key=lambda entry: entry.times):
+        worst[entry.rank.node] = entry
+    return [
+        Sign(
+            "busy",
+            f"Others use the processors of {node}: rank {entry.rank.rank} takes "
+            f"{_time(entry.rank.own_s or 0.0)} of its own in a step, "
+            f"{_time(entry.rank.starved_s)} of it waiting for a processor; {entry.than}.",
+            node,
+            entry.rank.rank,
+            is_note=True,
+        )
+        for node, entry in list(worst.items())[-_TOLD:]
+    ]
+
+
+def _told(found: Sequence[_Found], everyone: Sequence[RankPace]) -> list[Sign]:
     of_node: dict[str, int] = {}
     for one in everyone:
         of_node[one.node] = of_node.get(one.node, 0) + 1
-    by_node: dict[str, list[tuple[RankPace, float, str]]] = {}
+    by_node: dict[str, list[_Found]] = {}
     for entry in found:
-        by_node.setdefault(entry[0].node, []).append(entry)
+        by_node.setdefault(entry.rank.node, []).append(entry)
     signs: list[tuple[float, Sign]] = []
     for node, entries in by_node.items():
-        worst = max(entries, key=lambda entry: entry[1])
+        worst = max(entries, key=lambda entry: entry.times)
         if len(entries) == of_node[node] > 1:
             text = (
-                f"{node} is slow: its {len(entries)} ranks take {worst[1]:.1f} times as long as others"
-                f" (rank {worst[0].rank}: {_time(worst[0].own_s or 0.0)} of its own in a step)."
+                f"{node} is slow: its {len(entries)} ranks take {worst.times:.1f} times as long as others"
+                f" (rank {worst.rank.rank}: {_time(worst.rank.least_s or 0.0)} of its own in a step)."
             )
-            signs.append((worst[1], Sign("slow", text, node)))
+            signs.append((worst.times, Sign("slow", text, node)))
             continue
-        for one, times, than in entries:
+        for entry in entries:
             text = (
-                f"Rank {one.rank} on {node} is slow: {_time(one.own_s or 0.0)} of its own in a step, "
-                f"{than} ({times:.1f} times)."
+                f"Rank {entry.rank.rank} on {node} is slow: {_time(entry.rank.least_s or 0.0)} of its own "
+                f"in a step, {entry.than} ({entry.times:.1f} times)."
             )
-            signs.append((times, Sign("slow", text, node, one.rank)))
+            signs.append((entry.times, Sign("slow", text, node, entry.rank.rank)))
     signs.sort(key=lambda pair: -pair[0])
     return [sign for _, sign in signs[:_TOLD]]
 

@@ -34,7 +34,7 @@ EXIT_CODES: dict[Word, int] = {
 _FINISHED = {"finished", "completed"}
 _STOPPED = {"stopped", "cancelled"}
 _FAILED = {"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline", "preempted"}
-_WAITING = {"starting", "restarting", "pending", "configuring", "requeued"}
+_WAITING = {"queued", "starting", "restarting", "pending", "configuring", "requeued"}
 _PAUSES = {"saving", "loading", "evaluating"}
 
 _START_S = 900.0
@@ -69,7 +69,7 @@ class Observed:
 
     Attributes:
         state: The launcher's state or the scheduler's; empty when only logs are there.
-        reason: Why it ended, in the launcher's or scheduler's words.
+        reason: Why it ended or waits, in the launcher's or scheduler's words.
         failure: The same, with the node and rank that it names.
         runs: Its runs, as ``Summary.runs`` has them; the last one counts.
         findings: What is wrong on its standard error, since its newest run began.
@@ -158,20 +158,21 @@ def judge(seen: Observed) -> Verdict:
     if state in _FINISHED or (not state and _is_done(run)):
         end = f"It came to iteration {run['last_iteration']}." if run else "It has ended."
         return _verdict("finished", [Sign("state", end), *errors])
-    suspicious = [
+    signs = [
         *errors,
         *_differences(seen),
-        *(sign for sign in seen.signs if not sign.is_note),
+        *seen.signs,
         *(_of_steps(run, seen.vocabulary) if run else ()),
     ]
-    notes = [sign for sign in seen.signs if sign.is_note]
+    suspicious = [sign for sign in signs if not sign.is_note]
+    notes = [sign for sign in signs if sign.is_note]
     late = list(_late(seen, state))
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
     if suspicious:
         return _verdict("suspect", [*suspicious, *notes])
     if run is None or state in _WAITING:
-        return _verdict("starting", [Sign("progress", _beginning(seen)), *notes])
+        return _verdict("starting", [Sign("progress", _beginning(seen, state)), *notes])
     return _verdict("healthy", [Sign("progress", _progress(run)), *notes])
 
 
@@ -181,7 +182,9 @@ def _verdict(word: Word, evidence: Sequence[Sign]) -> Verdict:
     return Verdict(word, texts[0], texts, named)
 
 
-def _beginning(seen: Observed) -> str:
+def _beginning(seen: Observed, state: str) -> str:
+    if state in _WAITING and seen.reason:
+        return seen.reason
     if seen.tells_steps:
         return "It has not come to a step yet."
     return "Its program runs, and has written no line of a step that is understood."
@@ -242,11 +245,21 @@ def _same(told: str, asked: str) -> bool:
 
 def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[Sign]:
     """Yield what is wrong with the steps."""
-    for text in _about_steps(run, vocabulary):
+    for text in _about_loss(run, vocabulary):
         yield Sign("steps", text)
+    recent, median = run["step_ms"]["recent"], run["step_ms"]["median"]
+    steps = run["last_iteration"] - run["first_iteration"] + 1
+    is_long = sum(recent) / 1000.0 * max(1.0, steps / run["lines"]) > _SLOWER_S
+    if run["lines"] > 2 * _POINTS and is_long and median and statistics.median(recent) > _SLOWER * median:
+        slower = statistics.median(recent) / median
+        text = (
+            f"The last steps took {slower:.1f} times as long as usual ({statistics.median(recent):.0f} ms)."
+        )
+        # Longer sequences and busy neighbours do that, too; whose fault it is, other signs say.
+        yield Sign("steps", text, is_note=True)
 
 
-def _about_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
+def _about_loss(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
     loss = run["loss"]
     points = [value for _, value in loss["curve"]]
     name = loss["name"]
@@ -271,12 +284,6 @@ def _about_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str
     steps = run["last_iteration"] - run["first_iteration"] + 1
     if run["skipped"] > max(_POINTS, steps / 2):
         yield f"{run['skipped']} of {steps} steps were skipped."
-    recent, median = run["step_ms"]["recent"], run["step_ms"]["median"]
-    interval = max(1.0, steps / run["lines"])
-    is_long = sum(recent) / 1000.0 * interval > _SLOWER_S
-    if run["lines"] > 2 * _POINTS and is_long and median and statistics.median(recent) > _SLOWER * median:
-        slower = statistics.median(recent) / median
-        yield f"The last steps took {slower:.1f} times as long as usual ({statistics.median(recent):.0f} ms)."
 
 
 def _late(seen: Observed, state: str) -> Iterator[Sign]:

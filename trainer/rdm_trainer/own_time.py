@@ -114,11 +114,15 @@ class OwnTime:
         """
         if not self.pace.is_due:
             return
+        waited: dict[str, float] = {}
         if self._on_gpu:
             for begin, end in self._ends:
                 self._own_s += begin.elapsed_time(end) / 1000.0
-            self._own_s -= sum(begin.elapsed_time(end) for begin, end in self._waits) / 1000.0
+            seconds = sum(begin.elapsed_time(end) for begin, end in self._waits) / 1000.0
+            self._own_s -= seconds
             self._steps += len(self._ends)
+            # What the host waited says nothing here: it runs ahead of the device.
+            waited = {"waited_s": seconds / max(1, self._steps)}
             self._ends, self._waits = [], []
         nan_at = int(self._nan_at)
         self.pace.write(
@@ -127,6 +131,7 @@ class OwnTime:
             own_s=self._own_s / self._steps if self._steps else None,
             nan_at=nan_at if nan_at >= 0 else None,
             retries=self._more_retries(),
+            **waited,
         )
         self._steps, self._own_s = 0, 0.0
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PACE_VARIABLE", "Pace", "read"]
+__all__ = ["PACE_VARIABLE", "Pace", "read", "starved"]
 
 PACE_VARIABLE = "RDM_PACE"
 """Names the record in the environment of a job's processes; the mark lies beside it."""
@@ -40,6 +40,7 @@ class Pace:
         self._iteration = 0
         self._depth = 0
         self._written = 0.0
+        self._told = (0, 0.0, starved())
         self.waited = 0.0
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -76,10 +77,19 @@ class Pace:
         return self._path is not None and time.monotonic() - self._written >= _EACH_S
 
     def write(self, **record: Any) -> None:
-        """Replace the record; see ``rdm_log.peers.RankPace`` for what is in it."""
+        """Replace the record; see ``rdm_log.peers.RankPace`` for what is in it.
+
+        What the rank waited for others and for a processor in a step is added, unless RECORD has it.
+        """
         if self._path is None:
             return
         self._written = time.monotonic()
+        told, self._told = self._told, (self._iteration, self.waited, starved())
+        steps, *waits = (now - before for now, before in zip(self._told, told, strict=True))
+        record = {
+            **dict(zip(("waited_s", "starved_s"), (wait / max(1, steps) for wait in waits), strict=True)),
+            **record,
+        }
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         # A disk that is full ends no training.
         with contextlib.suppress(OSError):
@@ -89,6 +99,25 @@ class Pace:
     def _set(self, since: float) -> None:
         if self._mark is not None:
             _MARK.pack_into(self._mark, 0, self._iteration, since)
+
+
+def starved() -> float:
+    """Return for how many seconds threads of this process were ready and others had the processor, summed.
+
+    What a hypervisor gave to other machines meanwhile counts, too, of the processor that lost most.
+    Source: the second field of ``schedstat`` (Documentation/scheduler/sched-stats.rst) and ``steal`` of
+    ``/proc/stat`` (proc_stat(5)). Where the kernel counts neither, it is 0.
+    """
+    delays, stolen = 0, 0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        # Threads end.
+        with contextlib.suppress(OSError, IndexError):
+            delays += int(task.read_text().split()[1])
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/stat").read_text().splitlines()
+        rows = [line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()]
+        stolen = max((int(row[8]) for row in rows if len(row) > 8), default=0)
+    return delays / 1e9 + stolen / os.sysconf("SC_CLK_TCK")
 
 
 def _mark_of(path: Path) -> Path:

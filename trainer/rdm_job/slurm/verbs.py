@@ -18,6 +18,7 @@ from typing import Any
 import rdm_trainer
 from rdm_job.check import standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
+from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
 from rdm_job.slurm import commands, limits, view
 from rdm_job.slurm.commands import SlurmError
@@ -191,6 +192,9 @@ def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
     asked = job.asked_to_stop() is not None and not job.asked_by()
     words = tail(job.path / OUTPUT, 1)
     found = view.told(known, seen, queue, asked, time.time(), words)
+    if found.has_ended or found.state in ("queued", "starting"):
+        # No agent speaks for it.
+        found = dataclasses.replace(found, verdict=of_state(found))
     if found.has_ended and not known.has_ended:
         job.write_state(found)
     return found

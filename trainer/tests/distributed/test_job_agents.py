@@ -57,6 +57,7 @@ class Nodes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.addresses_in_environment = False
+        self.program = [str(folder / "program.py"), str(folder)]
         (folder / "key").write_text("what the containers share")
         (folder / "program.py").write_text(PROGRAM)
         self.nodes: list[dict[str, Any]] = [
@@ -88,7 +89,7 @@ class Nodes:
         return answer
 
     def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
-        config = {"name": job, "launcher": {"program": [str(self.folder / "program.py"), str(self.folder)]}}
+        config = {"name": job, "launcher": {"program": self.program}}
         return {
             "version": 1,
             "name": job,

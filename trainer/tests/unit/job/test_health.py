@@ -14,7 +14,7 @@ import pytest
 
 from rdm_job import health as health_module
 from rdm_job.directory import JobDirectory
-from rdm_job.health import Health, final
+from rdm_job.health import Health, of_state
 from rdm_job.protocol import Failure, Node, Offer, Request, State
 from rdm_job.watch import Watch
 from rdm_trainer import config as configuration
@@ -60,7 +60,7 @@ def config(tmp_path: Path, **more: Any) -> Config:
 
 def rank(number: int, **more: Any) -> dict[str, Any]:
     told = {"rank": number, "group": "stage 0", "iteration": 40, "waits": False, "own_s": 0.5}
-    return {**told, "before_s": 0.5, "nan_at": None, "retries": 0, **more}
+    return {**told, "least_s": 0.5, "waited_s": 0.1, "before_s": 0.5, "nan_at": None, "retries": 0, **more}
 
 
 def run(iteration: int = 40) -> dict[str, Any]:
@@ -112,18 +112,34 @@ def test_a_healthy_job(tmp_path: Path, clock: Clock) -> None:
     assert health.verdict(replace(STATE, state="restarting"), {})["verdict"] == "starting"
 
 
-def test_a_slow_rank_is_named_when_it_stays_slow(tmp_path: Path, clock: Clock) -> None:
-    health = Health(REQUEST, config(tmp_path))
-    slow = reports(r3={"own_s": 1.4})
-    assert health.verdict(STATE, slow)["verdict"] == "healthy"
-    clock.now += 5
-    assert health.verdict(STATE, reports(iteration=41))["verdict"] == "healthy"
-    clock.now += 1
-    health.verdict(STATE, slow)
-    clock.now += 11
-    found = health.verdict(STATE, slow)
+SLOW: dict[str, Any] = {
+    "r3": {"own_s": 1.5, "least_s": 1.4},
+    **{f"r{n}": {"waited_s": 1.1} for n in range(3)},
+}
+
+
+def test_a_slow_rank_is_named(tmp_path: Path, clock: Clock) -> None:
+    found = Health(REQUEST, config(tmp_path)).verdict(STATE, reports(**SLOW))
     assert (found["verdict"], found["exit_code"]) == ("suspect", 4)
     assert found["culprits"] == [{"kind": "slow", "node": "n2", "rank": 3}]
+
+
+def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
+    tmp_path: Path, clock: Clock
+) -> None:
+    health = Health(REQUEST, config(tmp_path))
+    ranks: dict[str, Any] = {**SLOW, "r3": {"own_s": 1.5, "least_s": 0.5, "starved_s": 0.9}}
+    busy = reports(**ranks)
+    assert len(health.verdict(STATE, busy)["evidence"]) == 1
+    clock.now += 50
+    assert len(health.verdict(STATE, reports(iteration=41))["evidence"]) == 1
+    clock.now += 1
+    health.verdict(STATE, busy)
+    for step in range(60):
+        clock.now += 1
+        found = health.verdict(STATE, reports(iteration=42 + step, **ranks))
+    assert (found["verdict"], found["culprits"]) == ("healthy", [])
+    assert found["evidence"][1].startswith("Others use the processors of n2: rank 3 takes")
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> None:
@@ -172,10 +188,10 @@ def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) ->
 def test_the_verdict_on_a_job_that_has_ended() -> None:
     failure = Failure("n2", 3, "Rank 3 on n2 failed: it was killed.")
     ended = replace(STATE, state="failed", reason=failure.reason, failures=[failure], ended=9.0)
-    found = final(ended)
+    found = of_state(ended)
     assert (found["verdict"], found["since"], found["reason"]) == ("failed", 9.0, failure.reason)
     assert found["culprits"] == [{"kind": "failure", "node": "n2", "rank": 3}]
-    done = final(replace(STATE, state="finished", progress={"iteration": 50}))
+    done = of_state(replace(STATE, state="finished", progress={"iteration": 50}))
     assert (done["verdict"], done["reason"]) == ("finished", "It came to iteration 50.")
 
 
@@ -222,22 +238,39 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
     watch.look([record])
     assert watch.told()["ranks"] == []
     pace = Pace(job.pace(1))
-    for step in range(1, 11):
+    began = time.time()
+
+    def told(step: int, own_s: float) -> dict[str, Any]:
         pace.step(step)
+        waits = {"waited_s": 0.2, "starved_s": 0.1}
         (tmp_path / "gpt/ranks/n1/1.pace").write_text(
-            json.dumps({"time": time.time() + step, "group": "stage 0", "own_s": step / 10, "retries": 1})
+            json.dumps(
+                {"time": began + 1.1 * step, "group": "stage 0", "own_s": own_s, "retries": 1, **waits}
+            )
         )
         watch.look([record])
+        found: dict[str, Any] = watch.told()["ranks"][0]
+        return found
+
+    # The first two warm up, and less than 20 s are too few.
+    for step in range(1, 21):
+        assert "own_s" not in told(step, 9.0 if step < 3 else 0.5)
+    found = told(21, 0.5)
+    assert (found["own_s"], found["least_s"], found["waited_s"]) == (0.5, pytest.approx(0.4), 0.2)
+    # One record of many names nobody, and twenty seconds of them do.
+    assert told(22, 4.0)["own_s"] == 0.5
+    for step in range(23, 40):
+        assert told(step, 4.0)["least_s"] == pytest.approx(0.4)
+    for step in range(40, 42):
+        found = told(step, 4.0)
+    assert (found["own_s"], found["least_s"], found["before_s"]) == (4.0, pytest.approx(3.9), 0.5)
     with pace.waiting():
         watch.look([record])
-        (told,) = watch.told()["ranks"]
-        assert (told["rank"], told["iteration"], told["waits"], told["group"]) == (1, 10, True, "stage 0")
+        (found,) = watch.told()["ranks"]
+        assert (found["rank"], found["iteration"], found["waits"]) == (1, 41, True)
+        assert (found["group"], found["retries"]) == ("stage 0", 8)
     watch.look([record])
-    (told,) = watch.told()["ranks"]
-    assert not told["waits"]
-    assert told["own_s"] == pytest.approx(0.3)
-    assert told["before_s"] == pytest.approx(0.55)
-    assert told["retries"] == 8
+    assert not watch.told()["ranks"][0]["waits"]
     assert pace.waited > 0
     assert watch.told()["arguments"] == {"WORLD_SIZE": "4"}
 
