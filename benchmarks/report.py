@@ -2,7 +2,7 @@
 
 Run `python benchmarks/report.py`; it prints a row for docs/performance.md. The files are made here: a node's
 milestones, memory of its ranks and warnings, GPU records of a day of both kinds at one a minute, and the
-training lines of all steps on the last node. Seconds are those of the CPU, so that others on the machine count less.
+training lines of all steps on the last node. CPU seconds are shown, too: others on the machine count less.
 """
 
 from __future__ import annotations

@@ -231,19 +231,35 @@ def _plain(
 ) -> dict[str, Any]:
     """Return what ``history`` does, of the moments of each column."""
     columns = len(of_column)
-    found: dict[int, dict[str, list[float | None]]] = {}
+    found: dict[int, tuple[list[float | None], ...]] = {}
+    highest = [highest for _, _, highest in MEASURES.values()]
     for column, moments in enumerate(of_column):
         for gpu, readings in _by_gpu(moments).items():
-            own = found.setdefault(gpu, {name: [None] * columns for name in MEASURES})
-            for place, (measure, (_, _, highest)) in enumerate(MEASURES.items()):
-                values = [value for one in readings if (value := one[place]) is not None]
-                if values:
-                    own[measure][column] = round(max(values) if highest else sum(values) / len(values), 1)
+            if gpu not in found:
+                found[gpu] = tuple([None] * columns for _ in MEASURES)
+            reading = readings[0] if len(readings) == 1 else _together(readings, highest)
+            for values, value in zip(found[gpu], reading, strict=True):
+                if value is not None:
+                    values[column] = round(value, 1)
     gpus = {
-        str(gpu): {measure: values for measure, values in own.items() if any(v is not None for v in values)}
+        str(gpu): {
+            measure: values
+            for measure, values in zip(MEASURES, own, strict=True)
+            if any(value is not None for value in values)
+        }
         for gpu, own in sorted(found.items())
     }
     return {"name": name, "columns": columns, "times": times, "sampled": is_sampled, "gpus": gpus}
+
+
+def _together(readings: Sequence[_Reading], highest: Sequence[bool]) -> list[float | None]:
+    """Return readings of one GPU that share a column as one."""
+    found: list[float | None] = []
+    for place, takes_highest in enumerate(highest):
+        values = [value for one in readings if (value := one[place]) is not None]
+        mean = sum(values) / len(values) if values else None
+        found.append(max(values) if values and takes_highest else mean)
+    return found
 
 
 def _by_gpu(moments: Sequence[_Moment]) -> dict[int, list[_Reading]]:

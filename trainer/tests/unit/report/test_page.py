@@ -230,7 +230,7 @@ def test_the_machine_readable_records_come_first_and_their_times_are_the_axis(
 
 @pytest.mark.parametrize("gap_s", [0, 50_000])
 def test_long_records_that_were_thinned_lie_where_they_belong(tmp_path: Path, gap_s: int) -> None:
-    """The older half has a quarter of its records; between them nothing is missing, unless nobody measured."""
+    """The older half has a quarter of its records; between them is no gap, unless nobody measured."""
     times = [20.0 * number for number in range(500)] + [10_000 + 5.0 * number for number in range(2000)]
     times = [at + gap_s * (at >= 12_000) for at in times]
     file = tmp_path / "n1.gpu.jsonl"
@@ -270,11 +270,8 @@ def test_long_lines_are_thinned_before_they_are_parsed(tmp_path: Path) -> None:
 
 def test_the_verdict_of_those_who_watched_it_counts(tmp_path: Path) -> None:
     job = write_job(tmp_path / "gpt-1")
-    verdict = {
-        "verdict": "suspect",
-        "reason": "Rank 3 on n001 is slow.",
-        "evidence": ["Rank 3 on n001 is slow."],
-    }
+    slow = "Rank 3 on n001 is slow."
+    verdict = {"verdict": "suspect", "reason": slow, "evidence": [slow]}
     (job / "state.json").write_text(json.dumps({"state": "running", "verdict": verdict}))
     assert collect(job).verdict().reason == slow
     # Who wrote it is gone.
