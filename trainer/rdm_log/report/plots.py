@@ -18,7 +18,7 @@ from rdm_log.report.devices import MEASURES
 from rdm_log.report.job import Job, timeline_of
 from rdm_log.timeline import Span, Timeline, bubble
 
-__all__ = ["Plot", "plots", "token_rate"]
+__all__ = ["MFU", "TFLOPS", "TGS", "Plot", "plots", "token_rate"]
 
 Plot = dict[str, Any]
 """``id``, ``title``, ``note``, ``wide``, ``controls``, ``variants``: each a ``label`` and plotly's input."""
@@ -41,6 +41,9 @@ KIND_COLOURS = {
 
 _MARKED = 60
 """At most so many checkpoints are marked."""
+_FEW = 8
+"""So few steps each have their number on the axis."""
+_ENDS = ("first_iteration", "last_iteration")
 _NAMED = 3
 """So many of the slowest steps have their number beside them."""
 _GPU_ROWS = 96
@@ -49,9 +52,9 @@ _BARS = 512
 """Beyond so many ranks, bars are lines."""
 _TIMELINES = 4
 """Of so many steps the timeline is shown, one at a time."""
-_TGS = "tokens per gpu per second (tgs)"
-_MFU = ("MFU (%)",)
-_TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
+TGS = "tokens per gpu per second (tgs)"
+MFU = ("MFU (%)",)
+TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
 
 def plots(jobs: Sequence[Job]) -> list[Plot]:
@@ -60,8 +63,8 @@ def plots(jobs: Sequence[Job]) -> list[Plot]:
         _loss(jobs),
         _step_time(jobs),
         _curve(jobs, "speed", "Speed", _speed(jobs), note=_speed_note(jobs)),
-        _curve(jobs, "mfu", "Model FLOPs utilisation", _field(*_MFU))
-        or _curve(jobs, "tflops", "TFLOP/s per GPU", _field(*_TFLOPS)),
+        _curve(jobs, "mfu", "Model FLOPs utilisation", _field(*MFU))
+        or _curve(jobs, "tflops", "TFLOP/s per GPU", _field(*TFLOPS)),
         _curve(jobs, "lr", "Learning rate", _field("learning rate"), ticks=".1e"),
         _curve(jobs, "gradnorm", "Gradient norm", _field("grad norm"), controls=("log", "smooth"), band=True),
         _curve(jobs, "lossscale", "Loss scale", _field("loss scale"), controls=("log",), varying=True),
@@ -186,7 +189,12 @@ def _steps_axis(jobs: Sequence[Job]) -> dict[str, Any]:
             saved = run.get("checkpoints") or []
             if len(jobs) == 1 and len(saved) <= _MARKED:
                 shapes += [_tick(iteration) for iteration in saved]
-    return {"xaxis": {"title": {"text": "step"}, "tickformat": ",d"}, "shapes": shapes, "annotations": notes}
+    xaxis: dict[str, Any] = {"title": {"text": "step"}, "tickformat": ",d"}
+    steps = [run[end] for job in jobs for run in job.runs if run["lines"] for end in _ENDS]
+    if steps and max(steps) - min(steps) < _FEW:
+        # There is nothing between two steps.
+        xaxis["dtick"] = 1
+    return {"xaxis": xaxis, "shapes": shapes, "annotations": notes}
 
 
 def _vertical(x: float, colour: str, dash: str) -> dict[str, Any]:
@@ -330,11 +338,11 @@ def token_rate(job: Job, run: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _speed(jobs: Sequence[Job]) -> Choice:
-    per_gpu = all(any(_points(job, _TGS)) for job in jobs)
+    per_gpu = all(any(_points(job, TGS)) for job in jobs)
 
     def choose(job: Job) -> tuple[list[list[list[float]]], str]:
         if per_gpu:
-            return list(_points(job, _TGS)), "tokens/s per GPU"
+            return list(_points(job, TGS)), "tokens/s per GPU"
         found, unit = [], ""
         for run in job.runs:
             points, batch = (run.get("series") or {}).get(MILLISECONDS), run.get("global_batch_size")
@@ -348,7 +356,7 @@ def _speed(jobs: Sequence[Job]) -> Choice:
 
 
 def _speed_note(jobs: Sequence[Job]) -> str:
-    if any(any(_points(job, _TGS)) for job in jobs):
+    if any(any(_points(job, TGS)) for job in jobs):
         return ""
     return "From the global batch and the time of a step."
 
@@ -432,7 +440,7 @@ def _devices(job: Job, number: int, which: str) -> Plot | None:
     # Times of some nodes only say nothing of the others'.
     whole = None
     if len(spans) == len(job.devices):
-        xaxis = {"title": {"text": "time"}}
+        xaxis: dict[str, Any] = {"title": {"text": "time"}}
         whole = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
         xs = _moments(whole, columns)
     taken = {

@@ -57,6 +57,9 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
         "Restarted from checkpoint 200 at 2023-06-14 18:30:00; 40 steps were taken again.",
         "Checkpoint at step 200.",
         f"{LAST + 1}\nof 400 (65 %)",
+        # Of the step before: the last line is being written.
+        "Tokens/s per GPU\n4,000",
+        "MFU\n48.0 %\n61.0 TFLOP/s per GPU",
         "n001:0 was the least busy: 40 % on average, others 95 %.",
         "The bubble is 33 %",
         "The nodes' clocks agree to 0.04 ms.",
