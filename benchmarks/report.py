@@ -1,13 +1,14 @@
 """How long the report of a large job takes, and how much memory.
 
 Run `python benchmarks/report.py`; it prints a row for docs/performance.md. The files are made here: a node's
-milestones, memory of its ranks and warnings, GPU records of a day at one a minute, and the training lines of
-all steps on the last node. Seconds are those of the CPU, so that others on the machine count less.
+milestones, memory of its ranks and warnings, GPU records of a day of both kinds at one a minute, and the
+training lines of all steps on the last node. CPU seconds are shown, too: others on the machine count less.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import resource
@@ -40,7 +41,28 @@ def gpu_records(node: int) -> str:
     return "".join(minute[n % 9] for n in range(RECORDS))
 
 
-def make(folder: Path, nodes: int, steps: int) -> int:
+def gpu_stream(node: int) -> str:
+    """Return the same day as an agent writes it for programs."""
+    lines = []
+    for n in range(9):
+        devices = [
+            {
+                **{"index": gpu, "name": "NVIDIA H100 80GB HBM3", "celsius": 55 + (node + gpu + n) % 9},
+                **{"percent": 90 + (gpu + n) % 9, "used": 71204 << 20, "total": 81559 << 20},
+                **{"watts": 640.5 + n, "watts_limit": 700.0, "clocks": {"sm": 1755, "memory": 2619}},
+                **{"throttled": [], "ecc": {"corrected": 0, "uncorrected": 0}, "xids": []},
+                "processes": {str(40_000 + gpu): 71000 << 20},
+            }
+            for gpu in range(GPUS)
+        ]
+        ranks = {str(node * GPUS + gpu): 9 << 30 for gpu in range(GPUS)}
+        lines.append(
+            json.dumps({"node": f"n{node:04d}", "disk_free": 1 << 40, "ranks": ranks, "devices": devices})[1:]
+        )
+    return "".join(f'{{"time": {1.79e9 + 60 * n}, {lines[n % 9]}\n' for n in range(RECORDS))
+
+
+def make(folder: Path, nodes: int, steps: int, *, streams: bool = True) -> int:
     """Write the files of a job; return how many bytes they have."""
     for node in range(nodes):
         name = f"n{node:04d}"
@@ -54,6 +76,8 @@ def make(folder: Path, nodes: int, steps: int) -> int:
         (folder / f"{name}.out").write_text("".join(lines))
         (folder / f"{name}.err").write_text("  warnings.warn(\n" * 300)
         (folder / f"{name}.gpu").write_text(gpu_records(node))
+        if streams:
+            (folder / f"{name}.gpu.jsonl").write_text(gpu_stream(node))
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
@@ -62,11 +86,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument(
+        "--lines-only", action="store_true", help="no records for programs, as FASOP's layout"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         logs, page = Path(folder, "logs"), Path(folder, "page.html")
         logs.mkdir()
-        size = make(logs, options.nodes, options.steps)
+        size = make(logs, options.nodes, options.steps, streams=not options.lines_only)
         began = time.monotonic()
         subprocess.run(
             [sys.executable, "-m", "rdm_log.report.write", str(logs), "--output", str(page)],

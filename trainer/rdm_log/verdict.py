@@ -134,6 +134,14 @@ class Verdict:
         """For scripts."""
         return EXIT_CODES[self.word]
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Verdict | None:
+        """Return the verdict that ``to_json`` made plain data of; None of anything else."""
+        word, reason = data.get("verdict"), data.get("reason")
+        if word not in EXIT_CODES or not isinstance(reason, str):
+            return None
+        return cls(word, reason, tuple(map(str, data.get("evidence") or ())))
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {

@@ -13,7 +13,7 @@ import operator
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +21,18 @@ import torch
 import torch.distributed as dist
 
 from rdm_log.timeline import TRACES, VERSION
+from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 
-__all__ = ["StepTrace", "clock_offset"]
+__all__ = ["StepTrace"]
 
-_EXCHANGES = 16
-"""Messages to the first node and back, of which the fastest counts."""
 _COLLECTIVES = (
     *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all_single", "barrier", "broadcast"),
     *("recv", "reduce", "reduce_scatter_tensor", "send"),
 )
 """Of ``torch.distributed``; DeepSpeed and we call them by these names."""
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-Clock = Callable[[], Any]
-
-
-def clock_offset(exchanges: Sequence[tuple[int, int, int, int]]) -> tuple[float, float]:
-    """Return by how much another clock is ahead of ours, and by how much that may be wrong, in nanoseconds.
-
-    Args:
-        exchanges: When a message left here, came there, its answer left there, and came here. The first and
-            the last are times of our clock.
-
-    Source: RFC 5905 (NTP), section 8: the exchange that was the shortest on its way says it best.
-    """
-    left, came, answered, back = min(exchanges, key=lambda one: one[3] - one[0] - (one[2] - one[1]))
-    return ((came - left) + (answered - back)) / 2, ((back - left) - (answered - came)) / 2
 
 
 class StepTrace:
@@ -104,7 +87,7 @@ class StepTrace:
 
     def _begin(self) -> None:
         """Compare the clocks, and find where the device's time begins on this host's."""
-        self._ahead, self._doubt = _offsets(self._collective)
+        self._ahead, self._doubt = clocks.compare(self._collective)
         if self._on_gpu:
             torch.cuda.synchronize()
         self._origin = self._mark()
@@ -189,50 +172,3 @@ class StepTrace:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(json.dumps(told))
             partial.replace(path)
-
-
-def _host() -> str:
-    """Return what ranks have in common whose monotonic clock is the same."""
-    try:
-        return _BOOT.read_text().strip()
-    except OSError:
-        return socket.gethostname()
-
-
-def _offsets(collective: Collective) -> tuple[float, float]:
-    """Return what to add to this rank's clock for rank 0's, and the doubt about it, in nanoseconds.
-
-    One rank of each host asks rank 0, one host after the other, and the others of the host have its answer.
-    """
-    hosts: list[str] = collective.gather(_host())
-    leaders = {host: hosts.index(host) for host in hosts}
-    own: tuple[float, float] | None = (0.0, 0.0) if collective.rank == 0 else None
-    for leader in leaders.values():
-        if leader == 0:
-            continue
-        if collective.rank == 0:
-            _answer(collective, leader)
-        elif collective.rank == leader:
-            own = clock_offset([_ask(collective) for _ in range(_EXCHANGES)])
-    told: list[tuple[float, float] | None] = collective.gather(own)
-    found = told[leaders[hosts[collective.rank]]]
-    assert found is not None
-    return found
-
-
-def _ask(collective: Collective) -> tuple[int, int, int, int]:
-    question, answer = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-    left = time.perf_counter_ns()
-    dist.send(question, 0, group=collective.group)
-    dist.recv(answer, 0, group=collective.group)
-    back = time.perf_counter_ns()
-    came, answered = answer.tolist()
-    return left, came, answered, back
-
-
-def _answer(collective: Collective, leader: int) -> None:
-    question = torch.zeros(1, dtype=torch.int64)
-    for _ in range(_EXCHANGES):
-        dist.recv(question, leader, group=collective.group)
-        came = time.perf_counter_ns()
-        dist.send(torch.tensor([came, time.perf_counter_ns()]), leader, group=collective.group)

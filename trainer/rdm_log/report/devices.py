@@ -1,31 +1,43 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's ``.gpu`` file → how its GPUs were over time, in a few hundred columns.
+"""A node's GPU records → how its GPUs were over time, in at most a few hundred columns.
 
-The file has gpustat's lines, ``[0] NVIDIA A10 | 49'C,  98 % | 21040 / 22731 MB |``, with or without a line of
-host and time above each record. Of a file beyond a budget, windows that lie evenly in it are read.
+``NODE.gpu.jsonl`` has a line of JSON for each moment, with its time; ``NODE.gpu`` has gpustat's lines,
+``[0] NVIDIA A10 | 49'C,  98 % | 21040 / 22731 MB |``, with or without a line of host and time above each
+record. Of a long file only as many moments are read as there are columns: a day of a thousand nodes has
+gigabytes of them.
 """
 
 from __future__ import annotations
 
 import datetime
+import itertools
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["COLUMNS", "MEASURES", "history"]
+__all__ = ["COLUMNS", "MEASURES", "STREAM", "history", "node_of"]
 
 COLUMNS = 200
 """At most so many moments are told of a node."""
+STREAM = ".gpu.jsonl"
+"""What the machine-readable records of a node end in."""
 MEASURES: Mapping[str, tuple[str, str, bool]] = {
     "utilisation": ("Utilisation", "%", False),
     "temperature": ("Temperature", "°C", True),
     "memory": ("Memory in use", "%", True),
     "power": ("Power", "W", False),
+    "clock": ("Clock", "MHz", False),
 }
 """Name → (title, unit, whether the highest counts; otherwise the mean) of moments that share a column."""
 
+_WHOLE = 64 * 1024
+"""A file of so many bytes is read whole."""
 _WINDOW = 16 * 1024
+_GAP = 4.0
+"""Between two moments nothing is known when they lie so many times as far apart as those beside them."""
 _LINE = re.compile(
     rb"^\[(\d{1,3})\] ([^|\n]{0,80}?) *\|(?: *(\d+)'C,?)?(?: *(\d+) ?%)?"
     rb"(?:, *(\d+) / +[\d?]+ W)?[^|\n]*\| *(\d+) / +(\d+) MB \|",
@@ -41,69 +53,145 @@ class _Reading(NamedTuple):
     temperature: float | None
     memory: float | None
     power: float | None
+    clock: float | None = None
 
 
-def history(path: Path, budget: int = 1 << 20) -> dict[str, Any]:
+_Moment = dict[int, _Reading]
+
+
+def history(path: Path, columns: int = COLUMNS) -> dict[str, Any]:
     """Return how the GPUs of a node were over time, as plain data; empty where the file tells nothing.
 
     Args:
-        path: The file.
-        budget: At most so many bytes of it are read.
+        path: The file, of either kind.
+        columns: At most so many moments are told.
 
     Returns:
         ``name`` of the GPUs, ``columns``, ``times`` of the first and the last record where they are told,
         ``sampled`` when not all was read, and ``gpus``: by number, for each of ``MEASURES`` that is told, a
-        list of COLUMNS values.
+        list of values that lie evenly in this time, None where nothing is known.
     """
     try:
-        size = path.stat().st_size
-        moments = list(_moments(path, size, budget))
+        if path.name.endswith(STREAM):
+            return _of_stream(path, columns)
+        return _of_lines(path, columns)
     except OSError:
         return {}
+
+
+def node_of(file: Path) -> str:
+    """Return the node that a file of GPU records is about."""
+    return file.name.removesuffix(STREAM).removesuffix(".gpu")
+
+
+# The stream.
+
+
+def _of_stream(path: Path, columns: int) -> dict[str, Any]:
+    size = path.stat().st_size
+    told = sorted(_told(path, size, columns), key=lambda one: one[0])
+    if not told:
+        return {}
+    name = next((name for _, name, _ in reversed(told) if name), "")
+    begin, end = told[0][0], told[-1][0]
+    count = min(columns, len(told))
+    of_column: list[list[_Moment]] = [[] for _ in range(count)]
+    place = [min(count - 1, int((at - begin) / max(end - begin, 1e-9) * count)) for at, _, _ in told]
+    for column, (_, _, moment) in zip(place, told, strict=True):
+        of_column[column].append(moment)
+    # Records that are thinned with their age lie wide apart, and still tell of the time between them.
+    waits = [later[0] - earlier[0] for earlier, later in itertools.pairwise(told)]
+    for number, wait in enumerate(waits):
+        beside = [*waits[max(0, number - 1) : number], *waits[number + 1 : number + 2]]
+        if beside and wait <= _GAP * min(beside):
+            for column in range(place[number] + 1, place[number + 1]):
+                of_column[column].append(told[number][2])
+    times = [datetime.datetime.fromtimestamp(at).isoformat(" ", "seconds") for at in (begin, end)]
+    return _plain(name, times, of_column, is_sampled=_is_long(size))
+
+
+def _is_long(size: int) -> bool:
+    return size > _WHOLE
+
+
+def _told(path: Path, size: int, columns: int) -> Iterator[tuple[float, str, _Moment]]:
+    """Yield the time, the name of the GPUs and how they were, of records that lie evenly in the file."""
+    with path.open("rb") as file:
+        for line in file if not _is_long(size) else _lines_within(file, size, columns):
+            try:
+                record = json.loads(line)
+                devices = {int(one["index"]): one for one in record["devices"]}
+                at = float(record["time"])
+            except (ValueError, TypeError, KeyError):
+                continue  # it is being written, or somebody else's
+            moment = {gpu: _reading(one) for gpu, one in sorted(devices.items())}
+            if moment:
+                yield at, str(next(iter(devices.values())).get("name", "")), moment
+
+
+def _lines_within(file: Any, size: int, count: int) -> Iterator[bytes]:
+    last = -1
+    for number in range(count):
+        file.seek(max(0, number * size // count - 1))
+        file.readline()
+        begin = file.tell()
+        if begin != last and (line := file.readline()):
+            yield line
+        last = begin
+
+
+def _reading(device: Mapping[str, Any]) -> _Reading:
+    used, total = device.get("used"), device.get("total")
+    return _Reading(
+        device.get("percent"),
+        device.get("celsius"),
+        100.0 * used / total if used is not None and total else None,
+        device.get("watts"),
+        (device.get("clocks") or {}).get("sm"),
+    )
+
+
+# gpustat's lines.
+
+
+def _of_lines(path: Path, columns: int) -> dict[str, Any]:
+    size = path.stat().st_size
+    with path.open("rb", buffering=0) as file:
+        head = file.read(_WINDOW)
+        file.seek(max(0, size - _WINDOW))
+        end = file.read()
+        if _is_long(size):
+            moments = list(_moments_within(file.fileno(), size, columns, head))
+        else:
+            file.seek(0)
+            moments = list(_records(file.read()))
     if not moments:
         return {}
-    columns = min(COLUMNS, len(moments))
-    found: dict[int, dict[str, list[float | None]]] = {}
-    for column in range(columns):
-        begin, end = column * len(moments) // columns, (column + 1) * len(moments) // columns
-        for gpu, readings in _by_gpu(moments[begin:end]).items():
-            own = found.setdefault(gpu, {name: [None] * columns for name in MEASURES})
-            for place, (name, (_, _, highest)) in enumerate(MEASURES.items()):
-                values = [value for one in readings if (value := one[place]) is not None]
-                if values:
-                    own[name][column] = round(max(values) if highest else sum(values) / len(values), 1)
-    gpus = {
-        str(gpu): {name: values for name, values in own.items() if any(v is not None for v in values)}
-        for gpu, own in sorted(found.items())
-    }
-    name, times = _told(path, size)
-    return {"name": name, "columns": columns, "times": times, "sampled": size > budget, "gpus": gpus}
+    line = _LINE.search(head) or _LINE.search(end)
+    count = min(columns, len(moments))
+    of_column = [
+        moments[column * len(moments) // count : (column + 1) * len(moments) // count]
+        for column in range(count)
+    ]
+    name = line[2].decode("utf-8", "replace") if line else ""
+    return _plain(name, _times(head, end), of_column, is_sampled=_is_long(size))
 
 
-def _by_gpu(moments: Sequence[Mapping[int, _Reading]]) -> dict[int, list[_Reading]]:
-    found: dict[int, list[_Reading]] = {}
-    for moment in moments:
-        for gpu, reading in moment.items():
-            found.setdefault(gpu, []).append(reading)
-    return found
+def _moments_within(file: int, size: int, count: int, head: bytes) -> Iterator[_Moment]:
+    """Yield whole records that lie evenly in a long file."""
+    starts = [found.start() for found in re.finditer(rb"^\[0\] ", head, re.MULTILINE)]
+    record = max((later - earlier for earlier, later in itertools.pairwise(starts)), default=_WINDOW // 3)
+    # Wherever it begins, a whole record lies between two others.
+    window = min(_WINDOW, 3 * record)
+    for number in range(count):
+        found = list(itertools.islice(_records(os.pread(file, window, number * (size - window) // count)), 2))
+        if len(found) == 2:
+            yield found[1]
 
 
-def _moments(path: Path, size: int, budget: int) -> Iterator[dict[int, _Reading]]:
-    """Yield the records: what all GPUs of the node said at one moment."""
-    with path.open("rb", buffering=0) as file:
-        if size <= budget:
-            yield from _records(file.read())
-            return
-        windows = max(1, budget // _WINDOW)
-        for number in range(windows):
-            file.seek(number * (size - _WINDOW) // max(1, windows - 1))
-            # The first and the last record of a window are cut.
-            yield from list(_records(file.read(_WINDOW)))[1:-1]
-
-
-def _records(data: bytes) -> Iterator[dict[int, _Reading]]:
-    record: dict[int, _Reading] = {}
-    for index, _, celsius, percent, watts, used, whole in _LINE.findall(data):
+def _records(data: bytes) -> Iterator[_Moment]:
+    record: _Moment = {}
+    for index, _, celsius, percent, watts, used, whole in map(re.Match.groups, _LINE.finditer(data)):
         gpu, most = int(index), int(whole)
         if record and gpu <= next(reversed(record)):
             yield record
@@ -118,24 +206,65 @@ def _records(data: bytes) -> Iterator[dict[int, _Reading]]:
         yield record
 
 
-def _told(path: Path, size: int) -> tuple[str, list[str] | None]:
-    """Return the GPUs' name, and the times of the first and the last record."""
-    with path.open("rb", buffering=0) as file:
-        head = file.read(_WINDOW)
-        file.seek(max(0, size - _WINDOW))
-        end = file.read()
-    line = _LINE.search(head) or _LINE.search(end)
+def _times(head: bytes, end: bytes) -> list[str] | None:
+    """Return the times of the first and the last record."""
     first, last = _TIME.search(head), _TIME.findall(end)
-    name = line[2].decode("utf-8", "replace") if line else ""
     if first is None or not last:
-        return name, None
+        return None
     try:
-        return name, [_iso(first[1]), _iso(last[-1])]
+        return [_iso(first[1]), _iso(last[-1])]
     except ValueError:
-        return name, None
+        return None
 
 
 def _iso(text: bytes) -> str:
     """Return a time as gpustat writes it, in ISO's form."""
     moment = datetime.datetime.strptime(text.decode(), "%b %d %H:%M:%S %Y")
     return moment.isoformat(" ")
+
+
+# Of both.
+
+
+def _plain(
+    name: str, times: list[str] | None, of_column: Sequence[Sequence[_Moment]], *, is_sampled: bool
+) -> dict[str, Any]:
+    """Return what ``history`` does, of the moments of each column."""
+    columns = len(of_column)
+    found: dict[int, tuple[list[float | None], ...]] = {}
+    highest = [highest for _, _, highest in MEASURES.values()]
+    for column, moments in enumerate(of_column):
+        for gpu, readings in _by_gpu(moments).items():
+            if gpu not in found:
+                found[gpu] = tuple([None] * columns for _ in MEASURES)
+            reading = readings[0] if len(readings) == 1 else _together(readings, highest)
+            for values, value in zip(found[gpu], reading, strict=True):
+                if value is not None:
+                    values[column] = round(value, 1)
+    gpus = {
+        str(gpu): {
+            measure: values
+            for measure, values in zip(MEASURES, own, strict=True)
+            if any(value is not None for value in values)
+        }
+        for gpu, own in sorted(found.items())
+    }
+    return {"name": name, "columns": columns, "times": times, "sampled": is_sampled, "gpus": gpus}
+
+
+def _together(readings: Sequence[_Reading], highest: Sequence[bool]) -> list[float | None]:
+    """Return readings of one GPU that share a column as one."""
+    found: list[float | None] = []
+    for place, takes_highest in enumerate(highest):
+        values = [value for one in readings if (value := one[place]) is not None]
+        mean = sum(values) / len(values) if values else None
+        found.append(max(values) if values and takes_highest else mean)
+    return found
+
+
+def _by_gpu(moments: Sequence[_Moment]) -> dict[int, list[_Reading]]:
+    found: dict[int, list[_Reading]] = {}
+    for moment in moments:
+        for gpu, reading in moment.items():
+            found.setdefault(gpu, []).append(reading)
+    return found

@@ -7,6 +7,8 @@ Each node of a job may have only its own logs: what they give is put together wi
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import glob
 import itertools
 import json
 import time
@@ -17,7 +19,7 @@ from typing import Any
 
 from rdm_log.errors import Finding, findings
 from rdm_log.report import configuration as settings
-from rdm_log.report.devices import history
+from rdm_log.report.devices import COLUMNS, STREAM, history, node_of
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.timeline import Span, Timeline, read_timers, read_traces, shares, trace_files
@@ -30,13 +32,19 @@ _MARK = "rdm_report"
 PARTS = "*.report.json"
 """Files with what a node told, as `rdm-trainer job report` prints it."""
 
-_GPU_BYTES = 96 * 1024 * 1024
-"""So much is read of the GPU records of all nodes together."""
+_GPU_MOMENTS = 100_000
+"""So many moments are told of the GPUs of all nodes together."""
+_LEAST_MOMENTS = 50
+"""But of each node so many."""
 _ERROR_LINES = 1_000_000
 """So many lines of errors are looked through, of all nodes together."""
 _ROWS = 64
 """So many ranks have a row in the timeline."""
 _ENDED = ("finished", "failed", "stopped")
+_SILENT_S = 86400.0
+"""Logs that nobody has written to for so long are of a job that is over, however it ended."""
+_LIVE_S = 300.0
+"""A state that is older than this is nobody's word on a job that runs."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class Job:
         fabric: What `rdm-provision verify --json` measured between them.
         timeline: What its ranks did when; see ``_timeline``.
         seconds_since_step: Since its last line, for a job that has not ended.
+        silent_since: When its logs were written last, if that was long ago and nothing says that it ended.
+        told: The verdict of those who watch it, or watched it to its end: ``Verdict.to_json``.
         notes: What the reader should know of the reading.
     """
 
@@ -75,6 +85,8 @@ class Job:
     fabric: Mapping[str, Any] | None = None
     timeline: Mapping[str, Any] | None = None
     seconds_since_step: float | None = None
+    silent_since: str = ""
+    told: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -98,15 +110,26 @@ class Job:
         return next((run for run in reversed(self.runs) if run["lines"]), None)
 
     def verdict(self) -> Verdict:
-        """Return how it is, or how it ended."""
-        observed = Observed(
-            state=self.state,
-            reason=self.reason,
-            runs=self.runs,
-            findings=[Finding(**{**one, "ranks": tuple(one["ranks"])}) for one in self.findings],
-            seconds_since_step=self.seconds_since_step,
+        """Return how it is, or how it ended: who watched it knows more than its logs."""
+        found = judge(
+            Observed(
+                state=self.state,
+                reason=self.reason,
+                runs=self.runs,
+                findings=[Finding(**{**one, "ranks": tuple(one["ranks"])}) for one in self.findings],
+                seconds_since_step=self.seconds_since_step,
+            )
         )
-        return judge(observed)
+        if (known := Verdict.of(self.told or {})) is not None:
+            if self.state not in _ENDED or known.word != found.word:
+                return known
+            # Why it ended, and then what its logs tell of that.
+            return dataclasses.replace(known, evidence=tuple(dict.fromkeys(known.evidence + found.evidence)))
+        if self.silent_since and found.word in ("healthy", "starting", "suspect"):
+            last = f"end at iteration {self.run['last_iteration']}" if self.run else "have no step"
+            text = f"Its logs {last}, were written last at {self.silent_since}, and do not say why."
+            return Verdict("suspect", text, (text, *found.evidence))
+        return found
 
 
 def collect(path: Path, *, name: str = "", node: str = "") -> Job:
@@ -130,10 +153,9 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
     whole = path.is_dir()
     summary = summarise(outputs, series=True, needs_steps=not whole)
     told = list(summary.runs)
-    errors = sorted(folder.glob(f"{node or '*'}.err")) if whole else []
-    records = sorted(folder.glob(f"{node or '*'}.gpu")) if whole else []
+    errors = sorted(folder.glob(f"{glob.escape(node) or '*'}.err")) if whole else []
     state = _json(path / "state.json") if whole else {}
-    devices = {file.stem: told for file, told in _devices(records)}
+    devices = _devices(folder, node) if whole else {}
     timeline = _timeline(path if whole else None, outputs, told, node)
     if not (devices or timeline or state or any(run["lines"] for run in told)):
         summarise(outputs)  # says what is missing
@@ -141,7 +163,11 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
     arguments = next((dict(run["arguments"]) for run in reversed(told) if run["arguments"]), {})
     request = _json(path / "job.json") if whole else {}
     changed = max((file.stat().st_mtime for file in outputs), default=None)
-    has_ended = state.get("state") in _ENDED
+    is_open = state.get("state") not in _ENDED and changed is not None
+    waited = max(0.0, time.time() - changed) if changed is not None and is_open else None
+    since = ""
+    if waited is not None and changed is not None and waited > _SILENT_S:
+        since, waited = datetime.datetime.fromtimestamp(changed).isoformat(" ", "minutes"), None
     for run in told:
         # They are in the configuration, without their secrets.
         run["arguments"] = {}
@@ -159,7 +185,9 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
         nodes=tuple(request.get("nodes") or ()),
         fabric=_fabric(path / "fabric.json") if whole else None,
         timeline=timeline,
-        seconds_since_step=None if changed is None or has_ended else max(0.0, time.time() - changed),
+        seconds_since_step=waited,
+        silent_since=since,
+        told=_live(state, path / "state.json"),
         notes=tuple(_notes(devices)),
     )
 
@@ -180,6 +208,7 @@ def merged(parts: Sequence[Job]) -> Job:
             run["checkpoints"] = run["checkpoints"] or other["checkpoints"]
     # The master's state is the whole job's: it has the failures and a final word.
     stated = max(parts, key=lambda job: (bool(job.failures), bool(job.reason), bool(job.state)))
+    silent = [part.silent_since for part in parts]
     waited = [part.seconds_since_step for part in parts if part.seconds_since_step is not None]
     return dataclasses.replace(
         first,
@@ -193,6 +222,9 @@ def merged(parts: Sequence[Job]) -> Job:
         configuration=next((part.configuration for part in parts if part.configuration), {}),
         nodes=next((part.nodes for part in parts if part.nodes), ()),
         fabric=next((part.fabric for part in parts if part.fabric), None),
+        # One node may be quiet for days while the job goes on.
+        silent_since=max(silent) if all(silent) else "",
+        told=next((part.told for part in parts if part.told), None),
         timeline=_joined_timeline([part.timeline for part in parts if part.timeline]),
         seconds_since_step=min(waited) if waited else None,
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
@@ -248,11 +280,28 @@ def _lines(files: Sequence[Path]) -> Iterator[str]:
             continue
 
 
-def _devices(files: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    budget = max(64 * 1024, _GPU_BYTES // max(1, len(files)))
-    for file in files:
-        if told := history(file, budget):
-            yield file, told
+def _devices(folder: Path, node: str) -> dict[str, dict[str, Any]]:
+    """Return what each node tells of its GPUs: for programs where it does, otherwise in gpustat's lines."""
+    records: dict[str, list[Path]] = {}
+    for ending in (STREAM, ".gpu"):
+        for file in sorted(folder.glob(f"{glob.escape(node) or '*'}{ending}")):
+            records.setdefault(node_of(file), []).append(file)
+    columns = max(_LEAST_MOMENTS, min(COLUMNS, _GPU_MOMENTS // max(1, len(records))))
+    told = {
+        name: next(filter(None, (history(file, columns) for file in files)), {})
+        for name, files in sorted(records.items())
+    }
+    return {name: one for name, one in told.items() if one}
+
+
+def _live(state: Mapping[str, Any], file: Path) -> dict[str, Any] | None:
+    """Return the verdict in a job's state, unless who wrote it is gone while the job went on."""
+    verdict = state.get("verdict")
+    if not isinstance(verdict, dict):
+        return None
+    if state.get("state") not in _ENDED and time.time() - file.stat().st_mtime > _LIVE_S:
+        return None
+    return verdict
 
 
 def _notes(devices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rdm_log.report.configuration import differences
 from rdm_log.report.job import Job, timeline_of
-from rdm_log.report.plots import DASHES, JOB_COLOURS, plots, token_rate
+from rdm_log.report.plots import DASHES, JOB_COLOURS, MFU, TFLOPS, TGS, plots, token_rate
 from rdm_log.timeline import bubble
 
 __all__ = ["page"]
@@ -176,17 +176,18 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
     if step["median"] is not None:
         p95 = f"95 % below {_time(step['p95'])}" if step["p95"] is not None else ""
         yield "Time of a step", _time(step["median"]), p95
-    if run["tokens_per_gpu_per_second"] is not None:
+    tokens = _newest(run, "tokens_per_gpu_per_second", TGS)
+    mfu, rate = _newest(run, "mfu_percent", *MFU), _newest(run, "tflops", *TFLOPS)
+    if tokens is not None:
         whole = f"{run['tokens_per_second']:,.0f} in all" if run["tokens_per_second"] else ""
-        yield "Tokens/s per GPU", f"{run['tokens_per_gpu_per_second']:,.0f}", whole
+        yield "Tokens/s per GPU", f"{tokens:,.0f}", whole
     elif run["samples_per_second"] is not None:
         factor, unit = token_rate(job, run)
         yield unit.capitalize(), f"{run['samples_per_second'] * factor:,.4g}", ""
-    if run["mfu_percent"] is not None:
-        tflops = f"{run['tflops']:.1f} TFLOP/s per GPU" if run["tflops"] is not None else ""
-        yield "MFU", f"{run['mfu_percent']:.1f} %", tflops
-    elif run["tflops"] is not None:
-        yield "TFLOP/s per GPU", f"{run['tflops']:.1f}", ""
+    if mfu is not None:
+        yield "MFU", f"{mfu:.1f} %", f"{rate:.1f} TFLOP/s per GPU" if rate is not None else ""
+    elif rate is not None:
+        yield "TFLOP/s per GPU", f"{rate:.1f}", ""
     memory = {
         rank: max(sizes.get("max reserved", 0.0), sizes.get("max allocated", 0.0))
         for one in job.runs
@@ -213,6 +214,14 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "Skipped, NaN", f"{skipped:,} and {nan:,}", "steps"
     if job.restarts:
         yield "Restarts", f"{job.restarts}", ""
+
+
+def _newest(run: Mapping[str, Any], key: str, *fields: str) -> float | None:
+    """Return a figure of the last step, or of those before where its line is still being written."""
+    if run[key] is not None:
+        return float(run[key])
+    series = run.get("series") or {}
+    return next((points[-1][1] for name in fields if (points := series.get(name))), None)
 
 
 def _time(milliseconds: float) -> str:

@@ -7,6 +7,7 @@ that are compared differ in their dashes, too, for who prints without colours.
 
 from __future__ import annotations
 
+import datetime
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from rdm_log.report.devices import MEASURES
 from rdm_log.report.job import Job, timeline_of
 from rdm_log.timeline import Span, Timeline, bubble
 
-__all__ = ["Plot", "plots", "token_rate"]
+__all__ = ["MFU", "TFLOPS", "TGS", "Plot", "plots", "token_rate"]
 
 Plot = dict[str, Any]
 """``id``, ``title``, ``note``, ``wide``, ``controls``, ``variants``: each a ``label`` and plotly's input."""
@@ -40,6 +41,9 @@ KIND_COLOURS = {
 
 _MARKED = 60
 """At most so many checkpoints are marked."""
+_FEW = 8
+"""So few steps each have their number on the axis."""
+_ENDS = ("first_iteration", "last_iteration")
 _NAMED = 3
 """So many of the slowest steps have their number beside them."""
 _GPU_ROWS = 96
@@ -48,9 +52,9 @@ _BARS = 512
 """Beyond so many ranks, bars are lines."""
 _TIMELINES = 4
 """Of so many steps the timeline is shown, one at a time."""
-_TGS = "tokens per gpu per second (tgs)"
-_MFU = ("MFU (%)",)
-_TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
+TGS = "tokens per gpu per second (tgs)"
+MFU = ("MFU (%)",)
+TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
 
 def plots(jobs: Sequence[Job]) -> list[Plot]:
@@ -59,8 +63,8 @@ def plots(jobs: Sequence[Job]) -> list[Plot]:
         _loss(jobs),
         _step_time(jobs),
         _curve(jobs, "speed", "Speed", _speed(jobs), note=_speed_note(jobs)),
-        _curve(jobs, "mfu", "Model FLOPs utilisation", _field(*_MFU))
-        or _curve(jobs, "tflops", "TFLOP/s per GPU", _field(*_TFLOPS)),
+        _curve(jobs, "mfu", "Model FLOPs utilisation", _field(*MFU))
+        or _curve(jobs, "tflops", "TFLOP/s per GPU", _field(*TFLOPS)),
         _curve(jobs, "lr", "Learning rate", _field("learning rate"), ticks=".1e"),
         _curve(jobs, "gradnorm", "Gradient norm", _field("grad norm"), controls=("log", "smooth"), band=True),
         _curve(jobs, "lossscale", "Loss scale", _field("loss scale"), controls=("log",), varying=True),
@@ -185,7 +189,12 @@ def _steps_axis(jobs: Sequence[Job]) -> dict[str, Any]:
             saved = run.get("checkpoints") or []
             if len(jobs) == 1 and len(saved) <= _MARKED:
                 shapes += [_tick(iteration) for iteration in saved]
-    return {"xaxis": {"title": {"text": "step"}, "tickformat": ",d"}, "shapes": shapes, "annotations": notes}
+    xaxis: dict[str, Any] = {"title": {"text": "step"}, "tickformat": ",d"}
+    steps = [run[end] for job in jobs for run in job.runs if run["lines"] for end in _ENDS]
+    if steps and max(steps) - min(steps) < _FEW:
+        # There is nothing between two steps.
+        xaxis["dtick"] = 1
+    return {"xaxis": xaxis, "shapes": shapes, "annotations": notes}
 
 
 def _vertical(x: float, colour: str, dash: str) -> dict[str, Any]:
@@ -329,11 +338,11 @@ def token_rate(job: Job, run: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _speed(jobs: Sequence[Job]) -> Choice:
-    per_gpu = all(any(_points(job, _TGS)) for job in jobs)
+    per_gpu = all(any(_points(job, TGS)) for job in jobs)
 
     def choose(job: Job) -> tuple[list[list[list[float]]], str]:
         if per_gpu:
-            return list(_points(job, _TGS)), "tokens/s per GPU"
+            return list(_points(job, TGS)), "tokens/s per GPU"
         found, unit = [], ""
         for run in job.runs:
             points, batch = (run.get("series") or {}).get(MILLISECONDS), run.get("global_batch_size")
@@ -347,7 +356,7 @@ def _speed(jobs: Sequence[Job]) -> Choice:
 
 
 def _speed_note(jobs: Sequence[Job]) -> str:
-    if any(any(_points(job, _TGS)) for job in jobs):
+    if any(any(_points(job, TGS)) for job in jobs):
         return ""
     return "From the global batch and the time of a step."
 
@@ -427,14 +436,20 @@ def _devices(job: Job, number: int, which: str) -> Plot | None:
     columns = max(told["columns"] for told in job.devices.values())
     xaxis: dict[str, Any] = {"title": {"text": "part of the job's time in %"}}
     xs: list[Any] = [_short(100 * column / max(1, columns - 1)) for column in range(columns)]
-    times = [told["times"] for told in job.devices.values() if told["times"]]
-    if len(times) == len(job.devices):
-        xaxis = {"title": {"text": "time"}}
-        xs = _moments(min(first for first, _ in times), max(last for _, last in times), columns)
+    spans = {node: _span_s(told["times"]) for node, told in job.devices.items() if told["times"]}
+    # Times of some nodes only say nothing of the others'.
+    whole = None
+    if len(spans) == len(job.devices):
+        xaxis: dict[str, Any] = {"title": {"text": "time"}}
+        whole = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
+        xs = _moments(whole, columns)
+    taken = {
+        node: _taken(told["columns"], columns, spans.get(node), whole) for node, told in job.devices.items()
+    }
     variants: list[dict[str, Any]] = []
     notes: list[str] = []
     for measure, (title, unit, highest) in MEASURES.items():
-        rows = list(_device_rows(job, measure, highest, each=gpus <= _GPU_ROWS, columns=columns))
+        rows = list(_device_rows(job, measure, highest, each=gpus <= _GPU_ROWS, taken=taken))
         if not rows:
             continue
         heights = {"utilisation": 100.0, "memory": 100.0}
@@ -444,7 +459,7 @@ def _devices(job: Job, number: int, which: str) -> Plot | None:
             "x": xs,
             "y": [name for name, _ in rows],
             "z": [[None if value is None else round(value) for value in values] for _, values in rows],
-            "zmin": 0 if measure in heights or measure == "power" else None,
+            "zmin": 0 if measure in heights or measure in ("power", "clock") else None,
             "zmax": heights.get(measure, highest_value),
             "colorscale": "Cividis",
             "colorbar": {"title": {"text": unit}, "thickness": 12},
@@ -468,35 +483,56 @@ def _devices(job: Job, number: int, which: str) -> Plot | None:
     )
 
 
-def _moments(first: str, last: str, columns: int) -> list[str]:
-    import datetime
+def _span_s(times: Sequence[str]) -> tuple[float, float]:
+    """Return the times of the first and the last record in seconds, by a clock that shows no zone."""
+    utc = datetime.UTC
+    first, last = (datetime.datetime.fromisoformat(one).replace(tzinfo=utc).timestamp() for one in times)
+    return first, last
 
-    begin, end = (datetime.datetime.fromisoformat(moment) for moment in (first, last))
+
+def _moments(whole: tuple[float, float], columns: int) -> list[str]:
+    begin, end = (datetime.datetime.fromtimestamp(one, datetime.UTC).replace(tzinfo=None) for one in whole)
     return [
         (begin + (end - begin) * column / max(1, columns - 1)).isoformat(" ", "seconds")
         for column in range(columns)
     ]
 
 
+def _taken(
+    own: int, columns: int, span: tuple[float, float] | None, whole: tuple[float, float] | None
+) -> list[int | None]:
+    """Return which of a node's columns is at each column of the picture; None where it has none."""
+    if span is None or whole is None:
+        return [column * own // columns for column in range(columns)]
+    width = (whole[1] - whole[0]) / columns
+    found: list[int | None] = []
+    for column in range(columns):
+        middle = whole[0] + (column + 0.5) * width
+        # A node whose records begin or end within a column is in it.
+        if not span[0] - width / 2 <= middle <= span[1] + width / 2:
+            found.append(None)
+            continue
+        place = (middle - span[0]) / max(span[1] - span[0], 1e-9) * own
+        found.append(min(own - 1, max(0, int(place))))
+    return found
+
+
 def _device_rows(
-    job: Job, measure: str, highest: bool, *, each: bool, columns: int
+    job: Job, measure: str, highest: bool, *, each: bool, taken: Mapping[str, Sequence[int | None]]
 ) -> Iterator[tuple[str, list[float | None]]]:
     """Yield the rows of the heat map: a name and a value for each column."""
     for node, told in job.devices.items():
         own = [(gpu, values[measure]) for gpu, values in told["gpus"].items() if measure in values]
-        stretched = [(gpu, _stretched(values, columns)) for gpu, values in own]
         if each:
-            for gpu, values in stretched:
-                yield (node if len(own) == 1 else f"{node}:{gpu}"), values
-        elif stretched:
-            yield (
-                node,
-                [_together(values, highest) for values in zip(*(v for _, v in stretched), strict=True)],
-            )
+            for gpu, values in own:
+                yield (node if len(own) == 1 else f"{node}:{gpu}"), _placed(values, taken[node])
+        elif own:
+            together = [_together(values, highest) for values in zip(*(v for _, v in own), strict=True)]
+            yield node, _placed(together, taken[node])
 
 
-def _stretched(values: Sequence[float | None], columns: int) -> list[float | None]:
-    return [values[column * len(values) // columns] for column in range(columns)]
+def _placed(values: Sequence[float | None], taken: Sequence[int | None]) -> list[float | None]:
+    return [None if place is None else values[place] for place in taken]
 
 
 def _together(values: Iterable[float | None], highest: bool) -> float | None:

@@ -82,7 +82,7 @@ def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (2
                 last = begin + 10_000 * (2 * stages - stage + batch)
                 spans.append(["forward", "ForwardPass", step, batch, first, 10_000])
                 spans.append(["backward", "BackwardPass", step, batch, last, 10_000])
-            spans.append(["optimiser", "OptimizerStep", step, -1, begin + 80_000, 5_000])
+            spans.append(["optimiser", "OptimizerStep", step, -1, begin + 20_000 * (stages + 2), 5_000])
         told = {
             "version": 1,
             "rank": stage,

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import importlib.resources
 import json
+import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rdm_log.report.devices import history
 from rdm_log.report.job import collect
 from rdm_log.report.write import write
 from rdm_log.summary import NothingToRead
@@ -52,6 +57,9 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
         "Restarted from checkpoint 200 at 2023-06-14 18:30:00; 40 steps were taken again.",
         "Checkpoint at step 200.",
         f"{LAST + 1}\nof 400 (65 %)",
+        # Of the step before: the last line is being written.
+        "Tokens/s per GPU\n4,000",
+        "MFU\n48.0 %\n61.0 TFLOP/s per GPU",
         "n001:0 was the least busy: 40 % on average, others 95 %.",
         "The bubble is 33 %",
         "The nodes' clocks agree to 0.04 ms.",
@@ -167,3 +175,127 @@ def test_what_is_no_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(NothingToRead, match=r"page\.html cannot be written"):
         write([job], tmp_path / "missing" / "page.html")
     assert not (tmp_path / "page.html").exists()
+
+
+def _stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
+    """Write what an agent measured at some times: the power is the place in them."""
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "time": at,
+                    "node": "n1",
+                    "devices": [
+                        {
+                            **{"index": gpu, "name": "NVIDIA A10", "percent": 95, "celsius": 60 + gpu},
+                            **{
+                                "used": 1 << 30,
+                                "total": 1 << 32,
+                                "watts": float(number),
+                                "clocks": {"sm": 1410},
+                            },
+                            "processes": {str(process): 1 << 30 for process in range(20)},
+                        }
+                        for gpu in range(gpus)
+                    ],
+                }
+            )
+            + "\n"
+            for number, at in enumerate(times)
+        )
+        + '{"time": 1'  # it is being written
+    )
+
+
+def test_the_machine_readable_records_come_first_and_their_times_are_the_axis(
+    tmp_path: Path, opened: Any
+) -> None:
+    job = write_job(tmp_path / "gpt-1", nodes=2)
+    begin = datetime.datetime(2026, 11, 21, 8).timestamp()
+    _stream(job / "n000.gpu.jsonl", [begin + 60 * minute for minute in range(60)])
+    _stream(job / "n001.gpu.jsonl", [begin + 60 * minute for minute in range(30)])
+    found = collect(job)
+    assert found.devices["n000"]["times"] == ["2026-11-21 08:00:00", "2026-11-21 08:59:00"]
+    assert {"power", "clock", "temperature"} <= set(found.devices["n000"]["gpus"]["1"])
+    write([job], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    shown.page.click("#gpus0 button:has-text('Power')")
+    data = shown.page.evaluate("document.querySelector('#gpus0 .drawing').data[0]")
+    assert (data["x"][0], data["x"][-1]) == ("2026-11-21 08:00:00", "2026-11-21 08:59:00")
+    rows = dict(zip(data["y"], data["z"], strict=True))
+    assert rows["n000:0"] == list(range(60))
+    # The second node told of the first half hour only.
+    assert rows["n001:1"][:29] == list(range(29))
+    assert set(rows["n001:1"][31:]) == {None}
+    shown.page.click("#gpus0 button:has-text('Clock')")
+    assert shown.wrong == []
+
+
+@pytest.mark.parametrize("gap_s", [0, 50_000])
+def test_long_records_that_were_thinned_lie_where_they_belong(tmp_path: Path, gap_s: int) -> None:
+    """The older half has a quarter of its records; between them is no gap, unless nobody measured."""
+    times = [20.0 * number for number in range(500)] + [10_000 + 5.0 * number for number in range(2000)]
+    times = [at + gap_s * (at >= 12_000) for at in times]
+    file = tmp_path / "n1.gpu.jsonl"
+    _stream(file, times)
+    found = history(file, 100)
+    power = found["gpus"]["0"]["power"]
+    assert found["sampled"]
+    assert len(power) == 100
+    last = times[-1]
+    for column, value in enumerate(power):
+        at = last * (column + 0.5) / 100
+        is_missing = gap_s and 12_000 + last / 50 < at < 12_000 + gap_s - last / 50
+        if is_missing:
+            assert value is None
+        elif value is not None:
+            assert abs(times[round(value)] - at) < last / 25
+    missing = power.count(None) * last / 100
+    assert abs(missing - gap_s) <= last / 25
+
+
+def test_long_lines_are_thinned_before_they_are_parsed(tmp_path: Path) -> None:
+    file = tmp_path / "n1.gpu"
+    file.write_text(
+        "".join(
+            f"[{gpu}] NVIDIA A10 | {60 + gpu}'C, {100 * moment // 5000:3d} % | 20000 / 22731 MB |\n"
+            for moment in range(5000)
+            for gpu in range(8)
+        )
+    )
+    found = history(file, 100)
+    assert found["sampled"]
+    assert list(found["gpus"]) == [str(gpu) for gpu in range(8)]
+    assert found["gpus"]["7"]["temperature"] == [67.0] * 100
+    for column, value in enumerate(found["gpus"]["3"]["utilisation"]):
+        assert abs(value - column) <= 2
+
+
+def test_the_verdict_of_those_who_watched_it_counts(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "gpt-1")
+    slow = "Rank 3 on n001 is slow."
+    verdict = {"verdict": "suspect", "reason": slow, "evidence": [slow]}
+    (job / "state.json").write_text(json.dumps({"state": "running", "verdict": verdict}))
+    assert collect(job).verdict().reason == slow
+    # Who wrote it is gone.
+    long_ago = time.time() - 3600
+    os.utime(job / "state.json", (long_ago, long_ago))
+    assert collect(job).verdict().word == "healthy"
+    verdict = {"verdict": "failed", "reason": "n001: exit code 1.", "evidence": ["n001: exit code 1."]}
+    (job / "state.json").write_text(json.dumps({"state": "failed", "verdict": verdict}))
+    (job / "n001.err").write_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    found = collect(job).verdict()
+    assert found.evidence[0] == "n001: exit code 1."
+    assert "CUDA" in " ".join(found.evidence[1:])
+
+
+def test_a_log_that_ended_long_ago_is_not_late(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "gpt-1")
+    long_ago = datetime.datetime(2023, 6, 14, 18, 30).timestamp()
+    for file in job.iterdir():
+        os.utime(file, (long_ago, long_ago))
+    found = collect(job).verdict()
+    assert found.word == "suspect"
+    assert found.reason == (
+        f"Its logs end at iteration {LAST + 1}, were written last at 2023-06-14 18:30, and do not say why."
+    )
