@@ -440,7 +440,7 @@ def _devices(job: Job, number: int, which: str) -> Plot | None:
     # Times of some nodes only say nothing of the others'.
     whole = None
     if len(spans) == len(job.devices):
-        xaxis: dict[str, Any] = {"title": {"text": "time"}}
+        xaxis = {"title": {"text": "time"}}
         whole = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
         xs = _moments(whole, columns)
     taken = {
