@@ -31,6 +31,7 @@ OPTIONS = (
     "launcher.slurm.gres=gpu:a10:4",
     "launcher.nodes=2",
     "launcher.devices_per_node=1",
+    "logging.interval=1",
     "data.mock=true",
     "data.blend=[]",
 )
