@@ -62,7 +62,7 @@ class ActionModule(ActionBase):
     def _accelerator(options: dict[str, Any], master: str) -> str:
         """Return what the job's nodes have; Refused when only Slurm knows them and the inventory does not."""
         nodes: dict[str, Any] = options["nodes"]
-        node = nodes.get(master) or next(iter(nodes.values()), {})
+        node: dict[str, Any] = nodes.get(master) or next(iter(nodes.values()), {})
         found = str(node.get("accelerator") or options["accelerator"])
         if found not in ACCELERATORS:
             what = f"rdm_accelerator {found}".strip()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A training job through a lab's Slurm with accounting: the tiny GPT on two nodes.
+
+The environment in /shared is the checkout's own, copied, since making it takes longer than all tests here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from tests.e2e.product import ROOT, wait_until
+from tests.e2e.slurm_lab import USER, SlurmLab
+
+pytestmark = pytest.mark.long
+
+PACKAGES = "/shared/python/lib/python3.11/site-packages"
+PROGRAM = """\
+#!/shared/python/bin/python
+import sys
+from rdm_trainer.cli import main
+sys.exit(main())
+"""
+CONFIG = ROOT / "trainer/configs/demo.yaml"
+OPTIONS = (
+    "launcher.slurm.partition=gpu2",
+    "launcher.slurm.mem=2G",
+    "launcher.slurm.gres=gpu:a10:4",
+    "launcher.nodes=2",
+    "launcher.devices_per_node=1",
+    "logging.interval=1",
+    "data.mock=true",
+    "data.blend=[]",
+)
+"""Two nodes of the lab, which has no data."""
+
+
+def copy(lab: SlurmLab, source: str, *names: str) -> None:
+    """Copy directories below a directory of the checkout into the environment's packages."""
+    leave_out = ("--exclude=__pycache__", "--exclude=*.pth", "--exclude=__editable__*")
+    node = f"rdm-lab-{lab.name}-n1"
+    with subprocess.Popen(
+        ["tar", "-C", str(ROOT / source), *leave_out, "-cf", "-", *names], stdout=subprocess.PIPE
+    ) as packed:
+        unpack = ["docker", "exec", "-i", "-u", USER, node, "tar", "-C", PACKAGES, "-xf", "-"]
+        subprocess.run(unpack, stdin=packed.stdout, check=True, timeout=600)
+    assert packed.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def trained(slurm: SlurmLab) -> SlurmLab:
+    """The lab, with the trainer's environment where its inventory says."""
+    own = "trainer/.venv/lib/python3.11/site-packages"
+    assert (ROOT / own).is_dir(), (
+        "there is no trainer/.venv of Python 3.11, the nodes' own: make setup-trainer"
+    )
+    slurm.user("sh", "-c", "test -d python || python3 -m venv --without-pip python; mkdir -p jobs")
+    copy(slurm, own, ".")
+    copy(slurm, "trainer", "rdm_job", "rdm_log", "rdm_trainer")
+    program = "/shared/python/bin/rdm-trainer"
+    slurm.user("python3", "-c", f"open({program!r}, 'w').write({PROGRAM!r})")
+    slurm.user("chmod", "755", program)
+    slurm.idle()
+    return slurm
+
+
+def job(lab: SlurmLab, name: str) -> dict[str, Any]:
+    """What ``jobs NAME --json`` says of a job."""
+    found = json.loads(lab.rdm("jobs", name, "--json").stdout)
+    (one,) = found["jobs"]
+    return dict(one)
+
+
+def reaches(lab: SlurmLab, name: str, *states: str) -> dict[str, Any]:
+    wait_until(lambda: job(lab, name)["state"] in states, f"{name} is {states}", seen=lambda: job(lab, name))
+    return job(lab, name)
+
+
+def number(lab: SlurmLab, name: str) -> str:
+    return str(json.loads(lab.user("cat", f"jobs/{name}/slurm.json"))["job"])
+
+
+def train(lab: SlurmLab, name: str, *more: str) -> None:
+    lab.rdm("train", str(CONFIG), "--launcher", "slurm", "--name", name, "--detach", *OPTIONS, *more)
+
+
+def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on(trained: SlurmLab) -> None:
+    train(trained, "tiny", "optimisation.train_iterations=2000")
+    wait_until(lambda: job(trained, "tiny")["iteration"] > 0, "it trains", seen=lambda: job(trained, "tiny"))
+    assert trained.state(number(trained, "tiny")) == "RUNNING"
+    assert "iteration" in trained.rdm("logs", "tiny", "--tail", "0").stdout
+    # It waits for the nodes that the first has.
+    train(trained, "waits")
+    queued = job(trained, "waits")
+    assert (queued["state"], "in the queue" in queued["reason"]) == ("queued", True)
+    trained.rdm("stop", "waits")
+    trained.rdm("stop", "tiny")
+    stopped = job(trained, "tiny")
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
+    assert stopped["checkpoint"] == stopped["iteration"]
+    end = stopped["iteration"] + 5
+    trained.rdm("train", "--resume", "tiny", "--detach", f"optimisation.train_iterations={end}")
+    finished = reaches(trained, "tiny", "finished", "failed")
+    assert (finished["state"], finished["iteration"]) == ("finished", end)
+    trained.ends(number(trained, "tiny"))
+
+
+def test_who_cancelled_a_job_is_said(trained: SlurmLab) -> None:
+    train(trained, "other", "optimisation.train_iterations=2000")
+    reaches(trained, "other", "running")
+    trained.on("n1", "scancel", number(trained, "other"))
+    stopped = reaches(trained, "other", "stopped", "failed")
+    assert "not by rdm-provision stop" in stopped["reason"]
+    trained.ends(number(trained, "other"), "CANCELLED")
