@@ -36,7 +36,7 @@ def init(self, config, topology, **more):
 
     made(self, config, topology, on_loss=on_loss, **more)
     self.deepspeed.module.register_forward_pre_hook(
-        lambda *_: time.sleep(0.3 if (place / f"slow.{rank}").exists() else 0)
+        lambda *_: time.sleep(0.8 if (place / f"slow.{rank}").exists() else 0)
     )
 
 
