@@ -17,7 +17,7 @@ Examples:
   rdm-provision logs gpt-1121-081512 --follow          and what comes, until the job has ended
   rdm-provision logs gpt-1121-081512 --err --node n2
   rdm-provision logs gpt-1121-081512 --tail 0 > all.txt
-  rdm-provision logs gpt-1121-081512 --err --grep 'NCCL WARN' --fold    each line once, with its nodes
+  rdm-provision logs gpt-1121-081512 --err --grep NCCL --fold    each line once
   rdm-provision logs gpt-1121-081512 --err --rank 137
 """
 )

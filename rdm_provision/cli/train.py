@@ -25,7 +25,7 @@ Examples:
   rdm-provision train trainer/configs/demo.yaml
   rdm-provision train gpt.yaml parallel.pipeline=2 optimisation.lr=3e-4
   rdm-provision train gpt.yaml --launcher torchrun --max-restarts 3 --detach
-  rdm-provision train gpt.yaml launcher.nodes=8 launcher.slurm.gres=gpu:a10:4    a job of Slurm (group login)
+  rdm-provision train gpt.yaml --launcher slurm launcher.slurm.gres=gpu:a10:4    through Slurm
   rdm-provision train --resume gpt-1121-081512          from its newest checkpoint
   rdm-provision train --resume gpt-1121-081512 parallel.tensor=2    in another layout
   rdm-provision train gpt.yaml --check                  only check every node
