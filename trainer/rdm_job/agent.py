@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -225,7 +226,10 @@ class Master:
         while missing := [name for name in self._others if self._hub.silent_for(name) is None]:
             self._tick()
             if self._agent.directory.asked_to_stop() is not None:
-                self._end("stopped", "It was stopped before it began.")
+                if self._agent.directory.asked_by() == SLURM:
+                    self._end("stopping", "Slurm ended it before it began.")
+                else:
+                    self._end("stopped", "It was stopped before it began.")
                 return False
             if time.monotonic() > deadline:
                 self._fail(
@@ -312,7 +316,11 @@ class Master:
         for name, report in reports.items():
             ranks = set(report["ranks"].values())
             states[name] = "failed" if "failed" in ranks else "done" if ranks == {"done"} else "running"
-        verdict = self._health.verdict(agent.state, reports)
+        verdict = agent.state.verdict
+        try:
+            verdict = self._health.verdict(agent.state, reports)
+        except Exception:  # to judge a job must never end it
+            traceback.print_exc()
         agent.write(progress=newest, gpu=gpu, nodes=states, verdict=verdict)
 
     def _grace(self) -> float | None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from typing import Any
 
 from rdm_job import processes
@@ -55,6 +56,8 @@ class Part:
 
     def start(self, number: int, port: int, network_cidr: str) -> None:
         """Begin an attempt."""
+        # What lies in /tmp for weeks may have been cleaned away.
+        self.prepare()
         self.attempt = number
         self._alive_at.clear()
         self._asked.clear()
@@ -178,9 +181,12 @@ class Part:
         """Watch this node, for ever. A vendor's library may take long: this has its own thread."""
         measured = -SAMPLE_S
         while True:
-            records = self._records()
-            if time.monotonic() - measured >= SAMPLE_S:
-                measured = time.monotonic()
-                self._watch.measure(records)
-            self._watch.look(records)
+            try:
+                records = self._records()
+                if time.monotonic() - measured >= SAMPLE_S:
+                    measured = time.monotonic()
+                    self._watch.measure(records)
+                self._watch.look(records)
+            except Exception:  # what cannot be read now may be later
+                traceback.print_exc()
             time.sleep(LOOK_S)

@@ -45,7 +45,7 @@ def alive(process: int) -> bool:
 def condition(process: int) -> str:
     """Return a process' state as proc(5) names it, such as ``S`` or ``T``; ``X`` when it is gone."""
     try:
-        stat = Path(f"/proc/{process}/stat").read_text()
+        stat = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
         return "X"
     return stat.rpartition(")")[2].split()[0]

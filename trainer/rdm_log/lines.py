@@ -140,7 +140,7 @@ NEEDLES: dict[bytes, tuple[bytes, ...]] = {
 _STEP = re.compile(rb"iteration +(\d+)/ *(\d+|infinity) *\|")
 _EVALUATION = re.compile(rb"loss at ([^|]{1,200}?) +\|([^\n]*)")
 _MEMORY = re.compile(rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) *\|")
-_MEMORY_FIELD = re.compile(rb" *([a-z][a-z ]{0,40}): *([\d.]+)(?![\d.])( *\|)?")
+_MEMORY_FIELD = re.compile(rb" *([a-z][a-z ]{0,40}): *(\d+(?:\.\d*)?)(?![\d.])( *\|)?")
 _MILESTONE = re.compile(rb"\[([^\[\]]{1,120})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _CHECKPOINT = re.compile(
     rb"(?:successfully (?=saved|loaded)|\b(?=saving ))(sav(?:ed|ing)|loaded) checkpoint\b"
@@ -148,10 +148,10 @@ _CHECKPOINT = re.compile(
 )
 _TIMES = re.compile(rb"time \(ms\) \|")
 _DOTTED = re.compile(rb"(?:^|:) {2,}([A-Za-z][\w/-]{0,60}) \.{2,}( ?[^\n]+)$")
-_MIN_MAX = re.compile(rb": \(([\d.]+), ([\d.]+)\)")
-_MAX = re.compile(rb": ([\d.]+)$")
+_MIN_MAX = re.compile(rb": \((\d+(?:\.\d*)?), (\d+(?:\.\d*)?)\)")
+_MAX = re.compile(rb": (\d+(?:\.\d*)?)$")
 _PIPELINE = re.compile(
-    rb"steps: (\d+) loss: (\S+) iter time \(s\): ([\d.]+) samples/sec: ([\d.]+)(?![\d.])(\s?)"
+    rb"steps: (\d+) loss: (\S+) iter time \(s\): (\d+(?:\.\d*)?) samples/sec: (\d+(?:\.\d*)?)(?![\d.])(\s?)"
 )
 _ENGINE = re.compile(rb"step=(\d+), skipped=(\d+), lr=\[([^\],]*)")
 _TIME = re.compile(rb"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?\]?")

@@ -156,8 +156,8 @@ def plain(run: Run) -> dict[str, Any]:
         "learning_rate": last.get("learning rate"),
         "grad_norm": {"last": last.get("grad norm"), "highest": run.highest_grad_norm},
         "loss_scale": last.get("loss scale"),
-        "skipped": int(run.sums["number of skipped iterations"]),
-        "nan": int(run.sums["number of nan iterations"]),
+        "skipped": _count(run.sums["number of skipped iterations"]),
+        "nan": _count(run.sums["number of nan iterations"]),
         "consumed_samples": last.get("consumed samples"),
         "memory_mib": {str(rank): sizes for rank, sizes in sorted(run.memory.items())},
         "milestones": run.milestones,
@@ -191,6 +191,11 @@ def _sequence(run: Run) -> float | None:
         return tokens / samples
     text = run.arguments.get("seq_length", "")
     return float(text) if text.isdecimal() else None
+
+
+def _count(total: float) -> int:
+    """Return a number of steps; 0 where somebody's program printed none."""
+    return int(total) if math.isfinite(total) else 0
 
 
 def _finite(value: Any) -> Any:

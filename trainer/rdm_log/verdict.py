@@ -255,10 +255,17 @@ def _of_steps(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[Sign]:
     """Yield what is wrong with the steps."""
     for text in _about_loss(run, vocabulary):
         yield Sign("steps", text)
-    recent, median = run["step_ms"]["recent"], run["step_ms"]["median"]
+    recent = [one for one in run["step_ms"]["recent"] if one is not None]
+    median = run["step_ms"]["median"]
     steps = run["last_iteration"] - run["first_iteration"] + 1
     is_long = sum(recent) / 1000.0 * max(1.0, steps / run["lines"]) > _SLOWER_S
-    if run["lines"] > 2 * _POINTS and is_long and median and statistics.median(recent) > _SLOWER * median:
+    if (
+        recent
+        and run["lines"] > 2 * _POINTS
+        and is_long
+        and median
+        and statistics.median(recent) > _SLOWER * median
+    ):
         slower = statistics.median(recent) / median
         text = (
             f"The last steps took {slower:.1f} times as long as usual ({statistics.median(recent):.0f} ms)."

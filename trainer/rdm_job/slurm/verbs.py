@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 from rdm_trainer import data
 from rdm_trainer.config.slurm import components, world_size
+from rdm_trainer.errors import TrainerError
 
 __all__ = ["check", "start", "state", "states", "stop"]
 
@@ -36,6 +38,10 @@ _FRESH_S = 10.0
 _END_S = 60.0
 """How long Slurm may take to end a job that is cancelled, in seconds."""
 _LOOK_S, _NEWS_S = 1.0, 0.2
+_NO_NUMBER = 0
+"""Stands for the number of a job while it is submitted."""
+_SUBMIT_S = 120.0
+"""How long that may take, in seconds."""
 
 
 def check(request: Request, config: configuration.Config) -> dict[str, Any]:
@@ -99,6 +105,10 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
     write_atomically(job.key, secrets.token_hex(32), mode=0o600)
     write_atomically(job.script, script(request.name, str(job.path), sys.executable, config))
     job.forget_stop()
+    # A number may come again, where Slurm's records were taken away.
+    shutil.rmtree(job.path / "nodes", ignore_errors=True)
+    # Whoever looks meanwhile sees a job of Slurm's, and does not judge it.
+    write_atomically(job.slurm, json.dumps({"job": _NO_NUMBER, "submitted": time.time()}) + "\n")
     known = State(
         request.name,
         "queued",
@@ -150,6 +160,8 @@ def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]
     if known.has_ended:
         return False, known
     number = _number(job)
+    if number == _NO_NUMBER:
+        raise TrainerError(f"{job.path.name} is being submitted; stop it when it is in the queue.")
     deadline = time.monotonic() + timeout - _END_S
     if now or known.state in ("queued", "starting"):
         job.ask_to_stop(0.0)
@@ -179,6 +191,14 @@ def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
     if known.has_ended or (fresh and queue is None) or not job.slurm.is_file():
         return known
     number = _number(job)
+    if number == _NO_NUMBER:
+        if time.time() - job.slurm.stat().st_mtime < _SUBMIT_S:
+            return known
+        reason = "It was not submitted: whoever did it was ended."
+        found = dataclasses.replace(known, state="failed", reason=reason, ended=time.time())
+        found = dataclasses.replace(found, verdict=of_state(found))
+        job.write_state(found)
+        return found
     try:
         queue = commands.queue() if queue is None else queue
     except SlurmError as error:

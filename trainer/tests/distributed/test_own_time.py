@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -38,7 +39,7 @@ TINY: dict[str, Any] = {
 
 
 def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
-    """Train with a rank 1 that sleeps in each step, and return this rank's last record."""
+    """Train with a rank 1 that sleeps in each step; return this rank's last record and shortest own time."""
     rank = dist.get_rank()
     path = Path(folder) / f"{rank}.json"
     path.write_text(json.dumps({**TINY, "parallel": parallel}))
@@ -47,8 +48,11 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
     step = training.engine.train_step
     nan = torch.full((), float("nan"))
+    told: list[float] = []
 
     def slow(batches: Any) -> Any:
+        with contextlib.suppress(OSError):
+            told.append(pace_module.read(Path(folder) / f"{rank}.pace")[0]["own_s"])
         if rank == 1:
             time.sleep(SLEEP_S)
             if training.iteration == 2:
@@ -60,7 +64,8 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     training.close()
     record, iteration, waits = pace_module.read(Path(folder) / f"{rank}.pace")
     assert (iteration, waits) == (4, 0.0)
-    return record
+    # Others may use the processors in one step or another.
+    return {**record, "own_s": min([*filter(None, told), record["own_s"]])}
 
 
 @pytest.mark.parametrize(

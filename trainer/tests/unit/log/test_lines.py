@@ -215,3 +215,16 @@ def test_pieces_of_a_log_are_one() -> None:
         ["n2.out"],
         ["run.2024"],
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  torch_version ...............: 2.1.0",
+        "  master_addr ...............: 10.0.0.1",
+        "[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.2.3 | max allocated: 4.0",
+        "steps: 1 loss: 2.0 iter time (s): 1.2.3 samples/sec: 4.5.6",
+    ],
+)
+def test_what_only_looks_like_a_number_is_none(line: str) -> None:
+    read(line + "\n")

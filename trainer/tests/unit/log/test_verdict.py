@@ -107,6 +107,11 @@ def test_each_fault_is_named(change: dict[str, Any], word: str, words: str) -> N
     assert verdict.exit_code == EXIT_CODES[verdict.word]
 
 
+def test_times_that_are_no_numbers_are_left_out() -> None:
+    odd = run(times=[math.nan] * COUNT, more={"number of nan iterations": math.nan})
+    assert judge(replace(HEALTHY, runs=(odd,))).word in ("healthy", "starting")
+
+
 def test_slower_steps_are_told_and_make_no_job_suspect() -> None:
     verdict = judge(replace(HEALTHY, runs=(run(times=[*[400.0] * 50, *[1000.0] * 10]),)))
     assert verdict.word == "healthy"

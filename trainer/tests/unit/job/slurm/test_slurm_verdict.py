@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ import pytest
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request, State
 from rdm_job.slurm import commands, verbs
+from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.slurm.states import Seen
+from rdm_job.slurm.step import again
+from rdm_trainer import config as configuration
+from rdm_trainer.errors import TrainerError
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,47 @@ def test_the_verdict_has_slurm_s_reason(
     found = verbs.state(job).verdict
     assert found["verdict"] == word
     assert found["reason"].startswith(words)
+
+
+def test_a_job_that_is_being_submitted_is_not_judged_by_who_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    job = JobDirectory(tmp_path / "gpt", "login")
+    request = Request("gpt", "login", (Node("login", "127.0.0.1", 1),))
+    monkeypatch.setattr(commands, "queue", list)
+    monkeypatch.setattr(commands, "recorded", lambda number: None)
+    looked = []
+
+    def submit(*_: object) -> int:
+        looked.append(verbs.state(job).state)
+        with pytest.raises(TrainerError, match="is being submitted"):
+            verbs.stop(job, now=True, timeout=300.0)
+        return 7
+
+    monkeypatch.setattr(commands, "submit", submit)
+    config = configuration.from_dict({"launcher": {"kind": "slurm"}})
+    # A meeting of another job that had the number.
+    (job.path / "nodes/7.0").mkdir(parents=True)
+    assert verbs.start(job, request, config)["started"]
+    assert looked == ["queued"]
+    assert not (job.path / "nodes").exists()
+    # Whoever submitted it was killed.
+    job.slurm.write_text(json.dumps({"job": 0}))
+    os.utime(job.slurm, (1.0, 1.0))
+    found = verbs.state(job)
+    assert (found.state, found.reason) == ("failed", "It was not submitted: whoever did it was ended.")
+
+
+def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUN_VARIABLE, "7.0")
+    job = JobDirectory(tmp_path / "gpt", "login")
+    job.make(Request("gpt", "login", (Node("login", "127.0.0.1", 1),)))
+    job.write_resolved(configuration.dump(configuration.from_dict({"launcher": {"max_restarts": 3}})))
+    job.write_state(State("gpt", "queued", launcher="slurm"))
+    assert not again(job.path)
+    (job.path / "nodes/7.0").mkdir(parents=True)
+    (job.path / "nodes/7.0/ready").write_text("go")
+    assert again(job.path)
