@@ -214,6 +214,10 @@ def test_the_users_options_take_the_place_of_the_roles() -> None:
     assert "SlurmctldParameters=enable_configless,x\n" in conf
 
 
+def test_no_users_environment_goes_into_the_database() -> None:
+    assert "AccountingStoreFlags=job_comment,job_script\n" in slurm_conf.slurm_conf(cluster())
+
+
 def test_cgroups_are_used_where_all_nodes_have_them() -> None:
     assert slurm_conf.cgroups_work([FACTS, FACTS])
     assert not slurm_conf.cgroups_work([FACTS, {**FACTS, "systemd": False}])
