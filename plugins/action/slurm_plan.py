@@ -102,6 +102,12 @@ class ActionModule(ActionBase):
             options["cluster"], controller, login, partitions, hosts, options["options"], cgroups, hooks
         )
         problems += slurm_conf.check(cluster)
+        everybody = {
+            name: one["slurm"]
+            for name, one in registered(options["facts"], variables).items()
+            if "slurm" in one
+        }
+        problems += slurm_changes.check_controller(cluster.name, controller, everybody)
         if not problems:
             there = hosts[controller].facts
             problems += slurm_changes.endangered(there["conf"], slurm_conf.slurm_conf(cluster), there["jobs"])

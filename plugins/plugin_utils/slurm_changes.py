@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
@@ -34,6 +35,23 @@ def endangered(old: str, new: str, jobs: Sequence[Mapping[str, str]]) -> list[Pr
         if name not in after["PartitionName"] and queued:
             problems.append(_waiting(None, f"the partition {name} would be removed", queued))
     return problems
+
+
+def check_controller(cluster: str, controller: str, hosts: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
+    """Refuse another controller: it would know none of the jobs, and slurmd ends those.
+
+    Args:
+        cluster: its name.
+        controller: the host that shall be it.
+        hosts: what rdm.provision.slurm_facts found, by name.
+    """
+    reason = f"is the controller of {cluster}, whose jobs would end if {controller} took its place"
+    remedy = "take the cluster away with slurm down first, or put this host into the group slurm_controller"
+    return [
+        Problem(name, "", reason, remedy)
+        for name, facts in hosts.items()
+        if name != controller and facts["claim"] == cluster and "slurmctld" in facts["running"]
+    ]
 
 
 def _waiting(node: str | None, what: str, jobs: Sequence[str]) -> Problem:

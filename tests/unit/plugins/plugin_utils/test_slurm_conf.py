@@ -33,6 +33,7 @@ FACTS: dict[str, Any] = {
     "munge_key": "",
     "conf": "",
     "jobs": [],
+    "running": [],
 }
 NVIDIA = [{"driver": "nvidia", "render_node": f"/dev/dri/renderD{128 + n}"} for n in range(8)]
 AMD = [{"driver": "amdgpu", "render_node": f"/dev/dri/renderD{128 + n}"} for n in range(8)]
@@ -264,6 +265,22 @@ def test_what_would_end_a_job_is_refused_with_its_id() -> None:
     )
     without = slurm_conf.slurm_conf(cluster(partitions=(Partition("gpu2", ("n1", "n2")),)))
     assert "n3: would leave the cluster while job 7" in said(slurm_changes.endangered(old, without, JOBS))
+
+
+def test_another_controller_is_refused_while_the_one_before_runs() -> None:
+    hosts = {
+        "n1": {"claim": "c1", "running": ["slurmctld", "slurmd"]},
+        "n2": {"claim": "c1", "running": ["slurmd"]},
+        "n3": {"claim": "", "running": ["slurmctld"]},
+    }
+    assert slurm_changes.check_controller("c1", "n1", hosts) == []
+    words = said(slurm_changes.check_controller("c1", "n2", hosts))
+    assert words == (
+        "n1: is the controller of c1, whose jobs would end if n2 took its place: "
+        "take the cluster away with slurm down first, or put this host into the group slurm_controller"
+    )
+    hosts["n1"]["running"] = ["slurmd"]
+    assert slurm_changes.check_controller("c1", "n2", hosts) == []
 
 
 @given(st.sets(st.integers(0, 120), min_size=1), st.integers(1, 4))
