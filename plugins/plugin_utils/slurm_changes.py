@@ -11,6 +11,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 
 HARDWARE = ("CPUs", "Sockets", "CoresPerSocket", "ThreadsPerCore", "RealMemory", "Gres")
 """Of a node's line in slurm.conf, what jobs are given."""
+LOSES_JOBS = ("SelectType", "ProctrackType", "TaskPlugin")
+"""Settings that no job outlives a change of (slurm.conf(5))."""
 
 
 def endangered(old: str, new: str, jobs: Sequence[Mapping[str, str]]) -> list[Problem]:
@@ -34,6 +36,11 @@ def endangered(old: str, new: str, jobs: Sequence[Mapping[str, str]]) -> list[Pr
         queued = [job["id"] for job in jobs if name in job["partition"].split(",")]
         if name not in after["PartitionName"] and queued:
             problems.append(_waiting(None, f"the partition {name} would be removed", queued))
+    for key in LOSES_JOBS if old else ():
+        was, shall = _setting(old, key), _setting(new, key)
+        if was != shall and jobs:
+            what = f"{key} would be {shall or 'unset'} instead of {was or 'unset'}, which ends all jobs,"
+            problems.append(_waiting(None, what, [job["id"] for job in jobs]))
     return problems
 
 
@@ -58,6 +65,11 @@ def _waiting(node: str | None, what: str, jobs: Sequence[str]) -> Problem:
     remedy = f"wait for {'it' if len(jobs) == 1 else 'them'}, or cancel with scancel {' '.join(jobs[:8])}"
     several = f"jobs {names(jobs)} are" if len(jobs) > 1 else f"job {jobs[0]} is"
     return Problem(node, what, f"while {several} there", remedy)
+
+
+def _setting(text: str, key: str) -> str:
+    match = re.search(rf"^{key}=(.*)$", text, re.MULTILINE | re.IGNORECASE)
+    return match[1].strip() if match else ""
 
 
 def _lines(text: str) -> dict[str, dict[str, dict[str, str]]]:

@@ -267,6 +267,23 @@ def test_what_would_end_a_job_is_refused_with_its_id() -> None:
     assert "n3: would leave the cluster while job 7" in said(slurm_changes.endangered(old, without, JOBS))
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"options": {"selecttype": "select/linear"}}, "SelectType would be select/linear instead of"),
+        ({"cgroups": True}, "ProctrackType would be proctrack/cgroup instead of proctrack/linuxproc"),
+        ({"cgroups": True}, "TaskPlugin would be task/cgroup,task/affinity instead of task/affinity"),
+    ],
+)
+def test_settings_that_no_job_outlives_are_not_changed(changed: dict[str, Any], words: str) -> None:
+    old, new = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(**changed))
+    found = said(slurm_changes.endangered(old, new, JOBS))
+    assert words in found
+    assert "which ends all jobs, while job 7 is there: wait for it, or cancel with scancel 7" in found
+    assert slurm_changes.endangered(old, new, []) == []
+    assert slurm_changes.endangered("", new, JOBS) == []
+
+
 def test_another_controller_is_refused_while_the_one_before_runs() -> None:
     hosts = {
         "n1": {"claim": "c1", "running": ["slurmctld", "slurmd"]},
