@@ -57,7 +57,7 @@ slurm:
     cgroup: {description: "C(version) and C(controllers).", type: dict}
     claim: {description: "The cluster that made the Slurm that is there; empty for none.", type: str}
     foreign: {description: "What is there of a Slurm that is not ours; empty for nothing.", type: str}
-    running: {description: Slurm's daemons that run., type: list, elements: str}
+    running: {description: Slurm's daemons and munged, those that run., type: list, elements: str}
     munge_key: {description: "Digest of munge's key; empty for none.", type: str}
     conf: {description: "The text of slurm.conf, where it is ours.", type: str}
     applied: {description: "What the daemons were started with and have read.", type: dict}

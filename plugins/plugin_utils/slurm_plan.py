@@ -44,22 +44,31 @@ def check_accounts(accounts: Mapping[str, Any]) -> list[Problem]:
 
 
 def check_key(digest: str, hosts: Mapping[str, Mapping[str, Any]], path: str) -> list[Problem]:
-    """Refuse to replace the key of a cluster that exists.
+    """Refuse to replace the key of a cluster that exists, or one that another program uses.
 
     Args:
         digest: of the key on this machine; empty where there is none.
         hosts: what rdm.provision.slurm_facts found.
         path: of the key on this machine.
     """
-    other = [
-        name for name, facts in hosts.items() if facts["claim"] and facts["munge_key"] not in ("", digest)
+    differ = {name: facts for name, facts in hosts.items() if facts["munge_key"] not in ("", digest)}
+    problems = [
+        Problem(
+            name,
+            "munge runs here for another program,",
+            "with a key of its own that Slurm's would replace",
+            "stop munge if nothing needs it, or take the host out of the inventory",
+        )
+        for name, facts in differ.items()
+        if not facts["claim"] and "munged" in facts["running"]
     ]
+    other = [name for name, facts in differ.items() if facts["claim"]]
     if not other:
-        return []
+        return problems
     what = "is not there" if not digest else "is another"
     remedy = "copy it there from where the cluster was made"
     reason = f"{what} than that of the cluster, on {names(other, 3)}"
-    return [Problem(None, f"munge's key {path}", reason, remedy)]
+    return [*problems, Problem(None, f"munge's key {path}", reason, remedy)]
 
 
 def hosts_of(

@@ -33,6 +33,7 @@ MUNGE_KEY = "/etc/munge/munge.key"
 APPLIED = "/var/lib/slurm/rdm-applied.json"
 MARK = "# Written by rdm-provision"
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
+MUNGED = "munged"
 TIMEOUT_S = 60.0
 QUEUE_FORMAT = "%A|%T|%P|%N"
 
@@ -131,8 +132,8 @@ def cgroups(root: str = "/sys/fs/cgroup") -> Dict[str, Any]:
 
 
 def processes(proc: str = "/proc") -> Dict[str, List[int]]:
-    """Return the processes of Slurm's daemons, by name."""
-    found: Dict[str, List[int]] = {name: [] for name in DAEMONS}
+    """Return the processes of Slurm's daemons and of munge's, by name."""
+    found: Dict[str, List[int]] = {name: [] for name in (*DAEMONS, MUNGED)}
     for entry in os.listdir(proc):
         name = read_text("{0}/{1}/comm".format(proc, entry)).strip() if entry.isdigit() else ""
         if name in found:

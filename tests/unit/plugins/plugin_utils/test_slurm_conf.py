@@ -163,11 +163,24 @@ def test_options_that_break_the_configuration_are_refused(options: dict[str, Any
 
 
 def test_the_key_of_a_cluster_that_exists_is_not_replaced() -> None:
-    facts = {"n1": {"claim": "c1", "munge_key": "aa"}, "n2": {"claim": "", "munge_key": "bb"}}
+    facts = {
+        "n1": {"claim": "c1", "munge_key": "aa", "running": ["munged"]},
+        "n2": {"claim": "", "munge_key": "bb", "running": []},
+    }
     assert slurm_plan.check_key("aa", facts, "k") == []
     for mine, words in (("", "is not there"), ("cc", "is another")):
         assert f"munge's key k {words} than that of the cluster, on n1" in said(
             slurm_plan.check_key(mine, facts, "k")
+        )
+
+
+def test_a_key_that_another_program_uses_is_not_replaced() -> None:
+    facts = {"n2": {"claim": "", "munge_key": "bb", "running": ["munged"]}}
+    assert slurm_plan.check_key("bb", facts, "k") == []
+    for mine in ("", "aa"):
+        assert said(slurm_plan.check_key(mine, facts, "k")) == (
+            "n2: munge runs here for another program, with a key of its own that Slurm's would replace: "
+            "stop munge if nothing needs it, or take the host out of the inventory"
         )
 
 

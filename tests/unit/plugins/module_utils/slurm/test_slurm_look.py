@@ -60,6 +60,14 @@ def test_a_slurm_that_is_not_ours_is_seen(
     assert bool(found) == bool(expected)
 
 
+def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
+    for pid, name in ((1, "init"), (7, "munged"), (8, "slurmd")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+    found = look.processes(str(tmp_path))
+    assert {name: pids for name, pids in found.items() if pids} == {"munged": [7], "slurmd": [8]}
+
+
 def node(name: str, state: str, reason: str = "none") -> dict[str, str]:
     return {"node": name, "state": state, "reason": reason}
 
