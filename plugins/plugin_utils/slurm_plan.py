@@ -11,6 +11,7 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_changes import MEND
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import (
     CONFIG_DIR,
     PORTS,
@@ -157,8 +158,15 @@ def removed() -> dict[str, Any]:
     }
 
 
-def check_queue(jobs: Sequence[Mapping[str, str]]) -> list[Problem]:
-    """Refuse to take a cluster away that has jobs."""
+def check_queue(jobs: Sequence[Mapping[str, str]], hidden: Sequence[str] = ()) -> list[Problem]:
+    """Refuse to take a cluster away that has jobs.
+
+    Args:
+        jobs: those in the queue.
+        hidden: hosts with steps of jobs that no queue tells of.
+    """
+    if hidden:
+        return [Problem(None, "the queue", f"cannot be read, and jobs run on {names(hidden)}", MEND)]
     if not jobs:
         return []
     ids = [job["id"] for job in jobs]

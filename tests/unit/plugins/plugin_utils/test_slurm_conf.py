@@ -299,9 +299,9 @@ def test_settings_that_no_job_outlives_are_not_changed(changed: dict[str, Any], 
 
 def test_another_controller_is_refused_while_the_one_before_runs() -> None:
     hosts = {
-        "n1": {"claim": "c1", "running": ["slurmctld", "slurmd"]},
-        "n2": {"claim": "c1", "running": ["slurmd"]},
-        "n3": {"claim": "", "running": ["slurmctld"]},
+        "n1": {"claim": "c1", "jobs": [], "running": ["slurmctld", "slurmd"]},
+        "n2": {"claim": "c1", "jobs": [], "running": ["slurmd"]},
+        "n3": {"claim": "", "jobs": [], "running": ["slurmctld"]},
     }
     assert slurm_changes.check_controller("c1", "n1", hosts) == []
     words = said(slurm_changes.check_controller("c1", "n2", hosts))
@@ -309,8 +309,34 @@ def test_another_controller_is_refused_while_the_one_before_runs() -> None:
         "n1: is the controller of c1, whose jobs would end if n2 took its place: "
         "take the cluster away with slurm down first, or put this host into the group slurm_controller"
     )
-    hosts["n1"]["running"] = ["slurmd"]
-    assert slurm_changes.check_controller("c1", "n2", hosts) == []
+    stopped: dict[str, Any] = {**hosts, "n1": {"claim": "c1", "jobs": None, "running": ["slurmd"]}}
+    assert slurm_changes.check_controller("c1", "n2", stopped) == []
+    stopped["n1"]["running"] = ["slurmd", "slurmstepd"]
+    assert said(slurm_changes.check_controller("c1", "n2", stopped)) == words
+
+
+def test_jobs_that_no_queue_tells_of_are_seen_by_their_steps() -> None:
+    dead = {"claim": "c1", "jobs": None, "running": ["slurmd"]}
+    node = {"claim": "c1", "jobs": [], "running": ["slurmd", "slurmstepd"]}
+    assert slurm_changes.unseen({"n1": dead, "n2": node}) == ["n2"]
+    assert slurm_changes.unseen({"n1": {**dead, "jobs": []}, "n2": node}) == []
+    assert slurm_changes.unseen({"n1": dead, "n2": {**node, "running": ["slurmd"]}}) == []
+    assert slurm_changes.unseen({"n1": dead, "n2": {**node, "claim": ""}}) == []
+
+
+def test_what_may_end_jobs_that_no_queue_tells_of_is_refused() -> None:
+    old, same = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(options={"SlurmdTimeout": 9}))
+    assert slurm_changes.endangered(old, same, [], ["n2"]) == []
+    one = (Partition("hgx", ("n1", "n2")),)
+    words = said(slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(partitions=one)), [], ["n2"]))
+    why = f"while jobs run on n2 and the queue cannot be read: {slurm_changes.MEND}"
+    assert f"n3: would leave the cluster {why}" in words
+    assert f"the partition gpu2 would be removed {why}" in words
+    held = slurm_conf.slurm_conf(cluster(cgroups=True))
+    assert why in said(slurm_changes.endangered(old, held, [], ["n2"]))
+    assert said(slurm_plan.check_queue([], ["n2"])) == (
+        f"None: the queue cannot be read, and jobs run on n2: {slurm_changes.MEND}"
+    )
 
 
 @given(st.sets(st.integers(0, 120), min_size=1), st.integers(1, 4))
