@@ -46,9 +46,9 @@ class ActionModule(ActionBase):
 
     def _end(self, options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is taken away."""
-        found = registered(options["facts"], variables)
-        jobs = [job for one in found.values() for job in one.get("slurm", {}).get("jobs", [])]
-        if problems := slurm_plan.check_queue(jobs):
+        everybody = _everybody(options, variables)
+        jobs = [job for facts in everybody.values() for job in facts["jobs"] or []]
+        if problems := slurm_plan.check_queue(jobs, slurm_changes.unseen(everybody)):
             raise Refused(problems)
         return {**slurm_plan.removed(), "database": slurm_conf.database(options["cluster"])}
 
@@ -102,10 +102,23 @@ class ActionModule(ActionBase):
             options["cluster"], controller, login, partitions, hosts, options["options"], cgroups, hooks
         )
         problems += slurm_conf.check(cluster)
+        everybody = _everybody(options, variables)
+        problems += slurm_changes.check_controller(cluster.name, controller, everybody)
         if not problems:
             there = hosts[controller].facts
-            problems += slurm_changes.endangered(there["conf"], slurm_conf.slurm_conf(cluster), there["jobs"])
+            problems += slurm_changes.endangered(
+                there["conf"],
+                slurm_conf.slurm_conf(cluster),
+                there["jobs"] or [],
+                slurm_changes.unseen(everybody),
+            )
         return cluster, problems
+
+
+def _everybody(options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of all hosts of the play."""
+    found = registered(options["facts"], variables)
+    return {name: one["slurm"] for name, one in found.items() if "slurm" in one}
 
 
 def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> slurm_conf.Host:

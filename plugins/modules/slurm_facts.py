@@ -57,11 +57,14 @@ slurm:
     cgroup: {description: "C(version) and C(controllers).", type: dict}
     claim: {description: "The cluster that made the Slurm that is there; empty for none.", type: str}
     foreign: {description: "What is there of a Slurm that is not ours; empty for nothing.", type: str}
-    running: {description: Slurm's daemons that run., type: list, elements: str}
+    running: {description: "What runs of Slurm, munged, and jobs' slurmstepd.", type: list, elements: str}
     munge_key: {description: "Digest of munge's key; empty for none.", type: str}
     conf: {description: "The text of slurm.conf, where it is ours.", type: str}
     applied: {description: "What the daemons were started with and have read.", type: dict}
-    jobs: {description: "The queue: C(id), C(state), C(partition), C(nodes).", type: list, elements: dict}
+    jobs:
+      description: "On the controller the queue: C(id), C(state), C(partition), C(nodes); null if unreadable."
+      type: list
+      elements: dict
 """
 
 from typing import Any, Dict

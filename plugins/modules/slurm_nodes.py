@@ -77,7 +77,10 @@ def main() -> None:
             nodes = daemons.nodes()
     except (daemons.SlurmProblem, ProgramProblem) as problem:
         module.fail_json(msg=str(problem))
-    module.exit_json(changed=False, nodes=nodes, jobs=look.queue())
+    jobs = look.queue()
+    if jobs is None:
+        module.fail_json(msg="squeue cannot read the queue: see {0}".format(daemons.LOGS["slurmctld"]))
+    module.exit_json(changed=False, nodes=nodes, jobs=jobs)
 
 
 if __name__ == "__main__":

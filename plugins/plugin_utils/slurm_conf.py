@@ -391,7 +391,7 @@ def slurm_conf(cluster: Cluster) -> str:
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": controller.address,
         "AccountingStorageTRES": ",".join(tracked),
-        "AccountingStoreFlags": "job_comment,job_script,job_env",
+        "AccountingStoreFlags": "job_comment,job_script",
         "JobCompType": "jobcomp/none",
     }
     own = {name.lower(): name for name in settings}

@@ -11,6 +11,7 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_changes import MEND
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import (
     CONFIG_DIR,
     PORTS,
@@ -44,22 +45,31 @@ def check_accounts(accounts: Mapping[str, Any]) -> list[Problem]:
 
 
 def check_key(digest: str, hosts: Mapping[str, Mapping[str, Any]], path: str) -> list[Problem]:
-    """Refuse to replace the key of a cluster that exists.
+    """Refuse to replace the key of a cluster that exists, or one that another program uses.
 
     Args:
         digest: of the key on this machine; empty where there is none.
         hosts: what rdm.provision.slurm_facts found.
         path: of the key on this machine.
     """
-    other = [
-        name for name, facts in hosts.items() if facts["claim"] and facts["munge_key"] not in ("", digest)
+    differ = {name: facts for name, facts in hosts.items() if facts["munge_key"] not in ("", digest)}
+    problems = [
+        Problem(
+            name,
+            "munge runs here for another program,",
+            "with a key of its own that Slurm's would replace",
+            "stop munge if nothing needs it, or take the host out of the inventory",
+        )
+        for name, facts in differ.items()
+        if not facts["claim"] and "munged" in facts["running"]
     ]
+    other = [name for name, facts in differ.items() if facts["claim"]]
     if not other:
-        return []
+        return problems
     what = "is not there" if not digest else "is another"
     remedy = "copy it there from where the cluster was made"
     reason = f"{what} than that of the cluster, on {names(other, 3)}"
-    return [Problem(None, f"munge's key {path}", reason, remedy)]
+    return [*problems, Problem(None, f"munge's key {path}", reason, remedy)]
 
 
 def hosts_of(
@@ -148,8 +158,15 @@ def removed() -> dict[str, Any]:
     }
 
 
-def check_queue(jobs: Sequence[Mapping[str, str]]) -> list[Problem]:
-    """Refuse to take a cluster away that has jobs."""
+def check_queue(jobs: Sequence[Mapping[str, str]], hidden: Sequence[str] = ()) -> list[Problem]:
+    """Refuse to take a cluster away that has jobs.
+
+    Args:
+        jobs: those in the queue.
+        hidden: hosts with steps of jobs that no queue tells of.
+    """
+    if hidden:
+        return [Problem(None, "the queue", f"cannot be read, and jobs run on {names(hidden)}", MEND)]
     if not jobs:
         return []
     ids = [job["id"] for job in jobs]

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import socket
-from typing import Any, Dict, Iterable, List
+from typing import Any, Dict, Iterable, List, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.node import sysfs
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
@@ -33,6 +33,8 @@ MUNGE_KEY = "/etc/munge/munge.key"
 APPLIED = "/var/lib/slurm/rdm-applied.json"
 MARK = "# Written by rdm-provision"
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
+MUNGED = "munged"
+STEP = "slurmstepd"  # one for each step of a job, and it outlives slurmd
 TIMEOUT_S = 60.0
 QUEUE_FORMAT = "%A|%T|%P|%N"
 
@@ -68,8 +70,10 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
     claim = read_text(CLAIM).strip()
     slurm = next((installed[name] for name in ("client", *DAEMONS) if installed.get(name)), "")
     running = processes()
+    hostname = socket.gethostname().partition(".")[0]
+    conf = read_text(CONFIG) if claim else ""
     return {
-        "hostname": socket.gethostname().partition(".")[0],
+        "hostname": hostname,
         "systemd": os.path.isdir("/run/systemd/system"),
         "manager": manager,
         "packages": installed,
@@ -85,9 +89,9 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
         "foreign": "" if claim else foreign(running),
         "running": sorted(name for name in running if running[name]),
         "munge_key": key_digest(),
-        "conf": read_text(CONFIG) if claim else "",
+        "conf": conf,
         "applied": applied(),
-        "jobs": queue() if claim and running.get("slurmctld") else [],
+        "jobs": jobs(claim, conf, hostname, running),
     }
 
 
@@ -131,10 +135,12 @@ def cgroups(root: str = "/sys/fs/cgroup") -> Dict[str, Any]:
 
 
 def processes(proc: str = "/proc") -> Dict[str, List[int]]:
-    """Return the processes of Slurm's daemons, by name."""
-    found: Dict[str, List[int]] = {name: [] for name in DAEMONS}
+    """Return the processes of Slurm's daemons, of munge's and of jobs' steps, by name."""
+    found: Dict[str, List[int]] = {name: [] for name in (*DAEMONS, MUNGED, STEP)}
     for entry in os.listdir(proc):
         name = read_text("{0}/{1}/comm".format(proc, entry)).strip() if entry.isdigit() else ""
+        if name == STEP and "infinity" in read_text("{0}/{1}/cmdline".format(proc, entry)).split("\0"):
+            continue  # it is of no job: slurmd has it hold the control group
         if name in found:
             found[name].append(int(entry))
     return found
@@ -199,12 +205,29 @@ def candidate(manager: str) -> str:
     return ""
 
 
-def queue() -> List[Dict[str, str]]:
-    """Return the jobs in the queue: id, state, partition, nodes."""
+def jobs(
+    claim: str, conf: str, hostname: str, running: Dict[str, List[int]]
+) -> Optional[List[Dict[str, str]]]:
+    """Return the queue, on the controller; None where it cannot be read.
+
+    Args:
+        claim: the cluster that made the Slurm that is here; empty for none.
+        conf: the text of slurm.conf; empty where it is not ours.
+        hostname: of this host.
+        running: the processes, by name.
+    """
+    if claim and running.get("slurmctld"):
+        return queue()
+    match = re.search(r"^SlurmctldHost=([^(\s]+)", conf, re.MULTILINE)
+    return None if match and match.group(1) == hostname else []
+
+
+def queue() -> Optional[List[Dict[str, str]]]:
+    """Return the jobs in the queue, id, state, partition, nodes; None where it cannot be read."""
     try:
         said = run_program([find_program("squeue"), "--noheader", "--format=" + QUEUE_FORMAT], TIMEOUT_S)
     except ProgramProblem:
-        return []
+        return None
     return [
         dict(zip(("id", "state", "partition", "nodes"), line.split("|")))
         for line in said.splitlines()

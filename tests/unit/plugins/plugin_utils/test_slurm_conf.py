@@ -33,6 +33,7 @@ FACTS: dict[str, Any] = {
     "munge_key": "",
     "conf": "",
     "jobs": [],
+    "running": [],
 }
 NVIDIA = [{"driver": "nvidia", "render_node": f"/dev/dri/renderD{128 + n}"} for n in range(8)]
 AMD = [{"driver": "amdgpu", "render_node": f"/dev/dri/renderD{128 + n}"} for n in range(8)]
@@ -162,11 +163,24 @@ def test_options_that_break_the_configuration_are_refused(options: dict[str, Any
 
 
 def test_the_key_of_a_cluster_that_exists_is_not_replaced() -> None:
-    facts = {"n1": {"claim": "c1", "munge_key": "aa"}, "n2": {"claim": "", "munge_key": "bb"}}
+    facts = {
+        "n1": {"claim": "c1", "munge_key": "aa", "running": ["munged"]},
+        "n2": {"claim": "", "munge_key": "bb", "running": []},
+    }
     assert slurm_plan.check_key("aa", facts, "k") == []
     for mine, words in (("", "is not there"), ("cc", "is another")):
         assert f"munge's key k {words} than that of the cluster, on n1" in said(
             slurm_plan.check_key(mine, facts, "k")
+        )
+
+
+def test_a_key_that_another_program_uses_is_not_replaced() -> None:
+    facts = {"n2": {"claim": "", "munge_key": "bb", "running": ["munged"]}}
+    assert slurm_plan.check_key("bb", facts, "k") == []
+    for mine in ("", "aa"):
+        assert said(slurm_plan.check_key(mine, facts, "k")) == (
+            "n2: munge runs here for another program, with a key of its own that Slurm's would replace: "
+            "stop munge if nothing needs it, or take the host out of the inventory"
         )
 
 
@@ -212,6 +226,10 @@ def test_the_users_options_take_the_place_of_the_roles() -> None:
     assert "ReturnToService=0\n" in conf
     assert "ReturnToService=2" not in conf
     assert "SlurmctldParameters=enable_configless,x\n" in conf
+
+
+def test_no_users_environment_goes_into_the_database() -> None:
+    assert "AccountingStoreFlags=job_comment,job_script\n" in slurm_conf.slurm_conf(cluster())
 
 
 def test_cgroups_are_used_where_all_nodes_have_them() -> None:
@@ -260,6 +278,65 @@ def test_what_would_end_a_job_is_refused_with_its_id() -> None:
     )
     without = slurm_conf.slurm_conf(cluster(partitions=(Partition("gpu2", ("n1", "n2")),)))
     assert "n3: would leave the cluster while job 7" in said(slurm_changes.endangered(old, without, JOBS))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"options": {"selecttype": "select/linear"}}, "SelectType would be select/linear instead of"),
+        ({"cgroups": True}, "ProctrackType would be proctrack/cgroup instead of proctrack/linuxproc"),
+        ({"cgroups": True}, "TaskPlugin would be task/cgroup,task/affinity instead of task/affinity"),
+    ],
+)
+def test_settings_that_no_job_outlives_are_not_changed(changed: dict[str, Any], words: str) -> None:
+    old, new = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(**changed))
+    found = said(slurm_changes.endangered(old, new, JOBS))
+    assert words in found
+    assert "which ends all jobs, while job 7 is there: wait for it, or cancel with scancel 7" in found
+    assert slurm_changes.endangered(old, new, []) == []
+    assert slurm_changes.endangered("", new, JOBS) == []
+
+
+def test_another_controller_is_refused_while_the_one_before_runs() -> None:
+    hosts = {
+        "n1": {"claim": "c1", "jobs": [], "running": ["slurmctld", "slurmd"]},
+        "n2": {"claim": "c1", "jobs": [], "running": ["slurmd"]},
+        "n3": {"claim": "", "jobs": [], "running": ["slurmctld"]},
+    }
+    assert slurm_changes.check_controller("c1", "n1", hosts) == []
+    words = said(slurm_changes.check_controller("c1", "n2", hosts))
+    assert words == (
+        "n1: is the controller of c1, whose jobs would end if n2 took its place: "
+        "take the cluster away with slurm down first, or put this host into the group slurm_controller"
+    )
+    stopped: dict[str, Any] = {**hosts, "n1": {"claim": "c1", "jobs": None, "running": ["slurmd"]}}
+    assert slurm_changes.check_controller("c1", "n2", stopped) == []
+    stopped["n1"]["running"] = ["slurmd", "slurmstepd"]
+    assert said(slurm_changes.check_controller("c1", "n2", stopped)) == words
+
+
+def test_jobs_that_no_queue_tells_of_are_seen_by_their_steps() -> None:
+    dead = {"claim": "c1", "jobs": None, "running": ["slurmd"]}
+    node = {"claim": "c1", "jobs": [], "running": ["slurmd", "slurmstepd"]}
+    assert slurm_changes.unseen({"n1": dead, "n2": node}) == ["n2"]
+    assert slurm_changes.unseen({"n1": {**dead, "jobs": []}, "n2": node}) == []
+    assert slurm_changes.unseen({"n1": dead, "n2": {**node, "running": ["slurmd"]}}) == []
+    assert slurm_changes.unseen({"n1": dead, "n2": {**node, "claim": ""}}) == []
+
+
+def test_what_may_end_jobs_that_no_queue_tells_of_is_refused() -> None:
+    old, same = slurm_conf.slurm_conf(cluster()), slurm_conf.slurm_conf(cluster(options={"SlurmdTimeout": 9}))
+    assert slurm_changes.endangered(old, same, [], ["n2"]) == []
+    one = (Partition("hgx", ("n1", "n2")),)
+    words = said(slurm_changes.endangered(old, slurm_conf.slurm_conf(cluster(partitions=one)), [], ["n2"]))
+    why = f"while jobs run on n2 and the queue cannot be read: {slurm_changes.MEND}"
+    assert f"n3: would leave the cluster {why}" in words
+    assert f"the partition gpu2 would be removed {why}" in words
+    held = slurm_conf.slurm_conf(cluster(cgroups=True))
+    assert why in said(slurm_changes.endangered(old, held, [], ["n2"]))
+    assert said(slurm_plan.check_queue([], ["n2"])) == (
+        f"None: the queue cannot be read, and jobs run on n2: {slurm_changes.MEND}"
+    )
 
 
 @given(st.sets(st.integers(0, 120), min_size=1), st.integers(1, 4))

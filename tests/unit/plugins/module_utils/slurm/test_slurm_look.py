@@ -6,6 +6,7 @@ import pwd
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node.programs import ProgramProblem
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons, look
 
 
@@ -58,6 +59,41 @@ def test_a_slurm_that_is_not_ours_is_seen(
     found = look.foreign(running)
     assert expected in found
     assert bool(found) == bool(expected)
+
+
+def test_daemons_are_known_by_their_names(tmp_path: Path) -> None:
+    for pid, name, said in (
+        (1, "init", "/sbin/init"),
+        (7, "munged", "/usr/sbin/munged"),
+        (8, "slurmd", "/usr/sbin/slurmd"),
+        (9, "slurmstepd", "/usr/sbin/slurmstepd\0infinity\0"),
+        (10, "slurmstepd", "slurmstepd: [7.batch]\0"),
+    ):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        (tmp_path / str(pid) / "cmdline").write_text(said)
+    found = look.processes(str(tmp_path))
+    assert {name: pids for name, pids in found.items() if pids} == {
+        "munged": [7],
+        "slurmd": [8],
+        "slurmstepd": [10],
+    }
+
+
+def test_a_queue_that_cannot_be_read_is_not_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(argv: list[str], seconds: float) -> str:
+        raise ProgramProblem("squeue: error: Unable to contact slurm controller")
+
+    conf = "SlurmctldHost=n1(10.0.0.1)\n"
+    monkeypatch.setattr(look, "run_program", lambda *_: "7|RUNNING|gpu2|n[2-3]\n")
+    found = [{"id": "7", "state": "RUNNING", "partition": "gpu2", "nodes": "n[2-3]"}]
+    assert look.jobs("c1", conf, "n1", {"slurmctld": [7]}) == found
+    monkeypatch.setattr(look, "run_program", silent)
+    assert look.jobs("c1", conf, "n1", {"slurmctld": [7]}) is None
+    assert look.jobs("c1", conf, "n1", {}) is None
+    assert look.jobs("c1", conf, "login", {}) == []
+    assert look.jobs("c1", "", "n2", {}) == []
+    assert look.jobs("", "", "n2", {"slurmctld": [7]}) == []
 
 
 def node(name: str, state: str, reason: str = "none") -> dict[str, str]:
