@@ -13,6 +13,8 @@ from tests.e2e.slurm_lab import NODES, SlurmLab
 
 SLEEP = "sleep 600"
 
+pytestmark = pytest.mark.long
+
 
 def options(slurm: SlurmLab, **more: Any) -> str:
     """The lab's slurm_options with others, as an argument of -e."""
@@ -121,7 +123,6 @@ def test_bad_input_is_refused_before_anything_is_changed(slurm: SlurmLab) -> Non
     assert "slurmd runs, and is not of rdm-provision" in problems(foreign)
 
 
-@pytest.mark.long
 def test_a_node_without_its_gpus_is_drained_before_a_job_runs_there(slurm: SlurmLab) -> None:
     slurm.on("n3", "mv", "/dev/nvidia2", "/dev/kept")
     try:
@@ -134,7 +135,6 @@ def test_a_node_without_its_gpus_is_drained_before_a_job_runs_there(slurm: Slurm
         slurm.on("n1", "scontrol", "update", "nodename=n3", "state=resume")
 
 
-@pytest.mark.long
 def test_a_node_that_was_off_comes_back(slurm: SlurmLab) -> None:
     slurm.lab("stop", "n2")
     wait_until(lambda: slurm.nodes()["n2"].startswith("down"), "n2 is down", seen=slurm.nodes)
@@ -142,7 +142,6 @@ def test_a_node_that_was_off_comes_back(slurm: SlurmLab) -> None:
     wait_until(lambda: slurm.nodes()["n2"] == "idle", "n2 takes jobs", seen=slurm.nodes)
 
 
-@pytest.mark.long
 def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:
     slurm.json("slurm", "down")
     for node in NODES:

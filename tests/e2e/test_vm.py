@@ -1,7 +1,4 @@
-"""Virtual functions that the kernel makes: containers on two virtual machines talk over them.
-
-The beginning and a reboot are part of `make test`; the rest is for `make test-long`.
-"""
+"""Virtual functions that the kernel makes: containers on two virtual machines talk over them."""
 
 from __future__ import annotations
 
@@ -17,6 +14,8 @@ from tests.labs import lab_name, left_over
 NODES = ("n1", "n2")
 VLAN = 100
 FUNCTIONS = 7
+
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +47,6 @@ def test_from_bare_machines_to_containers_that_talk_over_virtual_functions(machi
     assert_both_talk(machines)
 
 
-@pytest.mark.long
 def test_a_second_run_changes_nothing(machines: MachineLab) -> None:
     machines.provisioned()
     result = machines.json("up")
@@ -56,7 +54,6 @@ def test_a_second_run_changes_nothing(machines: MachineLab) -> None:
     assert changed(result) == []
 
 
-@pytest.mark.long
 def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: MachineLab) -> None:
     machines.provisioned()
     number = str(machines.function("n2")["vf"])
@@ -85,7 +82,6 @@ def restarted(lab: MachineLab, node: str, before: str) -> bool:
     return state[:1] == ["running"] and state[1:] not in (["0"], [before])
 
 
-@pytest.mark.long
 def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")["address"]
@@ -98,7 +94,6 @@ def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: 
     assert_both_talk(machines)
 
 
-@pytest.mark.long
 def test_one_container_more_than_there_are_functions_is_refused(machines: MachineLab) -> None:
     machines.provisioned()
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
