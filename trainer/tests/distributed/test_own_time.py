@@ -48,11 +48,11 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
     step = training.engine.train_step
     nan = torch.full((), float("nan"))
-    told: list[float] = []
+    told: list[float | None] = []
 
     def slow(batches: Any) -> Any:
         with contextlib.suppress(OSError):
-            told.append(pace_module.read(Path(folder) / f"{rank}.pace")[0]["own_s"])
+            told.append(pace_module.read(Path(folder) / f"{rank}.pace")[0].get("own_s"))
         if rank == 1:
             time.sleep(SLEEP_S)
             if training.iteration == 2:
