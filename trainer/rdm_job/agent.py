@@ -201,6 +201,7 @@ class Master:
         self._begun_anew: list[str] = []
         self._health = health.Health(request, agent.part.config)
         self._told = 0.0
+        self._not_judged = ""
 
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
@@ -319,8 +320,10 @@ class Master:
         verdict = agent.state.verdict
         try:
             verdict = self._health.verdict(agent.state, reports)
-        except Exception:  # to judge a job must never end it
-            traceback.print_exc()
+        except Exception as error:  # to judge a job must never end it
+            if repr(error) != self._not_judged:
+                self._not_judged = repr(error)
+                traceback.print_exc()
         agent.write(progress=newest, gpu=gpu, nodes=states, verdict=verdict)
 
     def _grace(self) -> float | None:

@@ -179,7 +179,7 @@ class Part:
 
     def _keep_watch(self) -> None:
         """Watch this node, for ever. A vendor's library may take long: this has its own thread."""
-        measured = -SAMPLE_S
+        measured, said = -SAMPLE_S, ""
         while True:
             try:
                 records = self._records()
@@ -187,6 +187,8 @@ class Part:
                     measured = time.monotonic()
                     self._watch.measure(records)
                 self._watch.look(records)
-            except Exception:  # what cannot be read now may be later
-                traceback.print_exc()
+            except Exception as error:  # what cannot be read now may be later
+                if repr(error) != said:
+                    said = repr(error)
+                    traceback.print_exc()
             time.sleep(LOOK_S)

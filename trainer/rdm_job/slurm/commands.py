@@ -124,10 +124,10 @@ def recorded(number: int) -> Seen | None:
     return None
 
 
-def cancel(number: int, *, signal: str = "") -> None:
-    """End a job, or send it a signal. One that has ended is no error."""
+def cancel(number: int) -> None:
+    """End a job. One that has ended is no error."""
     with contextlib.suppress(SlurmError):
-        _run(["scancel", *([f"--signal={signal}"] if signal else []), str(number)])
+        _run(["scancel", str(number)])
 
 
 def _name(user: str) -> str:

@@ -108,7 +108,7 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
     # A number may come again, where Slurm's records were taken away.
     shutil.rmtree(job.path / "nodes", ignore_errors=True)
     # Whoever looks meanwhile sees a job of Slurm's, and does not judge it.
-    write_atomically(job.slurm, json.dumps({"job": _NO_NUMBER, "submitted": time.time()}) + "\n")
+    write_atomically(job.slurm, json.dumps({"job": _NO_NUMBER}) + "\n")
     known = State(
         request.name,
         "queued",
@@ -124,7 +124,7 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
     except SlurmError as error:
         job.write_state(dataclasses.replace(known, state="failed", reason=str(error), ended=time.time()))
         raise
-    write_atomically(job.slurm, json.dumps({"job": number, "submitted": time.time()}) + "\n")
+    write_atomically(job.slurm, json.dumps({"job": number}) + "\n")
     return {"directory": str(job.path), "started": True}
 
 
