@@ -13,6 +13,8 @@ __all__ = ["differences", "flat", "read", "without_secrets"]
 HIDDEN = "(not shown)"
 
 _SECRET = re.compile(r"(?i)(?:^|[._-])(?:api[_-]?key|secret|passw(?:or)?d|credentials?|access[_-]?token)s?$")
+_SECRET_ARGUMENT = re.compile(r"(--(?:\w+[-_])*(?:key|token|secret|passw(?:or)?d|credential)s?(?:=|, ))[^,]*")
+_PROGRAM = "launcher.program"
 _SECTIONS_OF_SECRETS = ("launcher.env.",)
 """Variables of the environment are the usual place for keys: their names are enough."""
 
@@ -52,11 +54,18 @@ def _text(value: Any) -> str:
 
 
 def without_secrets(values: Mapping[str, str]) -> dict[str, str]:
-    """Return a configuration in which passwords and the environment's values are not shown."""
-    return {
+    """Return a configuration in which passwords and the environment's values are not shown.
+
+    >>> without_secrets({"launcher.program": "train.py, --wandb-key, 1a2b, --tokenizer-type, GPT2"})
+    {'launcher.program': 'train.py, --wandb-key, (not shown), --tokenizer-type, GPT2'}
+    """
+    shown = {
         key: HIDDEN if _SECRET.search(key) or key.startswith(_SECTIONS_OF_SECRETS) else value
         for key, value in values.items()
     }
+    if _PROGRAM in shown:
+        shown[_PROGRAM] = _SECRET_ARGUMENT.sub(rf"\1{HIDDEN}", shown[_PROGRAM])
+    return shown
 
 
 def differences(configurations: Sequence[Mapping[str, str]]) -> dict[str, list[str | None]]:

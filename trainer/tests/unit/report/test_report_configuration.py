@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What of a configuration a report shows."""
+
+from __future__ import annotations
+
+from rdm_log.report.configuration import flat, without_secrets
+
+
+def test_secrets_are_not_shown_wherever_they_stand() -> None:
+    program = ["train.py", "--wandb-key", "1a2b", "--tokenizer-type", "GPT2", "--api_token=3c4d", "--lr", "1"]
+    shown = without_secrets(
+        flat({"launcher": {"program": program, "env": {"HF": "5e6f"}}, "wandb": {"api_key": "7a8b"}})
+    )
+    assert shown["launcher.program"].split(", ") == [
+        *("train.py", "--wandb-key", "(not shown)", "--tokenizer-type", "GPT2"),
+        *("--api_token=(not shown)", "--lr", "1"),
+    ]
+    assert not any(secret in " ".join(shown.values()) for secret in ("1a2b", "3c4d", "5e6f", "7a8b"))
