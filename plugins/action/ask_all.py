@@ -7,26 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ansible.errors import AnsibleError
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.ask_all import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.asked import INTERPRETER, sort
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.progress import telling
 from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Host, OrdinaryError, Reach
 from ansible_collections.rdm.provision.plugins.plugin_utils.together import together
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: makes the calls, and says whom an ordinary task has to ask."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the answers, and who gave none."""
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         hosts = [str(host) for host in variables["ansible_play_hosts"]]
         others: dict[str, str] = {}
         calls = self._calls(hosts, options, variables, others)
@@ -36,8 +31,7 @@ class ActionModule(ActionBase):
         asked.others.update(others)
         for host, why in asked.others.items():
             self._display.vv(f"left to an ordinary task: {why}", host=host)
-        result.update(changed=False, plays=asked.plays(hosts), **asked._asdict())
-        return result
+        return {"plays": asked.plays(hosts), **asked._asdict()}
 
     def _calls(
         self,

@@ -6,31 +6,26 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.modules.fabric_verdict import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_judge import judge
 from ansible_collections.rdm.provision.plugins.plugin_utils.fabric_table import table
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: collects, judges, and returns; it talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the judgement.
 
         Raises:
             AnsibleActionFail: the list of nodes cannot be read.
         """
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         try:
             names = list(parse_nodes(options["nodes"]))
         except ValueError as error:
@@ -45,5 +40,4 @@ class ActionModule(ActionBase):
                 continue
             measurements[host] = measurement
         judged = judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
-        result.update(changed=False, fabric=fabric.as_dict(judged), msg=table(judged, waiting))
-        return result
+        return {"fabric": fabric.as_dict(judged), "msg": table(judged, waiting)}

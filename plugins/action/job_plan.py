@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.constants import ACCELERATORS
 from ansible_collections.rdm.provision.plugins.modules.job_plan import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     Node,
     Slurm,
@@ -22,28 +22,20 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: reads the configuration, decides, judges; it talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the plan, or the refusal."""
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
-        result["changed"] = False
         if options["stage"] == "nodes":
             job = options["job"]
             answers = registered(options["checks"], variables)
             problems = verdict(job, answers)
             if problems:
-                result.update(Refused(problems).result("nodes"))
-            else:
-                result["job"] = dict(job, offer=answers[job["master"]].get("offer") or {})
-            return result
+                raise Refused(problems)
+            return {"job": dict(job, offer=answers[job["master"]].get("offer") or {})}
         nodes = [
             Node(name, node["my_ip"], int(node["slots"]))
             for name, node in sorted(options["nodes"].items(), key=lambda item: int(item[1]["rank"]))
@@ -54,9 +46,8 @@ class ActionModule(ActionBase):
             plan = plan_job(wanted, nodes, variables["ansible_play_hosts_all"], time.time(), slurm)
             accelerator = self._accelerator(options, plan.nodes[0].name)
         except Refused as refused:
-            return {**result, **refused.result("inventory")}
-        result["job"] = dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])
-        return result
+            return refused.result("inventory")
+        return {"job": dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])}
 
     @staticmethod
     def _accelerator(options: dict[str, Any], master: str) -> str:

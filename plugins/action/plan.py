@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
@@ -19,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import 
     presumed_config_dir,
     problems_beside,
 )
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
     HostVariables,
 )
@@ -40,39 +40,30 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.together import toge
 from ansible_collections.rdm.provision.plugins.plugin_utils.vault import undecryptable
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: reads variables, decides, keeps the plan file; it talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
+    STAGE = "inventory"
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the plan, or the refusal."""
-        variables: dict[str, Any] = task_vars or {}
         self._variables = variables
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         if self._task.get_play().serial:
             _refuse_batches(variables)
         reader = HostVariables(variables, variables_in_play(self._task, variables), self._loader)
-        try:
-            with alone(reader, options["write"] and not self._task.check_mode):
-                if options["stage"] == "inventory":
-                    _refuse_secrets(reader)
-                return self._decide(result, reader, options, self._unseen(reader, variables))
-        except Refused as refused:
-            return {**result, **refused.result("inventory")}
+        with alone(reader, options["write"] and not self._task.check_mode):
+            if options["stage"] == "inventory":
+                _refuse_secrets(reader)
+            return self._plan(reader, options, self._unseen(reader, variables))
 
-    def _decide(
-        self, result: dict[str, Any], reader: HostVariables, options: dict[str, Any], unseen: list[Problem]
-    ) -> dict[str, Any]:
+    def _plan(self, reader: HostVariables, options: dict[str, Any], unseen: list[Problem]) -> dict[str, Any]:
         """Read the plan file, plan, and keep the plan."""
         stage = options["stage"]
         plan, previous, images, problems = plan_inventory(reader, options["release"], unseen, options["keys"])
         if problems or plan is None:
             beside = self._beside(reader, plan, images, problems, options) if plan else []
-            return {**result, **Refused([*problems, *beside]).result("inventory")}
+            raise Refused([*problems, *beside])
         nodes = base_of_nodes(plan, previous, images)
         warnings = plan.warnings
         if stage == "nodes":
@@ -86,19 +77,16 @@ class ActionModule(ActionBase):
                 failed = reader.failed(options["facts"], plan.addresses.nodes)
                 planned = plan_nodes(plan, wants, facts, changes, failed)
             except Refused as refused:
-                return {**result, **refused.result("nodes")}
+                return refused.result("nodes")
             for node, more in planned.nodes.items():
                 nodes[node].update(more)
             warnings = planned.warnings
         writes = options["write"] and not self._task.check_mode
         addresses = plan.addresses
-        try:
-            keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
-            if keys:
-                addresses = addresses._replace(keys=keys.fingerprints)
-            result.update(self._keep(reader, addresses, previous, options["write"]))
-        except Refused as refused:
-            return {**result, **refused.result("inventory")}
+        keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
+        if keys:
+            addresses = addresses._replace(keys=keys.fingerprints)
+        result = self._keep(reader, addresses, previous, options["write"])
         master = next(iter(addresses.nodes))
         result.update(
             cluster=plan.inventory.cluster,

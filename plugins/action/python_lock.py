@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.constants import STATE_DIR
 from ansible_collections.rdm.provision.plugins.modules.python_lock import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock, torch_backend
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
@@ -18,18 +18,13 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.registered import re
 TRAINER = Path(__file__).resolve().parents[2] / "trainer"
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: it works on the controller and talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return what environments are made of, or the refusal."""
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         home = Path(str(variables.get("inventory_dir") or Path.cwd()))
         pins = (TRAINER / "requirements" / "runtime.txt").read_text(encoding="utf-8")
         requirements = python_lock.requirements_of(pins, options["torch"])
@@ -39,10 +34,7 @@ class ActionModule(ActionBase):
             find_links=[os.path.expanduser(one) for one in options["find_links"]],
             proxy=options["proxy"],
         )
-        try:
-            backends = self._backends(options, requirements, sources, variables)
-        except Refused as refused:
-            return {**result, **refused.result("nodes")}
+        backends = self._backends(options, requirements, sources, variables)
         locks: dict[str, str] = {}
         changed = False
         try:
@@ -59,12 +51,10 @@ class ActionModule(ActionBase):
             wheel = python_lock.trainer_wheel(TRAINER, home / STATE_DIR / "wheels")
             uv = python_lock.find_uv()
         except Refused as refused:
-            return {**result, **refused.result("inventory")}
+            return refused.result("inventory")
         program = f"{wheel.name} {wheel.parent.name}"
         # A file on the controller is no change of a node.
         return {
-            **result,
-            "changed": False,
             "nodes": {
                 host: {"lock": locks[backend], "torch_backend": backend} for host, backend in backends.items()
             },

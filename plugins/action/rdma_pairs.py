@@ -7,32 +7,26 @@ import secrets
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
 from ansible_collections.rdm.provision.plugins.modules.rdma_pairs import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import rdma
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.pair_judge import Bounds
 from ansible_collections.rdm.provision.plugins.plugin_utils.rdma_parts import measuring, parts, sample_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: decides and judges; it talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the rounds, or the judgement.
 
         Raises:
             AnsibleActionFail: an option cannot be.
         """
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
-        result["changed"] = False
         for name, least in (("seconds", 1), ("most_rounds", 1), ("patience", 0.1)):
             if options[name] < least:
                 raise AnsibleActionFail(f"{name} must be at least {least}, not {options[name]}")
@@ -58,8 +52,7 @@ class ActionModule(ActionBase):
             text = (
                 f"{len(ready)} nodes, {len(found[first]['rounds'])} rounds" if found else "nothing to measure"
             )
-            result.update(parts=found, first=first, limit=limit, msg=text)
-            return result
+            return {"parts": found, "first": first, "limit": limit, "msg": text}
         results = {
             host: {**answer, "reason": answer.get("reason") or str(answer.get("msg") or "it was not asked")}
             if answer.get("failed") or answer.get("unreachable")
@@ -76,5 +69,4 @@ class ActionModule(ActionBase):
                 Bounds(share=options["slow_share"]),
             )
         )
-        result.update(rdma=judged, msg=rdma.table(judged))
-        return result
+        return {"rdma": judged, "msg": rdma.table(judged)}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_changes, slurm_conf, slurm_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import role_defaults
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
@@ -21,28 +21,15 @@ HEALTH_CHECK = Path(__file__).resolve().parents[2] / "roles/slurm/files/health-c
 KEY_BYTES = 64
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: decides, and makes the key; it talks to no host."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return the plan, or the refusal."""
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
-        result["changed"] = False
-        try:
-            result["plan"] = (
-                self._end(options, variables)
-                if options["state"] == "absent"
-                else self._plan(options, variables)
-            )
-        except Refused as refused:
-            result.update(refused.result("nodes"))
-        return result
+        plan = self._end if options["state"] == "absent" else self._plan
+        return {"plan": plan(options, variables)}
 
     def _end(self, options: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is taken away."""

@@ -5,31 +5,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.spare_jobs import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused, rehearsal
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: collects and judges; it talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return nothing, or the refusal."""
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         answers = registered(options["jobs"], variables)
         problems = ended_jobs({host: answer.get("running") or [] for host, answer in answers.items()})
-        result["changed"] = False
         if problems and self._task.check_mode:
-            result["warnings"] = rehearsal(problems)
-        elif problems:
+            return {"warnings": rehearsal(problems)}
+        if problems:
             # What no job needs, such as an image, may have been changed before.
-            result.update(Refused(problems, before="a container was touched").result("nodes"))
-        return result
+            raise Refused(problems, before="a container was touched")
+        return {}

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.modules.ssh_config_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import host_ssh
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
 from ansible_collections.rdm.provision.plugins.plugin_utils.known_keys import known_keys
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
@@ -22,25 +22,13 @@ SSH_HOST_NAME = "%l"
 _AT_ONCE = 16
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: it decides, keeps the hosts' keys, and talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return what ssh's files are to hold, or the refusal."""
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
-        result["changed"] = False
-        try:
-            return {**result, **self._decide(options, variables)}
-        except Refused as refused:
-            return {**result, **refused.result("nodes")}
-
-    def _decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         reader = HostVariables(variables)
         order = sorted(options["nodes"], key=lambda name: int(options["nodes"][name]["rank"]))
         hosts = [_host(reader, name, str(options["nodes"][name]["my_ip"])) for name in order]

@@ -6,24 +6,19 @@ from __future__ import annotations
 from typing import Any
 
 from ansible import context
-from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
+from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import decide
 
 
-class ActionModule(ActionBase):
+class ActionModule(Decision):
     """The action: collects and decides; it talks to no node."""
 
-    TRANSFERS_FILES = False
-    _requires_connection = False
-    _supports_check_mode = True
+    ARGUMENTS = ARGUMENT_SPEC
 
-    def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+    def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return who has what to do."""
-        variables: dict[str, Any] = task_vars or {}
-        result: dict[str, Any] = super().run(tmp, variables)
-        _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         looked = registered(options["facts"], variables)
         found = {host: one["node"] for host, one in looked.items() if isinstance(one.get("node"), dict)}
         receipts = options["receipts"]
@@ -46,5 +41,4 @@ class ActionModule(ActionBase):
         if bare:
             # The fabric is measured from containers, and a receipt is compared with what an engine has.
             work.plays["receipt"] = work.plays["verify"] = []
-        result.update(changed=False, why=work.why, plays=work.plays)
-        return result
+        return {"why": work.why, "plays": work.plays}
