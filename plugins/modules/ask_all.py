@@ -18,16 +18,11 @@ description:
     M(rdm.provision.plan), M(rdm.provision.work) and M(rdm.provision.fabric_verdict) look.
 version_added: 0.2.0
 author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.looks
 attributes:
   check_mode:
     support: full
     description: The module runs in check mode, too.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
 options:
   module:
     description: Full name of the module.

@@ -16,16 +16,11 @@ description:
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.looks
 attributes:
   check_mode:
     support: full
     description: In check mode a node whose container does not run yet counts as not in this run.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
 options:
   nodes:
     description: The whole cluster in the order of ranks, one line C(name MY_IP) per node.

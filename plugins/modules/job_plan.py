@@ -14,13 +14,8 @@ description:
     that was not reached is a problem.
 version_added: 0.2.0
 author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.looks
 attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
-  diff_mode:
-    support: none
-    description: It changes nothing.
   idempotent:
     support: partial
     description: A new job gets a new name each time, unless it is given one.

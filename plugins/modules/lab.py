@@ -16,16 +16,11 @@ description:
   - Runs on the control machine, as root or as a user that may use the engine.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would change without changing it.
   diff_mode:
     support: full
     description: Shows what happens to the nodes and the lines of the inventory that change.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
 options:
   name:
     description: The lab's name, up to 30 lower-case letters, digits and hyphens.

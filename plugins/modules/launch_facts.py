@@ -12,16 +12,7 @@ description:
 version_added: 0.2.0
 author:
   - The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
+extends_documentation_fragment: rdm.provision.attributes.looks
 options:
   programs:
     description: Which programs to look for.

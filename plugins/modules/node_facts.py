@@ -15,16 +15,7 @@ description:
   - What cannot be read is empty in the result and named in its findings.
 author:
   - The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
+extends_documentation_fragment: rdm.provision.attributes.looks
 options:
   sysfs_root:
     description: Where the kernel's sysfs is; another directory in tests.

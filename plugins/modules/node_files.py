@@ -19,16 +19,11 @@ description:
     permissions, unless O(directories[].mode) is given, and is never removed.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would change without changing it.
   diff_mode:
     support: full
     description: Shows the lines that change; of a secret only that it changes.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
 options:
   directories:
     description: Directories to make, or to remove when this module made them and nothing else is in them.

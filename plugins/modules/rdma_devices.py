@@ -14,16 +14,7 @@ description:
   - Fails when two of these lead to different devices, and says what each says.
 author:
   - The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
+extends_documentation_fragment: rdm.provision.attributes.looks
 options:
   function:
     description:

@@ -16,16 +16,7 @@ description:
     once.
 version_added: 0.1.0
 author: The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
+extends_documentation_fragment: rdm.provision.attributes.looks
 options:
   stage:
     description: What to do.

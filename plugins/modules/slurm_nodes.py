@@ -10,16 +10,7 @@ short_description: Ask slurmctld for its nodes and its queue, or wait until all 
 version_added: 0.3.0
 author:
   - The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
+extends_documentation_fragment: rdm.provision.attributes.looks
 description:
   - Runs on a host that has Slurm's commands.
 options:

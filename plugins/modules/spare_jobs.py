@@ -12,16 +12,11 @@ description:
     nothing are not meant.
 version_added: 0.2.0
 author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.looks
 attributes:
   check_mode:
     support: full
     description: In check mode it does not fail, and a warning says what would be refused.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
 options:
   jobs:
     description: Name of the variable that M(rdm.provision.job) was registered in.

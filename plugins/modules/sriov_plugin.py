@@ -17,16 +17,11 @@ description:
   - Refuses a unit of that name that is not the cluster's, and a socket that something else serves.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would change without changing it.
   diff_mode:
     support: full
     description: Shows the unit, and the digest of the program.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
 options:
   state:
     description:

@@ -18,16 +18,11 @@ description:
     C(ip link). mlx4 is refused.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.changes
 attributes:
-  check_mode:
-    support: full
-    description: Says what would change without changing it.
   diff_mode:
     support: full
     description: Shows each PF with its VFs, as they are and as they shall be.
-  idempotent:
-    support: full
-    description: A second run changes nothing.
 options:
   parents:
     description:

@@ -11,16 +11,7 @@ description:
     after a task that could not reach it.
 version_added: 0.2.0
 author: The rdm-provision developers
-attributes:
-  check_mode:
-    support: full
-    description: It changes nothing.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
+extends_documentation_fragment: rdm.provision.attributes.looks
 options:
   hosts:
     description: For each host that cannot be reached, why; others are left as they are.

@@ -11,16 +11,11 @@ description:
     hosts of the play, and adds the roles that follow others. Run it once, after the look.
 version_added: 0.2.0
 author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.looks
 attributes:
   check_mode:
     support: full
     description: Nodes without an engine have nothing but the engine to be looked at in check mode.
-  diff_mode:
-    support: none
-    description: It changes nothing.
-  idempotent:
-    support: full
-    description: It changes nothing.
 options:
   facts:
     description: Name of the variable that M(rdm.provision.node_facts) was registered in.

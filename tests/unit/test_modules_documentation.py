@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.doc_fragments.attributes import ModuleDocFragment
 
 from tests.conftest import ROOT
 from tests.unit.plugins.modules.running import documented_options
@@ -28,7 +29,11 @@ def test_documentation_has_its_parts(module: ModuleType) -> None:
     assert documentation["module"] == module.__name__.rpartition(".")[2]
     assert documentation["short_description"]
     assert documentation["description"]
-    assert {"check_mode", "diff_mode", "idempotent"} <= set(documentation["attributes"])
+    attributes = dict(documentation.get("attributes", {}))
+    if fragment := documentation.get("extends_documentation_fragment"):
+        shared = getattr(ModuleDocFragment, fragment.removeprefix("rdm.provision.attributes.").upper())
+        attributes |= yaml.safe_load(shared)["attributes"]
+    assert {"check_mode", "diff_mode", "idempotent"} <= set(attributes)
 
 
 def test_every_option_is_described(module: ModuleType) -> None:

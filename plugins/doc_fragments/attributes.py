@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Attributes that many modules have in the same words."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """Fragments for C(extends_documentation_fragment)."""
+
+    # A module that only looks or decides.
+    LOOKS = r"""
+attributes:
+  check_mode:
+    support: full
+    description: It changes nothing.
+  diff_mode:
+    support: none
+    description: It changes nothing.
+  idempotent:
+    support: full
+    description: It changes nothing.
+"""
+
+    # A module that changes what differs, and says so before.
+    CHANGES = r"""
+attributes:
+  check_mode:
+    support: full
+    description: Says what would change without changing it.
+  diff_mode:
+    support: full
+    description: Shows what changes.
+  idempotent:
+    support: full
+    description: A second run changes nothing.
+"""
