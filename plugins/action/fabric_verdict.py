@@ -35,7 +35,9 @@ class ActionModule(ActionBase):
             names = list(parse_nodes(options["nodes"]))
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
-        measurements, waiting = {}, []
+        rails: dict[str, dict[str, fabric.Measurement]] = {name: {} for name in options["rails"] or [""]}
+        first, *further = rails.values()
+        waiting = []
         for host, answer in registered(options["measurements"], variables, options["hosts"]).items():
             if answer.get("unreachable"):
                 continue
@@ -43,7 +45,13 @@ class ActionModule(ActionBase):
             if self._task.check_mode and measurement.container_state not in ("running", "unknown"):
                 waiting.append(host)  # a run would start it first
                 continue
-            measurements[host] = measurement
-        judged = judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
-        result.update(changed=False, fabric=fabric.as_dict(judged), msg=table(judged, waiting))
+            first[host] = measurement
+            for rail, there in zip(further, answer.get("rails") or [], strict=False):
+                rail[host] = fabric.measurement(there)
+        judged = {
+            name: judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
+            for name, measurements in rails.items()
+        }
+        tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in judged.items()]
+        result.update(changed=False, fabric=fabric.of_rails(judged), msg="\n".join(tables))
         return result

@@ -25,11 +25,17 @@ class ActionModule(ActionBase):
         result: dict[str, Any] = super().run(tmp, variables)
         _, options = self.validate_argument_spec(ARGUMENT_SPEC)
         answers = registered(options["jobs"], variables)
-        problems = ended_jobs({host: answer.get("running") or [] for host, answer in answers.items()})
+        running = {host: answer.get("running") or [] for host, answer in answers.items()}
+        whole = options["ends"] == "node"
+        problems = ended_jobs(running, whole)
         result["changed"] = False
         if problems and self._task.check_mode:
             result["warnings"] = rehearsal(problems)
         elif problems:
             # What no job needs, such as an image, may have been changed before.
-            result.update(Refused(problems, before="a container was touched").result("nodes"))
+            result.update(
+                Refused(
+                    problems, before="the node was rebooted" if whole else "a container was touched"
+                ).result("nodes")
+            )
         return result
