@@ -335,7 +335,7 @@ def inventory(
             {
                 "ansible_timeout": 120,
                 "sriov_ready_timeout": 120,
-                "verify_deadline": 60.0,
+                "verify_deadline": 180.0,
                 "verify_patience": 45.0,
             }
         )
