@@ -226,18 +226,19 @@ def all_rails(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, An
         ValueError: a subnet is none.
     """
     subnets = [IPv4Network(subnet) for subnet in parameters["rails"].values()]
-    found = []
-    for subnet in subnets or [None]:
-        there = {
-            name: moved(address, subnets[0], subnet) if subnet else address for name, address in nodes.items()
-        }
-        try:
-            found.append(measure({**parameters, "ssh": parameters["ssh"] and not found}, there))
-        except NotMeasuredError as error:
-            found.append({"measured": False, "reason": str(error), "container_state": error.state})
-        if not found[0]["measured"]:
-            break  # the others would only say so again
+    found = [_measured(parameters, nodes)]
+    # Where the first could not be measured, the others would only say so again.
+    for subnet in subnets[1:] if found[0]["measured"] else ():
+        there = {name: moved(address, subnets[0], subnet) for name, address in nodes.items()}
+        found.append(_measured({**parameters, "ssh": False}, there))
     return dict(found[0], rails=found[1:]) if found[1:] else found[0]
+
+
+def _measured(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
+    try:
+        return measure(parameters, nodes)
+    except NotMeasuredError as error:
+        return {"measured": False, "reason": str(error), "container_state": error.state}
 
 
 def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
