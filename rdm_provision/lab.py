@@ -96,6 +96,7 @@ class Lab:
         hardware: str = "container",
         trainer: bool = False,
         slurm: bool = False,
+        rails: int = 1,
         check: bool = False,
         verbosity: int = 0,
     ) -> Run:
@@ -110,11 +111,12 @@ class Lab:
             trainer: containers run the training image, made from the trainer's sources as they are now.
             slurm: the nodes have Slurm's packages, a shared directory and stand-ins for GPUs, and the
                 inventory says which partition each is in, for :meth:`Cluster.slurm_up`.
+            rails: how many interfaces each node has on the fabric, ``ib0``, ``ib1`` and so on.
             check: change nothing, say what would be changed.
             verbosity: ansible-playbook's number of ``-v``.
 
         Raises:
-            InputError: no lab can have this number of nodes, this driver, or this hardware here.
+            InputError: no lab can have this number of nodes or rails, this driver, or this hardware here.
         """
         from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine, recipe
 
@@ -127,6 +129,7 @@ class Lab:
             raise InputError("a lab with --slurm has nodes that are containers: leave --hardware vm out")
         with self._input():
             self._spec.checked_nodes(nodes)
+            self._spec.checked_rails(rails, driver, hardware)
             if hardware == "vm":
                 recipe.checked_architecture(os.uname().machine)
                 machine.checked_request(driver, trainer, image_source)
@@ -141,6 +144,7 @@ class Lab:
                 "lab_image_source": image_source,
                 "lab_trainer": trainer,
                 "lab_slurm": slurm,
+                "lab_rails": rails,
             },
             # Marks all that the run starts: should it be killed, `down` finds and ends the rest of it.
             env={_MARKER: f"{os.environ.get('DOCKER_HOST', '')}/{self.name}"},

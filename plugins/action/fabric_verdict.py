@@ -30,7 +30,9 @@ class ActionModule(Decision):
             names = list(parse_nodes(options["nodes"]))
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
-        measurements, waiting = {}, []
+        rails: dict[str, dict[str, fabric.Measurement]] = {name: {} for name in options["rails"] or [""]}
+        first, *further = rails.values()
+        waiting = []
         for host, answer in registered(options["measurements"], variables, options["hosts"]).items():
             if answer.get("unreachable"):
                 continue
@@ -38,6 +40,12 @@ class ActionModule(Decision):
             if self._task.check_mode and measurement.container_state not in ("running", "unknown"):
                 waiting.append(host)  # a run would start it first
                 continue
-            measurements[host] = measurement
-        judged = judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
-        return {"fabric": fabric.as_dict(judged), "msg": table(judged, waiting)}
+            first[host] = measurement
+            for rail, there in zip(further, answer.get("rails") or [], strict=False):
+                rail[host] = fabric.measurement(there)
+        judged = {
+            name: judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
+            for name, measurements in rails.items()
+        }
+        tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in judged.items()]
+        return {"fabric": fabric.of_rails(judged), "msg": "\n".join(tables)}

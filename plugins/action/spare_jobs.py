@@ -20,10 +20,12 @@ class ActionModule(Decision):
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return nothing, or the refusal."""
         answers = registered(options["jobs"], variables)
-        problems = ended_jobs({host: answer.get("running") or [] for host, answer in answers.items()})
+        running = {host: answer.get("running") or [] for host, answer in answers.items()}
+        whole = options["ends"] == "node"
+        problems = ended_jobs(running, whole)
         if problems and self._task.check_mode:
             return {"warnings": rehearsal(problems)}
         if problems:
             # What no job needs, such as an image, may have been changed before.
-            raise Refused(problems, before="a container was touched")
+            raise Refused(problems, before="the node was rebooted" if whole else "a container was touched")
         return {}

@@ -134,7 +134,7 @@ options:
     description: When the engine starts it again.
     type: str
     choices: ["no", on-failure, always, unless-stopped]
-    default: unless-stopped
+    default: always
   stop_timeout:
     description: Seconds that it gets to end by itself.
     type: int
@@ -254,7 +254,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "restart_policy": {
         "type": "str",
         "choices": ["no", "on-failure", "always", "unless-stopped"],
-        "default": "unless-stopped",
+        "default": "always",
     },
     "stop_timeout": {"type": "int", "default": 10},
     "reads": {"type": "str", "default": ""},

@@ -12,7 +12,8 @@ description:
     every other node in O(nodes), all at the same time, and asks the sshd of the next few for its greeting.
   - With O(ssh) it also logs in to its own container and to that of the next node, as root does, with key and
     host key. So each container of a cluster is tried as a client and as a server.
-  - Whatever the number of nodes, it ends within O(deadline), plus what the engine needs to start a process.
+  - Whatever the number of nodes, it ends within O(deadline) for each rail, plus what the engine needs to
+    start a process.
   - What cannot be measured is not a failure of this module but a RV(reason). The action
     M(rdm.provision.fabric_verdict) judges the measurements of all nodes together.
   - Reads only. The image of the container needs C(python3) (3.7 or newer), nothing else.
@@ -71,6 +72,13 @@ options:
         at once drops connections at random.
     type: int
     default: 8
+  rails:
+    description:
+      - Name and subnet of each rail, where there are several; O(nodes) has the addresses in the first one's.
+      - The others are measured after it, without ssh. A node has the same place in each subnet.
+    type: dict
+    default: {}
+    version_added: 0.2.0
   docker_socket:
     description: Path of the engine's socket. Empty means E(DOCKER_HOST), else C(/var/run/docker.sock).
     type: str
@@ -145,8 +153,14 @@ login:
   returned: when measured
   type: dict
   sample: {n1: "", n2: Host key verification failed}
+rails:
+  description: What was measured on each further rail, in the order of O(rails); for each the keys above.
+  returned: when measured, with several rails
+  type: list
+  elements: dict
 """
 
+from ipaddress import IPv4Network
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -156,6 +170,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import
 from ansible_collections.rdm.provision.plugins.module_utils.node import fabric_script
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import packed, parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import moved
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "node": {"type": "str", "required": True},
@@ -167,6 +182,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "ssh": {"type": "bool", "default": True},
     "ssh_port": {"type": "int", "default": 22},
     "ssh_peers": {"type": "int", "default": 8},
+    "rails": {"type": "dict", "default": {}},
     "docker_socket": {"type": "str", "default": ""},
 }
 
@@ -176,11 +192,9 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     parameters = module.params
     try:
-        result = measure(parameters, checked(parameters))
+        result = all_rails(parameters, checked(parameters))
     except ValueError as error:
         module.fail_json(msg=str(error), **echo(module))
-    except NotMeasuredError as error:
-        result = {"measured": False, "reason": str(error), "container_state": error.state}
     module.exit_json(changed=False, **result, **echo(module))
 
 
@@ -201,12 +215,38 @@ def checked(parameters: dict[str, Any]) -> dict[str, str]:
     return nodes
 
 
-def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
-    """Return what the container of this node measured.
+def all_rails(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
+    """Return what the container of this node measured, on one rail after the other; or why it did not.
 
     Args:
         parameters: the options of this module.
         nodes: MY_IP by name, in the order of ranks.
+
+    Raises:
+        ValueError: a subnet is none.
+    """
+    subnets = [IPv4Network(subnet) for subnet in parameters["rails"].values()]
+    found = [_measured(parameters, nodes)]
+    # Where the first could not be measured, the others would only say so again.
+    for subnet in subnets[1:] if found[0]["measured"] else ():
+        there = {name: moved(address, subnets[0], subnet) for name, address in nodes.items()}
+        found.append(_measured({**parameters, "ssh": False}, there))
+    return dict(found[0], rails=found[1:]) if found[1:] else found[0]
+
+
+def _measured(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
+    try:
+        return measure(parameters, nodes)
+    except NotMeasuredError as error:
+        return {"measured": False, "reason": str(error), "container_state": error.state}
+
+
+def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]:
+    """Return what the container of this node measured on one rail.
+
+    Args:
+        parameters: the options of this module.
+        nodes: the addresses there by name, in the order of ranks.
 
     Raises:
         NotMeasuredError: with the reason.

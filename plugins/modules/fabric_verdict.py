@@ -37,6 +37,13 @@ options:
     type: list
     elements: str
     default: []
+  rails:
+    description:
+      - Name and subnet of each rail, as M(rdm.provision.fabric_probe) got them. With several, each is judged
+        by itself, and every finding, warning and reason names its rail.
+    type: dict
+    default: {}
+    version_added: 0.2.0
   slow_factor:
     description: A node is slow when its links take so many times the median of the cluster...
     type: float
@@ -122,6 +129,11 @@ fabric:
         - C(text) says it in a sentence.
       type: dict
       sample: {peers: 16, of: 999, measured: 32, pairs: 0.032, text: "Sampled: 16 of 999 peers each. ..."}
+    rails:
+      description:
+        - With several rails, the same of each. What is beside it is the first one's, but for verdicts,
+          findings, warnings and slow nodes, which are those of all.
+      type: dict
 msg:
   description: The same for people, as a table.
   returned: always
@@ -134,6 +146,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "nodes": {"type": "str", "required": True},
     "measurements": {"type": "str", "required": True},
     "hosts": {"type": "list", "elements": "str", "default": []},
+    "rails": {"type": "dict", "default": {}},
     "slow_factor": {"type": "float", "default": 4.0},
     "slow_floor_us": {"type": "float", "default": 300.0},
 }

@@ -84,6 +84,11 @@ options:
     description: Name of this node in the plan; for V(check), V(start) and V(running).
     type: str
     default: ""
+  whole_node:
+    description: For V(running), name all jobs on this node, those of other clusters, too. Needs root.
+    type: bool
+    default: false
+    version_added: 0.2.0
   wait:
     description: Seconds to wait for news, for V(state) and V(logs).
     type: float
@@ -225,6 +230,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import FIN
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import Agent, BadConfiguration
 from ansible_collections.rdm.provision.plugins.module_utils.job.place import NoAgent, find, find_running
+from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import jobs_of_processes
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -259,6 +265,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "default": ""},
     "plan": {"type": "dict", "default": {}},
     "node": {"type": "str", "default": ""},
+    "whole_node": {"type": "bool", "default": False},
     "wait": {"type": "float", "default": 0},
     "stream": {"type": "str", "choices": ["out", "err", "gpu"], "default": "out"},
     "tail": {"type": "int", "default": 20},
@@ -388,6 +395,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     wrong = problem(options)
     if wrong:
         return {"failed": True, "msg": wrong}
+    if verb == "running" and options["whole_node"]:
+        return {"changed": False, "running": jobs_of_processes()}
     try:
         chosen = options["place"] or {"runtime": "container"}
         if verb == "running":

@@ -77,6 +77,12 @@ options:
       - O(node_image) has to be one with Slurm's packages.
     type: bool
     default: false
+  rails:
+    description:
+      - How many interfaces each node has on the fabric, C(ib0), C(ib1) and so on, each on its own switch.
+        Only where nodes are containers.
+    type: int
+    default: 1
   timeout:
     description: Seconds within which new nodes have to be ready.
     type: int
@@ -162,6 +168,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "archives": {"type": "path"},
     "train_archive": {"type": "str", "default": ""},
     "slurm": {"type": "bool", "default": False},
+    "rails": {"type": "int", "default": 1},
     "timeout": {"type": "int", "default": 120},
 }
 
@@ -245,6 +252,7 @@ class Files:
             str(self.control_path),
             given["train_archive"],
             machines=given["hardware"] == "vm",
+            rails=given["rails"],
         )
         if given["slurm"]:
             inventory = spec.slurm_inventory(inventory)
@@ -380,6 +388,7 @@ class Change:
 def present(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, Any]:
     """Make the lab as asked for; return the module's result."""
     wanted = spec.node_names(spec.checked_nodes(given["nodes"]))
+    spec.checked_rails(given["rails"], given["driver"], given["hardware"])
     if given["hardware"] == "vm":
         machine.checked_request(given["driver"], bool(given["train_archive"]))
     known = engine.directory()
@@ -446,7 +455,9 @@ def _present(
         "start", [n for n in wanted if n in found and n not in changed and found[n]["State"] != "running"]
     )
     switch = containers.get("switch")
-    switch_is_right = not spec.stale(switch, spec.switch_body(engine.name, given["node_image"]))
+    switch_is_right = not spec.stale(
+        switch, spec.switch_body(engine.name, given["node_image"], given["rails"])
+    )
     switch_runs = switch is not None and switch_is_right and switch["State"] == "running"
     if not switch_runs:
         change.actions.append("make the switch")
@@ -460,7 +471,8 @@ def _present(
     fresh = {*changed, *new, *off}
     loose = change.note("plug in", [n for n in wanted if n not in fresh and spec.port(n) not in ports])
     cut = change.note(
-        "heal the cable of", [n for n in wanted if n not in fresh and ports.get(spec.port(n)) is False]
+        "heal the cable of",
+        [n for n in wanted if n not in fresh and not all(ports[one] for one in spec.ports_of(n, ports))],
     )
 
     if not check:
@@ -471,7 +483,7 @@ def _present(
             shutil.rmtree(str(files.own / node), ignore_errors=True)
         if not switch_runs:
             engine.remove_switch()
-            engine.make_switch(given["node_image"])
+            engine.make_switch(given["node_image"], given["rails"])
         engine.make_nodes({node: bodies[node] for node in (*changed, *new)})
         engine.start_nodes(off)
         engine.plug(sorted({*fresh, *loose}))

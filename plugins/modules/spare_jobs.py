@@ -18,6 +18,12 @@ attributes:
     support: full
     description: In check mode it does not fail, and a warning says what would be refused.
 options:
+  ends:
+    description: What would end them, the end of their V(container) or that of the whole V(node).
+    type: str
+    choices: [container, node]
+    default: container
+    version_added: 0.2.0
   jobs:
     description: Name of the variable that M(rdm.provision.job) was registered in.
     type: str
@@ -52,4 +58,7 @@ problems:
 
 from typing import Any, Dict
 
-ARGUMENT_SPEC: Dict[str, Any] = {"jobs": {"type": "str", "required": True}}
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "jobs": {"type": "str", "required": True},
+    "ends": {"type": "str", "choices": ["container", "node"], "default": "container"},
+}

@@ -134,6 +134,41 @@ def measurement(result: Mapping[str, Any]) -> Measurement:
     )
 
 
+def of_rails(judged: Mapping[str, Fabric]) -> dict[str, Any]:
+    """Return the judgement on several rails as plain data.
+
+    It is that of the first, but what is said of nodes is said of all rails, and names the rail; `rails` has
+    them one by one.
+
+    Args:
+        judged: by name of the rail, the first one first.
+    """
+    rails = {rail: as_dict(fabric) for rail, fabric in judged.items()}
+    if len(rails) == 1:
+        return next(iter(rails.values()))
+    first = next(iter(rails.values()))
+    reasons = {
+        name: "; ".join(
+            f"rail {rail}: {fabric.verdicts[name].reason}"
+            for rail, fabric in judged.items()
+            if name in fabric.verdicts and not fabric.verdicts[name].ok
+        )
+        for name in first["verdicts"]
+    }
+    said = {
+        what: [f"rail {rail}: {sentence}" for rail, one in rails.items() for sentence in one[what]]
+        for what in ("findings", "warnings")
+    }
+    return {
+        **first,
+        **said,
+        "ok": not any(reasons.values()),
+        "verdicts": {name: {"ok": not reason, "reason": reason} for name, reason in reasons.items()},
+        "slow": [name for name in first["nodes"] if any(name in one["slow"] for one in rails.values())],
+        "rails": rails,
+    }
+
+
 def as_dict(fabric: Fabric) -> dict[str, Any]:
     """Return the fabric as plain data.
 

@@ -13,6 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
     PLAN_FILE,
     RUNTIME_HOST,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import moved
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import wanted_network
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import Network
@@ -49,7 +50,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN, UPSTREAM, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import (
     Rail,
-    moved,
     name_problems,
     network_of,
     prefix_of,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import NamedTuple
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.ipv4 import parse_subnet, to_int, to_text
+from ansible_collections.rdm.provision.plugins.plugin_utils.ipv4 import parse_subnet
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 
@@ -112,17 +112,6 @@ def rail_subnets(
     if not problems:
         problems = _apart(first, found)
     return ([], problems) if problems else (found, [])
-
-
-def moved(address: str, first: IPv4Network, subnet: IPv4Network) -> str:
-    """Return the address that has the same place in another subnet.
-
-    Args:
-        address: in the first subnet.
-        first: the address plan's subnet.
-        subnet: of the rail; as large.
-    """
-    return to_text(to_int(address) - int(first.network_address) + int(subnet.network_address))
 
 
 def network_of(first: str, index: int) -> str:

@@ -20,7 +20,12 @@ LONGEST = 5
 
 
 def show_fabric(console: Console, fabric: Mapping[str, Any]) -> None:
-    """Print the fabric table as ``RunResult.fabric`` holds it."""
+    """Print the fabric table as ``RunResult.fabric`` holds it, one for each rail."""
+    for rail, one in (fabric.get("rails") or {"": fabric}).items():
+        _show(console, f"Fabric, rail {rail}" if rail else "Fabric", one)
+
+
+def _show(console: Console, title: str, fabric: Mapping[str, Any]) -> None:
     nodes = [str(name) for name in fabric.get("nodes", ())]
     times: Mapping[str, Mapping[str, float | None]] = fabric.get("rtt_us") or {}
     slow = set(fabric.get("slow", ()))
@@ -28,7 +33,7 @@ def show_fabric(console: Console, fabric: Mapping[str, Any]) -> None:
         return
     method = {"tcp": "TCP", "icmp": "ICMP", "mixed": "ICMP and TCP"}.get(str(fabric.get("method")), "")
     measure = f"round-trip time in microseconds between containers{', ' + method if method else ''}"
-    view.heading(console, "Fabric", measure)
+    view.heading(console, title, measure)
     if len(nodes) <= MATRIX_UP_TO and times:
         _matrix(console, nodes, times, slow)
     else:

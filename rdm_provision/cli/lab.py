@@ -74,6 +74,7 @@ Examples:
   rdm-provision lab up
   rdm-provision lab up --nodes 8               make it, or let it grow
   rdm-provision lab up --name two --nodes 2    a second lab beside it
+  rdm-provision lab up --rails 2               two fabrics, and containers on both
   rdm-provision lab up --driver sriov          with stand-ins for virtual functions
   rdm-provision lab up --hardware vm -n 2      virtual machines, and virtual functions that are real
   rdm-provision lab up --trainer               for training; again after a change of trainer/
@@ -97,6 +98,14 @@ Examples:
 @click.option("--trainer", is_flag=True, help="Containers run the training image, to train on CPUs.")
 @click.option("--slurm", is_flag=True, help="Nodes have what `rdm-provision slurm up` needs.")
 @click.option(
+    "--rails",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many interfaces each node has on the fabric: ib0, ib1...",
+)
+@click.option(
     "--image-source",
     type=click.Choice(("auto", "registry", "packages")),
     default="auto",
@@ -115,6 +124,7 @@ def up(
     driver: str | None,
     trainer: bool,
     slurm: bool,
+    rails: int,
     image_source: str,
     check: bool,
 ) -> int:
@@ -132,6 +142,7 @@ def up(
         hardware=hardware,
         trainer=trainer,
         slurm=slurm,
+        rails=rails,
         check=check,
         verbosity=max(0, options.verbose - 1),
     )

@@ -91,7 +91,32 @@ def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: 
     machines.on("n2", "systemctl", "restart", "docker")
     wait_until(partial(restarted, machines, "n2", pid), "the container has been started again", BOOT_S)
     assert machines.function("n2")["address"] == before
+    pid = machines.pid("n2")
+    # Without a word to the plugin; systemd starts it again.
+    machines.on("n2", "systemctl", "kill", "--signal", "KILL", "--kill-whom", "main", "docker")
+    wait_until(partial(restarted, machines, "n2", pid), "the container has been started again", BOOT_S)
+    assert machines.function("n2")["address"] == before
     assert_both_talk(machines)
+
+
+def test_functions_that_vanish_under_a_container_are_named_and_made_anew(machines: MachineLab) -> None:
+    machines.provisioned()
+    before = machines.function("n2")["address"]
+    # The kernel does it, and the engine goes on to say that the container runs and has its address.
+    machines.on("n2", "sh", "-c", "echo 0 > /sys/class/net/ib0/device/sriov_numvfs")
+    assert machines.functions("n2") == []
+    assert machines.container("n2") == "running"
+    found = machines.json("check")["work"]
+    assert list(found) == ["n2"]
+    assert "the number of VFs of ib0 is 0, not 7" in found["n2"]["sriov"]
+    lost = f"the address {ADDRESSES['n2']} of the container rdm is on none of its interfaces"
+    assert lost in found["n2"]["container"]
+    result = machines.json("verify", expect=1)
+    assert f"the container does not have the address {ADDRESSES['n2']}" in result["nodes"]["n2"]["why"]
+    assert machines.json("up")["ok"]
+    assert machines.function("n2")["address"] == before
+    assert_both_talk(machines)
+    assert changed(machines.json("up")) == []
 
 
 def test_one_container_more_than_there_are_functions_is_refused(machines: MachineLab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,11 @@ def connect_to_another(api: DockerAPI) -> None:
     api.post("/networks/other/connect", {"Container": "rdm"})
 
 
+def lose_the_interface(api: DockerAPI) -> None:
+    inside = ["nsenter", "--net", "--target", str(found(api)["State"]["Pid"])]
+    subprocess.run([*inside, "ip", "link", "del", "eth0"], check=True)
+
+
 @pytest.mark.parametrize(
     ("done", "actions"),
     [
@@ -141,11 +147,15 @@ def connect_to_another(api: DockerAPI) -> None:
         (lambda api: api.post("/containers/rdm/update", {"NanoCpus": 500_000_000}), ["replace"]),
         (lambda api: disconnect(api, "fabric"), ["replace"]),
         (connect_to_another, ["disconnect"]),
+        (lose_the_interface, ["restart"]),
         (lambda api: api.post("/containers/rdm/pause"), ["unpause"]),
         (lambda api: api.post("/containers/rdm/stop", t=0), ["start"]),
         (lambda api: api.delete("/containers/rdm", force=True), ["make"]),
     ],
-    ids=["policy", "memory", "cpus", "off the network", "another network", "paused", "stopped", "removed"],
+    ids=[
+        *("policy", "memory", "cpus", "off the network", "another network"),
+        *("no interface", "paused", "stopped", "removed"),
+    ],
 )
 def test_what_others_change_is_predicted_and_mended(
     api: DockerAPI, options: Options, done: Any, actions: list[str]
@@ -158,7 +168,7 @@ def test_what_others_change_is_predicted_and_mended(
     now = found(api)
     assert now["State"]["Status"] == "running"
     assert (now["Id"] == before) == (actions[0] not in ("replace", "make"))
-    assert now["HostConfig"]["RestartPolicy"]["Name"] == "unless-stopped"
+    assert now["HostConfig"]["RestartPolicy"]["Name"] == "always"
     assert (now["HostConfig"]["Memory"], now["HostConfig"]["NanoCpus"]) == (0, 0)
     assert list(now["NetworkSettings"]["Networks"]) == ["fabric"]
     assert not up(options)["changed"]
@@ -250,11 +260,11 @@ def test_a_lock_that_nobody_holds_is_no_job(api: DockerAPI, options: Options, tm
     assert up(options, env={})["actions"] == ["replace"]
 
 
-@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("step", range(7))
 def test_a_run_that_was_killed_between_two_steps_is_mended_by_the_next(
     api: DockerAPI, options: Options, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps are the requests that change something: create, stop, rename, rename, start, remove."""
+    """Steps are the requests that change something: create, stop, update, rename, rename, start, remove."""
     up(options)
     taken: list[str] = []
 

@@ -156,6 +156,33 @@ def test_all_peers_are_measured(cluster: Cluster) -> None:
     assert found["errors"] == {}
 
 
+def test_each_rail_is_measured_and_the_verdict_names_the_one_that_is_cut(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    rails = {"ib0": "10.213.77.0/24", "ib1": "10.213.78.0/24"}
+    for node, address in ADDRESSES.items():
+        cluster.inside(
+            node, *["ip", "link", "add", "link", "eth0", "name", "eth1", "type", "macvlan", "mode", "bridge"]
+        )
+        cluster.inside(node, "ip", "addr", "add", f"{address.replace('.77.', '.78.')}/24", "dev", "eth1")
+        cluster.inside(node, "ip", "link", "set", "eth1", "up")
+    arguments = ["--extra-vars", json.dumps({"verify_rails": rails})]
+    status, judged, failed = cluster.verify(tmp_path, *arguments)
+    assert (status, judged["ok"], failed) == (0, True, {})
+    assert [sorted(times) for times in judged["rails"]["ib1"]["rtt_us"].values()] == [
+        ["n2", "n3"],
+        ["n1", "n3"],
+        ["n1", "n2"],
+    ]
+    cluster.inside("n2", "ip", "link", "set", "eth1", "down")
+    status, judged, failed = cluster.verify(tmp_path, *arguments)
+    assert status == 2
+    assert list(failed) == ["n2"]
+    assert failed["n2"].startswith("rail ib1: no answer from any peer: ")
+    assert [name for name, rail in judged["rails"].items() if not rail["ok"]] == ["ib1"]
+    assert judged["findings"] == [f"rail ib1: n2: {failed['n2'].removeprefix('rail ib1: ')}"]
+
+
 def test_only_the_next_peers_are_asked_for_their_sshd(cluster: Cluster) -> None:
     assert list(cluster.measure("n2", ssh_peers=1)["ssh"]) == ["n3"]
     assert cluster.measure("n2", ssh=False)["ssh"] == {}

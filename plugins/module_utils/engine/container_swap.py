@@ -21,7 +21,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_req
     request,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import job_directory
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import (
+    job_directory,
+    lost_addresses,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
     NEXT,
     OLD,
@@ -94,7 +97,8 @@ def steps(
         api: the engine.
         wanted: the module's options, with `functions`.
         found: the container that is there.
-        restart: whether it has to start again, since a directory that it has mounted was made anew.
+        restart: whether it has to start again, since a directory that it has mounted was made anew. One that
+            has lost an interface has to in any case.
         recreate: whether it has to be another one, since its network was made anew.
         image: ID of the image that it will have; empty for the one that the name stands for now.
     """
@@ -111,7 +115,8 @@ def steps(
     if not state["Running"]:
         todo.append("start")
     else:
-        todo += ["unpause"] * bool(state["Paused"]) + ["restart"] * restart
+        lost = bool(lost_addresses(found))
+        todo += ["unpause"] * bool(state["Paused"]) + ["restart"] * (restart or lost)
     return Steps(todo, differs)
 
 
@@ -171,8 +176,7 @@ class Change:
         path = "/containers/{0}".format(found["Id"])
         for step in todo.todo:
             if step == "update":
-                policy = {"RestartPolicy": {"Name": self._wanted["restart_policy"]}}
-                self._api.post(path + "/update", policy)
+                self._set_policy(found["Id"], self._wanted["restart_policy"])
             elif step == "disconnect":
                 for network in todo.differs.extra_networks if todo.differs else []:
                     end = {"Container": found["Id"], "Force": True}
@@ -197,6 +201,8 @@ class Change:
                 self._api.post("/containers/{0}/unpause".format(old["Id"]))
             if was_running:
                 self._api.post("/containers/{0}/stop".format(old["Id"]), t=self._wanted["stop_timeout"])
+            # An engine that starts meanwhile must not start both: they have one address.
+            self._set_policy(old["Id"], "no")
             _rename(self._api, old["Id"], self._name + OLD)
             _rename(self._api, successor, self._name)
             # With the old container's end, the plugin's promise was fulfilled.
@@ -220,6 +226,7 @@ class Change:
         now = inspect(self._api, "containers", old["Id"])
         if now is not None and now["Name"] != "/" + self._name:
             _rename(self._api, old["Id"], self._name)
+        self._set_policy(old["Id"], old["HostConfig"]["RestartPolicy"]["Name"] or "no")
         if old["State"]["Running"]:
             self._start(old["Id"])  # it may run still, which is nothing to the engine
 
@@ -235,6 +242,10 @@ class Change:
             _remove(self._api, made, volumes=True)
             raise
         return made
+
+    def _set_policy(self, container: str, name: str) -> None:
+        policy = {"RestartPolicy": {"Name": name}}
+        self._api.post("/containers/{0}/update".format(container), policy)
 
     def _start(self, container: str) -> None:
         self._api.post("/containers/{0}/start".format(container))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_ROLE
@@ -31,6 +33,8 @@ BUILT_IN_POOLS = (
 )
 
 _SYSTEM_CONTAINERD = "/run/containerd/containerd.sock"
+# Lines such as `|-- 192.169.16.100` with `/32 host LOCAL` below it (net/ipv4/fib_trie.c).
+_LOCAL_ADDRESS = re.compile(r"\|-- (\S+)\n +/32 host LOCAL")
 
 
 def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
@@ -184,6 +188,27 @@ def job_directory(container: dict[str, Any]) -> str:
     """Return the directory on the node that a container of the engine's list has at /jobs; empty for none."""
     mounts = container.get("Mounts") or []
     return next((str(mount.get("Source", "")) for mount in mounts if mount.get("Destination") == JOBS), "")
+
+
+def lost_addresses(container: Mapping[str, Any], proc: str = "/proc") -> list[str]:
+    """Return the addresses of a running container that none of its interfaces has.
+
+    An interface that is taken from under a container, such as that of a VF which has gone, is nothing to the
+    engine: it says as before that the container runs and has its address. The kernel knows better.
+
+    Args:
+        container: as the engine shows it.
+        proc: where procfs is.
+    """
+    if not container["State"].get("Running"):
+        return []
+    try:
+        with open(f"{proc}/{container['State']['Pid']}/net/fib_trie", encoding="ascii") as file:
+            has = set(_LOCAL_ADDRESS.findall(file.read()))
+    except (OSError, KeyError):
+        return []  # it has just ended, or cannot be looked at
+    addresses = [str(end.get("IPAddress") or "") for end in _attachments(dict(container)).values()]
+    return [address for address in addresses if address and address not in has]
 
 
 def images(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -40,6 +40,31 @@ def running_jobs(directory: str, node: str, kernel_locks: str = "/proc/locks") -
     return sorted(job.name for job in jobs if _has_agent(job.path, node, here))
 
 
+def jobs_of_processes(proc: str = "/proc") -> List[str]:
+    """Return the names of the jobs whose agent is a process of this node, wherever their directories are.
+
+    It may be another cluster's, in a container or on the bare host. Root sees all of them.
+
+    Args:
+        proc: where procfs is.
+    """
+    found = set()
+    for process in filter(str.isdigit, os.listdir(proc)):
+        directory = os.path.join(proc, process, "fd")
+        try:
+            files = [os.path.join(directory, name) for name in os.listdir(directory)]
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        for file in files:
+            try:
+                path, name = os.path.split(os.readlink(file))
+            except OSError:
+                continue
+            if _AGENT.fullmatch(name) and _refuses_others(file):
+                found.add(os.path.basename(path))
+    return sorted(found)
+
+
 def _has_agent(job: str, node: str, here: Set[int]) -> bool:
     """Return whether a job has an agent on this node."""
     if _is_locked(os.path.join(job, f".agent.{node}.lock")):
@@ -57,9 +82,14 @@ def _has_agent(job: str, node: str, here: Set[int]) -> bool:
 def _is_locked(path: str) -> bool:
     """Return whether somebody else has a file for himself alone."""
     try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            return False
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        return stat.S_ISREG(os.lstat(path).st_mode) and _refuses_others(path, os.O_NOFOLLOW)
+    except OSError:
+        return False
+
+
+def _refuses_others(path: str, flags: int = 0) -> bool:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
     except OSError:
         return False
     try:

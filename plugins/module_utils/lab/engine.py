@@ -122,8 +122,9 @@ class LabEngine:
 
         def state(name: str) -> NodeState:
             running = nodes[name]["State"] == "running"
-            plugged = ports.get(spec.port(name))
-            cable = "unplugged" if plugged is None or not running else "plugged" if plugged else "cut"
+            mine = spec.ports_of(name, ports)
+            whole = all(ports[one] for one in mine)
+            cable = "unplugged" if not mine or not running else "plugged" if whole else "cut"
             engine = self._unready(name, 0) if running else ""
             return NodeState(
                 name,
@@ -160,9 +161,9 @@ class LabEngine:
                 refused.append(candidate)
         return subnet
 
-    def make_switch(self, image: str) -> None:
+    def make_switch(self, image: str, rails: int = 1) -> None:
         """Make and start the switch."""
-        self._make("switch", spec.switch_body(self.name, image))
+        self._make("switch", spec.switch_body(self.name, image, rails))
 
     def make_nodes(self, bodies: Mapping[str, Dict[str, Any]]) -> None:
         """Make and start nodes, several at once."""
@@ -246,22 +247,22 @@ class LabEngine:
         return off
 
     def set_cable(self, node: str, up: bool) -> bool:
-        """Cut a running node off the fabric, or heal the cable; return whether that changed something.
+        """Cut a running node off the fabric, or heal its cables; return whether that changed something.
 
         Raises:
             LabProblem: the node does not run, and so has no cable.
         """
         self.node(node)
-        port = spec.port(node)
         ports = self.ports()
-        if port not in ports:
+        mine = spec.ports_of(node, ports)
+        if not mine:
             raise LabProblem(
                 f"{node} of lab {self.name!r} is not plugged in: run rdm-provision lab start {node}"
             )
-        if ports[port] == up:
-            return False
-        self._exec("switch", ["ip", "link", "set", port, "up" if up else "down"])
-        return True
+        wrong = [port for port in mine if ports[port] != up]
+        for port in wrong:
+            self._exec("switch", ["ip", "link", "set", port, "up" if up else "down"])
+        return bool(wrong)
 
     # ---- taking away
 

@@ -28,6 +28,7 @@ NODE_LABEL = "rdm.provision.lab.node"
 SPEC_LABEL = "rdm.provision.lab.spec"
 
 MAX_NODES = 100
+MAX_RAILS = 8
 HARDWARE = ("container", "vm")
 DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 SUBNET_PREFIX = 24
@@ -121,9 +122,35 @@ def node_names(count: int) -> List[str]:
     return [f"n{number}" for number in range(1, count + 1)]
 
 
+def checked_rails(rails: int, driver: str, hardware: str) -> int:
+    """Return the number of rails.
+
+    Raises:
+        LabProblem: there are none or too many, or nodes of this kind, or this driver, cannot have several.
+    """
+    if not 1 <= rails <= MAX_RAILS:
+        raise LabProblem(f"a lab of {rails} rails cannot be made: give a number from 1 to {MAX_RAILS}")
+    if rails > 1 and hardware == "vm":
+        raise LabProblem(
+            f"a virtual machine of a lab has one network card: --rails {rails} goes with --hardware container"
+        )
+    if rails > 1 and driver == "bridge":
+        raise LabProblem(
+            f"networks of the driver bridge lie on no interface: --rails {rails} goes with --driver macvlan, "
+            "ipvlan or sriov"
+        )
+    return rails
+
+
 def port(node: str) -> str:
-    """Return the switch's port of a node."""
+    """Return the switch's port of a node, on its first rail."""
     return f"port{node[1:]}"
+
+
+def ports_of(node: str, ports: Iterable[str]) -> List[str]:
+    """Return those of the switch's ports that are a node's, of all rails."""
+    first = port(node)
+    return [name for name in ports if name == first or name.startswith(first + "r")]
 
 
 def object_name(lab: str, part: str = "") -> str:
@@ -211,10 +238,11 @@ def shared_volume_body(lab: str) -> Dict[str, Any]:
     return {"Name": object_name(lab, "shared"), "Labels": labels(lab)}
 
 
-def switch_body(lab: str, image: str) -> Dict[str, Any]:
+def switch_body(lab: str, image: str, rails: int = 1) -> Dict[str, Any]:
     """Return what makes the switch: it sees the processes of the nodes to reach their network namespaces."""
     return stamped(
         {
+            **({"Env": [f"RDM_LAB_RAILS={rails}"]} if rails > 1 else {}),
             "Image": image,
             "Cmd": ["rdm-lab", "switch"],
             "Hostname": "switch",
@@ -297,6 +325,7 @@ def inventory(
     train_archive: str = "",
     *,
     machines: bool = False,
+    rails: int = 1,
 ) -> Dict[str, Any]:
     """Return the inventory of a lab.
 
@@ -307,6 +336,7 @@ def inventory(
         control_path: the directory of ssh's shared connections.
         train_archive: of the training image, which the containers run then; empty for the CPU image.
         machines: the nodes are virtual machines, with virtual functions and all rights of a host.
+        rails: how many interfaces of a node are plugged in: ib0, ib1 and so on.
     """
     image, archive = (TRAIN_IMAGE, train_archive) if train_archive else (CPU_IMAGE, CPU_ARCHIVE)
     master, *workers = addresses
@@ -328,6 +358,8 @@ def inventory(
         "network_parent": "ib0",
         "container_image": image,
     }
+    if rails > 1:
+        variables["container_rails"] = [f"ib{rail}" for rail in range(rails)]
     if machines:
         variables["sriov_vfs"] = VIRTUAL_FUNCTIONS
         # Where every instruction is translated, sudo and Python alone take seconds to start.
@@ -335,7 +367,7 @@ def inventory(
             {
                 "ansible_timeout": 120,
                 "sriov_ready_timeout": 120,
-                "verify_deadline": 60.0,
+                "verify_deadline": 180.0,
                 "verify_patience": 45.0,
             }
         )

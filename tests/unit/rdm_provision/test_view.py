@@ -274,6 +274,15 @@ def drawn(data: dict[str, Any]) -> list[str]:
     return text(made).splitlines()
 
 
+def test_each_rail_has_a_table_of_its_own() -> None:
+    other = fabric(2, findings=["n1: no answer from any peer"])
+    lines = drawn({**fabric(2), "findings": ["rail ib1: n1: x"], "rails": {"ib0": fabric(2), "ib1": other}})
+    titles = [number for number, line in enumerate(lines) if "Fabric, rail ib" in line]
+    assert len(titles) == 2
+    assert titles[1] < lines.index("  failed: n1: no answer from any peer")
+    assert not any("rail ib1: n1: x" in line for line in lines)
+
+
 def test_a_small_fabric_is_a_matrix() -> None:
     data = fabric(3)
     data["rtt_us"]["n0"]["n2"] = None

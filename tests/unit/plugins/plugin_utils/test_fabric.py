@@ -93,6 +93,19 @@ def test_the_kernels_words_are_the_suspicion() -> None:
     assert judge(nodes, measurements).findings == ["n2: no answer from any peer: network is unreachable"]
 
 
+def test_what_is_said_of_several_rails_names_the_rail() -> None:
+    nodes = names(3)
+    whole, cut_off = judge(nodes, cluster(nodes)), judge(nodes, cluster(nodes, cut("n2")))
+    assert fabric.of_rails({"ib0": whole}) == fabric.as_dict(whole)
+    both = fabric.of_rails({"ib0": whole, "ib1": cut_off})
+    (finding,) = cut_off.findings
+    assert (both["ok"], both["findings"]) == (False, [f"rail ib1: {finding}"])
+    assert both["verdicts"]["n2"] == {"ok": False, "reason": f"rail ib1: {cut_off.verdicts['n2'].reason}"}
+    assert both["verdicts"]["n1"] == {"ok": True, "reason": ""}
+    assert both["rails"] == {"ib0": fabric.as_dict(whole), "ib1": fabric.as_dict(cut_off)}
+    assert both["rtt_us"] == fabric.as_dict(whole)["rtt_us"]
+
+
 def test_nodes_that_are_all_cut_off_share_a_line() -> None:
     nodes = names(4)
     judged = judge(nodes, cluster(nodes, lambda _one, _other: None))

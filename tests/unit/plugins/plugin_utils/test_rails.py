@@ -6,10 +6,10 @@ import re
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import moved
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import (
     MOST,
-    moved,
     name_problems,
     network_of,
     prefix_of,

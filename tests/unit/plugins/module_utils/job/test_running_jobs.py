@@ -6,7 +6,10 @@ import fcntl
 import os
 from pathlib import Path
 
-from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import (
+    jobs_of_processes,
+    running_jobs,
+)
 
 from tests.unit.plugins.job_locks import running_job
 
@@ -33,6 +36,16 @@ def test_a_job_under_the_nodes_former_name_is_seen(tmp_path: Path) -> None:
     with running_job(tmp_path, "one", "gpu-7"):
         assert running_jobs(str(tmp_path), "n1") == ["one"]
     assert running_jobs(str(tmp_path), "n1") == []
+
+
+def test_a_job_of_another_cluster_is_seen_by_its_process_wherever_its_directory_is(tmp_path: Path) -> None:
+    name = f"other-{os.getpid()}"
+    (tmp_path / "elsewhere").mkdir()
+    with running_job(tmp_path / "elsewhere", name, "gpu-7"):
+        assert name in jobs_of_processes()
+    left = tmp_path / "elsewhere" / name / ".agent.gpu-7.lock"
+    with left.open("a"):  # open, and not locked
+        assert name not in jobs_of_processes()
 
 
 def test_who_only_looks_as_well_is_no_agent(tmp_path: Path) -> None:

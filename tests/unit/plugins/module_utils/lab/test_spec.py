@@ -126,6 +126,34 @@ def test_the_switch_has_the_one_right_that_it_needs() -> None:
     assert host["NetworkMode"] == "none"
 
 
+def test_rails_are_bridges_of_the_switch_and_the_containers_are_on_all() -> None:
+    assert "Env" not in spec.switch_body("lab", "image")
+    assert spec.switch_body("lab", "image", 2)["Env"] == ["RDM_LAB_RAILS=2"]
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x", rails=2).values()
+    assert group["vars"]["container_rails"] == ["ib0", "ib1"]
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
+    assert "container_rails" not in group["vars"]
+    ports = ["port1", "port1r1", "port11", "port11r1", "port2"]
+    assert spec.ports_of("n1", ports) == ["port1", "port1r1"]
+    assert spec.ports_of("n11", ports) == ["port11", "port11r1"]
+
+
+@pytest.mark.parametrize(
+    ("rails", "driver", "hardware", "sentence"),
+    [
+        (0, "macvlan", "container", "a lab of 0 rails cannot be made: give a number from 1 to 8"),
+        (9, "macvlan", "container", "a lab of 9 rails cannot be made"),
+        (2, "sriov", "vm", "a virtual machine of a lab has one network card"),
+        (2, "bridge", "container", "--rails 2 goes with --driver macvlan, ipvlan or sriov"),
+    ],
+)
+def test_rails_that_a_lab_cannot_have_are_refused(
+    rails: int, driver: str, hardware: str, sentence: str
+) -> None:
+    with pytest.raises(spec.LabProblem, match=sentence):
+        spec.checked_rails(rails, driver, hardware)
+
+
 def test_everything_carries_the_label() -> None:
     bodies = [
         spec.network_body("lab", "10.20.0.0/24", "/x"),

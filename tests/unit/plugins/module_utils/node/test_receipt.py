@@ -204,6 +204,18 @@ def test_a_container_that_does_not_run_is_never_right_whatever_the_receipt_says(
     }
 
 
+def test_an_address_that_a_container_has_lost_is_never_right_either(
+    watch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine()
+    right = see(watch, engine)
+    monkeypatch.setattr(receipt, "lost_addresses", lambda container: ["192.169.16.100"])
+    lost = see(watch, engine)
+    sentence = "the address 192.169.16.100 of the container rdm is on none of its interfaces"
+    assert receipt.drift(right, lost) == receipt.drift(lost, lost) == {"container": [sentence]}
+    assert receipt.drift(lost, right) == {}
+
+
 def test_the_receipt_itself_and_files_on_their_way_are_not_looked_at(
     home: Path, watch: dict[str, Any]
 ) -> None:
