@@ -40,9 +40,10 @@ options:
     required: true
   method:
     description:
-      - V(system) takes a Python of the node, its C(venv) and pip. V(uv) is uv, which the controller brings.
+      - V(system) takes a Python of the node, its C(venv) and pip. V(pyenv) the same with a Python that
+        pyenv has or builds. V(uv) is uv, which the controller brings.
     type: str
-    choices: [system, uv]
+    choices: [system, pyenv, uv]
     default: system
   python:
     description: The version, such as V(3.11), or the path of a Python.
@@ -103,9 +104,17 @@ options:
     type: str
     default: ""
   python_mirror:
-    description: Where uv finds Pythons to install.
+    description: Where uv finds Pythons to install, and pyenv the sources of those that it builds.
     type: str
     default: ""
+  pyenv_root:
+    description: Directory of pyenv and its Pythons (C(PYENV_ROOT)).
+    type: str
+    default: ~/.pyenv
+  space:
+    description: GiB that must be free in the file system of O(directory) when an environment is to be made.
+    type: float
+    default: 0
 """
 
 EXAMPLES = r"""
@@ -150,13 +159,14 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "cluster": {"type": "str", "required": True},
     "directory": {"type": "str", "required": True},
-    "method": {"type": "str", "choices": ["system", "uv"], "default": "system"},
+    "method": {"type": "str", "choices": ["system", "pyenv", "uv"], "default": "system"},
     "python": {"type": "str", "default": "3.11"},
     "lock": {"type": "str", "default": ""},
     "wheel": {"type": "str", "default": ""},
@@ -173,6 +183,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "certificates": {"type": "str", "default": ""},
     "cache": {"type": "str", "default": ""},
     "python_mirror": {"type": "str", "default": ""},
+    "pyenv_root": {"type": "str", "default": "~/.pyenv"},
+    "space": {"type": "float", "default": 0},
 }
 
 
@@ -192,9 +204,6 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         result.update(changed=True, why=why)
         if module._diff:
             result["diff"] = {"before": why + "\n", "after": "{0}\n".format(wanted.digest)}
-        copies = options["copies"]
-        if not copies or module.check_mode:
-            return dict(result, needed=not module.check_mode)
         sources = python_env.Sources(
             index_url=options["index_url"],
             no_index=options["no_index"],
@@ -205,7 +214,12 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             certificates=local_path(options["certificates"]),
             cache=local_path(options["cache"]),
             python_mirror=options["python_mirror"],
+            pyenv_root=local_path(options["pyenv_root"]),
         )
+        python_env.require(directory, wanted, sources, int(options["space"] * 2**30))
+        copies = options["copies"]
+        if not copies or module.check_mode:
+            return dict(result, needed=not module.check_mode)
         python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""))
     return dict(result, python=python_env.receipt_of(directory).get("python", ""))
 
@@ -215,7 +229,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
-    except python_env.EnvironmentProblem as problem:
+    except EnvironmentProblem as problem:
         module.fail_json(msg=str(problem))
     # The lock is long, and the same on every node.
     module.exit_json(invocation={}, **result)
