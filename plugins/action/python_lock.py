@@ -43,6 +43,8 @@ class ActionModule(ActionBase):
             backends = self._backends(options, requirements, sources, variables)
         except Refused as refused:
             return {**result, **refused.result("nodes")}
+        groups = variables["groups"]
+        cluster = {*groups.get("master", []), *groups.get("workers", [])}
         locks: dict[str, str] = {}
         changed = False
         try:
@@ -54,6 +56,7 @@ class ActionModule(ActionBase):
                     options["python"],
                     sources._replace(torch_backend=backend),
                     write=not self._task.check_mode,
+                    keep=not cluster <= set(variables["ansible_play_hosts_all"]),
                 )
                 changed = changed or made
             wheel = python_lock.trainer_wheel(TRAINER, home / STATE_DIR / "wheels")

@@ -115,6 +115,16 @@ options:
     description: GiB that must be free in the file system of O(directory) when an environment is to be made.
     type: float
     default: 0
+  spare:
+    description: Environments that other nodes use, where O(directory) is shared; they say so in RV(used).
+    type: list
+    elements: str
+    default: []
+  others_known:
+    description:
+      - Whether all nodes that share O(directory) have said what they use. Else no former environment goes.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
@@ -148,6 +158,11 @@ needed:
   description: Whether files are needed from the controller. Of use to the action plugin.
   returned: when they are
   type: bool
+used:
+  description: Environments of the cluster that processes of this node run from.
+  returned: when one is to be made
+  type: list
+  elements: str
 removed:
   description: What was removed.
   returned: with O(state=absent)
@@ -185,6 +200,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "python_mirror": {"type": "str", "default": ""},
     "pyenv_root": {"type": "str", "default": "~/.pyenv"},
     "space": {"type": "float", "default": 0},
+    "spare": {"type": "list", "elements": "str", "default": []},
+    "others_known": {"type": "bool", "default": True},
 }
 
 
@@ -195,7 +212,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     result: Dict[str, Any] = {"changed": False, "directory": directory}
     if options["state"] == "absent":
         found = python_env.mine(directory, options["cluster"])
-        if found and not module.check_mode:
+        if module.check_mode:
+            python_env.require_unused(directory, options["cluster"])
+        elif found:
             found = python_env.remove(directory, options["cluster"])
         return dict(result, changed=bool(found), removed=found)
     wanted = python_env.Wanted(*(options[key] for key in ("cluster", "method", "python", "lock", "program")))
@@ -216,11 +235,14 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             python_mirror=options["python_mirror"],
             pyenv_root=local_path(options["pyenv_root"]),
         )
+        mine = python_env.mine(directory, options["cluster"])
+        result["used"] = [place for place in mine if python_env.in_use(place)]
         python_env.require(directory, wanted, sources, int(options["space"] * 2**30))
         copies = options["copies"]
         if not copies or module.check_mode:
             return dict(result, needed=not module.check_mode)
-        python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""))
+        spare = options["spare"] if options["others_known"] else None
+        python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), spare)
     return dict(result, python=python_env.receipt_of(directory).get("python", ""))
 
 

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Collection, Dict, List, NamedTuple, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
     EnvironmentProblem,
@@ -198,7 +198,14 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         )
 
 
-def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> None:
+def make(
+    directory: str,
+    wanted: Wanted,
+    sources: Sources,
+    wheel: str,
+    uv: str,
+    spare: Optional[Collection[str]] = (),
+) -> None:
     """Make the environment, and point the link to it when it is whole.
 
     Args:
@@ -207,6 +214,8 @@ def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) 
         sources: where packages come from.
         wheel: the file with the trainer.
         uv: the program, for its method.
+        spare: environments that other nodes use, where they share them; None where that is not known, so that
+            every other one stays.
 
     Raises:
         EnvironmentProblem: it cannot be made.
@@ -215,7 +224,7 @@ def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) 
     found = receipt_of(place)
     if os.path.lexists(place) and not found:
         raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(place))
-    if found and in_use(place):
+    if found and (in_use(place) or place in (spare or ())):
         raise EnvironmentProblem("{0} is in use and has to be made anew: stop its jobs first".format(place))
     try:
         shutil.rmtree(place, ignore_errors=True)
@@ -229,8 +238,10 @@ def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) 
         _point(directory, place)
     except OSError as error:
         raise EnvironmentProblem("{0} cannot be made: {1}".format(place, _why(error))) from None
-    for other in versions(directory):
-        if other != place and receipt_of(other).get("cluster") == wanted.cluster and not in_use(other):
+    if spare is None:
+        return
+    for other in mine(directory, wanted.cluster):
+        if other != place and other not in spare and not in_use(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -241,12 +252,7 @@ def remove(directory: str, cluster: str) -> List[str]:
         EnvironmentProblem: a process uses it.
     """
     found = mine(directory, cluster)
-    for place in found:
-        process = in_use(place)
-        if process:
-            raise EnvironmentProblem(
-                "{0} is in use by process {1}: stop the job first (rdm-provision stop)".format(place, process)
-            )
+    require_unused(directory, cluster)
     if os.path.islink(directory) and os.path.realpath(directory) in map(os.path.realpath, found):
         os.unlink(directory)
     for place in found:
@@ -256,6 +262,16 @@ def remove(directory: str, cluster: str) -> List[str]:
         shutil.rmtree(pythons)
         found = [*found, pythons]
     return found
+
+
+def require_unused(directory: str, cluster: str) -> None:
+    """Raise an EnvironmentProblem when a process of this node runs from an environment of the cluster's."""
+    for place in mine(directory, cluster):
+        process = in_use(place)
+        if process:
+            raise EnvironmentProblem(
+                "{0} is in use by process {1}: stop the job first (rdm-provision stop)".format(place, process)
+            )
 
 
 def _needed(pythons: str) -> bool:

@@ -158,6 +158,25 @@ def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
     assert not os.path.lexists(node.directory)
 
 
+def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -> None:
+    def make(line: str, spare: list[str] | None) -> str:
+        wanted = node.wanted(lock=f"# {line}\n{node.lock}")
+        python_env.make(node.directory, wanted, node.sources, str(node.trainer), find_uv(), spare)
+        return os.path.realpath(node.directory)
+
+    first = make("1", [])
+    second = make("2", [first])
+    assert Path(first).exists(), "a job of another node runs from it"
+    with pytest.raises(EnvironmentProblem, match="is in use and has to be made anew: stop its jobs first"):
+        make("1", [first])
+    third = make("3", None)
+    assert Path(first).exists(), "nobody knows who uses it"
+    assert Path(second).exists()
+    assert python_env.mine(node.directory, "c") == sorted([first, second, third])
+    fourth = make("4", [])
+    assert python_env.mine(node.directory, "c") == [fourth]
+
+
 def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
     node.make(node.wanted())
     site = next(Path(node.directory, "lib").glob("python*/site-packages"))
