@@ -35,6 +35,8 @@ class ActionModule(Decision):
             proxy=options["proxy"],
         )
         backends = self._backends(options, requirements, sources, variables)
+        groups = variables["groups"]
+        cluster = {*groups.get("master", []), *groups.get("workers", [])}
         locks: dict[str, str] = {}
         changed = False
         try:
@@ -46,6 +48,7 @@ class ActionModule(Decision):
                     options["python"],
                     sources._replace(torch_backend=backend),
                     write=not self._task.check_mode,
+                    keep=not cluster <= set(variables["ansible_play_hosts_all"]),
                 )
                 changed = changed or made
             wheel = python_lock.trainer_wheel(TRAINER, home / STATE_DIR / "wheels")

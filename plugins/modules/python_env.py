@@ -40,9 +40,10 @@ options:
     required: true
   method:
     description:
-      - V(system) takes a Python of the node, its C(venv) and pip. V(uv) is uv, which the controller brings.
+      - V(system) takes a Python of the node, its C(venv) and pip. V(pyenv) the same with a Python that
+        pyenv has or builds. V(uv) is uv, which the controller brings.
     type: str
-    choices: [system, uv]
+    choices: [system, pyenv, uv]
     default: system
   python:
     description: The version, such as V(3.11), or the path of a Python.
@@ -103,9 +104,27 @@ options:
     type: str
     default: ""
   python_mirror:
-    description: Where uv finds Pythons to install.
+    description: Where uv finds Pythons to install, and pyenv the sources of those that it builds.
     type: str
     default: ""
+  pyenv_root:
+    description: Directory of pyenv and its Pythons (C(PYENV_ROOT)).
+    type: str
+    default: ~/.pyenv
+  space:
+    description: GiB that must be free in the file system of O(directory) when an environment is to be made.
+    type: float
+    default: 0
+  spare:
+    description: Environments that other nodes use, where O(directory) is shared; they say so in RV(used).
+    type: list
+    elements: str
+    default: []
+  others_known:
+    description:
+      - Whether all nodes that share O(directory) have said what they use. Else no former environment goes.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
@@ -139,6 +158,11 @@ needed:
   description: Whether files are needed from the controller. Of use to the action plugin.
   returned: when they are
   type: bool
+used:
+  description: Environments of the cluster that processes of this node run from.
+  returned: when one is to be made
+  type: list
+  elements: str
 removed:
   description: What was removed.
   returned: with O(state=absent)
@@ -150,13 +174,14 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "cluster": {"type": "str", "required": True},
     "directory": {"type": "str", "required": True},
-    "method": {"type": "str", "choices": ["system", "uv"], "default": "system"},
+    "method": {"type": "str", "choices": ["system", "pyenv", "uv"], "default": "system"},
     "python": {"type": "str", "default": "3.11"},
     "lock": {"type": "str", "default": ""},
     "wheel": {"type": "str", "default": ""},
@@ -173,6 +198,10 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "certificates": {"type": "str", "default": ""},
     "cache": {"type": "str", "default": ""},
     "python_mirror": {"type": "str", "default": ""},
+    "pyenv_root": {"type": "str", "default": "~/.pyenv"},
+    "space": {"type": "float", "default": 0},
+    "spare": {"type": "list", "elements": "str", "default": []},
+    "others_known": {"type": "bool", "default": True},
 }
 
 
@@ -183,7 +212,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     result: Dict[str, Any] = {"changed": False, "directory": directory}
     if options["state"] == "absent":
         found = python_env.mine(directory, options["cluster"])
-        if found and not module.check_mode:
+        if module.check_mode:
+            python_env.require_unused(directory, options["cluster"])
+        elif found:
             found = python_env.remove(directory, options["cluster"])
         return dict(result, changed=bool(found), removed=found)
     wanted = python_env.Wanted(*(options[key] for key in ("cluster", "method", "python", "lock", "program")))
@@ -192,9 +223,6 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         result.update(changed=True, why=why)
         if module._diff:
             result["diff"] = {"before": why + "\n", "after": "{0}\n".format(wanted.digest)}
-        copies = options["copies"]
-        if not copies or module.check_mode:
-            return dict(result, needed=not module.check_mode)
         sources = python_env.Sources(
             index_url=options["index_url"],
             no_index=options["no_index"],
@@ -205,8 +233,16 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             certificates=local_path(options["certificates"]),
             cache=local_path(options["cache"]),
             python_mirror=options["python_mirror"],
+            pyenv_root=local_path(options["pyenv_root"]),
         )
-        python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""))
+        mine = python_env.mine(directory, options["cluster"])
+        result["used"] = [place for place in mine if python_env.in_use(place)]
+        python_env.require(directory, wanted, sources, int(options["space"] * 2**30))
+        copies = options["copies"]
+        if not copies or module.check_mode:
+            return dict(result, needed=not module.check_mode)
+        spare = options["spare"] if options["others_known"] else None
+        python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), spare)
     return dict(result, python=python_env.receipt_of(directory).get("python", ""))
 
 
@@ -215,7 +251,7 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
-    except python_env.EnvironmentProblem as problem:
+    except EnvironmentProblem as problem:
         module.fail_json(msg=str(problem))
     # The lock is long, and the same on every node.
     module.exit_json(invocation={}, **result)

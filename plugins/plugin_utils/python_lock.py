@@ -80,7 +80,9 @@ def requirements_of(text: str, torch: str) -> str:
     return "".join(f"{torch if torch and line.startswith('torch==') else line}\n" for line in lines)
 
 
-def lock(file: Path, requirements: str, python: str, sources: Sources, write: bool) -> tuple[str, bool]:
+def lock(
+    file: Path, requirements: str, python: str, sources: Sources, write: bool, keep: bool = False
+) -> tuple[str, bool]:
     """Return the text of the lock file, and whether it was made anew.
 
     Args:
@@ -89,9 +91,10 @@ def lock(file: Path, requirements: str, python: str, sources: Sources, write: bo
         python: the version of the environments' Python.
         sources: where packages come from.
         write: keep it when it is new.
+        keep: leave one that is there as it is, because it is also for nodes that are not asked now.
 
     Raises:
-        Refused: it cannot be made.
+        Refused: it cannot be made, or would have to be made anew.
     """
     of = hashlib.sha256("\0".join([requirements, python, sources.torch_backend]).encode()).hexdigest()[:16]
     head = f"{_MARK}{of}. Commit it: what it names is all that goes into the environments.\n"
@@ -101,6 +104,17 @@ def lock(file: Path, requirements: str, python: str, sources: Sources, write: bo
         text = ""
     if text.startswith(head):
         return text, False
+    if text and keep:
+        raise Refused(
+            [
+                Problem(
+                    None,
+                    file.name,
+                    "was made of other requirements, another Python or build of torch, and is for all nodes",
+                    "run without --limit, or give these nodes what the others have",
+                )
+            ]
+        )
     with tempfile.TemporaryDirectory() as work:
         pins = Path(work, "requirements.txt")
         pins.write_text(requirements, encoding="utf-8")

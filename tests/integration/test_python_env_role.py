@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -11,16 +12,19 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
 
-from tests.conftest import COLLECTIONS
+from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.module_utils.node.test_python_env import PYTHON, Node
 
 NODES = ("n1", "n2")
 
 
-def play(node: Node, directory: str, *flags: str) -> tuple[int, dict[str, dict[str, Any]], str]:
-    """Make the environment on both nodes; return the exit code, each node's statistics, and the output."""
+def play(
+    node: Node, directory: str, *flags: str, part: str = "make", **more: Any
+) -> tuple[int, dict[str, dict[str, Any]], str]:
+    """Run a part of the role on both nodes; return the exit code, each node's statistics, and the output."""
     folder = node.home
     lock = {"lock": node.lock, "torch_backend": ""}
     variables = {
@@ -39,11 +43,12 @@ def play(node: Node, directory: str, *flags: str) -> tuple[int, dict[str, dict[s
             "program": "rdm_trainer-1.0",
             "uv": find_uv(),
         },
+        **more,
     }
     task = {
         "ansible.builtin.include_role": {
             "name": "rdm.provision.python_env",
-            "tasks_from": "make",
+            "tasks_from": part,
             "rolespec_validate": False,
         },
     }
@@ -62,6 +67,8 @@ def play(node: Node, directory: str, *flags: str) -> tuple[int, dict[str, dict[s
         ],
         env=os.environ
         | {
+            "HOME": str(folder / "home"),
+            "ANSIBLE_HOME": str(folder / "ansible"),
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
@@ -74,6 +81,50 @@ def play(node: Node, directory: str, *flags: str) -> tuple[int, dict[str, dict[s
     )
     stats = json.loads(done.stdout[done.stdout.index("{") :])["stats"]
     return done.returncode, stats, done.stdout
+
+
+def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path: Path) -> None:
+    """All of the role, on this machine: the trainer's own wheel, a lock file of one package beside it."""
+    node = Node(tmp_path)
+    pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
+    of = [python_lock.requirements_of(pins, ""), PYTHON, ""]
+    head = f"{python_lock._MARK}{hashlib.sha256(chr(0).join(of).encode()).hexdigest()[:16]}. Commit it: "
+    head += "what it names is all that goes into the environments.\n"
+    (tmp_path / "python_env.lock").write_text(head + node.lock)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bashrc").write_text("# mine\n")
+    more = {
+        "python_env_directory": "~/env",
+        "python_env_activate": True,
+        "python_env_torch_backend": "",
+        "python_env_shared": False,
+        "__python_env_keys": {"id_ed25519": "a key\n"},
+        "rdm_config_dir": "~/.rdm/%n",
+    }
+
+    def left() -> list[str]:
+        # The controller's own cache is in the same home.
+        return [path.name for path in home.iterdir() if path.name != ".cache"]
+
+    def run(*flags: str, expect: int = 0, **variables: Any) -> int:
+        code, stats, output = play(node, "~/env", *flags, "--limit=n1", part="main", **{**more, **variables})
+        assert code == expect, output
+        assert expect == 0 or "make room, or set python_env_directory" in output
+        return int(stats["n1"]["changed"])
+
+    assert run(expect=2, python_env_space=2**40) == 0
+    assert run("--check") > 0
+    assert left() == [".bashrc"]
+    assert run() > 0
+    assert run() == 0
+    shell = ["bash", "-ic", "command -v rdm-trainer"]
+    env = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    said = subprocess.run(shell, env=env, capture_output=True, text=True, check=True)
+    assert said.stdout == f"{home}/env/bin/rdm-trainer\n"
+    assert run(python_env_state="absent") > 0
+    assert left() == [".bashrc"]
+    assert (home / ".bashrc").read_text() == "# mine\n"
 
 
 def test_one_node_makes_a_shared_environment_for_all(tmp_path: Path) -> None:

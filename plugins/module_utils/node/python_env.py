@@ -14,22 +14,27 @@ import json
 import os
 import re
 import shutil
-import subprocess
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional
+from typing import Any, Collection, Dict, List, NamedTuple, Optional
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+    EnvironmentProblem,
+    build_python,
+    pyenv_program,
+    pyenv_python,
+    run_program,
+    system_python,
+)
 
 RECEIPT = ".rdm-provision-environment.json"
 PROGRAM = "rdm-trainer"
 
 # Raised when the code below changes what it makes.
 FORMAT = 1
-_LIMIT_S = 3600
+_PYTHONS = "pythons"
+"""Beside the environments, what uv has installed."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
 _FIRST = "setuptools"
 """What builds the packages that are published as source only has to be there before."""
-
-
-class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
-    """Why there is no environment; the text is one sentence."""
 
 
 class Wanted(NamedTuple):
@@ -37,7 +42,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         cluster: whose it is.
-        method: `system` (venv and pip) or `uv`.
+        method: `system` or `pyenv` (venv and pip), or `uv`.
         python: the version, such as 3.11, or the path of a Python.
         lock: requirements, each with its hashes.
         program: name of the wheel with the trainer, which its version and digest are part of.
@@ -68,7 +73,8 @@ class Sources(NamedTuple):
         proxy: for HTTP and HTTPS.
         certificates: file with the certificates to trust.
         cache: directory for what was downloaded.
-        python_mirror: where uv finds Pythons to install.
+        python_mirror: where uv finds Pythons to install, and pyenv sources to build.
+        pyenv_root: PYENV_ROOT.
     """
 
     index_url: str = ""
@@ -80,6 +86,7 @@ class Sources(NamedTuple):
     certificates: str = ""
     cache: str = ""
     python_mirror: str = ""
+    pyenv_root: str = ""
 
     def variables(self) -> Dict[str, str]:
         """Return them as pip and uv read them. A password in an address is on no command line."""
@@ -94,6 +101,8 @@ class Sources(NamedTuple):
             "UV_INDEX": " ".join(extra),
             "UV_TORCH_BACKEND": self.torch_backend,
             "UV_PYTHON_INSTALL_MIRROR": self.python_mirror,
+            "PYTHON_BUILD_MIRROR_URL": self.python_mirror,
+            "PYTHON_BUILD_CACHE_PATH": self.cache and os.path.join(self.cache, "python-build"),
             "HTTP_PROXY": self.proxy,
             "HTTPS_PROXY": self.proxy,
         }
@@ -160,7 +169,43 @@ def packages(place: str) -> List[str]:
     return sorted(found)
 
 
-def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> None:
+def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> None:
+    """Look whether the environment can be made, before anything is.
+
+    Args:
+        directory: the link.
+        wanted: what it is to be.
+        sources: where packages come from.
+        space: bytes that must be free.
+
+    Raises:
+        EnvironmentProblem: there is no Python to make it with, or no room.
+    """
+    if wanted.method == "system":
+        system_python(wanted.python)
+    elif wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
+        pyenv_program(sources.pyenv_root)
+    above = os.path.dirname(directory)
+    while not os.path.isdir(above):
+        above = os.path.dirname(above)
+    free = shutil.disk_usage(above).free
+    if free < space:
+        raise EnvironmentProblem(
+            "{0} has {1:.1f} GiB free, and the environment needs {2:.1f} GiB there: make room, or set "
+            "python_env_directory to another file system (python_env_space says what is asked for)".format(
+                above, free / 2**30, space / 2**30
+            )
+        )
+
+
+def make(
+    directory: str,
+    wanted: Wanted,
+    sources: Sources,
+    wheel: str,
+    uv: str,
+    spare: Optional[Collection[str]] = (),
+) -> None:
     """Make the environment, and point the link to it when it is whole.
 
     Args:
@@ -169,6 +214,8 @@ def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) 
         sources: where packages come from.
         wheel: the file with the trainer.
         uv: the program, for its method.
+        spare: environments that other nodes use, where they share them; None where that is not known, so that
+            every other one stays.
 
     Raises:
         EnvironmentProblem: it cannot be made.
@@ -177,7 +224,7 @@ def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) 
     found = receipt_of(place)
     if os.path.lexists(place) and not found:
         raise EnvironmentProblem("{0} is there and was not made by rdm-provision: remove it".format(place))
-    if found and in_use(place):
+    if found and (in_use(place) or place in (spare or ())):
         raise EnvironmentProblem("{0} is in use and has to be made anew: stop its jobs first".format(place))
     try:
         shutil.rmtree(place, ignore_errors=True)
@@ -191,8 +238,10 @@ def make(directory: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) 
         _point(directory, place)
     except OSError as error:
         raise EnvironmentProblem("{0} cannot be made: {1}".format(place, _why(error))) from None
-    for other in versions(directory):
-        if other != place and receipt_of(other).get("cluster") == wanted.cluster and not in_use(other):
+    if spare is None:
+        return
+    for other in mine(directory, wanted.cluster):
+        if other != place and other not in spare and not in_use(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
@@ -203,17 +252,39 @@ def remove(directory: str, cluster: str) -> List[str]:
         EnvironmentProblem: a process uses it.
     """
     found = mine(directory, cluster)
+    require_unused(directory, cluster)
+    if os.path.islink(directory) and os.path.realpath(directory) in map(os.path.realpath, found):
+        os.unlink(directory)
     for place in found:
+        shutil.rmtree(place)
+    pythons = os.path.join(os.path.dirname(directory), _PYTHONS)
+    if found and receipt_of(pythons).get("cluster") == cluster and not _needed(pythons):
+        shutil.rmtree(pythons)
+        found = [*found, pythons]
+    return found
+
+
+def require_unused(directory: str, cluster: str) -> None:
+    """Raise an EnvironmentProblem when a process of this node runs from an environment of the cluster's."""
+    for place in mine(directory, cluster):
         process = in_use(place)
         if process:
             raise EnvironmentProblem(
                 "{0} is in use by process {1}: stop the job first (rdm-provision stop)".format(place, process)
             )
-    if os.path.islink(directory) and os.path.realpath(directory) in map(os.path.realpath, found):
-        os.unlink(directory)
-    for place in found:
-        shutil.rmtree(place)
-    return found
+
+
+def _needed(pythons: str) -> bool:
+    """Tell whether an environment beside the Pythons that uv has installed was made with one of them."""
+    above = os.path.dirname(pythons)
+    for name in os.listdir(above):
+        try:
+            with open(os.path.join(above, name, "pyvenv.cfg"), encoding="utf-8") as file:
+                if pythons + os.sep in file.read():
+                    return True
+        except OSError:
+            continue
+    return False
 
 
 def mine(directory: str, cluster: str) -> List[str]:
@@ -259,12 +330,12 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
         **{
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PIP_", "UV_", "PYTHON"))
+            if not name.startswith(("PIP_", "UV_", "PYTHON", "PYENV_"))
         },
         "PIP_CONFIG_FILE": os.devnull,
         "UV_NO_CONFIG": "1",
         "UV_SYSTEM_CERTS": "1",
-        "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(place), "pythons"),
+        "UV_PYTHON_INSTALL_DIR": os.path.join(os.path.dirname(place), _PYTHONS),
         **more,
     }
     lock = os.path.join(place, "requirements.lock")
@@ -273,25 +344,36 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
     if wanted.method == "uv":
-        _run(
+        pythons = variables["UV_PYTHON_INSTALL_DIR"]
+        were_there = os.path.isdir(pythons)
+        run_program(
             [uv, "venv", "--allow-existing", "--python", wanted.python, place],
             "make an environment",
             variables,
         )
+        if os.path.isdir(pythons) and not were_there:
+            _write_receipt(pythons, {"cluster": wanted.cluster})
         install = [uv, "pip", "install", "--python", python, "--no-deps", "--no-build-isolation"]
     else:
-        base = _system_python(wanted.python)
-        _run([base, "-m", "venv", place], "make an environment", variables)
+        if wanted.method == "pyenv":
+            build_cache = more.get("PYTHON_BUILD_CACHE_PATH")
+            if build_cache:
+                # pyenv keeps nothing in a directory that is not there.
+                os.makedirs(build_cache, exist_ok=True)
+            base = build_python(sources.pyenv_root, wanted.python, variables)
+        else:
+            base = system_python(wanted.python)
+        run_program([base, "-m", "venv", place], "make an environment", variables)
         install = [python, "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-compile"]
         install += ["--no-build-isolation"]
     where = ["--no-index"] if sources.no_index else []
     for path in (first, lock):
         if os.path.getsize(path):
-            _run([*install, *where, "--require-hashes", "-r", path], "install the packages", variables)
+            run_program([*install, *where, "--require-hashes", "-r", path], "install the packages", variables)
     os.unlink(first)
     # Its digest is compared before it gets here.
-    _run([*install, "--no-index", wheel], "install the trainer", variables)
-    return _run(
+    run_program([*install, "--no-index", wheel], "install the trainer", variables)
+    return run_program(
         [python, "-c", "import platform; print(platform.python_version())"], "start", variables
     ).strip()
 
@@ -307,51 +389,6 @@ def entry_of(lock: str, name: str) -> str:
         elif line.startswith(name + "=="):
             lines.append(line)
     return "".join(line + "\n" for line in lines)
-
-
-def _system_python(wanted: str) -> str:
-    """Return the path of a Python of the node that can make environments."""
-    path = shutil.which(wanted if wanted.startswith("/") else "python" + wanted)
-    if path is None:
-        raise EnvironmentProblem(
-            "there is no Python {0} on the node: install it, or choose python_env_method: uv".format(wanted)
-        )
-    asked = subprocess.run(
-        [path, "-c", "import ensurepip, venv"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    if asked.returncode:
-        raise EnvironmentProblem(
-            "{0} has no module venv or ensurepip: install its package (python3-venv on Debian), or choose "
-            "python_env_method: uv".format(path)
-        )
-    return path
-
-
-def _run(argv: List[str], what: str, variables: Mapping[str, str]) -> str:
-    """Run a program and return what it wrote."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(variables),
-            timeout=_LIMIT_S,
-            check=False,
-            universal_newlines=True,
-        )
-    except subprocess.TimeoutExpired:
-        raise EnvironmentProblem("it took more than {0} s to {1}".format(_LIMIT_S, what)) from None
-    if done.returncode:
-        said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise EnvironmentProblem(
-            "{0} could not {1}: {2}".format(os.path.basename(argv[0]), what, " ".join(said[-4:])[-600:])
-        )
-    return done.stdout
 
 
 def _point(directory: str, place: str) -> None:

@@ -86,6 +86,64 @@ def shell_blocks(
     ]
 
 
+def source_blocks(
+    file: str, name: str, zsh: bool = False, home: str = "~", state: str = "present"
+) -> list[dict[str, Any]]:
+    """Return the blocks by which every kind of one user's shells reads a file, first of all and last.
+
+    What a user's own lines do to PATH in between, such as pyenv's, does not count then, and a ``.bashrc``
+    that ends early in a shell that is not interactive has read it already.
+
+    Args:
+        file: the file, with the node's host name in its path where nodes may share the home.
+        name: names the blocks.
+        zsh, home, state: as of shell_blocks().
+
+    Raises:
+        ValueError: a shell would read the path otherwise.
+    """
+    if state == "present" and not _PLAIN_PATH.fullmatch(file):
+        raise ValueError("{0!r} cannot be read by a shell: choose a path of letters and digits".format(file))
+    local = file.replace(HOST_NAME, '"$(uname -n)"')
+    return [
+        {
+            "path": place.path,
+            "name": name + (" first" if insert == "start" else ""),
+            "content": "[ ! -r {0} ] || . {0}\n".format(local),
+            "insert": insert,
+            "create": place.create,
+            "needed_by": file.replace(HOST_NAME, "*") if HOST_NAME in file else "",
+            "state": state,
+        }
+        for place in places(False, zsh, home)
+        for insert in (("start", "end") if place.path.endswith("/.bashrc") else ("end",))
+    ]
+
+
+def activation(environment: str) -> str:
+    """Return the lines that put an environment before everything else on a shell's PATH, once.
+
+    Args:
+        environment: its path, as the node has it.
+
+    Raises:
+        ValueError: a shell would read the path otherwise.
+    """
+    if not _PLAIN_PATH.fullmatch(environment):
+        raise ValueError(
+            "{0!r} cannot be read by a shell: choose a python_env_directory of letters and digits".format(
+                environment
+            )
+        )
+    # A shell takes ~ for the home only where no quotes are.
+    path = environment.replace("~/", '"$HOME"/', 1).replace(HOST_NAME, '"$(uname -n)"')
+    return (
+        "VIRTUAL_ENV={0}\n"
+        "export VIRTUAL_ENV\n"
+        'case "$PATH" in "$VIRTUAL_ENV"/bin:*) ;; *) PATH="$VIRTUAL_ENV/bin:$PATH"; export PATH ;; esac\n'
+    ).format(path)
+
+
 def block_name(cluster: str) -> str:
     """Return the name of a cluster's blocks."""
     return "MY_IP ({0})".format(cluster)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""``rdm-trainer config``: check a configuration and print it with every key."""
+"""``rdm-trainer config``: check a configuration and print it with every key, or import a shell file's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,30 @@ import click
 __all__ = ["config"]
 
 
-@click.command()
+class _CheckUnlessNamed(click.Group):
+    """``config JOB`` is ``config check JOB``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the verb before what is none."""
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = ["check", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_CheckUnlessNamed)
+def config() -> None:
+    """Check a job's configuration: rdm-trainer config JOB. Or import one."""
+
+
+@config.command()
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
 @click.option("--world", type=click.IntRange(min=1), metavar="N", help="Check against N processes too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def config(config: Path, overrides: tuple[str, ...], world: int | None, as_json: bool) -> None:
+def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: bool) -> None:
     """Check CONFIG, with KEY.SUB=VALUE over it, and print it with every key.
 
-    Keys that follow from others are filled in.
+    Keys that follow from others are filled in. The word check may be left out.
     """
     from rdm_trainer import config as configuration
 
@@ -30,3 +45,19 @@ def config(config: Path, overrides: tuple[str, ...], world: int | None, as_json:
         click.echo(json.dumps(resolved.to_dict(), indent=2, ensure_ascii=False))
     else:
         click.echo(configuration.dump(resolved).strip())
+
+
+@config.command("import")
+@click.argument("settings", type=click.Path(path_type=Path))
+def import_(settings: Path) -> None:
+    """Print the job that SETTINGS describes, a _00_conf.sh of the tdpp scripts.
+
+    Its variables are read; nothing of it is run. What it does not decide is said on standard error:
+    rdm-trainer config import _00_conf.sh > job.yaml
+    """
+    from rdm_trainer.config import read, shell, tdpp
+
+    imported = tdpp.job_of(shell.variables(read.text_of(settings), str(settings)), str(settings))
+    click.echo(read.to_yaml(imported.job).strip())
+    for note in imported.notes:
+        click.echo(note, err=True)

@@ -18,7 +18,7 @@ import yaml
 from rdm_trainer.config.schema import Blend, Bounds, ByPartition, Config
 from rdm_trainer.errors import ConfigError
 
-__all__ = ["dump", "from_dict", "load", "parse_overrides", "resolve"]
+__all__ = ["dump", "from_dict", "load", "parse_overrides", "resolve", "text_of", "to_yaml"]
 
 Path_ = tuple[str | int, ...]
 Lines = dict[Path_, int]
@@ -58,18 +58,26 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: With every problem that was found.
     """
+    lines: Lines = {}
+    problems: list[str] = []
+    mapping = _parse(text_of(path), str(path), lines, problems)
+    if not isinstance(mapping, dict):
+        raise ConfigError([f"{path} must hold keys and values, as `name: my-job`."])
+    return _build(mapping, overrides, lines, problems, str(path))
+
+
+def text_of(path: Path) -> str:
+    """Return a file's text.
+
+    Raises:
+        ConfigError: It cannot be read, or is no text.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigError([f"{path} is not text in UTF-8."]) from None
     except OSError as error:
         raise ConfigError([f"{path} cannot be read: {error.strerror}."]) from None
-    lines: Lines = {}
-    problems: list[str] = []
-    mapping = _parse(text, str(path), lines, problems)
-    if not isinstance(mapping, dict):
-        raise ConfigError([f"{path} must hold keys and values, as `name: my-job`."])
-    return _build(mapping, overrides, lines, problems, str(path))
 
 
 def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
@@ -101,7 +109,12 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[list[str], Any
 
 def dump(config: Config) -> str:
     """Return the configuration as YAML, every key present; :func:`load` reads it back."""
-    text = yaml.dump(config.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return to_yaml(config.to_dict())
+
+
+def to_yaml(mapping: Mapping[str, Any]) -> str:
+    """Return sections of a configuration as YAML."""
+    text = yaml.dump(dict(mapping), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return re.sub(r"(?m)^(?=\w+:$)", "\n", text)
 
 

@@ -28,7 +28,8 @@ PLAY = """
 """
 
 
-def test_nodes_whose_drivers_need_other_builds_are_refused_before_anything_is_locked(tmp_path: Path) -> None:
+def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
+    """Run it with three nodes of two drivers; return who refuses, and the one problem."""
     hosts = {
         "n1": {"gpus": {"nvidia": "550.54.15", "amd": []}},
         "n2": {"gpus": {"nvidia": "550.90.07", "amd": []}},
@@ -39,11 +40,11 @@ def test_nodes_whose_drivers_need_other_builds_are_refused_before_anything_is_lo
         "workers": {"hosts": {n: hosts[n] for n in ("n2", "n3")}},
     }
     listing = {"all": {"vars": {"rdm_accelerator": "cuda"}, "children": cluster}}
-    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(listing, sort_keys=False))
-    (tmp_path / "play.yml").write_text(PLAY)
+    (folder / "hosts.yml").write_text(yaml.safe_dump(listing, sort_keys=False))
+    (folder / "play.yml").write_text(PLAY)
     done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "--inventory=hosts.yml", "play.yml"],
-        cwd=tmp_path,
+        [Path(sys.executable).with_name("ansible-playbook"), "--inventory=hosts.yml", "play.yml", *flags],
+        cwd=folder,
         env=os.environ
         | {
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
@@ -56,8 +57,20 @@ def test_nodes_whose_drivers_need_other_builds_are_refused_before_anything_is_lo
         check=False,
     )
     (task,) = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
-    result = task["hosts"]["n1"]
-    assert result["rdm_refused"] == "nodes", done.stdout
+    (result,) = task["hosts"].values()
+    assert "problems" in result, done.stdout
     (problem,) = result["problems"]
-    assert (problem["node"], problem["value"]) == ("n3", "torch for cu118")
+    return result["rdm_refused"], problem
+
+
+def test_nodes_whose_drivers_need_other_builds_are_refused_before_anything_is_locked(tmp_path: Path) -> None:
+    who, problem = refusal(tmp_path)
+    assert (who, problem["node"], problem["value"]) == ("nodes", "n3", "torch for cu118")
     assert not (tmp_path / "python_env.lock").exists()
+
+
+def test_a_few_nodes_do_not_rewrite_the_lock_file_of_all(tmp_path: Path) -> None:
+    (tmp_path / "python_env.lock").write_text("# of all\n")
+    who, problem = refusal(tmp_path, "--limit=n3")
+    assert (who, problem["value"]) == ("inventory", "python_env.lock")
+    assert (tmp_path / "python_env.lock").read_text() == "# of all\n"

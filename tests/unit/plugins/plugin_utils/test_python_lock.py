@@ -39,6 +39,14 @@ def test_a_lock_has_the_digest_of_each_file_and_is_made_once(sources: Sources, t
     assert python_lock.lock(file, "helper==1.0\n", "3.12", sources, write=True)[1]
 
 
+def test_a_lock_that_is_for_other_nodes_too_is_not_replaced(sources: Sources, tmp_path: Path) -> None:
+    file = tmp_path / "python_env.lock"
+    text, _ = python_lock.lock(file, "helper==1.0\n", "3.11", sources, write=True, keep=True)
+    with pytest.raises(Refused, match=r"python_env.lock was made of other requirements.*run without --limit"):
+        python_lock.lock(file, "helper==1.0\n", "3.12", sources, write=True, keep=True)
+    assert file.read_text(encoding="utf-8") == text
+
+
 def test_in_check_mode_no_lock_is_written(sources: Sources, tmp_path: Path) -> None:
     file = tmp_path / "python_env.lock"
     assert python_lock.lock(file, "helper==1.0\n", "3.11", sources, write=False)[1]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import platform
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
+from ansible_collections.rdm.provision.plugins.module_utils.node import base_python, python_env
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.python_env import (
-    EnvironmentProblem,
     Sources,
     Wanted,
 )
@@ -22,7 +23,20 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import f
 from tests.unit.plugins.modules.running import run_module
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-METHODS = ("system", "uv")
+METHODS = ("system", "pyenv", "uv")
+# What pyenv 2.6.30 wrote when it found no compiler.
+FAILED_BUILD = """\
+BUILD FAILED (Debian 12 using python-build 2.6.30)
+
+Inspect or clean up the working tree at /tmp/python-build.20261123011502.11937
+Results logged to /tmp/python-build.20261123011502.11937.log
+
+Last 10 log lines:
+checking whether the C compiler works... no
+configure: error: in `/tmp/python-build.20261123011502.11937/Python-3.13.5':
+configure: error: C compiler cannot create executables
+See `config.log' for more details
+"""
 
 
 def wheel(folder: Path, name: str, version: str = "1.0") -> Path:
@@ -58,7 +72,15 @@ class Node:
         self.trainer = wheel(home / "trainer", "rdm-trainer")
         digest = hashlib.sha256(self.package.read_bytes()).hexdigest()
         self.lock = f"helper==1.0 \\\n    --hash=sha256:{digest}\n"
-        self.sources = Sources(no_index=True, find_links=[str(home / "packages")], cache=str(home / "cache"))
+        # As pyenv keeps one that it has built.
+        (home / "pyenv" / "versions").mkdir(parents=True)
+        (home / "pyenv" / "versions" / platform.python_version()).symlink_to(sys.base_prefix)
+        self.sources = Sources(
+            no_index=True,
+            find_links=[str(home / "packages")],
+            cache=str(home / "cache"),
+            pyenv_root=str(home / "pyenv"),
+        )
 
     def wanted(self, method: str = "uv", lock: str = "", cluster: str = "c") -> Wanted:
         return Wanted(cluster, method, PYTHON, lock or self.lock, "rdm_trainer-1.0")
@@ -136,6 +158,25 @@ def test_what_a_job_uses_stays_until_it_has_ended(node: Node) -> None:
     assert not os.path.lexists(node.directory)
 
 
+def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -> None:
+    def make(line: str, spare: list[str] | None) -> str:
+        wanted = node.wanted(lock=f"# {line}\n{node.lock}")
+        python_env.make(node.directory, wanted, node.sources, str(node.trainer), find_uv(), spare)
+        return os.path.realpath(node.directory)
+
+    first = make("1", [])
+    second = make("2", [first])
+    assert Path(first).exists(), "a job of another node runs from it"
+    with pytest.raises(EnvironmentProblem, match="is in use and has to be made anew: stop its jobs first"):
+        make("1", [first])
+    third = make("3", None)
+    assert Path(first).exists(), "nobody knows who uses it"
+    assert Path(second).exists()
+    assert python_env.mine(node.directory, "c") == sorted([first, second, third])
+    fourth = make("4", [])
+    assert python_env.mine(node.directory, "c") == [fourth]
+
+
 def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
     node.make(node.wanted())
     site = next(Path(node.directory, "lib").glob("python*/site-packages"))
@@ -165,6 +206,78 @@ def test_a_python_that_is_not_there_is_one_sentence(node: Node) -> None:
         EnvironmentProblem, match=r"there is no Python 3\.99 on the node: install it, or choose"
     ):
         node.make(node.wanted("system")._replace(python="3.99"))
+
+
+def test_pyenv_takes_the_newest_python_of_a_version_that_it_has(tmp_path: Path) -> None:
+    for version in ("3.11.9", "3.11.10", "3.12.1", "3.11.10-debug", "3.110.1"):
+        python = tmp_path / "versions" / version / "bin" / "python3"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+    root = str(tmp_path)
+    assert base_python.pyenv_python(root, "3.11") == f"{root}/versions/3.11.10/bin/python3"
+    assert base_python.pyenv_python(root, "3.11.9") == f"{root}/versions/3.11.9/bin/python3"
+    assert base_python.pyenv_python(root, "3.13") is None
+
+
+def test_a_python_that_cannot_be_built_is_the_end_of_its_log(node: Node) -> None:
+    """By a stand-in that says what a real pyenv has said: `make test-long` lets a real one build."""
+    pyenv = Path(node.sources.pyenv_root, "bin", "pyenv")
+    pyenv.parent.mkdir()
+    pyenv.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{FAILED_BUILD}END\nexit 1\n")
+    pyenv.chmod(0o755)
+    with pytest.raises(EnvironmentProblem) as caught:
+        node.make(node.wanted("pyenv")._replace(python="3.99.1"))
+    assert str(caught.value).startswith("pyenv could not build Python 3.99.1: ")
+    assert "configure: error: C compiler cannot create executables" in str(caught.value)
+    assert str(caught.value).endswith("(all of it is in /tmp/python-build.20261123011502.11937.log)")
+
+
+@pytest.mark.parametrize(
+    ("method", "space", "says"),
+    [
+        ("uv", 2**60, r"GiB free, and the environment needs 1073741824\.0 GiB there: make room, or set"),
+        ("system", 0, r"there is no Python 3\.99 on the node"),
+        ("pyenv", 0, r"there is no pyenv in .*/pyenv or on the PATH: install it, set"),
+    ],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is(
+    node: Node, method: str, space: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    wanted = node.wanted(method)._replace(python="3.99")
+    with pytest.raises(EnvironmentProblem, match=says):
+        python_env.require(f"{node.home}/not/yet/env", wanted, node.sources, space)
+    assert not Path(node.home, "not").exists()
+
+
+def test_pythons_that_uv_installed_go_with_the_last_environment_of_theirs(node: Node) -> None:
+    pythons = node.home / "pythons"
+    pythons.mkdir()
+    node.make(node.wanted())
+    assert python_env.remove(node.directory, "c") != []
+    assert pythons.exists(), "somebody else's"
+    node.make(node.wanted())
+    (pythons / python_env.RECEIPT).write_text('{"cluster": "c"}')
+    other = node.home / "other" / "pyvenv.cfg"
+    other.parent.mkdir()
+    other.write_text(f"home = {pythons}/cpython-3.13/bin\n")
+    python_env.remove(node.directory, "c")
+    assert pythons.exists(), "another environment needs them"
+    other.unlink()
+    node.make(node.wanted())
+    assert str(pythons) in python_env.remove(node.directory, "c")
+    assert not pythons.exists()
+
+
+def test_a_mirror_that_lacks_the_python_for_uv_is_named(node: Node) -> None:
+    """The real uv: it asks the mirror, and nobody else."""
+    mirror = node.home / "mirror"
+    mirror.mkdir()
+    node.sources = node.sources._replace(python_mirror=mirror.as_uri())
+    with pytest.raises(
+        EnvironmentProblem, match=rf"uv could not make an environment: .*{mirror}/[0-9]+/cpython"
+    ):
+        node.make(node.wanted()._replace(python="3.10.3"))
 
 
 def test_the_module_asks_for_files_once_and_changes_nothing_in_check_mode(node: Node) -> None:

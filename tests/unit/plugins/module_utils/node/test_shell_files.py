@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.rdm.provision.plugins.filter.activation import activation
 from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import shell_blocks
 from ansible_collections.rdm.provision.plugins.modules import node_files
 
@@ -130,6 +132,56 @@ def test_nodes_that_share_a_home_have_each_its_own_my_ip(
     run_module(node_files, role("", "absent"))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".bashrc", "bin"]
     assert (tmp_path / ".bashrc").read_text() == before
+
+
+def activated(environment: str, state: str = "present") -> dict[str, Any]:
+    """What the role python_env asks of node_files."""
+    return {
+        "claim": {"path": "~/.rdm/%n/cluster", "name": "rdm"},
+        "directories": [{"path": "~/.rdm/%n", "state": state}],
+        **activation(environment, "~/.rdm/%n/activate", "rdm", state),
+    }
+
+
+@pytest.mark.parametrize("guard", ["", "case $- in *i*) ;; *) return;; esac\n"], ids=["", "guarded"])
+def test_an_environment_is_active_in_every_kind_of_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str
+) -> None:
+    """Though `.bashrc` puts another Python first, as pyenv's lines do, and ends early, as Debian's does."""
+    on(monkeypatch, tmp_path, os.uname().nodename)
+    for name in ("mine", "pyenv"):
+        program = tmp_path / name / "bin" / "python"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\necho {name}\n")
+        program.chmod(0o755)
+    bashrc = f'{guard}PATH="$HOME/pyenv/bin:$PATH"\n'
+    profile = '[ -z "$BASH" ] || . ~/.bashrc\n'
+    (tmp_path / ".bashrc").write_text(bashrc)
+    (tmp_path / ".profile").write_text(profile)
+    assert run_module(node_files, activated("~/mine"))["changed"]
+    assert not run_module(node_files, activated("~/mine"))["changed"]
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    # The last is what bash does for `ssh node command`.
+    for shell in (["bash", "-lc"], ["bash", "-ic"], ["bash", "-lic"], ["sh", "-lc"], ["bash", "-c"]):
+        first = ". ~/.bashrc; " if shell == ["bash", "-c"] else ""
+        said = subprocess.run(
+            [*shell, f"{first}python; echo $VIRTUAL_ENV"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert said.stdout == f"mine\n{tmp_path}/mine\n", (shell, said.stderr)
+    run_module(node_files, activated("~/mine", "absent"))
+    assert (tmp_path / ".bashrc").read_text() == bashrc
+    assert (tmp_path / ".profile").read_text() == profile
+    assert not (tmp_path / ".rdm" / os.uname().nodename).exists()
+
+
+@pytest.mark.parametrize("path", ["/opt/$(id)", "/opt/my env", "/opt/a;id", "~/`id`"])
+def test_an_environment_whose_path_a_shell_would_read_otherwise_is_refused(path: str) -> None:
+    with pytest.raises(AnsibleFilterError, match="cannot be read by a shell"):
+        activation(path, "~/.rdm/%n/activate", "rdm")
 
 
 def test_a_path_that_a_shell_would_read_otherwise_is_refused() -> None:

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A Python environment to the file that activates it, and the blocks that read it in every kind of shell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.rdm.provision.plugins.module_utils.node import shell_files
+
+DOCUMENTATION = r"""
+name: activation
+short_description: What activates a Python environment in every kind of shell of one user
+description:
+  - Returns C(files) and C(blocks) of M(rdm.provision.node_files). Login shells, interactive shells and
+    non-interactive ssh commands then have the environment's programs before others.
+author:
+  - The rdm-provision developers
+positional: _input
+options:
+  _input:
+    description: The environment's directory on the node; C(%n) is the node's host name.
+    type: str
+    required: true
+  file:
+    description: The file that activates it.
+    type: str
+    required: true
+  cluster:
+    description: Names the blocks, so that several clusters can share a node.
+    type: str
+    required: true
+  state:
+    description: Whether they are to be there.
+    type: str
+    choices: [present, absent]
+    default: present
+"""
+
+EXAMPLES = r"""
+- name: Activate the environment
+  rdm.provision.node_files:
+    files: "{{ __activation.files }}"
+    blocks: "{{ __activation.blocks }}"
+  vars:
+    __activation: "{{ '~/env' | rdm.provision.activation(file='~/.rdm/activate', cluster='rdm') }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The files and the blocks.
+  type: dict
+"""
+
+
+def activation(environment: str, file: str, cluster: str, state: str = "present") -> dict[str, Any]:
+    """Return the file and the blocks; what is wrong with a path becomes the task's message."""
+    try:
+        content = {"content": shell_files.activation(environment)} if state == "present" else {}
+        name = f"Python environment ({cluster})"
+        return {
+            "files": [{"path": file, "state": state, **content}],
+            "blocks": shell_files.source_blocks(file, name, state=state),
+        }
+    except ValueError as error:
+        raise AnsibleFilterError(str(error)) from error
+
+
+class FilterModule:
+    """What Ansible asks for the filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"activation": activation}

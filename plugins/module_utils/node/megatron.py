@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Megatron's helpers, its one compiled module, built in a checkout with an environment's own Python.
+
+Its Makefile takes whatever ``python3-config`` is first on the PATH, so that people edit it. Here the
+environment's Python says what its headers and its modules' names are.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import Dict, List, NamedTuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+    EnvironmentProblem,
+    run_program,
+)
+
+# Before and after Megatron-LM's core.
+SOURCES = ("megatron/data/helpers.cpp", "megatron/core/datasets/helpers.cpp")
+# torch brings pybind11's headers.
+_ASK = """\
+import importlib.util, json, os, sysconfig
+found = [importlib.util.find_spec(name) for name in ("pybind11", "torch")]
+print(json.dumps({
+    "python": sysconfig.get_path("include"),
+    "pybind11": [os.path.join(os.path.dirname(spec.origin), "include") for spec in found if spec],
+    "suffix": sysconfig.get_config_var("EXT_SUFFIX"),
+}))
+"""
+
+
+class Build(NamedTuple):
+    """What is compiled.
+
+    Attributes:
+        source: the C++ file.
+        target: the module beside it, with the suffix of the environment's Python.
+        includes: directories of headers.
+    """
+
+    source: str
+    target: str
+    includes: List[str]
+
+    def command(self, compiler: str, target: str) -> List[str]:
+        """Return the compiler's command line."""
+        includes = ["-I" + path for path in self.includes]
+        return [compiler, "-O3", "-shared", "-std=c++17", "-fPIC", *includes, self.source, "-o", target]
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the module is there and no older than its source."""
+        if not os.path.exists(self.target):
+            return False
+        return os.path.getmtime(self.target) >= os.path.getmtime(self.source)
+
+
+def plan(checkout: str, environment: str) -> Build:
+    """Return what there is to build.
+
+    Args:
+        checkout: of a Megatron.
+        environment: the directory of the Python environment that it will run in.
+
+    Raises:
+        EnvironmentProblem: it is no checkout of a Megatron, or there is no environment.
+    """
+    source = next(
+        (path for path in (os.path.join(checkout, one) for one in SOURCES) if os.path.exists(path)), ""
+    )
+    if not source:
+        raise EnvironmentProblem(
+            "{0} has neither {1}: give the directory of a Megatron's checkout".format(
+                checkout, " nor ".join(SOURCES)
+            )
+        )
+    python = os.path.join(environment, "bin", "python")
+    if not os.access(python, os.X_OK):
+        raise EnvironmentProblem("there is no environment at {0} to build for".format(environment))
+    said = json.loads(run_program([python, "-I", "-c", _ASK], "say where its headers are", _environment()))
+    if not said["pybind11"]:
+        raise EnvironmentProblem("{0} has neither pybind11 nor torch, which brings it".format(environment))
+    target = source[: -len(".cpp")] + said["suffix"]
+    return Build(source, target, [said["python"], *said["pybind11"]])
+
+
+def build(what: Build) -> None:
+    """Compile it; the module takes its place when it is whole.
+
+    Raises:
+        EnvironmentProblem: there is no compiler, or it fails; the text has its last lines.
+    """
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise EnvironmentProblem("there is no C++ compiler on the node: install g++")
+    partial = "{0}.{1}".format(what.target, os.getpid())
+    try:
+        run_program(what.command(compiler, partial), "build {0}".format(what.source), _environment())
+        os.replace(partial, what.target)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+
+
+def _environment() -> Dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}

@@ -1,0 +1,103 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Build Megatron's compiled helpers in a checkout, for one Python environment."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: megatron_helpers
+short_description: Build Megatron's compiled helpers in a checkout, for one Python environment
+description:
+  - Compiles C(megatron/data/helpers.cpp), or C(megatron/core/datasets/helpers.cpp), with the headers that the
+    environment's own Python names. No Makefile is edited or run.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: Says whether they would be built or removed.
+  diff_mode:
+    support: none
+    description: What is made is a program.
+  idempotent:
+    support: full
+    description: Helpers for this Python that are no older than their source stay.
+options:
+  state:
+    description: Whether they are there. The checkout stays in any case.
+    type: str
+    choices: [present, absent]
+    default: present
+  checkout:
+    description: Directory of the checkout on the node; C(~) is the user's home and C(%n) the host's name.
+    type: str
+    required: true
+  environment:
+    description: Directory of the environment.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Build Megatron's helpers
+  rdm.provision.megatron_helpers:
+    checkout: ~/Megatron-DeepSpeed
+    environment: ~/.rdm/%n/python
+"""
+
+RETURN = r"""
+built:
+  description: The compiled module.
+  returned: success
+  type: str
+  sample: /home/me/Megatron-DeepSpeed/megatron/data/helpers.cpython-311-x86_64-linux-gnu.so
+"""
+
+import os
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node import megatron
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+    "checkout": {"type": "str", "required": True},
+    "environment": {"type": "str", "required": True},
+}
+
+
+def run(module: AnsibleModule) -> Dict[str, Any]:
+    """Build or remove the helpers, and return the module's result."""
+    options = module.params
+    try:
+        what = megatron.plan(local_path(options["checkout"]), local_path(options["environment"]))
+    except EnvironmentProblem:
+        if options["state"] == "absent":
+            return {"changed": False, "built": ""}
+        raise
+    if options["state"] == "absent":
+        changed = os.path.exists(what.target)
+        if changed and not module.check_mode:
+            os.unlink(what.target)
+    else:
+        changed = not what.is_built
+        if changed and not module.check_mode:
+            megatron.build(what)
+    return {"changed": changed, "built": what.target}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    try:
+        result = run(module)
+    except EnvironmentProblem as problem:
+        module.fail_json(msg=str(problem))
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

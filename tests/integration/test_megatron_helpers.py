@@ -1,0 +1,101 @@
+"""Megatron's helpers: a real module of pybind11, compiled in a checkout that is made here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node import megatron
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
+from ansible_collections.rdm.provision.plugins.modules import megatron_helpers
+
+from tests.conftest import ROOT
+from tests.integration.test_python_env_role import play
+from tests.unit.plugins.module_utils.node.test_python_env import Node
+from tests.unit.plugins.modules.running import run_module
+
+# It has a torch, whose wheel brings pybind11's headers.
+ENVIRONMENT = str(ROOT / "trainer" / ".venv")
+HELPERS = """\
+#include <pybind11/pybind11.h>
+PYBIND11_MODULE(helpers, module) {
+    module.def("samples", [](int tokens, int length) { return (tokens - 1) / length; });
+}
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    source = tmp_path / megatron.SOURCES[0]
+    source.parent.mkdir(parents=True)
+    source.write_text(HELPERS)
+    # As in a checkout: for another Python, and not to be run.
+    source.with_name("Makefile").write_text("LIBEXT = $(shell /home/somebody/python3-config)\n")
+    return tmp_path
+
+
+def options(checkout: Path, **more: str) -> dict[str, str]:
+    return {"checkout": str(checkout), "environment": ENVIRONMENT, **more}
+
+
+def test_the_role_checks_a_branch_out_and_builds_for_the_environments_python(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("node")
+    git = ["git", "-C", str(checkout), "-c", "user.name=n", "-c", "user.email=n@example.com"]
+    for words in (["init", "-qb", "multi-node"], ["add", "."], ["commit", "-qm", "ours"]):
+        subprocess.run([*git, *words], check=True)
+    there = folder / "Megatron-DeepSpeed"
+    node = Node(folder)
+    for expected in (2, 0):
+        code, stats, output = play(
+            node,
+            ENVIRONMENT,
+            "--limit=n1",
+            part="megatron",
+            python_env_megatron=str(there),
+            python_env_megatron_repository=str(checkout),
+            python_env_megatron_version="multi-node",
+        )
+        assert (code, stats["n1"]["changed"]) == (0, expected), output
+    asked = [f"{ENVIRONMENT}/bin/python", "-Bc", "import helpers; print(helpers.samples(4097, 1024))"]
+    data = there / "megatron" / "data"
+    assert subprocess.run(asked, cwd=data, capture_output=True, text=True, check=True).stdout == "4\n"
+    # Another branch may have other helpers.
+    (built,) = data.glob("*.so")
+    later = built.stat().st_mtime + 1
+    os.utime(data / "helpers.cpp", (later, later))
+    assert run_module(megatron_helpers, options(there), check=True)["changed"]
+    assert run_module(megatron_helpers, options(there, state="absent"))["changed"]
+    assert sorted(path.name for path in data.iterdir()) == ["Makefile", "helpers.cpp"]
+
+
+def test_what_does_not_compile_is_the_compilers_last_lines_and_leaves_nothing(checkout: Path) -> None:
+    what = megatron.plan(str(checkout), ENVIRONMENT)
+    Path(what.source).write_text("#error no such thing\n")
+    with pytest.raises(EnvironmentProblem, match=r"could not build .*helpers.cpp: .*no such thing"):
+        megatron.build(what)
+    assert sorted(path.name for path in Path(what.source).parent.iterdir()) == ["Makefile", "helpers.cpp"]
+
+
+def test_what_is_no_megatron_or_no_environment_is_one_sentence(checkout: Path) -> None:
+    with pytest.raises(
+        EnvironmentProblem, match=r"has neither megatron/data/helpers.cpp nor .*: give"
+    ):
+        megatron.plan(str(checkout / "megatron"), ENVIRONMENT)
+    with pytest.raises(EnvironmentProblem, match="there is no environment at /nowhere to build for"):
+        megatron.plan(str(checkout), "/nowhere")
+    assert not run_module(megatron_helpers, options(checkout, environment="/nowhere", state="absent"))[
+        "changed"
+    ]
+
+
+def test_a_megatron_with_a_core_has_them_elsewhere(checkout: Path) -> None:
+    core = checkout / megatron.SOURCES[1]
+    core.parent.mkdir(parents=True)
+    (checkout / megatron.SOURCES[0]).rename(core)
+    what = megatron.plan(str(checkout), ENVIRONMENT)
+    assert what.source == str(core)
+    assert what.command("c++", "made.so")[-3:] == [str(core), "-o", "made.so"]

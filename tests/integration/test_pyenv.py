@@ -1,0 +1,62 @@
+"""A real pyenv, which this machine must have, builds a Python from a local mirror: minutes of CPU."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node import base_python
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
+
+pytestmark = pytest.mark.long
+
+VERSION = "3.13.5"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python's source as Debian has it, which is the file that pyenv's own definition names."""
+    place = tmp_path_factory.mktemp("source")
+    known = ["apt-get", "download", "--print-uris", "bash"]
+    uris = subprocess.run(known, capture_output=True, text=True, check=True).stdout
+    archive = uris.split("'")[1].partition("/pool/")[0].replace("debian-security", "debian")
+    (place / "lists" / "partial").mkdir(parents=True)
+    (place / "sources.list").write_text(f"deb-src [trusted=yes] {archive} trixie main\n")
+    apt = ["apt-get", "-qq"]
+    for name, value in {
+        "Etc::sourcelist": place / "sources.list",
+        "Etc::sourceparts": "-",
+        "State::lists": place / "lists",
+        "Cache": place / "cache",
+    }.items():
+        apt += ["-o", f"Dir::{name}={value}"]
+    for words in (["update"], ["source", "--download-only", "python3.13"]):
+        subprocess.run([*apt, *words], cwd=place, check=True, timeout=600)
+    return place / f"python3.13_{VERSION}.orig.tar.xz"
+
+
+def test_pyenv_builds_a_python_or_says_why_not(source: Path, tmp_path: Path) -> None:
+    pyenv = base_python.pyenv_program(str(Path.home() / ".pyenv"))
+    mirror, root = tmp_path / "mirror", tmp_path / "pyenv"
+    mirror.mkdir()
+    (root / "bin").mkdir(parents=True)
+    (root / "bin" / "pyenv").symlink_to(pyenv)
+    shutil.copy(source, mirror / hashlib.sha256(source.read_bytes()).hexdigest())
+    variables = {**os.environ, "PYTHON_BUILD_MIRROR_URL": mirror.as_uri(), "TMPDIR": str(tmp_path)}
+    with pytest.raises(
+        EnvironmentProblem, match=r"C compiler cannot create executables.*all of it is in"
+    ) as caught:
+        base_python.build_python(str(root), VERSION, {**variables, "CC": "/bin/false"})
+    assert Path(str(caught.value).split()[-1].rstrip(")")).stat().st_size > 0
+    assert base_python.pyenv_python(str(root), VERSION) is None
+    built = base_python.build_python(str(root), VERSION, variables)
+    assert built == f"{root}/versions/{VERSION}/bin/python3"
+    subprocess.run([built, "-m", "venv", str(tmp_path / "env")], check=True)
+    said = subprocess.run(
+        [tmp_path / "env" / "bin" / "python", "-V"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == f"Python {VERSION}\n"
