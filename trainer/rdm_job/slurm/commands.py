@@ -21,6 +21,7 @@ __all__ = [
     "accounts",
     "cancel",
     "cluster",
+    "has_pyxis",
     "is_there",
     "queue",
     "recorded",
@@ -43,6 +44,13 @@ class SlurmError(TrainerError):
 def is_there() -> bool:
     """Whether jobs can be submitted from here."""
     return shutil.which("sbatch") is not None
+
+
+def has_pyxis() -> bool:
+    """Whether srun can run its tasks in an image by itself."""
+    with contextlib.suppress(SlurmError):
+        return "--container-image" in _run(["srun", "--help"])
+    return False
 
 
 def cluster() -> tuple[list[limits.Partition], list[limits.ClusterNode]]:

@@ -8,6 +8,7 @@ them. What the processes run is a small program, through ``launcher.program``.
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import shutil
@@ -15,17 +16,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
 from tests.waiting import DEADLINE_S, wait_until
 
 NODES = ("t1", "t2", "t3")
+DAEMONS = ("munged", "slurmctld", "slurmd")
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -66,7 +70,9 @@ NodeName=t[2-3] Name=gpu Type=a10 File={folder}/nvidia[0-3]
 PROGRAM = """\
 import os, pathlib, signal, sys, time
 
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["RDM_NODE"], flush=True)
+where = [os.environ.get("IN", "")] if pathlib.Path("/only-in-the-image").exists() else []
+rank, world, node = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "RDM_NODE"))
+print("rank", rank, "of", world, "on", node, *where, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 end = pathlib.Path(os.environ["RDM_JOB_DIR"]) / "end"
 while not end.exists():
@@ -74,6 +80,65 @@ while not end.exists():
 """
 WHOLE = "launcher.slurm.gres=gpu:a10:4"
 """With two nodes, all that the partition gpu2 has."""
+
+
+class Image:
+    """A Docker archive of two layers, whose programs are this machine's own, by mounts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.archive = folder / "trainer.tar"
+        self.mounts = sorted(
+            {"/usr", sys.base_prefix, sys.prefix, str(Path(rdm_trainer.__file__).parents[1])}
+        )
+        program = f'#!/bin/sh\nexec {sys.executable} -m rdm_trainer "$@"\n'
+        lower = self._layer(
+            *((name, None) for name in ("dev", "etc", "home", "proc", "run", "sys", "tmp", "var/tmp")),
+            *((f"etc/{name}", "") for name in ("passwd", "group", "hosts", "resolv.conf", "environment")),
+            *((name, f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin")),
+            ("opt/rdm-trainer", program),
+            ("removed", ""),
+        )
+        upper = self._layer(("only-in-the-image", ""), (".wh.removed", ""))
+        config = json.dumps({"config": {"Env": ["IN=image", "PATH=/usr/bin:/bin"]}}).encode()
+        manifest = [{"Config": "c0ffee.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]
+        parts = {
+            "1/layer.tar": lower,
+            "2/layer.tar": upper,
+            "c0ffee.json": config,
+            "manifest.json": json.dumps(manifest).encode(),
+        }
+        with tarfile.open(self.archive, "w") as archive:
+            for name, content in parts.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+    @staticmethod
+    def _layer(*entries: tuple[str, str | None]) -> bytes:
+        """A layer of directories (None), links (`usr/…`) and files (their content)."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as layer:
+            for name, content in entries:
+                member = tarfile.TarInfo(name)
+                member.mode = 0o755
+                if content is None:
+                    member.type = tarfile.DIRTYPE
+                elif content.startswith("usr/"):
+                    member.type, member.linkname = tarfile.SYMTYPE, content
+                else:
+                    member.size = len(content.encode())
+                layer.addfile(member, io.BytesIO((content or "").encode()) if member.isfile() else None)
+        return packed.getvalue()
+
+    @property
+    def options(self) -> list[str]:
+        """What has a job run in it."""
+        return [
+            f"launcher.slurm.image={self.archive}",
+            f"launcher.slurm.mounts={json.dumps(self.mounts)}",
+            "launcher.slurm.image_program=/opt/rdm-trainer",
+            "launcher.slurm.container=charliecloud",
+        ]
 
 
 class Slurm:
@@ -219,8 +284,13 @@ class Slurm:
 
 
 @pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    return Image(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
+    missing = [name for name in (*DAEMONS, "sbatch", "ch-run", "sqfstar") if shutil.which(name) is None]
     assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
     made = Slurm(tmp_path_factory.mktemp("slurm"))
     try:
@@ -285,6 +355,45 @@ def test_what_can_never_run_is_refused_before_it_is_submitted(slurm: Slurm) -> N
     ]
     assert said("launcher.slurm.nodelist=t9")[0].startswith("Slurm refuses the job: ")
     assert not (slurm.jobs / "never").exists()
+
+
+def test_agents_run_in_an_image_that_is_made_once_of_a_docker_archive(slurm: Slurm, image: Image) -> None:
+    slurm.submit("in-image", "launcher.nodes=2", *image.options)
+    slurm.begins("in-image", "rank 0 of 2 on t2 image", "rank 1 of 2 on t3 image")
+    (made,) = (slurm.jobs / ".images").glob("*.sqsh")
+    before = made.stat()
+    assert "removed" not in subprocess.run(["unsquashfs", "-l", made], capture_output=True, text=True).stdout
+    slurm.let_end("in-image")
+    assert slurm.reaches("in-image", "finished", "failed")["state"] == "finished"
+    slurm.submit("wrong", *image.options, "launcher.slurm.image_program=/opt/trainer")
+    told = slurm.reaches("wrong", "failed", "running")
+    assert "ch-run failed on t2" in told["reason"]
+    assert "/opt/trainer" in told["reason"]
+    assert made.stat() == before
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "pyxis"])
+def test_agents_run_through_stand_ins_of_enroot_and_pyxis(
+    slurm: Slurm, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = {"enroot": "enroot", "pyxis": "srun"}[runtime]
+    (tmp_path / name).symlink_to(Path(__file__).parent / f"standin_{runtime}.py")
+    monkeypatch.setitem(slurm.environment, "PATH", f"{tmp_path}:{os.environ['PATH']}")
+    image = tmp_path / "image.sqsh"
+    image.touch()
+    program = Path(sys.executable).with_name("rdm-trainer")
+    slurm.submit(
+        runtime,
+        f"launcher.slurm.image={image}",
+        f"launcher.slurm.image_program={program}",
+        "launcher.slurm.mounts=[/usr]",
+    )
+    slurm.begins(runtime, "rank 0 of 1 on t2")
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["mounts"] == [f"{slurm.jobs}:{slurm.jobs}", "/usr:/usr"]
+    assert (told["name"].startswith("rdm-"), told["image"]) == (True, str(image))
+    slurm.let_end(runtime)
+    assert slurm.reaches(runtime, "finished", "failed")["state"] == "finished"
 
 
 def test_an_agent_that_is_killed_costs_a_restart_on_nodes_that_slurm_gives(slurm: Slurm) -> None:
