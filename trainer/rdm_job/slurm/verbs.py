@@ -227,7 +227,11 @@ def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
     seen = the_job(queue, number)
     # squeue keeps the jobs that ended lately, but not who cancelled them.
     if seen is None or (seen.state == "CANCELLED" and not seen.by):
-        seen = commands.recorded(number) or seen
+        try:
+            seen = commands.recorded(number) or seen
+        except SlurmError as error:
+            if seen is None:
+                return dataclasses.replace(known, reason=f"Slurm's accounting does not answer: {error}")
     # The agents may have ended the job between the looks.
     known = job.read_state()
     asked = job.asked_to_stop() is not None and not job.asked_by()
