@@ -20,7 +20,7 @@ from rdm_trainer.config.schema import SlurmConfig
 from rdm_trainer.config.slurm import image_kind
 from rdm_trainer.errors import FAILED, TrainerError
 
-__all__ = ["enter", "its_key", "of_pyxis", "prepare", "problems"]
+__all__ = ["enter", "of_pyxis", "prepare", "problems"]
 
 _KEPT = ".images"
 """Where images that were made ready are, beside the jobs."""
@@ -39,7 +39,7 @@ def problems(slurm: SlurmConfig) -> list[str]:
             f"launcher.slurm.image {path} is no image: it takes .sqsh, .sif, .tar, .tar.gz, docker://NAME or "
             "a directory."
         ]
-    if image_kind(slurm.image) == "archive":
+    if _is_plain_archive(slurm.image):
         try:
             docker_archive.image_id(path)
         except TrainerError as error:
@@ -47,16 +47,24 @@ def problems(slurm: SlurmConfig) -> list[str]:
     return []
 
 
-def its_key(image: str) -> str:
-    """Return what tells an image from others; see :func:`rdm_job.slurm.container.key`."""
-    if image_kind(image) == "registry":
+def _key(slurm: SlurmConfig) -> str:
+    """Return what tells a job's image from others; see :func:`rdm_job.slurm.container.key`."""
+    image = slurm.image or ""
+    kind = image_kind(image)
+    if kind == "registry":
         return container.key(image, "")
-    path = Path(image)
-    if image_kind(image) == "archive":
+    # What is made of an archive has a directory for each mount.
+    mounts = " ".join(sorted(slurm.mounts)) if kind == "archive" else ""
+    if _is_plain_archive(image):
         # Whatever file it is in, and whenever that was written.
-        return container.key("", docker_archive.image_id(path))
-    status = path.stat()
-    return container.key(image, f"{status.st_size} {status.st_mtime_ns}")
+        return container.key("", f"{docker_archive.image_id(Path(image))} {mounts}")
+    status = Path(image).stat()
+    return container.key(image, f"{status.st_size} {status.st_mtime_ns} {mounts}")
+
+
+def _is_plain_archive(image: str) -> bool:
+    """Whether an image can be told by looking into the file: a compressed one would have to be unpacked."""
+    return image.endswith(".tar")
 
 
 def of_pyxis(jobs: Path, slurm: SlurmConfig) -> list[str]:
@@ -67,7 +75,7 @@ def of_pyxis(jobs: Path, slurm: SlurmConfig) -> list[str]:
         slurm: What the job asks for.
     """
     assert slurm.image is not None
-    key = its_key(slurm.image)
+    key = _key(slurm)
     run = container.ready("pyxis", slurm.image, jobs / _KEPT, key)
     keep = "" if slurm.reload_container else f"rdm-{key}"
     return container.pyxis(run, container.mounted(jobs, slurm.mounts), keep)
@@ -86,7 +94,7 @@ def prepare(path: Path) -> None:
     assert slurm.image is not None
     runtime = _runtime(slurm)
     kept = path.parent / _KEPT
-    made = container.ready(runtime, slurm.image, kept, its_key(slurm.image))
+    made = container.ready(runtime, slurm.image, kept, _key(slurm))
     if made == slurm.image:
         return
     kept.mkdir(exist_ok=True)
@@ -122,7 +130,7 @@ def enter(path: Path) -> NoReturn:
     runtime = _runtime(slurm)
     # Charliecloud asks for it, and Slurm may not have it.
     os.environ.setdefault("USER", pwd.getpwuid(os.getuid()).pw_name)
-    key = its_key(slurm.image)
+    key = _key(slurm)
     image = container.ready(runtime, slurm.image, path.parent / _KEPT, key)
     if runtime == "enroot" and not slurm.reload_container:
         image = _created(image, f"rdm-{key}", path.parent / _KEPT)
