@@ -21,7 +21,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x ansible_collections $(VENV)/l
 # What the control machine needs besides Python packages; the lab's role installs the engine itself.
 APT_RUN  := ca-certificates openssh-client python3-venv
 # The trainer's tests start its launchers as the images have them, submit to Slurm, and look at reports in a browser.
-APT_TRAINER := chromium munge openmpi-bin openssh-client openssh-server pdsh slurm-client slurmctld slurmd
+APT_TRAINER := charliecloud chromium munge openmpi-bin openssh-client openssh-server pdsh slurm-client slurmctld slurmd squashfs-tools
 APT_TEST := busybox-static docker-registry docker.io ibsim-utils infiniband-diags iproute2 mmdebstrap opensm pdsh skopeo zstd
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -53,8 +53,9 @@ test: packages ## everything that CI runs
 	@# Two at a time: what waits beside what computes. The two that follow each other take as long as the first.
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-e2e suite-trainer suite-collection
 
-test-long: setup-dev ## what is too long for `make test`, on a machine that is for nothing else
+test-long: setup-dev setup-trainer ## what is too long for `make test`, on a machine that is for nothing else
 	pytest -m long tests
+	$(TRAINER_PYTEST) -m long trainer/tests
 
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection trainer e2e")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)

@@ -115,3 +115,16 @@ def test_who_cancelled_a_job_is_said(trained: SlurmLab) -> None:
     stopped = reaches(trained, "other", "stopped", "failed")
     assert "not by rdm-provision stop" in stopped["reason"]
     trained.ends(number(trained, "other"), "CANCELLED")
+
+
+def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None:
+    trained.on("n1", "pkill", "-x", "slurmdbd")
+    try:
+        train(trained, "blind", "optimisation.train_iterations=2000")
+        reaches(trained, "blind", "running")
+        trained.on("n1", "scancel", number(trained, "blind"))
+        stopped = reaches(trained, "blind", "stopped", "failed")
+        assert "It was cancelled by somebody, not by rdm-provision stop" in stopped["reason"]
+    finally:
+        trained.json("slurm", "up")
+    assert "slurmdbd" in trained.on("n1", "ps", "-e", "-o", "comm")

@@ -374,7 +374,7 @@ def inventory(
     else:
         variables["container_memlock_required"] = False
         # All nodes share this machine, which others may use: a login can take long, and is no fault then.
-        variables["verify_deadline"] = 30.0
+        variables.update({"ansible_timeout": 60, "verify_deadline": 30.0})
     if driver == "sriov" and not machines:
         images.append(_archive(SRIOV_IMAGE, SRIOV_ARCHIVE))
         variables.update(

@@ -21,6 +21,7 @@ __all__ = [
     "accounts",
     "cancel",
     "cluster",
+    "has_pyxis",
     "is_there",
     "queue",
     "recorded",
@@ -43,6 +44,13 @@ class SlurmError(TrainerError):
 def is_there() -> bool:
     """Whether jobs can be submitted from here."""
     return shutil.which("sbatch") is not None
+
+
+def has_pyxis() -> bool:
+    """Whether srun can run its tasks in an image by itself."""
+    with contextlib.suppress(SlurmError):
+        return "--container-image" in _run(["srun", "--help"])
+    return False
 
 
 def cluster() -> tuple[list[limits.Partition], list[limits.ClusterNode]]:
@@ -110,17 +118,30 @@ def queue() -> list[Seen]:
 
 
 def recorded(number: int) -> Seen | None:
-    """Return a job as the accounting has it; None where there is none, or it does not know the job."""
+    """Return a job as the accounting has it; None where there is none, or it does not know the job.
+
+    Raises:
+        SlurmError: There is one, and it does not answer.
+    """
+    silent: SlurmError | None = None
     text = ["--noheader", "--parsable2", "--allocations", f"--format={states.ACCOUNT_FORMAT}"]
     # The last one reads the file that Slurm writes when jobs end, where an administrator has asked for it.
     for words in (["--json"], text, ["--completion", *text[:2], "--format=JobID,State,Partition,NodeList"]):
-        with contextlib.suppress(SlurmError, ValueError):
+        try:
             said = _run(["sacct", f"--jobs={number}", *words])
             if "--completion" in words:
                 said = "\n".join(f"{line}|0:0|" for line in said.splitlines())
             parsed = states.of_json(said) if words == ["--json"] else states.of_account_text(said)
             if (seen := states.the_job(parsed, number)) is not None:
                 return replace(seen, by=_name(seen.by))
+        except SlurmError as error:
+            if "is disabled" not in str(error):
+                silent = silent or error
+        except ValueError:
+            # JSON of another form.
+            continue
+    if silent is not None:
+        raise silent
     return None
 
 

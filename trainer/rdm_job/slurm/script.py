@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from rdm_trainer.config import Config
-from rdm_trainer.config.slurm import Component, components
+from rdm_trainer.config.slurm import Component, components, image_kind, runs_in_image, takes
 
 __all__ = ["OUTPUT", "RUN_VARIABLE", "script"]
 
@@ -29,14 +29,19 @@ job={job}
 agent=({python} -m rdm_trainer job)
 export {run}="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
 
-{trap}# One agent on each node. They find each other in the job's directory; the first node has rank 0.
-srun {srun} "${{agent[@]}}" step "$job" &
+{image}{trap}# One agent on each node. They find each other in the job's directory; the first node has rank 0.
+srun {srun} {step} "$job" &
 agents=$!
 # A signal ends the waiting, too.
 while kill -0 "$agents" 2>/dev/null; do wait "$agents"; done
 wait "$agents"; status=$?
 
 {again}exit "$status"
+"""
+_IMAGE = """\
+# The image, made ready once for all nodes where it must be.
+"${agent[@]}" image "$job" || exit
+
 """
 _TRAP = """\
 # Slurm says so {signal} s before the time limit: let the job save and end.
@@ -52,7 +57,7 @@ fi
 """
 
 
-def script(name: str, directory: str, python: str, config: Config) -> str:
+def script(name: str, directory: str, python: str, config: Config, pyxis: Sequence[str] = ()) -> str:
     """Return the script.
 
     Args:
@@ -60,7 +65,13 @@ def script(name: str, directory: str, python: str, config: Config) -> str:
         directory: The job's, the same path on all nodes.
         python: That of the environment, likewise.
         config: The job's, without a problem in it.
+        pyxis: srun's options that have the agents run in an image, where pyxis is to do that.
     """
+    slurm = config.launcher.slurm
+    in_image = runs_in_image(slurm)
+    step = '"${agent[@]}" ' + ("enter" if in_image else "step")
+    if pyxis:
+        step = f"{slurm.image_program} job step"
     parts = components(config)
     lines = [_HEAD.format(name=name)]
     for index, part in enumerate(parts):
@@ -68,13 +79,15 @@ def script(name: str, directory: str, python: str, config: Config) -> str:
             lines.append("#SBATCH hetjob\n")
         options = [*(_of_job(name, config) if not index else ()), *_of_component(part, config)]
         lines += [f"#SBATCH --{option}\n" for option in options]
-    signal = config.launcher.slurm.signal
+    makes = in_image and not (pyxis and image_kind(slurm.image or "") in takes("pyxis"))
     body = _BODY.format(
         job=shlex.quote(directory),
         python=shlex.quote(python),
         run=RUN_VARIABLE,
-        trap=_TRAP.format(signal=signal) if signal else "",
-        srun=" ".join(_srun(len(parts))),
+        image=_IMAGE if makes else "",
+        trap=_TRAP.format(signal=slurm.signal) if slurm.signal else "",
+        srun=" ".join(map(shlex.quote, [*_srun(len(parts)), *pyxis])),
+        step=step,
         again=_AGAIN if config.launcher.max_restarts else "",
     )
     return "".join(lines) + body

@@ -27,7 +27,7 @@ from rdm_trainer import config as configuration
 from rdm_trainer.config.slurm import components
 from rdm_trainer.errors import DONE, FAILED, TrainerError
 
-__all__ = ["again", "before_this_run", "nodes_of", "run", "time_is_up"]
+__all__ = ["again", "before_this_run", "nodes_of", "refuse", "run", "time_is_up"]
 
 MEET_S = 300.0
 """How long nodes wait for each other in the job's directory, in seconds: a shared file system may be late."""
@@ -76,6 +76,20 @@ def run(path: Path) -> int:
     if ready.read_text() == "no":
         return FAILED
     return FAILED if agent.work(job, before) is None else DONE
+
+
+def refuse(path: Path, why: str) -> None:
+    """Say to the others that this node does not come.
+
+    Args:
+        path: The job's directory.
+        why: One sentence.
+    """
+    meeting = path / "nodes" / os.environ[RUN_VARIABLE]
+    meeting.mkdir(parents=True, exist_ok=True)
+    write_atomically(meeting / f"{os.environ['SLURM_PROCID']}.json", json.dumps({"problem": why}))
+    # Whoever waits for the first node would wait long.
+    write_atomically(meeting / "ready", "no")
 
 
 def nodes_of(met: Mapping[int, Mapping[str, Any]], slots: list[int]) -> tuple[Node, ...]:
@@ -142,7 +156,10 @@ def _meet(meeting: Path, count: int) -> dict[int, dict[str, Any]]:
         for number in range(count):
             if number not in met:
                 with contextlib.suppress(OSError, ValueError):
-                    met[number] = json.loads((meeting / f"{number}.json").read_text())
+                    found = json.loads((meeting / f"{number}.json").read_text())
+                    if "problem" in found:
+                        raise TrainerError(str(found["problem"]), exit_code=FAILED)
+                    met[number] = found
         return len(met) == count
 
     _wait(all_there, f"the first node waited for {count} nodes in {meeting}, which all of them must see,")

@@ -9,11 +9,13 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import rdm_trainer
@@ -21,14 +23,14 @@ from rdm_job.check import standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
-from rdm_job.slurm import commands, limits, view
+from rdm_job.slurm import commands, image, limits, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 from rdm_trainer import data
-from rdm_trainer.config.slurm import components, world_size
+from rdm_trainer.config.slurm import components, runs_in_image, world_size
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["check", "start", "state", "states", "stop"]
@@ -40,6 +42,10 @@ _END_S = 60.0
 _LOOK_S, _NEWS_S = 1.0, 0.2
 _NO_NUMBER = 0
 """Stands for the number of a job while it is submitted."""
+_EXITED = re.compile(
+    r"srun: error: .*(: task.*: Exited with exit code|generating job report)|srun: Terminating"
+)
+"""What srun says when a task has said why it ended."""
 _SUBMIT_S = 120.0
 """How long that may take, in seconds."""
 
@@ -54,21 +60,28 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "rdm_trainer": rdm_trainer.__version__,
-        "torch": importlib.metadata.version("torch"),
     }
+    in_image = runs_in_image(config.launcher.slurm)
+    if not in_image:
+        facts["torch"] = importlib.metadata.version("torch")
     slots = {part.slots for part in components(config)} if not configuration.slurm.problems(config) else set()
     if slots:
         world = world_size(config)
         own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
-        problems += own or ([] if config.launcher.program else data.checks(config))
+        # What is in an image is not seen from here.
+        is_seen = not (config.launcher.program or in_image)
+        problems += own or (data.checks(config) if is_seen else [])
     else:
         problems += configuration.check(config)
     if not commands.is_there():
         problems.append(
             f"{request.node} has no sbatch: put the host that jobs are submitted from into login."
         )
+    elif config.launcher.slurm.container == "pyxis" and not commands.has_pyxis():
+        problems.append(f"srun on {request.node} has no pyxis (no option --container-image); try enroot.")
     elif not problems:
         try:
+            problems += image.problems(config.launcher.slurm) if in_image else []
             problems += limits.problems(config, *commands.cluster(), commands.accounts())
             problems += [] if problems else _refused(request, config)
         except SlurmError as error:
@@ -81,11 +94,19 @@ def _refused(request: Request, config: configuration.Config) -> list[str]:
     """Return what Slurm itself says against the script, which it is shown without being submitted."""
     path = jobs_root() / f".{request.name}.{os.getpid()}.sbatch"
     try:
-        write_atomically(path, script(request.name, str(jobs_root() / request.name), sys.executable, config))
+        write_atomically(path, _script(jobs_root() / request.name, config))
         said = commands.would_run(path)
         return [f"Slurm refuses the job: {said}"] if said else []
     finally:
         path.unlink(missing_ok=True)
+
+
+def _script(directory: Path, config: configuration.Config) -> str:
+    slurm = config.launcher.slurm
+    pyxis: list[str] = []
+    if runs_in_image(slurm) and slurm.image and slurm.container in ("auto", "pyxis") and commands.has_pyxis():
+        pyxis = image.of_pyxis(directory.parent, slurm)
+    return script(directory.name, str(directory), sys.executable, config, pyxis)
 
 
 def start(job: JobDirectory, request: Request, config: configuration.Config) -> dict[str, Any]:
@@ -103,7 +124,7 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
         job.write_config(request.config)
     job.write_resolved(configuration.dump(configuration.resolve(config, world_size(config))))
     write_atomically(job.key, secrets.token_hex(32), mode=0o600)
-    write_atomically(job.script, script(request.name, str(job.path), sys.executable, config))
+    write_atomically(job.script, _script(job.path, config))
     job.forget_stop()
     # A number may come again, where Slurm's records were taken away.
     shutil.rmtree(job.path / "nodes", ignore_errors=True)
@@ -206,11 +227,15 @@ def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
     seen = the_job(queue, number)
     # squeue keeps the jobs that ended lately, but not who cancelled them.
     if seen is None or (seen.state == "CANCELLED" and not seen.by):
-        seen = commands.recorded(number) or seen
+        try:
+            seen = commands.recorded(number) or seen
+        except SlurmError as error:
+            if seen is None:
+                return dataclasses.replace(known, reason=f"Slurm's accounting does not answer: {error}")
     # The agents may have ended the job between the looks.
     known = job.read_state()
     asked = job.asked_to_stop() is not None and not job.asked_by()
-    words = tail(job.path / OUTPUT, 1)
+    words = [line for line in tail(job.path / OUTPUT, 4 + len(known.nodes)) if not _EXITED.match(line)]
     found = view.told(known, seen, queue, asked, time.time(), words)
     if found.has_ended or found.state in ("queued", "starting"):
         # No agent speaks for it.

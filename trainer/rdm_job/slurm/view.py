@@ -110,7 +110,7 @@ def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> 
         return "failed", words[seen.state]
     how = f" by signal {seen.signal}" if seen.signal else f" with exit code {seen.code}"
     said = (
-        f": {last_words[-1].strip().rstrip('.')}"
+        f": {last_words[-1].strip().removeprefix('Error: ').rstrip('.')}"
         if last_words
         else "; slurm.out in its directory may say why"
     )

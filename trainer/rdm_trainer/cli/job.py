@@ -134,6 +134,30 @@ def step(directory: Path) -> int:
     return run(directory)
 
 
+@job.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def image(directory: Path) -> int:
+    """Make the image of the job in DIRECTORY ready. job.sbatch says so."""
+    from rdm_job.slurm.image import prepare
+
+    prepare(directory)
+    return DONE
+
+
+@job.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def enter(directory: Path) -> int:
+    """Be the agent of the job in DIRECTORY on this node, in the job's image, as a task of Slurm's srun."""
+    from rdm_job.slurm.image import enter
+    from rdm_job.slurm.step import refuse
+
+    try:
+        enter(directory)
+    except TrainerError as error:
+        refuse(directory, str(error))
+        raise
+
+
 @job.command(name="time-is-up")
 @click.argument("directory", type=click.Path(path_type=Path))
 def time_is_up(directory: Path) -> int:

@@ -386,6 +386,20 @@ class SlurmConfig:
     interface: str | None = None
     """Interface of the nodes that the ranks talk over, as `ib0`. When not given, the one with the address
     that the node's name has."""
+    image: str | None = None
+    """An image that the processes run in: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`) as
+    `images_list` has it, one of a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a
+    directory."""
+    container: Literal["auto", "none", "enroot", "pyxis", "apptainer", "charliecloud"] = "auto"
+    """What runs the image. `auto` takes pyxis where srun has it, and otherwise what it finds on the nodes."""
+    mounts: tuple[str, ...] = ()
+    """What of the nodes is in the image, beside the directory of the jobs: `/data`, or
+    `/of/the/node:/data`."""
+    image_program: str = "rdm-trainer"
+    """The trainer's program in the image."""
+    reload_container: bool = False
+    """Begin with the image as it is. Otherwise enroot and pyxis keep a container on each node, with what
+    jobs have changed in it."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,12 @@ __all__ = [
     "Component",
     "components",
     "generic_resources",
+    "image_kind",
     "limit_seconds",
     "problems",
+    "runs_in_image",
     "slots",
+    "takes",
     "world_size",
 ]
 
@@ -30,6 +33,18 @@ _GRES = rf"{_NAME}(:{_NAME})?(:[0-9]+[KMGT]?)?"
 _TIME = (
     r"(?:(?P<days>[0-9]{1,5})-)?(?P<first>[0-9]{1,6})(?::(?P<second>[0-9]{1,2}))?(?::(?P<third>[0-9]{1,2}))?"
 )
+_PATH = r"/[A-Za-z0-9_./+@=-]*"
+_SUFFIXES = {
+    "squashfs": (".sqsh", ".sqfs", ".squashfs"),
+    "sif": (".sif",),
+    "archive": (".tar", ".tar.gz", ".tgz"),
+}
+_TAKES = {
+    "enroot": ("squashfs",),
+    "pyxis": ("squashfs", "registry"),
+    "apptainer": ("squashfs", "sif", "directory"),
+    "charliecloud": ("squashfs", "directory"),
+}
 # key → what it must match, and an example.
 _FORMS = {
     "partition": (_NAME, "gpu2"),
@@ -44,6 +59,8 @@ _FORMS = {
     "exclude": (_HOSTS, "n061,n062"),
     "constraint": (r"[A-Za-z0-9_][A-Za-z0-9_.&|*()\[\]:-]*", "ib&nvme"),
     "interface": (r"[A-Za-z0-9_.:@-]{1,15}", "ib0"),
+    "image": (rf"{_PATH}|docker://[A-Za-z0-9][A-Za-z0-9_./:@-]*", "/shared/train.sqsh"),
+    "image_program": (r"[A-Za-z0-9_./+@=-]+", "/opt/env/bin/rdm-trainer"),
 }
 _BY_PARTITION = ("gres", "gpus_per_node", "cpus", "mem", "nodelist", "exclude", "constraint")
 
@@ -133,10 +150,27 @@ def limit_seconds(text: str) -> int:
     return int(found["days"] or 0) * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
+def runs_in_image(slurm: SlurmConfig) -> bool:
+    """Whether the agents run in an image."""
+    return slurm.image is not None and slurm.container != "none"
+
+
+def image_kind(image: str) -> str:
+    """Return what an image is, by its name: registry, squashfs, sif, archive (Docker's) or directory."""
+    if image.startswith("docker://"):
+        return "registry"
+    return next((kind for kind, ends in _SUFFIXES.items() if image.endswith(ends)), "directory")
+
+
+def takes(runtime: str) -> tuple[str, ...]:
+    """Return the kinds of images that a container runtime runs as they are."""
+    return _TAKES[runtime]
+
+
 def problems(config: Config) -> list[str]:
     """Return what is wrong with what the job asks Slurm for, one sentence each."""
     slurm = config.launcher.slurm
-    found = [*_nodes(config), *_forms(slurm)]
+    found = [*_nodes(config), *_forms(slurm), *_image(slurm)]
     if slurm.gres and slurm.gpus_per_node:
         found.append("launcher.slurm has gres and gpus_per_node; give one.")
     if found:
@@ -173,6 +207,28 @@ def _nodes(config: Config) -> Iterator[str]:
                     f"launcher.slurm.{key} is given for {partition!r}, which is none of the job's "
                     "partitions; they are named in launcher.slurm.nodes."
                 )
+
+
+def _image(slurm: SlurmConfig) -> Iterator[str]:
+    for mount in slurm.mounts:
+        if not re.fullmatch(rf"{_PATH}(:{_PATH})?", mount, re.ASCII):
+            yield (
+                f"launcher.slurm.mounts has {mount!r}; it takes /of/the/node:/in/the/image, or one path for "
+                "both."
+            )
+    if slurm.image is None:
+        if slurm.container in _TAKES:
+            yield (
+                f"launcher.slurm.container is {slurm.container}, but there is no launcher.slurm.image to run."
+            )
+        return
+    kind = image_kind(slurm.image)
+    if slurm.container in _TAKES and kind in ("sif", "directory") and kind not in takes(slurm.container):
+        able = " or ".join(name for name in _TAKES if kind in takes(name))
+        yield (
+            f"launcher.slurm.image {slurm.image} is a {kind}, which {slurm.container} does not run; {able} "
+            "does, and all of them run a .sqsh or a Docker archive (.tar)."
+        )
 
 
 def _forms(slurm: SlurmConfig) -> Iterator[str]:

@@ -7,7 +7,10 @@ them. What the processes run is a small program, through ``launcher.program``.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import getpass
+import io
 import json
 import os
 import shutil
@@ -15,17 +18,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
 from tests.waiting import DEADLINE_S, wait_until
 
 NODES = ("t1", "t2", "t3")
+DAEMONS = ("munged", "slurmctld", "slurmd")
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -48,6 +54,9 @@ SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=100
 GresTypes=gpu
 ReturnToService=2
+SlurmdTimeout=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 SchedulerParameters=bf_interval=1,sched_interval=1,bf_resolution=60,bf_hetjob_immediate
 JobAcctGatherType=jobacct_gather/none
@@ -57,6 +66,7 @@ NodeName=t2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMe
 NodeName=t3 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[3]} CPUs=8 RealMemory=2000 Gres=gpu:a10:4
 PartitionName=hgx Nodes=t1 State=UP
 PartitionName=gpu2 Nodes=t[2-3] Default=YES MaxTime=1-00:00:00 State=UP
+PartitionName=urgent Nodes=t[2-3] PriorityTier=9 State=UP
 """
 GRES = """\
 AutoDetect=off
@@ -66,7 +76,9 @@ NodeName=t[2-3] Name=gpu Type=a10 File={folder}/nvidia[0-3]
 PROGRAM = """\
 import os, pathlib, signal, sys, time
 
-print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "on", os.environ["RDM_NODE"], flush=True)
+where = [os.environ.get("IN", "")] if pathlib.Path("/only-in-the-image").exists() else []
+rank, world, node = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "RDM_NODE"))
+print("rank", rank, "of", world, "on", node, *where, flush=True)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 end = pathlib.Path(os.environ["RDM_JOB_DIR"]) / "end"
 while not end.exists():
@@ -76,6 +88,65 @@ WHOLE = "launcher.slurm.gres=gpu:a10:4"
 """With two nodes, all that the partition gpu2 has."""
 
 
+class Image:
+    """A Docker archive of two layers, whose programs are this machine's own, by mounts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.archive = folder / "trainer.tar"
+        self.mounts = sorted(
+            {"/usr", sys.base_prefix, sys.prefix, str(Path(rdm_trainer.__file__).parents[1])}
+        )
+        program = f'#!/bin/sh\nexec {sys.executable} -m rdm_trainer "$@"\n'
+        lower = self._layer(
+            *((name, None) for name in ("dev", "etc", "home", "proc", "run", "sys", "tmp", "var/tmp")),
+            *((f"etc/{name}", "") for name in ("passwd", "group", "hosts", "resolv.conf", "environment")),
+            *((name, f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin")),
+            ("opt/rdm-trainer", program),
+            ("removed", ""),
+        )
+        upper = self._layer(("only-in-the-image", ""), (".wh.removed", ""))
+        config = json.dumps({"config": {"Env": ["IN=image", "PATH=/usr/bin:/bin"]}}).encode()
+        manifest = [{"Config": "c0ffee.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]
+        parts = {
+            "1/layer.tar": lower,
+            "2/layer.tar": upper,
+            "c0ffee.json": config,
+            "manifest.json": json.dumps(manifest).encode(),
+        }
+        with tarfile.open(self.archive, "w") as archive:
+            for name, content in parts.items():
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
+
+    @staticmethod
+    def _layer(*entries: tuple[str, str | None]) -> bytes:
+        """A layer of directories (None), links (`usr/…`) and files (their content)."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as layer:
+            for name, content in entries:
+                member = tarfile.TarInfo(name)
+                member.mode = 0o755
+                if content is None:
+                    member.type = tarfile.DIRTYPE
+                elif content.startswith("usr/"):
+                    member.type, member.linkname = tarfile.SYMTYPE, content
+                else:
+                    member.size = len(content.encode())
+                layer.addfile(member, io.BytesIO((content or "").encode()) if member.isfile() else None)
+        return packed.getvalue()
+
+    @property
+    def options(self) -> list[str]:
+        """What has a job run in it."""
+        return [
+            f"launcher.slurm.image={self.archive}",
+            f"launcher.slurm.mounts={json.dumps(self.mounts)}",
+            "launcher.slurm.image_program=/opt/rdm-trainer",
+            "launcher.slurm.container=charliecloud",
+        ]
+
+
 class Slurm:
     """A cluster of three nodes, and what its login host is asked."""
 
@@ -83,6 +154,7 @@ class Slurm:
         self.folder = folder
         self.jobs = folder / "jobs"
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))},
             "SLURM_CONF": str(folder / "slurm.conf"),
@@ -121,15 +193,28 @@ class Slurm:
         wait_until("all nodes are idle", self.idle)
 
     def node_up(self, node: str) -> None:
-        self._start("slurmd", "-D", "-N", node)
+        self._nodes[node] = self._start("slurmd", "-D", "-N", node)
 
-    def _start(self, *command: str) -> None:
+    def node_dies(self, node: str) -> None:
+        """Kill a node's daemon and all that runs on it, at once."""
+        self._nodes[node].kill()
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"SLURMD_NODENAME={node}".encode() not in (path / "environ").read_bytes().split(b"\0"):
+                    continue
+                words = (path / "stat").read_text().rpartition(")")[2].split()
+                parent = Path("/proc", words[1])
+                if (parent / "comm").read_text().startswith("slurmstepd"):
+                    os.kill(int(parent.name), signal.SIGKILL)
+                os.kill(int(path.name), signal.SIGKILL)
+
+    def _start(self, *command: str) -> subprocess.Popen[bytes]:
         program = shutil.which(command[0])
         assert program is not None
         with (self.folder / "daemons.log").open("ab") as log:
-            self._daemons.append(
-                subprocess.Popen([program, *command[1:]], env=self.environment, stdout=log, stderr=log)
-            )
+            daemon = subprocess.Popen([program, *command[1:]], env=self.environment, stdout=log, stderr=log)
+        self._daemons.append(daemon)
+        return daemon
 
     def down(self) -> None:
         self.slurm("scancel", f"--user={getpass.getuser()}")
@@ -149,7 +234,7 @@ class Slurm:
         return done.stdout
 
     def idle(self) -> bool:
-        return self.slurm("sinfo", "-h", "-N", "-o", "%T").split() == ["idle"] * len(NODES)
+        return self.slurm("sinfo", "-h", "-N", "-p", "hgx,gpu2", "-o", "%T").split() == ["idle"] * len(NODES)
 
     def ask(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         done = subprocess.run(
@@ -199,6 +284,14 @@ class Slurm:
 
         wait_until(f"{job} has begun", parts, lambda found: found == [f"{line}\n" for line in lines])
 
+    def begins_again(self, job: str, restarts: int, node: str) -> None:
+        """Wait until a job of one node runs after so many restarts, on a node."""
+        wait_until(
+            f"{job} has begun again on {node}",
+            lambda: self.state(job),
+            lambda one: (one["restarts"], one["state"], one["master"]) == (restarts, "running", node),
+        )
+
     def number(self, job: str) -> str:
         return str(json.loads((self.jobs / job / "slurm.json").read_text())["job"])
 
@@ -219,8 +312,13 @@ class Slurm:
 
 
 @pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    return Image(tmp_path_factory.mktemp("image"))
+
+
+@pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    missing = [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(name) is None]
+    missing = [name for name in (*DAEMONS, "sbatch", "ch-run", "sqfstar") if shutil.which(name) is None]
     assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
     made = Slurm(tmp_path_factory.mktemp("slurm"))
     try:
@@ -287,6 +385,45 @@ def test_what_can_never_run_is_refused_before_it_is_submitted(slurm: Slurm) -> N
     assert not (slurm.jobs / "never").exists()
 
 
+def test_agents_run_in_an_image_that_is_made_once_of_a_docker_archive(slurm: Slurm, image: Image) -> None:
+    slurm.submit("in-image", "launcher.nodes=2", *image.options)
+    slurm.begins("in-image", "rank 0 of 2 on t2 image", "rank 1 of 2 on t3 image")
+    (made,) = (slurm.jobs / ".images").glob("*.sqsh")
+    before = made.stat()
+    assert "removed" not in subprocess.run(["unsquashfs", "-l", made], capture_output=True, text=True).stdout
+    slurm.let_end("in-image")
+    assert slurm.reaches("in-image", "finished", "failed")["state"] == "finished"
+    slurm.submit("wrong", *image.options, "launcher.slurm.image_program=/opt/trainer")
+    told = slurm.reaches("wrong", "failed", "running")
+    assert "ch-run failed on t2" in told["reason"]
+    assert "/opt/trainer" in told["reason"]
+    assert made.stat() == before
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "pyxis"])
+def test_agents_run_through_stand_ins_of_enroot_and_pyxis(
+    slurm: Slurm, runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = {"enroot": "enroot", "pyxis": "srun"}[runtime]
+    (tmp_path / name).symlink_to(Path(__file__).parent / f"standin_{runtime}.py")
+    monkeypatch.setitem(slurm.environment, "PATH", f"{tmp_path}:{os.environ['PATH']}")
+    image = tmp_path / "image.sqsh"
+    image.touch()
+    program = Path(sys.executable).with_name("rdm-trainer")
+    slurm.submit(
+        runtime,
+        f"launcher.slurm.image={image}",
+        f"launcher.slurm.image_program={program}",
+        "launcher.slurm.mounts=[/usr]",
+    )
+    slurm.begins(runtime, "rank 0 of 1 on t2")
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["mounts"] == [f"{slurm.jobs}:{slurm.jobs}", "/usr:/usr"]
+    assert (told["name"].startswith("rdm-"), told["image"]) == (True, str(image))
+    slurm.let_end(runtime)
+    assert slurm.reaches(runtime, "finished", "failed")["state"] == "finished"
+
+
 def test_an_agent_that_is_killed_costs_a_restart_on_nodes_that_slurm_gives(slurm: Slurm) -> None:
     slurm.submit("again", "launcher.slurm.nodelist=t3", "launcher.max_restarts=1")
     slurm.begins("again", "rank 0 of 1 on t3")
@@ -314,3 +451,83 @@ def test_what_is_told_of_its_time_limit_saves_and_goes_on_as_often_as_it_may(slu
     slurm.reaches("returns", "running")
     slurm.let_end("returns")
     assert slurm.reaches("returns", "finished", "failed")["state"] == "finished"
+
+
+def test_what_slurm_cannot_say_is_not_taken_for_an_end(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm.submit("silent", "launcher.slurm.nodelist=t3")
+    slurm.begins("silent", "rank 0 of 1 on t3")
+    number = slurm.number("silent")
+    slurm.let_end("silent")
+    assert slurm.reaches("silent", "finished", "failed")["state"] == "finished"
+    # As if its agents had not said so, and Slurm's controller had forgotten it.
+    job = slurm.jobs / "silent"
+    known = JobDirectory.of_master(job)
+    known.write_state(dataclasses.replace(known.read_state(), state="running", ended=None))
+    os.utime(job / "state.json", (0, 0))
+    (job / "slurm.json").write_text(json.dumps({"job": int(number) + 1000}))
+    without = slurm.folder / "without-accounting.conf"
+    accounting = "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStoragePort=1\n"
+    without.write_text((slurm.folder / "slurm.conf").read_text() + accounting)
+    with monkeypatch.context() as during:
+        during.setitem(slurm.environment, "SLURM_CONF", str(without))
+        told = slurm.state("silent")
+    assert told["state"] == "running"
+    assert "Slurm's accounting does not answer: Problem talking to the database" in told["reason"]
+    told = slurm.state("silent")
+    assert (told["state"], "Slurm does not know the job any more" in told["reason"]) == ("failed", True)
+
+
+@pytest.mark.long
+def test_what_takes_the_nodes_away_costs_a_restart(slurm: Slurm) -> None:
+    # A time limit that is near from the beginning: Slurm may say so a minute early.
+    limit = ("launcher.slurm.partition=hgx", "launcher.slurm.time='2'", "launcher.slurm.signal=60")
+    slurm.submit("limited", *limit, "launcher.max_restarts=1")
+    slurm.submit("moves", "launcher.max_restarts=2", WHOLE)
+    slurm.begins("moves", "rank 0 of 1 on t2")
+    slurm.node_dies("t2")
+    slurm.begins_again("moves", 1, "t3")
+    slurm.node_up("t2")
+    wait_until("t2 is back", lambda: slurm.slurm("sinfo", "-h", "-n", "t2", "-o", "%T").split()[0] == "idle")
+    # A job of higher priority takes both nodes, and gives them back.
+    slurm.slurm("sbatch", "-p", "urgent", "-N2", "--gres=gpu:a10:4", "-o", "/dev/null", "--wrap", "sleep 1")
+    slurm.begins_again("moves", 2, "t2")
+    slurm.begins_again("limited", 1, "t1")
+    for job in ("moves", "limited"):
+        slurm.let_end(job)
+        assert slurm.reaches(job, "finished", "failed")["state"] == "finished"
+
+
+TINY = {
+    "model": {"layers": 4, "hidden_size": 32, "attention_heads": 4, "seq_length": 16, "vocab_size": 98},
+    "optimisation": {
+        "micro_batch_size": 2,
+        "global_batch_size": 8,
+        "train_iterations": 6,
+        "precision": "fp32",
+        "lr": 1e-2,
+    },
+    "data": {"mock": True},
+    "logging": {"interval": 1},
+}
+
+
+@pytest.mark.long
+def test_a_gpt_has_the_same_losses_on_one_node_and_in_an_image_on_nodes_of_two_partitions(
+    slurm: Slurm, image: Image
+) -> None:
+    launcher = {"kind": "slurm", "devices_per_node": 1}
+    config = json.dumps({"name": "gpt", **TINY, "launcher": launcher})
+    slurm.submit("host", config=config)
+    first = slurm.reaches("host", "finished", "failed")
+    slurm.submit(
+        "uneven",
+        *("parallel.pipeline=3", "parallel.partition=0-3-1", "launcher.slurm.nodes={hgx: 1, gpu2: 2}"),
+        *image.options,
+        config=config,
+    )
+    second = slurm.reaches("uneven", "finished", "failed")
+    assert (first["state"], second["state"]) == ("finished", "finished"), second["failures"]
+    assert second["nodes"] == dict.fromkeys(NODES, "done")
+    one, other = (dict(told["progress"]["losses"]) for told in (first, second))
+    assert sorted(one) == [1, 2, 3, 4, 5, 6]
+    assert other == pytest.approx(one, abs=1e-4)

@@ -186,8 +186,8 @@ def test_the_inventory_keeps_the_nodes_variables_off_the_control_machine() -> No
     assert group["children"]["master"]["hosts"] == {"n1": {"ansible_host": "10.0.0.1"}}
     assert list(group["children"]["workers"]["hosts"]) == ["n2"]
     assert group["vars"]["rdm_accelerator"] == "cpu"
-    # Nodes of one busy machine: a login may last longer than the role's 10 s.
-    assert group["vars"]["verify_deadline"] == 30.0
+    # Nodes of one busy machine: a login may last longer than the role's 10 s, and Ansible's 20 s.
+    assert (group["vars"]["verify_deadline"], group["vars"]["ansible_timeout"]) == (30.0, 60)
     assert [image["name"] for image in group["vars"]["images_list"]] == ["rdm-lab/cpu:1"]
 
 

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The image of a job on a node: what runs it there, made ready once, and the agent started in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from rdm_job.directory import JobDirectory
+from rdm_job.slurm import container, docker_archive
+from rdm_trainer import config as configuration
+from rdm_trainer.config.schema import SlurmConfig
+from rdm_trainer.config.slurm import image_kind
+from rdm_trainer.errors import FAILED, TrainerError
+
+__all__ = ["enter", "of_pyxis", "prepare", "problems"]
+
+_KEPT = ".images"
+"""Where images that were made ready are, beside the jobs."""
+
+
+def problems(slurm: SlurmConfig) -> list[str]:
+    """Return what is wrong with a job's image, seen from here; all nodes see the same files."""
+    assert slurm.image is not None
+    if image_kind(slurm.image) == "registry":
+        return []
+    path = Path(slurm.image)
+    if not path.exists():
+        return [f"launcher.slurm.image {path} is not there."]
+    if image_kind(slurm.image) == "directory" and not path.is_dir():
+        return [
+            f"launcher.slurm.image {path} is no image: it takes .sqsh, .sif, .tar, .tar.gz, docker://NAME or "
+            "a directory."
+        ]
+    if _is_plain_archive(slurm.image):
+        try:
+            docker_archive.image_id(path)
+        except TrainerError as error:
+            return list(error.problems)
+    return []
+
+
+def _key(slurm: SlurmConfig) -> str:
+    """Return what tells a job's image from others; see :func:`rdm_job.slurm.container.key`."""
+    image = slurm.image or ""
+    kind = image_kind(image)
+    if kind == "registry":
+        return container.key(image, "")
+    # What is made of an archive has a directory for each mount.
+    mounts = " ".join(sorted(slurm.mounts)) if kind == "archive" else ""
+    if _is_plain_archive(image):
+        # Whatever file it is in, and whenever that was written.
+        return container.key("", f"{docker_archive.image_id(Path(image))} {mounts}")
+    status = Path(image).stat()
+    return container.key(image, f"{status.st_size} {status.st_mtime_ns} {mounts}")
+
+
+def _is_plain_archive(image: str) -> bool:
+    """Whether an image can be told by looking into the file: a compressed one would have to be unpacked."""
+    return image.endswith(".tar")
+
+
+def of_pyxis(jobs: Path, slurm: SlurmConfig) -> list[str]:
+    """Return srun's options for a job in an image.
+
+    Args:
+        jobs: The directory of all jobs.
+        slurm: What the job asks for.
+    """
+    assert slurm.image is not None
+    key = _key(slurm)
+    run = container.ready("pyxis", slurm.image, jobs / _KEPT, key)
+    keep = "" if slurm.reload_container else f"rdm-{key}"
+    return container.pyxis(run, container.mounted(jobs, slurm.mounts), keep)
+
+
+def prepare(path: Path) -> None:
+    """Make the image of a job ready, on the first of its nodes; other jobs may have done so.
+
+    Args:
+        path: The job's directory.
+
+    Raises:
+        TrainerError: The node has nothing to do it with, or it fails.
+    """
+    slurm = configuration.load(JobDirectory(path).resolved).launcher.slurm
+    assert slurm.image is not None
+    runtime = _runtime(slurm)
+    kept = path.parent / _KEPT
+    made = container.ready(runtime, slurm.image, kept, _key(slurm))
+    if made == slurm.image:
+        return
+    kept.mkdir(exist_ok=True)
+    with _alone(Path(f"{made}.lock")):
+        new = Path(f"{made}.{os.getpid()}.new")
+        if Path(made).exists() and not (slurm.reload_container and image_kind(slurm.image) == "registry"):
+            return
+        print(f"Making {made} of {slurm.image}.", flush=True)
+        try:
+            if image_kind(slurm.image) == "archive" and runtime != "apptainer":
+                mounts = container.mounted(path.parent, slurm.mounts)
+                _squash(Path(slurm.image), new, [target for _, target in mounts])
+            else:
+                for command in container.import_commands(runtime, slurm.image, str(new)):
+                    _run(command)
+            new.replace(made)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+def enter(path: Path) -> NoReturn:
+    """Become the agent of this node, in the job's image.
+
+    Args:
+        path: The job's directory.
+
+    Raises:
+        TrainerError: The image does not run here.
+    """
+    job = JobDirectory(path)
+    slurm = configuration.load(job.resolved).launcher.slurm
+    assert slurm.image is not None
+    runtime = _runtime(slurm)
+    # Charliecloud asks for it, and Slurm may not have it.
+    os.environ.setdefault("USER", pwd.getpwuid(os.getuid()).pw_name)
+    key = _key(slurm)
+    image = container.ready(runtime, slurm.image, path.parent / _KEPT, key)
+    if runtime == "enroot" and not slurm.reload_container:
+        image = _created(image, f"rdm-{key}", path.parent / _KEPT)
+    mounts = container.mounted(path.parent, slurm.mounts)
+    accelerator = job.stored().accelerator
+    command = container.command(runtime, image, mounts, accelerator, os.environ)
+    if runtime == "charliecloud" and _succeeds([*command, "test", "-f", "/ch/environment"]):
+        command = container.command(runtime, image, mounts, accelerator, has_environment=True)
+    command.append(slurm.image_program)
+    # A wrong image is one sentence here, and not a node that the others wait for.
+    _run([*command, "--version"])
+    os.execvp(command[0], [*command, "job", "step", str(path)])  # noqa: S606 - no shell is wanted
+
+
+def _runtime(slurm: SlurmConfig) -> str:
+    """Return the runtime to use on this node.
+
+    Raises:
+        TrainerError: It is not here.
+    """
+    wanted = [*container.PROGRAMS] if slurm.container == "auto" else [slurm.container]
+    if slurm.container == "pyxis":
+        # Its images are enroot's.
+        wanted = ["enroot"]
+    for runtime in wanted:
+        if shutil.which(container.PROGRAMS[runtime]):
+            return runtime
+    raise TrainerError(
+        f"{_node()} has no {' or '.join(container.PROGRAMS[runtime] for runtime in wanted)}, which would run "
+        f"launcher.slurm.image {slurm.image}.",
+        exit_code=FAILED,
+    )
+
+
+def _created(image: str, name: str, kept: Path) -> str:
+    """Return the name of enroot's container of an image, made where this node has none."""
+    kept.mkdir(exist_ok=True)
+    with _alone(kept / f"{name}.{_node()}.lock"):
+        if name not in _run(["enroot", "list"]).split():
+            _run(["enroot", "create", "-n", name, image])
+    return name
+
+
+def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
+    """Make a squashfs file of a Docker archive."""
+    if shutil.which("sqfstar") is None:
+        raise TrainerError(
+            f"{_node()} has no sqfstar, which makes a squashfs file of {archive}: install squashfs-tools 4.5 "
+            "or newer, or give a .sqsh file.",
+            exit_code=FAILED,
+        )
+    command = ["sqfstar", "-all-root", "-no-progress", "-quiet", str(made)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        try:
+            docker_archive.flatten(archive, process.stdin, directories, made.parent)
+        except BrokenPipeError:
+            pass
+        except BaseException:
+            process.kill()
+            raise
+        process.stdin.close()
+        said = process.stderr.read().decode(errors="replace")
+    if process.returncode != 0:
+        raise _failed(command, said)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Let others of this user wait, on all nodes where the file system has locks for all of them."""
+    with lock.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: Sequence[str]) -> str:
+    """Return what a program prints.
+
+    Raises:
+        TrainerError: It fails; with its last words.
+    """
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode != 0:
+        raise _failed(command, done.stderr)
+    return done.stdout
+
+
+def _succeeds(command: Sequence[str]) -> bool:
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0
+
+
+def _failed(command: Sequence[str], said: str) -> TrainerError:
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it said nothing"]
+    return TrainerError(f"{command[0]} failed on {_node()}: {lines[-1].rstrip('.')}.", exit_code=FAILED)
+
+
+def _node() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]

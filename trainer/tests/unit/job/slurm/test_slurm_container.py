@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What container runtimes are told, to the byte, and what a Docker archive becomes."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job.slurm import container, docker_archive
+from rdm_job.slurm.script import script
+from rdm_trainer import config as configuration
+from rdm_trainer.config import Config
+from rdm_trainer.errors import TrainerError
+
+MOUNTS = [("/shared/jobs", "/shared/jobs"), ("/data/pile", "/data")]
+
+
+def job(**slurm: Any) -> Config:
+    return configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
+
+
+def said(*command: str) -> str:
+    return " ".join(command)
+
+
+def test_enroot_gets_what_slurm_says_by_name() -> None:
+    environment = ["PATH", "SLURM_PROCID", "RDM_SLURM_RUN", "AWS_SECRET_ACCESS_KEY", "CUDA_VISIBLE_DEVICES"]
+    assert said(*container.command("enroot", "rdm-1", MOUNTS, "cuda", environment)) == (
+        "enroot start --root --rw -m /shared/jobs:/shared/jobs -m /data/pile:/data "
+        "-e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility "
+        "-e MELLANOX_VISIBLE_DEVICES=all -e CUDA_VISIBLE_DEVICES -e RDM_SLURM_RUN -e SLURM_PROCID rdm-1"
+    )
+
+
+@pytest.mark.parametrize(("accelerator", "flag"), [("cuda", " --nv"), ("rocm", " --rocm"), ("cpu", "")])
+def test_apptainer_brings_in_the_driver(accelerator: str, flag: str) -> None:
+    assert said(*container.command("apptainer", "/i/x.sif", MOUNTS, accelerator)) == (
+        f"apptainer exec{flag} --bind /shared/jobs:/shared/jobs --bind /data/pile:/data /i/x.sif"
+    )
+
+
+def test_charliecloud_never_keeps_the_path_of_the_node() -> None:
+    binds = "-b /shared/jobs:/shared/jobs -b /data/pile:/data /i/x.sqsh --"
+    assert said(*container.command("charliecloud", "/i/x.sqsh", MOUNTS, "cpu")) == (
+        f"ch-run --set-env=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin {binds}"
+    )
+    own = container.command("charliecloud", "/i/x.sqsh", MOUNTS, "cpu", has_environment=True)
+    assert said(*own) == f"ch-run --set-env {binds}"
+
+
+@pytest.mark.parametrize(
+    ("image", "named"),
+    [
+        ("/i/x.sqsh", "/i/x.sqsh"),
+        ("docker://nvcr.io/nvidia/pytorch:23.04-py3", "nvcr.io#nvidia/pytorch:23.04-py3"),
+        ("docker://localhost:5000/train:1", "localhost:5000#train:1"),
+        ("docker://rocm/pytorch", "rocm/pytorch"),
+    ],
+)
+def test_pyxis_gets_options_of_srun(image: str, named: str) -> None:
+    assert container.pyxis(image, MOUNTS, "rdm-1") == [
+        f"--container-image={named}",
+        "--container-mounts=/shared/jobs:/shared/jobs,/data/pile:/data",
+        "--container-name=rdm-1",
+        "--container-writable",
+    ]
+    assert not any("--container-name" in option for option in container.pyxis(image, MOUNTS, ""))
+
+
+def test_an_image_is_made_by_the_runtime_that_runs_it() -> None:
+    image = "docker://nvcr.io/nvidia/pytorch:23.04-py3"
+    (enroot,) = container.import_commands("enroot", image, "/k/1.sqsh")
+    assert said(*enroot) == "enroot import -o /k/1.sqsh docker://nvcr.io#nvidia/pytorch:23.04-py3"
+    (apptainer,) = container.import_commands("apptainer", "/i/x.tar", "/k/1.sif")
+    assert said(*apptainer) == "apptainer build /k/1.sif docker-archive:/i/x.tar"
+    pull, convert = container.import_commands("charliecloud", image, "/k/1.sqsh")
+    assert said(*pull) == "ch-image pull nvcr.io/nvidia/pytorch:23.04-py3"
+    assert said(*convert) == "ch-convert -i ch-image -o squash nvcr.io/nvidia/pytorch:23.04-py3 /k/1.sqsh"
+    kept = Path("/k")
+    assert container.ready("enroot", "/i/x.sqsh", kept, "1") == "/i/x.sqsh"
+    assert container.ready("enroot", "/i/x.tar", kept, "1") == "/k/1.sqsh"
+    assert container.ready("apptainer", "/i/x.tar.gz", kept, "1") == "/k/1.sif"
+    assert container.ready("pyxis", image, kept, "1") == image
+
+
+def test_the_script_starts_the_agents_in_the_image() -> None:
+    def text(pyxis: list[str] | None = None, **slurm: Any) -> str:
+        return script("gpt", "/shared/jobs/gpt", "/env/bin/python", job(**slurm), pyxis or ())
+
+    plain = text(image="/i/x.sqsh", container="none")
+    assert '"${agent[@]}" step "$job" &' in plain
+    assert "image" not in plain
+    within = text(image="/i/x.tar", container="charliecloud")
+    assert '"${agent[@]}" image "$job" || exit\n' in within
+    assert '"${agent[@]}" enter "$job" &' in within
+    options = container.pyxis("/i/x.sqsh", MOUNTS, "")
+    of_srun = text(options, image="/i/x.sqsh", image_program="/opt/bin/rdm-trainer")
+    assert f'{" ".join(options)} /opt/bin/rdm-trainer job step "$job" &' in of_srun
+    assert '"${agent[@]}" image' not in of_srun
+    assert '"${agent[@]}" image' in text(options, image="/i/x.tar")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ({"image": "x.sqsh"}, "launcher.slurm.image is 'x.sqsh'; Slurm takes it as /shared/train.sqsh"),
+        ({"image": "docker://a b"}, "launcher.slurm.image is 'docker://a b'"),
+        ({"image": "/x.sqsh", "mounts": ["/a:b"]}, "launcher.slurm.mounts has '/a:b'; it takes"),
+        ({"image": "/x.sqsh", "image_program": "a;b"}, "launcher.slurm.image_program is 'a;b'"),
+        ({"container": "enroot"}, "there is no launcher.slurm.image to run"),
+        ({"image": "/x.sif", "container": "enroot"}, "is a sif, which enroot does not run; apptainer does"),
+        (
+            {"image": "/x", "container": "pyxis"},
+            "a directory, which pyxis does not run; apptainer or charliecloud does",
+        ),
+    ],
+)
+def test_an_image_that_cannot_run_is_refused(slurm: dict[str, Any], said: str) -> None:
+    assert any(said in problem for problem in configuration.check(job(**slurm)))
+
+
+def layer(*entries: tuple[str, str | None, str]) -> bytes:
+    """A layer of (path, content, path that it is a hard link to); a directory has neither."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as made:
+        for name, content, link in entries:
+            member = tarfile.TarInfo(name)
+            if link:
+                member.type, member.linkname = tarfile.LNKTYPE, link
+            elif content is None:
+                member.type = tarfile.DIRTYPE
+            member.size = len(content or "")
+            made.addfile(member, io.BytesIO((content or "").encode()))
+    return packed.getvalue()
+
+
+def archive(path: Path, *layers: bytes) -> Path:
+    names = [f"{number}.tar" for number in range(len(layers))]
+    parts = dict(zip(names, layers, strict=True))
+    parts["blobs/sha256/1234"] = json.dumps({"config": {"Env": ["PATH=/opt/bin:/bin"]}}).encode()
+    parts["manifest.json"] = json.dumps([{"Config": "blobs/sha256/1234", "Layers": names}]).encode()
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as made:
+        for name, content in parts.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            made.addfile(member, io.BytesIO(content))
+    return path
+
+
+def flat(path: Path) -> dict[str, str | None]:
+    packed = io.BytesIO()
+    docker_archive.flatten(path, packed, ["/shared/jobs", "/opt"], path.parent)
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as made:
+        names = made.getnames()
+        assert len(set(names)) == len(names)
+        found = {one.name: made.extractfile(one) for one in made}
+        return {name: None if content is None else content.read().decode() for name, content in found.items()}
+
+
+@pytest.mark.parametrize("name", ["image.tar", "image.tar.gz"])
+def test_the_layers_of_an_archive_become_what_docker_shows(tmp_path: Path, name: str) -> None:
+    path = archive(
+        tmp_path / name,
+        layer(
+            ("opt", None, ""),
+            *((f"opt/{one}", "old", "") for one in ("kept", "changed", "removed", "first")),
+            ("opt/second", None, "opt/first"),
+            ("gone", None, ""),
+            ("gone/below", "old", ""),
+            ("anew", None, ""),
+            ("anew/old", "old", ""),
+            ("etc/environment", "old", ""),
+        ),
+        layer(
+            ("opt/changed", "new", ""),
+            ("opt/.wh.removed", "", ""),
+            ("opt/first", "new", ""),
+            ("gone", "a file", ""),
+            ("anew/new", "new", ""),
+            ("anew/.wh..wh..opq", "", ""),
+            ("../../out", "stays inside", ""),
+        ),
+    )
+    assert docker_archive.image_id(path) == "1234"
+    assert flat(path) == {
+        "etc": None,
+        "etc/environment": "PATH=/opt/bin:/bin\n",
+        "ch": None,
+        "ch/environment": "PATH=/opt/bin:/bin\n",
+        "opt": None,
+        "opt/kept": "old",
+        "opt/changed": "new",
+        "opt/first": "new",
+        # It was a link to what is not there any more.
+        "opt/second": "old",
+        "gone": "a file",
+        "anew": None,
+        "anew/new": "new",
+        "out": "stays inside",
+        "shared": None,
+        "shared/jobs": None,
+    }
+
+
+def test_what_is_no_archive_is_said_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "image.tar"
+    path.write_bytes(b"nothing")
+    with pytest.raises(TrainerError, match="is no Docker archive"):
+        docker_archive.image_id(path)
+    with tarfile.open(path, "w"):
+        pass
+    with pytest.raises(TrainerError, match=r"it has no manifest.json; docker save makes one"):
+        docker_archive.image_id(path)
