@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A long log, read by several processes: each says what a part of it says, and the parts are put in order.
+"""Long logs, and many files, read by several processes.
 
-What comes out is what one process would have read, to the last record. A part begins with a line; only
-timers of all ranks go on from line to line, so it begins with their heading where there is one near. Where
-they go on into a part nevertheless, it is read again.
+Of a long log each says what a part of it says, and the parts are put in order. What comes out is what one
+process would have read, to the last record. A part begins with a line; only timers of all ranks go on from
+line to line, so it begins with their heading where there is one near. Where they go on into a part
+nevertheless, it is read again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import multiprocessing
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rdm_log.bulk import Many
 from rdm_log.lines import Record
 from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
 
-__all__ = ["records_of"]
+__all__ = ["of_each", "records_of"]
 
 PART = 8 * BLOCK
 """Bytes that a process reads at a time. With those that wait to be noted it says how much memory is used."""
@@ -32,7 +33,27 @@ REACH = 2 * BLOCK
 _MOST = 4
 """So many processes are the most: what they say is noted by one."""
 
+_FEW = 32
+"""So few files are read by one process."""
+
+_One = TypeVar("_One")
+_Told = TypeVar("_Told")
 _Found = tuple[list[Record | Many], RankTimers]
+
+
+def _workers(work: int) -> int:
+    """Return how many processes share so many pieces of WORK; less than 2 when it is this one alone."""
+    # A process that has threads cannot be copied safely.
+    return min(_MOST, len(os.sched_getaffinity(0)), work) if threading.active_count() == 1 else 1
+
+
+def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_Told]:
+    """Return what a function returns for each of some items, such as files. It and they can be pickled."""
+    workers = _workers(len(items) // _FEW)
+    if workers < 2:
+        return list(map(read_one, items))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(read_one, items, chunksize=_FEW // 4))
 
 
 class _Part(NamedTuple):
@@ -54,9 +75,8 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
         OSError: One cannot be read.
     """
     size = sum(path.stat().st_size for path in paths)
-    workers = min(_MOST, len(os.sched_getaffinity(0)), size // (4 * PART))
-    # A process that has threads cannot be copied safely.
-    if workers < 2 or threading.active_count() > 1:
+    workers = _workers(size // (4 * PART))
+    if workers < 2:
         yield from records_together(read(paths), every=every)
         return
     with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:

@@ -33,7 +33,7 @@ FIELDS: dict[str, tuple[str, float]] = {
 }
 ODD = (
     " iteration        9/     100 | lm loss: nan | grad norm: inf |\n",
-    " iteration        9/     100 | lm loss: 1.0E+00 | lo[Rank 4] (after 2 iterations) memory (MB) | reserved: 7\n",
+    " iteration        9/  100 | lm loss: 1.0 | lo[Rank 4] (after 2 iterations) memory (MB) | reserved: 7\n",
     " validation loss at iteration 100 | lm loss value: 4.583354E+00 | lm loss PPL: 9.784201E+01 | \n",
     "  successfully saved checkpoint at iteration      50 to /checkpoints/gpt\n",
     "[after megatron is initialized] datetime: 2023-06-14 16:08:12 \n",
