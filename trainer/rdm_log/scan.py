@@ -8,6 +8,7 @@ each of them has, which C does; all other lines cost nothing more.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import sys
@@ -22,10 +23,12 @@ __all__ = [
     "END",
     "TIMERS",
     "RankTimers",
+    "piece",
     "pieces",
     "read",
     "records",
     "records_together",
+    "with_pieces",
 ]
 
 BLOCK = 1024 * 1024
@@ -54,6 +57,17 @@ def pieces(paths: Iterable[Path]) -> list[list[Path]]:
         key, number = (whole, int(match[2])) if match and is_piece else (path, 0)
         found.setdefault(key, []).append((number, path))
     return [[path for _, path in sorted(group, reverse=True)] for group in found.values()]
+
+
+def piece(path: Path, number: int) -> Path:
+    """Return where a piece of a log is that was rotated: 1 is the newest."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+def with_pieces(path: Path) -> list[Path]:
+    """Return the pieces of a log that are there, the oldest first, and the log itself."""
+    found = itertools.takewhile(Path.exists, (piece(path, number) for number in itertools.count(1)))
+    return [*reversed(list(found)), path]
 
 
 def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int = END) -> Iterator[bytes]:

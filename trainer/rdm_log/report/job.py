@@ -24,6 +24,7 @@ from rdm_log.report import configuration as settings
 from rdm_log.report.devices import COLUMNS, STREAM, history, node_of
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
+from rdm_log.tails import text_lines
 from rdm_log.timeline import Span, Timeline, read_timers, read_traces, shares, trace_files
 from rdm_log.verdict import Observed, Verdict, judge
 
@@ -280,8 +281,7 @@ def _findings(files: Sequence[Path]) -> tuple[dict[str, Any], ...]:
 
 def _wrong(share: int, path: Path) -> list[dict[str, Any]]:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return [one.to_json() for one in findings(itertools.islice(file, share))]
+        return [one.to_json() for one in findings(itertools.islice(text_lines(path), share))]
     except OSError:
         return []
 
