@@ -13,6 +13,7 @@ from rdm_provision.errors import InputError
 from rdm_provision.events import RunResult
 from rdm_provision.job_sections import LogSection, merged
 from rdm_provision.job_state import JobState
+from rdm_provision.pruning import Removal
 
 if TYPE_CHECKING:
     from rdm_provision.run import Run
@@ -256,6 +257,55 @@ class JobVerbs:
             extra["job_stop_now"] = True
         return self._run(
             "stop", "stop", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+        )
+
+    def prune(
+        self, jobs: Sequence[str], *, check: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
+    ) -> Run:
+        """Remove the directories of jobs that have ended from all nodes; see :func:`pruning.prunable`.
+
+        :meth:`removals` of the result says what went.
+
+        Args:
+            jobs: their names. One that runs on a node is kept there.
+            check: only say what would go.
+
+        The other arguments are those of :meth:`train`.
+
+        >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
+        >>> known = cluster.heard_jobs(cluster.jobs().result())  # doctest: +SKIP
+        >>> old = prunable(known, age("30d"), time.time())  # doctest: +SKIP
+        >>> cluster.prune([job.job for job in old]).result().changed  # doctest: +SKIP
+        ('n1', 'n2')
+        """
+        return self._run(
+            "prune",
+            "prune",
+            limit,
+            "",
+            forks,
+            verbosity,
+            check=check,
+            exclusive=not check,
+            keep=frozenset({JOB_MODULE}),
+            literal={"job_names": list(jobs)},
+        )
+
+    def removals(self, result: RunResult) -> tuple[Removal, ...]:
+        """Return what a :meth:`prune` run removed, or would remove, in the order of the nodes."""
+        told = result.returned.get(JOB_MODULE, {})
+        return tuple(
+            Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
+            for node in result.nodes
+            for answer in told.get(node, ())
+            for one in (*answer.get("removed", ()), *answer.get("kept", ()))
+        )
+
+    def heard_jobs(self, result: RunResult) -> tuple[JobState, ...]:
+        """Return the jobs of a :meth:`jobs` run of which the master answered, or who submitted them."""
+        told = result.returned.get(JOB_MODULE, {})
+        return tuple(
+            state for state in self.job_states(result) if state.launcher == "slurm" or state.master in told
         )
 
     def job_states(self, result: RunResult) -> tuple[JobState, ...]:

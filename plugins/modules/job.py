@@ -67,15 +67,21 @@ options:
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
       - V(sections) returns the ends of its logs, its configuration in short and the times of its steps.
       - V(report) returns what its files on this node tell a report, condensed.
+      - V(remove) takes the directories of O(names) away, of those jobs that have ended.
       - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
         no container for them, none runs.
     type: str
-    choices: [check, config, start, state, stop, logs, sections, report, list, running]
+    choices: [check, config, start, state, stop, logs, sections, report, list, remove, running]
     required: true
   name:
     description: The job; for V(state), V(stop), V(logs), V(sections) and V(report).
     type: str
     default: ""
+  names:
+    description: The jobs; for V(remove). Those that the node does not have are left out.
+    type: list
+    elements: str
+    default: []
   plan:
     description: What M(rdm.provision.job_plan) decided; for V(check), V(config) and V(start).
     type: dict
@@ -189,6 +195,16 @@ report:
   description: What this node's files tell a report; see docs/report.md. None where they tell nothing.
   returned: for V(report)
   type: dict
+removed:
+  description: C(job), and the C(bytes) that its directory took of the disk.
+  returned: for V(remove)
+  type: list
+  elements: dict
+kept:
+  description: C(job), and the C(reason) why it was not removed.
+  returned: for V(remove)
+  type: list
+  elements: dict
 problems:
   description: What stands in the way, each in one sentence.
   returned: for V(check)
@@ -258,11 +274,13 @@ ARGUMENT_SPEC: Dict[str, Any] = {
             "sections",
             "report",
             "list",
+            "remove",
             "running",
         ],
         "required": True,
     },
     "name": {"type": "str", "default": ""},
+    "names": {"type": "list", "elements": "str", "default": []},
     "plan": {"type": "dict", "default": {}},
     "node": {"type": "str", "default": ""},
     "whole_node": {"type": "bool", "default": False},
@@ -350,6 +368,14 @@ def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return {"report": agent.ask("report", [options["name"]])["report"]}
 
 
+def remove(agent: Agent, options: Dict[str, Any], only_look: bool = False) -> Dict[str, Any]:
+    """Take the directories of jobs away."""
+    if not options["names"]:
+        return {"removed": [], "kept": []}
+    answer = agent.ask("remove", options["names"] + (["--look"] if only_look else []))
+    return {"removed": answer["removed"], "kept": answer["kept"], "changed": bool(answer["removed"])}
+
+
 def jobs(agent: Agent, _options: Dict[str, Any]) -> Dict[str, Any]:
     """Say how all jobs are."""
     return {"jobs": agent.ask("list", [])["jobs"]}
@@ -385,7 +411,8 @@ def problem(options: Dict[str, Any]) -> Optional[str]:
         return None if options["plan"] else "plan is missing: what is the job to be?"
     if options["verb"] in _OF_ONE_JOB and not _NAME.fullmatch(options["name"]):
         return "{0!r} is no name of a job".format(options["name"])
-    return None
+    wrong = [name for name in options["names"] if not _NAME.fullmatch(name)]
+    return "{0!r} is no name of a job".format(wrong[0]) if wrong else None
 
 
 def run(module: AnsibleModule) -> Dict[str, Any]:
@@ -407,13 +434,13 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     try:
         result: Dict[str, Any] = {"changed": False, "directory": place.directory}
         if verb in _OF_ONE_JOB:
-            # A node that does not take part in a job has no directory of it.
-            found = os.path.join(place.directory, options["name"])
-            its_way = os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(chosen.get("slurm"))
-            result["known"] = os.path.isdir(found) and its_way
+            result["known"] = _is_here(place.directory, options["name"], chosen)
             if not result["known"]:
                 return dict(result, ended=True)
         agent = Agent(place, options["timeout"] + options["wait"] + 10)
+        if verb == "remove":
+            names = [name for name in options["names"] if _is_here(place.directory, name, chosen)]
+            return dict(result, **remove(agent, {"names": names}, only_look=module.check_mode))
         if module.check_mode and verb in ("start", "stop"):
             seen = {} if verb == "start" else state(agent, dict(options, wait=0))
             return dict(result, **seen, changed=not seen.get("ended"))
@@ -426,6 +453,14 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     except (DockerProblem, NoAgent) as error:
         return _none(verb, str(error))
     return result
+
+
+def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
+    """Return whether the node has a job: one that does not take part in it has no directory of it."""
+    found = os.path.join(directory, name)
+    return os.path.isdir(found) and os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(
+        place.get("slurm")
+    )
 
 
 def _none(verb: str, said: str) -> Dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+from rdm_provision.cli.prune import prune
 from rdm_provision.errors import InputError
 from rdm_provision.events import to_json
 
@@ -33,6 +34,7 @@ Examples:
   rdm-provision jobs gpt-1121-081512 --verdict || mail -s "look at it" me@example.org < /dev/null
   rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
   rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
+  rdm-provision jobs --prune 30d                 removes those that ended a month ago, after a question
   rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
 """
 )
@@ -40,8 +42,14 @@ Examples:
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
 @click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
+@click.option(
+    "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."
+)
+@click.option("--yes", is_flag=True, help="With --prune: do not ask.")
 @limited_run_options
-def jobs(options: Options, job: str, watch: bool, verdict: bool, sections: bool) -> int:
+def jobs(
+    options: Options, job: str, watch: bool, verdict: bool, sections: bool, older: str, yes: bool
+) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
     With --watch it exits with 1 when the job failed or was stopped, and says when the verdict changes. Ctrl-C
@@ -50,9 +58,19 @@ def jobs(options: Options, job: str, watch: bool, verdict: bool, sections: bool)
     With --verdict it exits with 0 when the job is healthy, starting or finished, with 1 when it has failed,
     with 4 when it stalls or is suspect.
 
+    With --prune the directories of jobs that ended so long ago go from all nodes, with their checkpoints; it
+    shows them and asks. With --json it removes only with --yes. A job that runs, or whose master does not
+    answer, stays.
+
     With --sections JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu; rdm-trainer reads
     it.
     """
+    if older:
+        if job or watch or verdict or sections:
+            raise click.UsageError(
+                "--prune is of all jobs, and not with JOB, --watch, --verdict or --sections."
+            )
+        return prune(options, older, yes=yes)
     if sections and "/" in job:
         return _read_directory(Path(job), as_json=options.as_json)
     if verdict and (watch or sections or not job):

@@ -18,6 +18,7 @@ from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.health import of_state
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
+from rdm_job.rotation import end_of, gained
 from rdm_job.slurm import verbs as slurm
 from rdm_job.slurm.script import OUTPUT
 from rdm_log.report.job import collect
@@ -284,7 +285,7 @@ def report(name: str) -> dict[str, Any]:
 
 def _last(path: Path, lines: int, wanted: Wanted) -> tuple[str, int]:
     """Return the last lines of a log that are wanted, and where what is written next begins."""
-    size = path.stat().st_size if path.exists() else 0
+    size = end_of(path)
     last = tail if wanted.is_all else wanted.last
     shown = last(path, lines or sys.maxsize, most=_MOST_TEXT)
     return "".join(f"{line}\n" for line in shown), size
@@ -293,15 +294,10 @@ def _last(path: Path, lines: int, wanted: Wanted) -> tuple[str, int]:
 def _from(path: Path, offset: int, wanted: Wanted) -> tuple[str, int]:
     """Return the wanted whole lines of a log from a byte on, and where the next line begins."""
     try:
-        with path.open("rb") as file:
-            # Records that were thinned are fewer than they were.
-            offset = min(offset, file.seek(0, os.SEEK_END))
-            file.seek(offset)
-            block = file.read(_MOST_TEXT)
+        block, end = gained(path, offset, _MOST_TEXT)
     except OSError:
         return "", offset
-    block = block[: block.rfind(b"\n") + 1]
-    return wanted.of(block.decode("utf-8", "replace")), offset + len(block)
+    return wanted.of(block.decode("utf-8", "replace")), end
 
 
 def _byte(text: str) -> int:

@@ -23,6 +23,7 @@ from rdm_job.devices import Sampler, line
 from rdm_job.directory import JobDirectory, write_atomically
 from rdm_job.health import ARGUMENTS
 from rdm_job.protocol import Request
+from rdm_job.rotation import end_of, gained, rotate
 from rdm_job.thinning import thin
 from rdm_log import peers, signs
 from rdm_log.errors import Findings
@@ -157,7 +158,10 @@ class Watch:
             with contextlib.suppress(OSError), path.open("a") as file:
                 file.write(text)
             thin(path)
-
+        logging = self._config.logging
+        for name in ("out", "err"):
+            path = self._directory.log(self._request.node, name)
+            rotate(path, logging.rotate_mebibytes * 1024 * 1024, logging.rotate_keep)
         if self._config.logging.prometheus:
             text = metrics.of_node(self._request.name, self._request.node, sample)
             if self._request.node == self._request.master.name:
@@ -256,27 +260,18 @@ class _Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        self._offset = end_of(path)
 
     def block(self) -> bytes:
         """Return whole lines that have come, a part of them when they are many."""
         try:
-            with self._path.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < self._offset:
-                    # It was cut, or another one has taken its place.
-                    self._offset = 0
-                if size - self._offset > _BEHIND:
-                    self._offset = size - _AT_ONCE
-                file.seek(self._offset)
-                data = file.read(_AT_ONCE)
+            end = end_of(self._path)
+            if end - self._offset > _BEHIND:
+                self._offset = end - _AT_ONCE
+            data, self._offset = gained(self._path, self._offset, _AT_ONCE)
         except OSError:
             return b""
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == _AT_ONCE:
-            end = len(data)
-        self._offset += end
-        return data[:end]
+        return data
 
     def lines(self) -> list[str]:
         """Return the same, as lines."""

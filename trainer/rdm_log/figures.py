@@ -40,6 +40,16 @@ class Sample:
                 self._stride *= 2
         self.count += 1
 
+    def extend(self, values: array[float]) -> None:
+        """Take note of many values."""
+        kept = values[-self.count % self._stride :: self._stride]
+        if len(self._kept) + len(kept) < self.most:
+            self._kept.extend(kept)
+            self.count += len(values)
+        else:
+            for value in values:
+                self.add(value)
+
     def ordered(self) -> list[float]:
         """Return the values that are kept, ascending."""
         return sorted(self._kept)
@@ -58,6 +68,12 @@ class Largest:
             heapq.heappush(self._heap, (value, owner))
         elif value > self._heap[0][0]:
             heapq.heapreplace(self._heap, (value, owner))
+
+    def extend(self, values: array[float], owners: array[int]) -> None:
+        """Take note of many values."""
+        if values and (len(self._heap) < self._most or max(values) > self._heap[0][0]):
+            for value, owner in zip(values, owners, strict=True):
+                self.add(value, owner)
 
     def ordered(self) -> list[tuple[float, int]]:
         """Return them, the largest first."""
@@ -83,6 +99,18 @@ class Curve:
                 self._points = self._points[::2]
                 self._stride *= 2
         self._count += 1
+
+    def extend(self, xs: array[int], ys: array[float]) -> None:
+        """Add many points."""
+        every = slice(-self._count % self._stride, None, self._stride)
+        kept = list(zip(xs[every], ys[every], strict=True))
+        if len(self._points) + len(kept) < 2 * self._most:
+            self._points += kept
+            self._count += len(xs)
+            self._last = (xs[-1], ys[-1])
+        else:
+            for x, y in zip(xs, ys, strict=True):
+                self.add(x, y)
 
     def points(self) -> list[tuple[int, float]]:
         """Return the points, the last one always among them."""
@@ -115,6 +143,26 @@ class Series:
             return
         self._join(self._points[-1], [x, y, y, y], self._counts[-1], 1)
         self._counts[-1] += 1
+
+    def extend(self, xs: array[int], ys: array[float]) -> None:
+        """Add many values."""
+        position = 0
+        if self._stride > 1 and math.isfinite(sum(ys)):
+            most = 2 * self._most
+            while position < len(xs) and (self._counts[-1] < self._stride or len(self._points) < most):
+                if self._counts[-1] == self._stride:
+                    self._points.append([xs[position], ys[position], ys[position], ys[position]])
+                    self._counts.append(1)
+                    position += 1
+                    continue
+                part = ys[position : position + self._stride - self._counts[-1]]
+                position += len(part)
+                mean = sum(part) / len(part)
+                joined = [xs[position - 1], mean, min(part), max(part)]
+                self._join(self._points[-1], joined, self._counts[-1], len(part))
+                self._counts[-1] += len(part)
+        for x, y in zip(xs[position:], ys[position:], strict=True):
+            self.add(x, y)
 
     def _halve(self) -> None:
         for first in range(0, len(self._points), 2):

@@ -15,8 +15,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 __all__ = [
+    "COUNTED",
+    "GRAD_NORM",
     "MILLISECONDS",
+    "NAN",
     "NEEDLES",
+    "SECONDS",
+    "SKIPPED",
     "Argument",
     "Checkpoint",
     "EngineStep",
@@ -26,13 +31,21 @@ __all__ = [
     "Record",
     "Step",
     "Timer",
+    "field_name",
     "loss_name",
     "parse",
+    "prefix",
 ]
 
 MILLISECONDS = "elapsed time per iteration (ms)"
 """The field with the time of a step, whichever unit its program writes."""
-_SECONDS = "elapsed time per iteration (s)"
+SECONDS = "elapsed time per iteration (s)"
+"""The field of programs that write seconds."""
+SKIPPED = "number of skipped iterations"
+NAN = "number of nan iterations"
+GRAD_NORM = "grad norm"
+COUNTED = (MILLISECONDS, SECONDS, SKIPPED, NAN, GRAD_NORM)
+"""Fields that are counted over all steps; and the loss, whose name is the program's."""
 
 
 class Step(NamedTuple):
@@ -220,7 +233,7 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "replace").strip()
 
 
-def _name(key: bytes) -> str:
+def field_name(key: bytes) -> str:
     """Return a field's name. The few that there are come millions of times."""
     name = _names.get(key)
     if name is None:
@@ -241,13 +254,13 @@ def _fields(text: bytes) -> dict[str, float]:
             # ``learning rate 1.0E-4``, without a colon, of some forks.
             key, _, value = part.strip().rpartition(b" ")
         try:
-            values[_names.get(key) or _name(key)] = float(value)
+            values[_names.get(key) or field_name(key)] = float(value)
         except ValueError:
             # ``1423.8/1400.0``: of this step, and on average.
             first, slash, _ = value.partition(b"/")
             if slash:
                 try:
-                    values[_name(key)] = float(first)
+                    values[field_name(key)] = float(first)
                 except ValueError:
                     continue
     return values
@@ -266,15 +279,15 @@ def _steps(line: bytes, match: re.Match[bytes]) -> Iterator[Step]:
             # Another rank wrote into the middle of this line.
             text = text[: text.index(b"[")]
         values = _fields(text)
-        if _SECONDS in values:
-            values[MILLISECONDS] = values.pop(_SECONDS) * 1000.0
+        if SECONDS in values:
+            values[MILLISECONDS] = values.pop(SECONDS) * 1000.0
         iteration, total = match.groups()
-        tag, time = _prefix(line[before:start]) if start - before > 1 else ("", "")
+        tag, time = prefix(line[before:start]) if start - before > 1 else ("", "")
         yield Step(int(iteration), 0 if total == b"infinity" else int(total), values, tag, time)
         before = end + len(text)
 
 
-def _prefix(text: bytes) -> tuple[str, str]:
+def prefix(text: bytes) -> tuple[str, str]:
     """Return a launcher's tag and the time, of what stands before a training line."""
     time = _TIME.search(text)
     tag = _TAG.match(text.lstrip())
@@ -299,7 +312,7 @@ def _memories(line: bytes, whole: bool) -> Iterator[Memory]:
         while field := _MEMORY_FIELD.match(line, position):
             if field.end() == len(line) and not field[3] and not whole:
                 break
-            sizes[_name(field[1])] = float(field[2])
+            sizes[field_name(field[1])] = float(field[2])
             position = field.end()
         yield Memory(int(match[1]), int(match[2]), sizes)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rdm_log.errors import findings
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
-from rdm_log.tails import tail
+from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed
 
 __all__ = ["observe"]
@@ -56,8 +56,7 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
 
 
 def _lines(file: Path) -> Iterator[str]:
-    with file.open(encoding="utf-8", errors="replace") as opened:
-        yield from islice(opened, _MOST_LINES)
+    yield from islice(text_lines(file), _MOST_LINES)
 
 
 def _settings(conf: Path) -> dict[str, str]:

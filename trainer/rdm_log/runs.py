@@ -9,13 +9,19 @@ than the one that writes of starts.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rdm_log.bulk import Many, RankTimes, Steps
 from rdm_log.figures import Curve, Largest, Sample, Series
 from rdm_log.lines import (
+    COUNTED,
+    GRAD_NORM,
     MILLISECONDS,
+    NAN,
+    SKIPPED,
     Argument,
     Checkpoint,
     EngineStep,
@@ -40,7 +46,7 @@ _SAME_TIME = 0.01
 """By so much may the time of a step differ between two ranks that both write it."""
 _EVALUATIONS = 1000
 _START = "after megatron is initialized"
-_SUMS = ("number of skipped iterations", "number of nan iterations")
+_SUMS = (SKIPPED, NAN)
 
 
 @dataclass
@@ -70,6 +76,17 @@ class Loss:
             self.lowest, self.lowest_at = value, iteration
         self.curve.add(iteration, value)
 
+    def extend(self, iterations: array[int], name: str, values: array[float]) -> None:
+        """Take note of finite losses of many steps."""
+        self.name = self.name or name
+        if self.first is None:
+            self.first = values[0]
+        self.last = values[-1]
+        lowest = min(values)
+        if self.lowest is None or lowest < self.lowest:
+            self.lowest, self.lowest_at = lowest, iterations[values.index(lowest)]
+        self.curve.extend(iterations, values)
+
 
 @dataclass
 class TimerFigures:
@@ -88,6 +105,16 @@ class TimerFigures:
         if timer.rank is not None:
             total, count = self.ranks.get(timer.rank, (0.0, 0))
             self.ranks[timer.rank] = (total + timer.milliseconds, count + 1)
+
+    def extend(self, times: RankTimes) -> None:
+        """Take note of the times of many ranks."""
+        self.count += len(times.ranks)
+        self.total += sum(times.milliseconds)
+        self.longest = max(self.longest, max(times.milliseconds))
+        known = self.ranks
+        for rank, milliseconds in zip(times.ranks, times.milliseconds, strict=True):
+            total, count = known.get(rank, (0.0, 0))
+            known[rank] = (total + milliseconds, count + 1)
 
     @property
     def mean(self) -> float:
@@ -138,6 +165,7 @@ class Run:
     checkpoints: deque[int] = field(default_factory=lambda: deque(maxlen=_EVALUATIONS))
     engine: Run | None = None
     _recent: dict[int, Step] = field(default_factory=dict)
+    _unread: Steps | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -152,7 +180,7 @@ class Run:
         if known.tag != step.tag:
             return True
         name = loss_name(known.values)
-        same = ("consumed samples", "grad norm", name)
+        same = ("consumed samples", GRAD_NORM, name)
         if any(known.values.get(key) != step.values.get(key) for key in same):
             return False
         before, now = known.values.get(MILLISECONDS, 0.0), step.values.get(MILLISECONDS, 0.0)
@@ -173,6 +201,53 @@ class Run:
             del self._recent[next(iter(self._recent))]
         self._note(iteration, values)
 
+    def add_steps(self, steps: Steps) -> bool:
+        """Take note of training lines as ``add_step`` does of each.
+
+        Returns:
+            False, with nothing noted, when some repeat a step, begin a run, or have a figure that is no
+            number: they are to be added one by one.
+        """
+        iterations, name = steps.iterations, steps.loss
+        if self.lines and iterations[0] <= self.last_iteration:
+            return False
+        counted = {key: steps.values[key] for key in (*COUNTED, name) if key in steps.values}
+        if not all(math.isfinite(sum(column)) for column in counted.values()):
+            return False
+        if self.lines == 0:
+            self.first_iteration, self.first_values = iterations[0], steps.first().values
+        self.lines += len(iterations)
+        self.last_iteration = iterations[-1]
+        self._unread = steps
+        for time in filter(None, steps.times):
+            self._add_time(time)
+        if self.series is not None:
+            for key, column in steps.values.items():
+                self.series.setdefault(key, Series()).extend(iterations, column)
+        if name:
+            self.loss.extend(iterations, name, counted[name])
+        if times := counted.get(MILLISECONDS):
+            if self.first_milliseconds is None:
+                self.first_milliseconds, times, iterations = times[0], times[1:], iterations[1:]
+            self.times.extend(times)
+            self.recent_times.extend(times)
+            self.slowest.extend(times, iterations)
+        for key in _SUMS:
+            self.sums[key] += sum(counted.get(key, ()))
+        if norms := counted.get(GRAD_NORM):
+            highest = max(norms)
+            if self.highest_grad_norm is None or highest > self.highest_grad_norm:
+                self.highest_grad_norm = highest
+        return True
+
+    def settle(self) -> None:
+        """Read the last lines of those that were added together: few of the others are asked for by line."""
+        if self._unread is not None:
+            last, self._unread = self._unread.last(_RECENT), None
+            self.last_values = last[-1].values
+            self.train_iterations = last[-1].train_iterations or self.train_iterations
+            self._recent = {step.iteration: step for step in last}
+
     def _note(self, iteration: int, values: dict[str, float]) -> None:
         """Take note of what is counted over all steps."""
         if self.series is not None:
@@ -191,7 +266,7 @@ class Run:
                 self.slowest.add(milliseconds, iteration)
         for key in _SUMS:
             self.sums[key] += values.get(key, 0.0)
-        norm = values.get("grad norm")
+        norm = values.get(GRAD_NORM)
         if norm is not None and (self.highest_grad_norm is None or norm > self.highest_grad_norm):
             self.highest_grad_norm = norm
 
@@ -256,26 +331,35 @@ def _begins_anew(run: Run, record: Record) -> bool:
     return False
 
 
-def runs(records: Iterable[Record], file: str = "", *, series: bool = False) -> list[Run]:
+def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = False) -> list[Run]:
     """Return the runs that one log tells of, in its order.
 
     Args:
-        records: What it says.
+        records: What it says. Of steps together there must be every field when SERIES are kept.
         file: Its name, for whoever reads the runs.
         series: Keep how every field went, for pictures.
     """
     run = Run(file, series={} if series else None)
     found = [run]
     for record in records:
-        known = run
-        run = followed(run, record)
-        if run is not known:
-            found.append(run)
+        if isinstance(record, RankTimes):
+            run.timers.setdefault(record.name, TimerFigures()).extend(record)
+            continue
+        if isinstance(record, Steps) and run.add_steps(record):
+            continue
+        each: Iterable[Record] = record.each() if isinstance(record, Steps) else (record,)
+        for one in each:
+            known = run
+            run = followed(run, one)
+            if run is not known:
+                found.append(run)
+    run.settle()
     return [_with_engine(run) for run in found if not run.is_empty]
 
 
 def followed(run: Run, record: Record) -> Run:
     """Take note of the record that comes next in a log; return the run that it is of: RUN, or a new one."""
+    run.settle()
     if _begins_anew(run, record):
         run = Run(run.file, times=Sample(run.times.most), series=None if run.series is None else {})
     if not isinstance(record, Step):

@@ -8,23 +8,41 @@ each of them has, which C does; all other lines cost nothing more.
 from __future__ import annotations
 
 import functools
+import itertools
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rdm_log.lines import NEEDLES, Record, Timer, parse
+from rdm_log.bulk import Many, RankTimes, together
+from rdm_log.lines import NEEDLES, Record, parse
 
-__all__ = ["BLOCK", "pieces", "read", "records"]
+__all__ = [
+    "BLOCK",
+    "END",
+    "TIMERS",
+    "RankTimers",
+    "piece",
+    "pieces",
+    "read",
+    "records",
+    "records_together",
+    "with_pieces",
+]
 
 BLOCK = 1024 * 1024
 """Bytes that are searched at once."""
+END = sys.maxsize
+"""Behind the last byte of any file."""
 _LONGEST = 4 * BLOCK
 """A line may have as many bytes. One that has more is read in parts."""
 _GAP = 64 * 1024
 """Bytes that others may have written between two lines of the timers of all ranks."""
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-_TIMERS = b"times across ranks (ms):"
+TIMERS = b"times across ranks (ms):"
+"""The heading of the timers of all ranks."""
 _NUMBERED = re.compile(r"(.+)\.(\d{1,6})")
 
 
@@ -41,15 +59,41 @@ def pieces(paths: Iterable[Path]) -> list[list[Path]]:
     return [[path for _, path in sorted(group, reverse=True)] for group in found.values()]
 
 
-def read(paths: Sequence[Path], block: int = BLOCK) -> Iterator[bytes]:
+def piece(path: Path, number: int) -> Path:
+    """Return where a piece of a log is that was rotated: 1 is the newest."""
+    return path.with_name(f"{path.name}.{number}")
+
+
+def with_pieces(path: Path) -> list[Path]:
+    """Return the pieces of a log that are there, the oldest first, and the log itself."""
+    found = itertools.takewhile(Path.exists, (piece(path, number) for number in itertools.count(1)))
+    return [*reversed(list(found)), path]
+
+
+def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int = END) -> Iterator[bytes]:
     """Yield the bytes of files that are pieces of one log, block by block.
+
+    Args:
+        paths: The files, the oldest first.
+        block: At most so many bytes at once.
+        begin: The first byte, counted over all files.
+        end: The byte behind the last.
 
     Raises:
         OSError: One cannot be read.
     """
+    position = 0
     for path in paths:
         with path.open("rb", buffering=0) as file:
-            while data := file.read(block):
+            size = os.fstat(file.fileno()).st_size
+            if position + size <= begin > position:
+                position += size
+                continue
+            if begin > position:
+                file.seek(begin - position)
+                position = begin
+            while data := file.read(min(block, end - position)):
+                position += len(data)
                 yield data
 
 
@@ -59,7 +103,39 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
     Args:
         blocks: Its bytes, cut anywhere. Carriage returns end lines, as newlines do: progress bars use them.
     """
-    timers = _RankTimers()
+    timers = RankTimers()
+    for lines, whole in _lines(blocks):
+        for one in _of(lines, timers, whole=whole):
+            if isinstance(one, RankTimes):
+                yield from one.each()
+            else:
+                yield one
+
+
+def records_together(
+    blocks: Iterable[bytes], *, every: bool, timers: RankTimers | None = None
+) -> Iterator[Record | Many]:
+    """Yield what ``records`` does, and neighbouring training lines, and a timer's of all ranks, as one.
+
+    Args:
+        blocks: As for ``records``.
+        every: As for ``together``.
+        timers: Those that go on from the bytes before.
+    """
+    timers = timers or RankTimers()
+    for lines, whole in _lines(blocks):
+        position = 0
+        for begin, end, steps in together(lines, every=every):
+            if position < begin:
+                yield from _of(lines[position:begin], timers, whole=True)
+            timers.pass_by(end - begin)
+            yield steps
+            position = end
+        yield from _of(lines[position:] if position else lines, timers, whole=whole)
+
+
+def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Yield lines without colours, and whether the last one has its newline."""
     rest = b""
     for block in blocks:
         data = rest + block if rest else block
@@ -71,15 +147,14 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
             continue
         end = end or len(data)
         rest = data[end:]
-        yield from _of(data[:end] if rest else data, timers, whole=True)
+        data = data[:end] if rest else data
+        yield _COLOURS.sub(b"", data) if b"\x1b" in data else data, True
     if rest:
-        yield from _of(rest, timers, whole=False)
+        yield _COLOURS.sub(b"", rest) if b"\x1b" in rest else rest, False
 
 
-def _of(data: bytes, timers: _RankTimers, *, whole: bool) -> Iterator[Record]:
+def _of(data: bytes, timers: RankTimers, *, whole: bool) -> Iterator[Record | RankTimes]:
     """Yield what some lines say. Only of the last can the newline be missing, when they are not WHOLE."""
-    if b"\x1b" in data:
-        data = _COLOURS.sub(b"", data)
     if timers.are_open:
         data = b"\n" + data
     lines: dict[int, int] = {}
@@ -96,19 +171,19 @@ def _of(data: bytes, timers: _RankTimers, *, whole: bool) -> Iterator[Record]:
             lines[data.rfind(b"\n", 0, position) + 1] = end
             position = data.find(needle, end)
     starts = sorted(lines)
-    headers = [start for start in starts if _TIMERS in data[start : lines[start]]] if _TIMERS in data else []
+    headers = [start for start in starts if TIMERS in data[start : lines[start]]] if TIMERS in data else []
     ends = iter([*headers, len(data)])
     yield from timers.go_on(data, 0, next(ends))
     for start in starts:
         end = lines[start]
         line = data[start:end]
-        if headers and _TIMERS in line:
+        if headers and TIMERS in line:
             timers.begin(line)
             yield from timers.go_on(data, end, next(ends))
         yield from parse(line, whole=whole or end < len(data))
 
 
-class _RankTimers:
+class RankTimers:
     """The timers of all ranks, over many lines: a name, then a line for each rank.
 
     After a rank's time forks may write lists of when it began and ended; they are skipped.
@@ -117,37 +192,54 @@ class _RankTimers:
     def __init__(self) -> None:
         self._pattern: re.Pattern[bytes] | None = None
         self._name = ""
+        self._silence = 0
 
     def begin(self, header: bytes) -> None:
         """Take note of the line above them. What a launcher puts before it stands before each of them."""
-        self._pattern = _rank_timer(header[: header.index(_TIMERS)].strip())
+        self._pattern = _rank_timer(header[: header.index(TIMERS)].strip())
         self._name = ""
+        self._silence = 0
 
     @property
     def are_open(self) -> bool:
         """The lines that come may be theirs."""
         return self._pattern is not None
 
-    def go_on(self, data: bytes, position: int, end: int) -> Iterator[Timer]:
+    def go_on(self, data: bytes, position: int, end: int) -> Iterator[RankTimes]:
         """Yield the timers between two positions, until other lines come. At POSITION is a newline."""
         if self._pattern is None:
             return
-        last = position
+        last = position - self._silence
+        times = RankTimes(self._name, [], [])
         for match in self._pattern.finditer(data, position, end):
             if match.start() - last > _GAP:
                 self._pattern = None
-                return
+                break
             last = match.end()
-            if match[3]:
-                self._name = match[3].decode("utf-8", "replace")
+            rank, milliseconds, name = match.groups()
+            if name:
+                if times.ranks:
+                    yield times
+                self._name = name.decode("utf-8", "replace")
+                times = RankTimes(self._name, [], [])
             elif self._name:
-                yield Timer(self._name, float(match[2]), int(match[1]))
-        if end - last > _GAP:
+                times.ranks.append(int(rank))
+                times.milliseconds.append(float(milliseconds))
+        if times.ranks:
+            yield times
+        # The newline at the end is the one at the beginning of what comes next.
+        self._silence = 0
+        self.pass_by(end - last - 1)
+
+    def pass_by(self, size: int) -> None:
+        """Take note of so many bytes without timers."""
+        self._silence += size
+        if self._silence > _GAP:
             self._pattern = None
 
 
 @functools.lru_cache(maxsize=256)
 def _rank_timer(tag: bytes) -> re.Pattern[bytes]:
     return re.compile(
-        rb"\n" + re.escape(tag) + rb" +(?:rank +(\d+): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}):)[ \t]*(?=\n)"
+        rb"\n" + re.escape(tag) + rb" +(?:rank +(\d+): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}+):)[ \t]*+(?=\n)"
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_log.lines import MILLISECONDS, Step
-from rdm_log.scan import read, records
+from rdm_log.scan import pieces, read, records, with_pieces
 from rdm_log.tails import count_lines, tail
 
 __all__ = ["Section", "job_info", "sections", "text"]
@@ -75,6 +75,7 @@ def sections(
         node: Only its files; by default all nodes'.
     """
     names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    names = [name for name in names if not name.startswith(".")]
     names = [name for name in names if not node or name.rpartition(".")[0] == node]
     found = []
     for word, suffix, lines in _STREAMS:
@@ -82,7 +83,7 @@ def sections(
         total = sum(count_lines(file) for file in files)
         found.append(Section(f"last {word} message", tuple(_ends(files, lines)), total))
     outputs = [directory / name for name in names if name.endswith(".out")]
-    told = info if info is not None else job_info(outputs)
+    told = info if info is not None else job_info([one for file in outputs for one in with_pieces(file)])
     items = (f"items: {' '.join(names)}",)
     lines_of_info = (f"{key}: {value}" for key, value in told.items())
     found.append(Section(f"job info {job}", (*items, *lines_of_info), is_whole=True))
@@ -104,7 +105,8 @@ def _ends(files: Sequence[Path], lines: int) -> list[str]:
 
 def job_info(outputs: Sequence[Path]) -> dict[str, str]:
     """Return what the script's node wrote of the job: that of the second file, or of the only one."""
-    for file in (*outputs[1:2], *outputs[:1]):
+    heads = [group[0] for group in pieces(outputs)]
+    for file in (*heads[1:2], *heads[:1]):
         try:
             with file.open("rb") as opened:
                 head = opened.read(_HEAD).decode("utf-8", "replace")
@@ -122,7 +124,7 @@ def _times(outputs: Sequence[Path]) -> list[str]:
         times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_TIMES)
         debug = 0.0
         try:
-            for record in records(read([file])):
+            for record in records(read(with_pieces(file))):
                 if isinstance(record, Step) and MILLISECONDS in record.values:
                     times.append((record.iteration, record.values[MILLISECONDS]))
                     if record.iteration == _DEBUG:

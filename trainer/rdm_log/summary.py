@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from rdm_log.figures import quantile
+from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
-from rdm_log.scan import pieces, read, records
+from rdm_log.scan import pieces
 
 __all__ = ["NothingToRead", "Summary", "log_files", "plain", "summarise"]
 
@@ -80,14 +81,15 @@ def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool 
     logs: list[list[Run]] = []
     for group in pieces(files):
         try:
-            logs.append(runs(records(read(group)), group[-1].name, series=series))
+            told = records_of(group, every=series)
+            logs.append(runs(told, group[-1].name, series=series))
         except OSError as error:
             raise NothingToRead(f"{error.filename or group[-1]} cannot be read: {error.strerror}.") from error
-    told = merged(logs)
-    if needs_steps and not any(run.lines for run in told):
-        raise NothingToRead(_nothing(files, told))
-    restarts = max(1, len(told), *map(len, logs)) - 1
-    return Summary(tuple(map(str, files)), restarts, tuple(map(plain, told)))
+    found = merged(logs)
+    if needs_steps and not any(run.lines for run in found):
+        raise NothingToRead(_nothing(files, found))
+    restarts = max(1, len(found), *map(len, logs)) - 1
+    return Summary(tuple(map(str, files)), restarts, tuple(map(plain, found)))
 
 
 def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:

@@ -1,32 +1,56 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The ends of files, and how many lines they have."""
+"""The ends of logs, and how many lines they have."""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import io
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["count_lines", "tail"]
+from rdm_log.scan import read, with_pieces
 
-_BLOCK = 1024 * 1024
+__all__ = ["count_lines", "tail", "text_lines"]
 
 
 def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> list[str]:
-    """Return the last LINES lines of a file, of its last MOST bytes and beyond byte SINCE."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(since, file.tell() - most))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return []
-    return text.splitlines()[-lines:] if lines else []
+    """Return the last LINES lines of a log, of its last MOST bytes and beyond byte SINCE.
+
+    Of a log that was rotated a moment ago they are in its newest piece.
+    """
+    text = b""
+    for file in reversed(with_pieces(path)[-2:]):
+        with contextlib.suppress(OSError), file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            # It was shorter then, and is now another one.
+            begin = since if since <= size else 0
+            opened.seek(max(begin, size - (most - len(text))))
+            text = opened.read(most - len(text)) + text
+        if (since and begin == since) or len(text) >= most:
+            break
+    return text.decode("utf-8", "replace").splitlines()[-lines:] if lines else []
 
 
 def count_lines(path: Path) -> int:
-    """Return how many newlines a file has, as ``wc -l`` does; 0 of one that cannot be read."""
+    """Return how many newlines a log and its pieces have, as ``wc -l`` does; 0 when it cannot be read."""
     try:
-        with path.open("rb", buffering=0) as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
+        return sum(block.count(b"\n") for block in read(with_pieces(path)))
     except OSError:
         return 0
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a log and its pieces, in bounded memory.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    rest = ""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    for block in read(with_pieces(path)):
+        *lines, rest = (rest + decoder.decode(block)).split("\n")
+        yield from (f"{line}\n" for line in lines)
+    if rest:
+        yield rest

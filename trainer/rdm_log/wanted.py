@@ -8,6 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from rdm_log.errors import without_prefix
+from rdm_log.tails import text_lines
 
 __all__ = ["Wanted"]
 
@@ -43,18 +44,17 @@ class Wanted:
         return text if self.is_all else "".join(one for one in text.splitlines(keepends=True) if one in self)
 
     def last(self, path: Path, lines: int, *, most: int) -> list[str]:
-        """Return the last LINES wanted lines of a file, MOST characters of them, in bounded memory."""
+        """Return the last LINES wanted lines of a log, MOST characters of them, in bounded memory."""
         found: deque[str] = deque()
         size = 0
         try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    if line not in self:
-                        continue
-                    found.append(line.rstrip("\n"))
-                    size += len(line)
-                    while len(found) > lines or (size > most and len(found) > 1):
-                        size -= len(found.popleft()) + 1
+            for line in text_lines(path):
+                if line not in self:
+                    continue
+                found.append(line.rstrip("\n"))
+                size += len(line)
+                while len(found) > lines or (size > most and len(found) > 1):
+                    size -= len(found.popleft()) + 1
         except OSError:
             return []
         return list(found)

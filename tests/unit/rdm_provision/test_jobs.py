@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from rich.console import Console
 
 from rdm_provision import Cluster
@@ -18,6 +19,7 @@ from rdm_provision.cli import jobs as jobs_verb
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
+from rdm_provision.pruning import age, prunable
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator
 from tests.conftest import ROOT
@@ -149,6 +151,95 @@ def test_what_nodes_tell_a_report_is_in_their_order(make_inventory: MakeInventor
     }
     result = RunResult(verb="jobs", nodes=nodes, returned={"rdm.provision.job": returned})
     assert [part["name"] for part in cluster.report_parts(result)] == ["a", "b"]
+
+
+def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
+    make_inventory: MakeInventory,
+) -> None:
+    cluster = Cluster.load(make_inventory("n1", "n2"))
+    day = 86400.0
+
+    def job(name: str, state: str, ended: float | None, **more: Any) -> dict[str, Any]:
+        return {**TOLD, "job": name, "state": state, "started": NOW - 99 * day, "ended": ended, **more}
+
+    told = [
+        job("old", "finished", NOW - 40 * day),
+        job("older", "failed", NOW - 50 * day),
+        job("young", "stopped", NOW - 29 * day),
+        job("runs", "running", None),
+        job("waits", "queued", None, started=None),
+        job("odd", "finished", None, started=None),
+        job("of-n2", "finished", NOW - 60 * day, master="n2"),
+        job("submitted", "finished", NOW - 31 * day, master="n7", launcher="slurm"),
+    ]
+    heard = {"n1": [{"jobs": told, "directory": "/d"}]}
+    result = RunResult(verb="jobs", returned={"rdm.provision.job": heard})
+    known = cluster.heard_jobs(result)
+    assert [one.job for one in prunable(known, age("30d"), NOW)] == ["older", "old", "submitted"]
+    run = cluster.prune(["old", "older"], check=True)
+    assert run.spec.literal_vars == {"job_names": ["old", "older"]}
+    assert (run.spec.check, run.spec.exclusive, cluster.prune(["old"]).spec.exclusive) == (True, False, True)
+
+
+@pytest.mark.parametrize("text", ["30", "d", "-1d", "1y", "1d2h", "", "1e3d"])
+def test_what_is_no_age_is_bad_input(text: str) -> None:
+    assert (age("90m"), age("1.5h"), age("2w")) == (5400.0, 5400.0, 1209600.0)
+    with pytest.raises(InputError, match="is no age"):
+        age(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "removes"),
+    [
+        (["--yes"], "", True),
+        ([], "y", True),
+        ([], "n", False),
+        (["--json"], "", False),
+        (["--json", "--yes"], "", True),
+    ],
+)
+def test_prune_shows_what_goes_and_asks(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    words: list[str],
+    answer: str,
+    removes: bool,
+) -> None:
+    ended = {**TOLD, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
+    size = {"removed": [{"job": "demo-1", "bytes": 3 << 30}], "kept": []}
+    kept = {"removed": [], "kept": [{"job": "demo-1", "reason": "its agent is still at work"}]}
+    asked: list[tuple[str, bool]] = []
+
+    def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
+        asked.append((run.spec.verb, run.spec.check))
+        told = (
+            {"n1": [{"jobs": [ended], "directory": "/d"}]}
+            if run.spec.verb == "jobs"
+            else {"n1": [size], "n2": [kept]}
+        )
+        nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}
+        return RunResult(verb=run.spec.verb, nodes=nodes, returned={"rdm.provision.job": told}), None
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    inventory = str(make_inventory("n1", "n2"))
+    said = CliRunner().invoke(
+        jobs_verb.jobs,
+        ["-i", inventory, "--prune", "30d", *words],
+        input=answer + "\n",
+        standalone_mode=False,
+    )
+    assert said.exception is None, said.output
+    assert asked == [("jobs", False), ("prune", True), *([("prune", False)] if removes else [])]
+    if "--json" in words:
+        told = json.loads(said.stdout)
+        assert (told["removed"], told["jobs"][0]["job"]) == (removes, "demo-1")
+        assert [(one["node"], one["bytes"]) for one in told["directories"]] == [("n1", 3 << 30), ("n2", 0)]
+    else:
+        assert re.search(r"demo-1 +finished +\d+ d ago +n1 3.0 GiB, n2 keeps it", said.output)
+        assert ("Removed 1 job, 3.0 GiB on 1 node" in said.output) == removes
+        assert ("Nothing was removed." in said.output) != removes
+    # A node that kept what was to go is a failure.
+    assert said.return_value == int(removes)
 
 
 # --- events ---------------------------------------------------------------------------------------------

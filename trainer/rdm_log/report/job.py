@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import glob
 import itertools
 import json
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from rdm_log.errors import Finding, findings
+from rdm_log.parallel import of_each
 from rdm_log.report import configuration as settings
 from rdm_log.report.devices import COLUMNS, STREAM, history, node_of
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
+from rdm_log.tails import text_lines
 from rdm_log.timeline import Span, Timeline, read_timers, read_traces, shares, trace_files
 from rdm_log.verdict import Observed, Verdict, judge
 
@@ -179,7 +182,7 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
         failures=tuple(state.get("failures") or ()),
         runs=tuple(told),
         restarts=max(summary.restarts, int(state.get("restarts") or 0)),
-        findings=tuple(one.to_json() for one in findings(_lines(errors))),
+        findings=_findings(errors),
         devices=devices,
         configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
         nodes=tuple(request.get("nodes") or ()),
@@ -269,15 +272,18 @@ def _fabric(path: Path) -> dict[str, Any] | None:
     return fabric if isinstance(fabric, dict) and fabric.get("rtt_us") else None
 
 
-def _lines(files: Sequence[Path]) -> Iterator[str]:
-    """Yield lines of errors, of each file as many as of the others."""
+def _findings(files: Sequence[Path]) -> tuple[dict[str, Any], ...]:
+    """Return what is wrong by files of errors, of each of which as many lines are read as of the others."""
     share = max(1000, _ERROR_LINES // max(1, len(files)))
-    for path in files:
-        try:
-            with path.open(encoding="utf-8", errors="replace") as file:
-                yield from itertools.islice(file, share)
-        except OSError:
-            continue
+    told = of_each(functools.partial(_wrong, share), files)
+    return tuple(_joined(itertools.chain.from_iterable(told)))
+
+
+def _wrong(share: int, path: Path) -> list[dict[str, Any]]:
+    try:
+        return [one.to_json() for one in findings(itertools.islice(text_lines(path), share))]
+    except OSError:
+        return []
 
 
 def _devices(folder: Path, node: str) -> dict[str, dict[str, Any]]:
@@ -287,11 +293,13 @@ def _devices(folder: Path, node: str) -> dict[str, dict[str, Any]]:
         for file in sorted(folder.glob(f"{glob.escape(node) or '*'}{ending}")):
             records.setdefault(node_of(file), []).append(file)
     columns = max(_LEAST_MOMENTS, min(COLUMNS, _GPU_MOMENTS // max(1, len(records))))
-    told = {
-        name: next(filter(None, (history(file, columns) for file in files)), {})
-        for name, files in sorted(records.items())
-    }
-    return {name: one for name, one in told.items() if one}
+    names = sorted(records)
+    told = of_each(functools.partial(_history, columns), [records[name] for name in names])
+    return {name: one for name, one in zip(names, told, strict=True) if one}
+
+
+def _history(columns: int, files: Sequence[Path]) -> dict[str, Any]:
+    return next(filter(None, (history(file, columns) for file in files)), {})
 
 
 def _live(state: Mapping[str, Any], file: Path) -> dict[str, Any] | None:

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rdm_log.report.configuration import differences
+from rdm_log.report.curves import MFU, TFLOPS, TGS, token_rate
+from rdm_log.report.drawing import DASHES, JOB_COLOURS
 from rdm_log.report.job import Job, timeline_of
-from rdm_log.report.plots import DASHES, JOB_COLOURS, MFU, TFLOPS, TGS, plots, token_rate
+from rdm_log.report.plots import plots
 from rdm_log.timeline import bubble
 
 __all__ = ["page"]

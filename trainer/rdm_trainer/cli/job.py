@@ -190,6 +190,20 @@ def report(name: str) -> int:
     return _answer(work)
 
 
+@job.command()
+@click.argument("names", nargs=-1, required=True)
+@click.option("--look", is_flag=True, help="Only say what would be removed.")
+def remove(names: tuple[str, ...], look: bool) -> int:
+    """Remove the directories of the jobs NAMES from this node, of those that have ended."""
+
+    def work() -> dict[str, Any]:
+        from rdm_job.removal import remove
+
+        return remove(names, only_look=look)
+
+    return _answer(work)
+
+
 @job.command(name="list")
 def list_() -> int:
     """Say how all jobs of this node are."""

@@ -324,6 +324,11 @@ class LoggingConfig:
     names: Literal["plain", "mdx"] = "plain"
     """`mdx`: beside the jobs, `outputs/log`, `outputs/checkpoint` and `outputs/tensorboard` have links to the
     job's own, under the names that the scripts of llm-jp/Megatron-DeepSpeed give them."""
+    rotate_mebibytes: Natural = 256
+    """A node's output, or errors, of more become `NODE.out.1`, and that `.2`; 0: they grow as long as it
+    writes."""
+    rotate_keep: Positive = 8
+    """So many of these pieces are kept."""
     trace_steps: str | None = None
     """Steps, as `20-22`, in which every rank records what it did when, into `trace/` of the job's directory.
     A report shows it as a timeline."""

@@ -190,6 +190,7 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     # A second start is no second agent.
     again = nodes.request(job, "n1", offer={"agent_port": 1, "master_port": 2})
     assert not nodes.ask("n1", "start", request=again)["started"]
+    assert nodes.ask("n1", "remove", job)["kept"] == [{"job": job, "reason": "it is running"}]
     nodes.end(0)
     nodes.end(1)
     state = nodes.ended(job)
@@ -200,6 +201,19 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     assert "rank 1 of 2 at 127.0.0.2\n" in nodes.ask("n2", "logs", job)["text"]
     assert "MB |" in nodes.ask("n2", "logs", job, "--stream", "gpu")["text"]
     assert nodes.left(job) == []
+    # Once its agent has gone its directory is removed, on this node, and nothing that a link leads to.
+    elsewhere = nodes.folder / "program.py"
+    (nodes.folder / "n1" / job / "link").symlink_to(nodes.folder)
+    seen = wait_until(
+        "its agent has gone", lambda: nodes.ask("n1", "remove", job, "--look"), lambda a: a["removed"]
+    )
+    assert seen["removed"][0]["bytes"] >= 4096
+    assert nodes.ask("n1", "remove", job)["removed"] == seen["removed"]
+    assert [path.name for path in (nodes.folder / "n1").iterdir()] == []
+    assert elsewhere.exists()
+    assert (nodes.folder / "n2" / job).is_dir()
+    (nodes.folder / "n1" / job).symlink_to(nodes.folder / "n2" / job)
+    assert "is a link" in nodes.ask("n1", "remove", job)["kept"][0]["reason"]
 
 
 def test_a_killed_process_ends_the_job_everywhere(nodes: Nodes) -> None:

@@ -216,6 +216,25 @@ def test_a_report_is_the_agents(agent: Any) -> None:
     assert (result["report"]["name"], result["known"]) == ("tiny-1", True)
 
 
+def test_jobs_of_this_node_are_removed_and_in_check_mode_only_looked_at(agent: Any) -> None:
+    agent.says(removed=[{"job": "tiny-1", "bytes": 4096}], kept=[])
+    result = run("remove", agent, names=["another", "tiny-1"], check=True)
+    assert agent.argv == ["rdm-trainer", "job", "remove", "tiny-1", "--look"]
+    result = run("remove", agent, names=["another", "tiny-1"])
+    assert agent.argv == ["rdm-trainer", "job", "remove", "tiny-1"]
+    assert (result["removed"], result["changed"]) == ([{"job": "tiny-1", "bytes": 4096}], True)
+    agent.says(removed=[], kept=[{"job": "tiny-1", "reason": "it is running"}])
+    assert not run("remove", agent, names=["tiny-1"])["changed"]
+
+
+def test_no_other_directory_is_removed(agent: Any) -> None:
+    for name in ("../tiny-1", "/", "", "--look", "."):
+        with pytest.raises(Failed, match="is no name of a job"):
+            run("remove", agent, names=["tiny-1", name])
+    assert run("remove", agent, names=["another"])["removed"] == []
+    assert agent.argv == []
+
+
 def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
     agent.says(stopped=True, job={**RUNNING, "state": "stopped"})
     assert run("stop", agent, name="tiny-1", now=True)["changed"]

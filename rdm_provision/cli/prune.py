@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-provision jobs --prune OLDER``: what goes, the question, and the removal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rdm_provision.cli.common import Options, emit_json
+from rdm_provision.events import to_json
+from rdm_provision.pruning import Removal, age, ended, prunable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rdm_provision.job_state import JobState
+
+__all__ = ["prune"]
+
+
+def prune(options: Options, older: str, *, yes: bool) -> int:
+    """Remove the directories of jobs that ended OLDER ago; without YES, show them and ask first."""
+    seconds = age(older)
+    cluster = options.cluster()
+    look = cluster.jobs(**options.run)
+    if options.show_command:
+        click.echo(look.command)
+        return 0
+    from rdm_provision.cli import job_view, view
+
+    result, _ = job_view.watch(look, cluster.name, silent=options.as_json, brief=True)
+    now = time.time()
+    old = prunable(cluster.heard_jobs(result), seconds, now)
+    names = [state.job for state in old]
+    unheard = not result.ok
+    removals: tuple[Removal, ...] = ()
+    removed = False
+    console = view.out()
+    if names:
+        run = cluster.prune(names, check=True, **options.run)
+        result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+        removals = cluster.removals(result)
+        if not options.as_json:
+            _show(console, old, removals, now)
+        # For a program nobody answers a question.
+        if yes or (
+            not options.as_json and click.confirm(f"Remove {view.count(len(names), 'job')} from the nodes?")
+        ):
+            run = cluster.prune(names, **options.run)
+            result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+            removals, removed = cluster.removals(result), True
+    code = result.exit_code or int(unheard or (removed and any(one.reason for one in removals)))
+    if options.as_json:
+        told = [{**to_json(state), "ended": ended(state)} for state in old]
+        found = {"jobs": told, "removed": removed, "directories": [to_json(one) for one in removals]}
+        emit_json({**result.to_json(), **found})
+        return code
+    if unheard or not result.ok:
+        job_view.unheard(console, result)
+    if not names:
+        console.print(f"No job ended {older} ago, or earlier.")
+    elif removed:
+        _report(console, removals)
+    else:
+        console.print("Nothing was removed.")
+    return code
+
+
+def _show(console: Console, jobs: Sequence[JobState], removals: Sequence[Removal], now: float) -> None:
+    """Print what would go."""
+    from rdm_provision.cli import view
+
+    made = view.table("job", "state", "ended", "on the nodes")
+    for state in jobs:
+        end = ended(state)
+        own = [one for one in removals if one.job == state.job]
+        sizes = ", ".join(
+            f"{one.node} {f'keeps it: {one.reason}' if one.reason else _size(one.bytes)}" for one in own
+        )
+        made.add_row(state.job, state.state, f"{view.age(now - end)} ago" if end else "-", sizes or "-")
+    view.show(console, made)
+
+
+def _report(console: Console, removals: Sequence[Removal]) -> None:
+    from rdm_provision.cli import view
+
+    for one in removals:
+        if one.reason:
+            console.print(f"{one.node} keeps {one.job}: {one.reason}.", highlight=False)
+    gone = [one for one in removals if not one.reason]
+    names = sorted({one.job for one in gone})
+    size = _size(sum(one.bytes for one in gone))
+    nodes = view.count(len({one.node for one in gone}), "node")
+    console.print(f"Removed {view.count(len(names), 'job')}, {size} on {nodes}.")
+
+
+def _size(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

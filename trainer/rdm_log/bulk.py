@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Training lines, hundreds at once: what they say by field instead of by line.
+
+A log of nothing but training lines is the worst case of reading: there is nothing to skip. Neighbours have
+the same fields in the same order, so that one cut of all of them at ``|`` gives columns. Whatever is not
+exactly so is left to ``lines.parse``, which gives the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
+
+__all__ = ["Many", "RankTimes", "Steps", "together"]
+
+_LEAST = 8
+"""So many neighbours are read at once, or more."""
+_PIECE = 32 * 1024
+"""Bytes that are cut at once. One line that differs costs the speed of as many."""
+_PROBE = 4 * 1024
+_WORD = b"iteration "
+_LINE = re.compile(rb"([^\n|]*?)iteration +\d+/ *\d+ *\|[^\n]*\|\n")
+_HEAD = re.compile(rb"(?:^|\n)([^\n|]*?)iteration +(\d+)/ *(\d+) *\|")
+_DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
+_NUMBER = b"0123456789.E+- "
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Neighbouring training lines with the same fields, whose steps go up.
+
+    Attributes:
+        data: The lines.
+        iterations: The step of each.
+        values: The fields that were asked for, by name; each has a number for every line.
+        loss: The name of the loss; empty when there is none.
+        times: What ``Step.time`` is in the first and in the last one.
+    """
+
+    data: bytes
+    iterations: array[int]
+    values: dict[str, array[float]]
+    loss: str = ""
+    times: tuple[str, str] = ("", "")
+
+    def each(self) -> Iterator[Step]:
+        """Yield them one by one."""
+        return self._parsed(self.data[:-1].split(b"\n"))
+
+    def first(self) -> Step:
+        """Return the first one."""
+        return next(self._parsed([self.data[: self.data.index(b"\n")]]))
+
+    def last(self, count: int) -> list[Step]:
+        """Return the last COUNT, of at least so many."""
+        return list(self._parsed(self.data[:-1].rsplit(b"\n", count)[-count:]))
+
+    @staticmethod
+    def _parsed(lines: Sequence[bytes]) -> Iterator[Step]:
+        for line in lines:
+            (step,) = parse(line)
+            assert isinstance(step, Step)
+            yield step
+
+
+class RankTimes(NamedTuple):
+    """One of Megatron's timers on many ranks, in milliseconds."""
+
+    name: str
+    ranks: list[int]
+    milliseconds: list[float]
+
+    def each(self) -> Iterator[Timer]:
+        """Yield them one by one."""
+        for rank, milliseconds in zip(self.ranks, self.milliseconds, strict=True):
+            yield Timer(self.name, milliseconds, rank)
+
+
+Many = Steps | RankTimes
+
+
+def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
+    """Yield what neighbouring training lines say, and where in DATA they begin and end.
+
+    Only where many of the lines are such lines: to look for them costs as much as to read others.
+
+    Args:
+        data: Lines.
+        every: Every field is wanted; otherwise only those that are counted over all steps.
+    """
+    if not (_is_dense(data[:_PROBE]) or _is_dense(data[-_PROBE:])):
+        return
+    for begin, end in _pieces(data, 0, len(data)):
+        piece = data[begin:end]
+        if (steps := _steps(piece, every=every)) is not None:
+            yield begin, end, steps
+            continue
+        for first, last in _stretches(piece):
+            if (steps := _steps(piece[first:last], every=every)) is not None:
+                yield begin + first, begin + last, steps
+
+
+def _pieces(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where pieces of some lines begin and end."""
+    while begin < end:
+        cut = (
+            data.rfind(b"\n", begin, min(end, begin + _PIECE)) + 1 or data.find(b"\n", begin, end) + 1 or end
+        )
+        yield begin, cut
+        begin = cut
+
+
+def _stretches(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where training lines begin and end before which the same stands, but for the digits of a time."""
+    position = data.find(_WORD)
+    while position >= 0:
+        begin = data.rfind(b"\n", 0, position) + 1
+        first = _LINE.match(data, begin)
+        found = _shape(first[1].translate(_DIGITS)).match(data, begin) if first else None
+        if found and data.count(b"\n", begin, found.end()) >= _LEAST:
+            yield begin, found.end()
+        position = found.end() if found else data.find(b"\n", position)
+        position = data.find(_WORD, position) if position >= 0 else -1
+
+
+def _is_dense(data: bytes) -> bool:
+    return 2 * data.count(_WORD) > data.count(b"\n")
+
+
+@functools.lru_cache(maxsize=64)
+def _shape(before: bytes) -> re.Pattern[bytes]:
+    pattern = re.escape(before).replace(b"0", rb"\d")
+    return re.compile(rb"(?:" + pattern + rb"iteration [^\n]*\|\n)+")
+
+
+def _steps(data: bytes, *, every: bool) -> Steps | None:
+    """Return what training lines say; None when some are not of the same kind, or steps do not go up."""
+    count = data.count(b"\n")
+    if count < _LEAST or not data.endswith(b"|\n"):
+        return None
+    keys, names = _fields(data[: data.index(b"\n")])
+    width = len(keys) + 1
+    parts = data.split(b"|")
+    if not keys or len(parts) != count * width + 1:
+        return None
+    heads = b"|".join(parts[::width])
+    head = _HEAD.findall(heads)
+    if len(head) != count or b"loss at" in heads:
+        return None
+    before, numbers, _ = zip(*head, strict=True)
+    times = _times(before)
+    try:
+        iterations = array("q", map(int, numbers))
+    except OverflowError:
+        return None
+    if times is None or not all(map(operator.lt, iterations, iterations[1:])):
+        return None
+    loss = loss_name(dict.fromkeys(names, 0.0))
+    values: dict[str, array[float]] = {}
+    for key, name, column in zip(keys, names, (parts[n::width] for n in range(1, width)), strict=True):
+        try:
+            found = _column(column, key, needed=every or name in COUNTED or name == loss)
+        except ValueError:
+            return None
+        if found is not None:
+            values[name] = found
+    if SECONDS in values:
+        values[MILLISECONDS] = array("d", [1000.0 * one for one in values.pop(SECONDS)])
+    return Steps(data, iterations, values, loss, times)
+
+
+def _column(texts: Sequence[bytes], key: bytes, *, needed: bool) -> array[float] | None:
+    """Return the numbers of a field, when they are NEEDED.
+
+    Raises:
+        ValueError: Somewhere it is another field, or no plain number.
+    """
+    if texts[0] == texts[-1] and texts.count(texts[0]) == len(texts):
+        return array("d", [float(texts[0][len(key) + 1 :])]) * len(texts)
+    text, mark = b"|" + b"|".join(texts), b"|" + key + b":"
+    if needed:
+        nothing, *values = text.split(mark)
+        if nothing or len(values) != len(texts):
+            raise ValueError
+        return array("d", map(float, values))
+    # Nothing but the field's name and the signs of numbers: no other line was written into it.
+    if text.count(mark) != len(texts) or text.translate(None, _NUMBER) != mark.translate(None, _NUMBER) * len(
+        texts
+    ):
+        raise ValueError
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _keys(parts: tuple[bytes, ...]) -> tuple[list[bytes], list[str]]:
+    names = [field_name(key) for key in parts]
+    return (list(parts), names) if len(set(names)) == len(names) else ([], [])
+
+
+def _fields(line: bytes) -> tuple[list[bytes], list[str]]:
+    """Return the fields of a line, as they stand there and their names; none when they are not plain ones."""
+    parts = [part.rpartition(b":") for part in line.split(b"|")[1:-1]]
+    if not all(colon and b"[" not in key and b"loss at" not in key for key, colon, _ in parts):
+        return [], []
+    keys, names = _keys(tuple(key for key, _, _ in parts))
+    if MILLISECONDS in names and SECONDS in names:
+        return [], []
+    return keys, names
+
+
+def _times(before: Sequence[bytes]) -> tuple[str, str] | None:
+    """Return the times of the first and the last line; None when more differs of what stands before them."""
+    if before.count(before[0]) == len(before):
+        time = prefix(before[0])[1]
+        return time, time
+    first, last = min(before), max(before)
+    shapes = b"\n".join(before).translate(_DIGITS).split(b"\n")
+    tag, begin = prefix(first)
+    if tag or not begin or len(set(shapes)) > 1:
+        return None
+    return begin, prefix(last)[1]

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Long logs, and many files, read by several processes.
+
+Of a long log each says what a part of it says, and the parts are put in order. What comes out is what one
+process would have read, to the last record. A part begins with a line; only timers of all ranks go on from
+line to line, so it begins with their heading where there is one near. Where they go on into a part
+nevertheless, it is read again.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from rdm_log.bulk import Many
+from rdm_log.lines import Record
+from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
+
+__all__ = ["of_each", "records_of"]
+
+PART = 8 * BLOCK
+"""Bytes that a process reads at a time. With those that wait to be noted it says how much memory is used."""
+REACH = 2 * BLOCK
+"""The heading of timers is looked for in so many bytes behind the place where a part could begin."""
+_MOST = 4
+"""So many processes are the most: what they say is noted by one."""
+
+_FEW = 32
+"""So few files are read by one process."""
+
+_One = TypeVar("_One")
+_Told = TypeVar("_Told")
+_Found = tuple[list[Record | Many], RankTimers]
+
+
+def _workers(work: int) -> int:
+    """Return how many processes share so many pieces of WORK; less than 2 when it is this one alone."""
+    # A process that has threads cannot be copied safely.
+    return min(_MOST, len(os.sched_getaffinity(0)), work) if threading.active_count() == 1 else 1
+
+
+def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_Told]:
+    """Return what a function returns for each of some items, such as files. It and they can be pickled."""
+    workers = _workers(len(items) // _FEW)
+    if workers < 2:
+        return list(map(read_one, items))
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(read_one, items, chunksize=_FEW // 4))
+
+
+class _Part(NamedTuple):
+    """Bytes of a log, from BEGIN to END; IS_SURE when no timers from before go on in it."""
+
+    begin: int
+    end: int
+    is_sure: bool
+
+
+def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]:
+    """Yield what files say that are pieces of one log, in its order.
+
+    Args:
+        paths: The files, the oldest first.
+        every: As for ``together``.
+
+    Raises:
+        OSError: One cannot be read.
+    """
+    size = sum(path.stat().st_size for path in paths)
+    workers = _workers(size // (4 * PART))
+    if workers < 2:
+        yield from records_together(read(paths), every=every)
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        told = functools.partial(_told, tuple(paths), every)
+        waiting: deque[tuple[_Part, Future[_Found]]] = deque()
+        timers = RankTimers()
+        parts = _parts(paths, PART, REACH)
+        for part in parts:
+            waiting.append((part, pool.submit(told, part)))
+            break
+        while waiting:
+            for part in itertools.islice(parts, workers + 1 - len(waiting)):
+                waiting.append((part, pool.submit(told, part)))
+            part, future = waiting.popleft()
+            if timers.are_open and not part.is_sure:
+                future.cancel()
+                blocks = read(paths, begin=part.begin, end=part.end)
+                yield from records_together(blocks, every=every, timers=timers)
+            else:
+                found, timers = future.result()
+                yield from found
+
+
+def _told(paths: Sequence[Path], every: bool, part: _Part) -> _Found:
+    timers = RankTimers()
+    blocks = read(paths, begin=part.begin, end=part.end)
+    return list(records_together(blocks, every=every, timers=timers)), timers
+
+
+def _parts(paths: Sequence[Path], size: int, reach: int) -> Iterator[_Part]:
+    """Yield the parts of a log, of about SIZE bytes."""
+    begin, is_sure = 0, True
+    while (border := _border(paths, begin + size, reach)) is not None:
+        yield _Part(begin, border[0], is_sure)
+        begin, is_sure = border
+    # What is written meanwhile is read, too.
+    yield _Part(begin, END, is_sure)
+
+
+def _border(paths: Sequence[Path], position: int, reach: int) -> tuple[int, bool] | None:
+    """Return where a line begins behind a position, and whether that is a heading of timers."""
+    seen = b""
+    for data in read(paths, begin=position):
+        seen += data
+        heading = seen.find(TIMERS)
+        newline = max(seen.rfind(b"\n", 0, heading), seen.rfind(b"\r", 0, heading)) if heading > 0 else -1
+        if newline >= 0:
+            return position + newline + 1, True
+        if len(seen) >= reach and b"\n" in seen:
+            return position + seen.index(b"\n") + 1, False
+    return None

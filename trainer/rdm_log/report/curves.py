@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What changes over the steps: loss, time of a step, speed, and any field of the training lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rdm_log.lines import MILLISECONDS
+from rdm_log.report.drawing import BLACK, GREEN, VERMILLION, Plot, colour_of, dash_of, plot, short
+from rdm_log.report.job import Job
+
+__all__ = ["MFU", "TFLOPS", "TGS", "curve", "field", "loss", "speed", "speed_note", "step_time", "token_rate"]
+
+_MARKED = 60
+"""At most so many checkpoints are marked."""
+_FEW = 8
+"""So few steps each have their number on the axis."""
+_ENDS = ("first_iteration", "last_iteration")
+_NAMED = 3
+"""So many of the slowest steps have their number beside them."""
+TGS = "tokens per gpu per second (tgs)"
+MFU = ("MFU (%)",)
+TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
+
+
+def _points(job: Job, name: str) -> Iterator[list[list[float]]]:
+    """Yield a field's points ``[x, mean, least, most]`` of each run that has it."""
+    for run in job.runs:
+        points = (run.get("series") or {}).get(name)
+        if points:
+            yield points
+
+
+def _rows(segments: Iterable[Sequence[Sequence[float]]], *columns: int) -> list[list[float | None]]:
+    """Return columns of points, with a gap between runs."""
+    rows: list[Sequence[float | None]] = []
+    for segment in segments:
+        if rows:
+            rows.append([None] * 4)
+        rows += segment
+    return [[short(row[column]) for row in rows] for column in columns]
+
+
+def _line(
+    number: int, jobs: Sequence[Job], segments: Sequence[Sequence[Sequence[float]]], unit: str
+) -> dict[str, Any]:
+    xs, ys = _rows(segments, 0, 1)
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(xs) < 3 else "lines",
+        "name": jobs[number].name,
+        "x": xs,
+        "y": ys,
+        "line": {"color": colour_of(number), "width": 2, "dash": dash_of(number)},
+        "showlegend": len(jobs) > 1,
+        "hovertemplate": f"step %{{x:,}}: %{{y:.5~g}} {unit}",
+        "meta": {"smooth": True},
+    }
+
+
+def _band(number: int, segments: Sequence[Sequence[Sequence[float]]]) -> Iterator[dict[str, Any]]:
+    """Yield what lies between the least and the most of points that stand for several steps."""
+    for segment in segments:
+        if all(point[2] == point[3] for point in segment):
+            continue
+        xs, least, most = _rows([segment], 0, 2, 3)
+        yield {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [*xs, *reversed(xs)],
+            "y": [*most, *reversed(least)],
+            "fill": "toself",
+            "fillcolor": colour_of(number),
+            "opacity": 0.18,
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+
+
+def _steps_axis(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return the axis of the steps, with a line where a run began anew and marks for checkpoints."""
+    shapes, notes = [], []
+    for number, job in enumerate(jobs):
+        for run in [run for run in job.runs if run["lines"]][1:]:
+            shapes.append(_vertical(run["first_iteration"], colour_of(number), "dot"))
+            if len(jobs) == 1:
+                notes.append(_written(run["first_iteration"], "restart"))
+        for run in job.runs:
+            if run["loss"].get("not_finite_at"):
+                shapes.append(_vertical(run["loss"]["not_finite_at"], VERMILLION, "solid"))
+                notes.append(_written(run["loss"]["not_finite_at"], "NaN"))
+            saved = run.get("checkpoints") or []
+            if len(jobs) == 1 and len(saved) <= _MARKED:
+                shapes += [_tick(iteration) for iteration in saved]
+    xaxis: dict[str, Any] = {"title": {"text": "step"}, "tickformat": ",d"}
+    steps = [run[end] for job in jobs for run in job.runs if run["lines"] for end in _ENDS]
+    if steps and max(steps) - min(steps) < _FEW:
+        # There is nothing between two steps.
+        xaxis["dtick"] = 1
+    return {"xaxis": xaxis, "shapes": shapes, "annotations": notes}
+
+
+def _vertical(x: float, colour: str, dash: str) -> dict[str, Any]:
+    line = {"color": colour, "width": 1.5, "dash": dash}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def _tick(x: float) -> dict[str, Any]:
+    """Return a mark of a checkpoint below the curve."""
+    line = {"color": GREEN, "width": 3}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 0.035, "yref": "paper", "line": line}
+
+
+def _written(x: float, text: str) -> dict[str, Any]:
+    return {"x": x, "y": 1, "yref": "paper", "text": text, "showarrow": False, "yanchor": "bottom"}
+
+
+def loss(jobs: Sequence[Job]) -> Plot | None:
+    """Return the plot of the losses, with those of evaluations, restarts and checkpoints."""
+    data: list[dict[str, Any]] = []
+    names = []
+    for number, job in enumerate(jobs):
+        name = next((run["loss"]["name"] for run in job.runs if run["loss"]["name"]), "")
+        names.append(name)
+        segments = list(_points(job, name))
+        if not segments:
+            continue
+        data += _band(number, segments)
+        data.append({**_line(number, jobs, segments, name), "showlegend": True})
+        if len(jobs) == 1:
+            data[-1]["name"] = name
+        validated = [
+            (int(one["where"].rpartition(" ")[2]), value)
+            for run in job.runs
+            for one in run["evaluations"]
+            if one["where"].startswith("iteration ") and one["where"].rpartition(" ")[2].isdecimal()
+            for value in [one.get(name)]
+            if value is not None
+        ]
+        if validated:
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": f"validation{f' of {job.name}' if len(jobs) > 1 else ''}",
+                    "x": [x for x, _ in validated],
+                    "y": [short(y) for _, y in validated],
+                    "marker": {
+                        "symbol": "diamond",
+                        "size": 9,
+                        "color": BLACK if len(jobs) == 1 else colour_of(number),
+                        "line": {"color": "#fff", "width": 1},
+                    },
+                    "hovertemplate": "step %{x:,}: %{y:.4f} in validation",
+                }
+            )
+    unit = next(filter(None, names), "loss")
+    layout = {**_steps_axis(jobs), "yaxis": {"title": {"text": unit}}}
+    has_checkpoints = any(run.get("checkpoints") for job in jobs for run in job.runs) and len(jobs) == 1
+    return plot(
+        "loss",
+        "Loss",
+        data,
+        layout,
+        note="Green marks at the bottom are checkpoints." if has_checkpoints else "",
+        wide=True,
+        controls=("log", "smooth"),
+    )
+
+
+def step_time(jobs: Sequence[Job]) -> Plot | None:
+    """Return the plot of the time of a step, with the slowest ones named."""
+    data: list[dict[str, Any]] = []
+    words = []
+    for number, job in enumerate(jobs):
+        # The first line of a run has its building and warming up in it.
+        segments = [points[1:] if len(points) > 1 else points for points in _points(job, MILLISECONDS)]
+        if not segments:
+            continue
+        data += _band(number, segments)
+        data.append(_line(number, jobs, segments, "ms"))
+        slow = sorted(
+            (tuple(one) for run in job.runs for one in run["step_ms"]["outliers"]), key=lambda one: -one[1]
+        )
+        if not slow:
+            continue
+        median = next(run["step_ms"]["median"] for run in reversed(job.runs) if run["step_ms"]["median"])
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers+text",
+                "name": "slow steps",
+                "x": [iteration for iteration, _ in slow],
+                "y": [short(time) for _, time in slow],
+                "text": [f"{iteration:,}" for iteration, _ in slow[:_NAMED]],
+                "textposition": "top center",
+                "customdata": [f"{time / median:.1f} times the median" for _, time in slow],
+                "cliponaxis": False,
+                "marker": {"symbol": "x", "size": 8, "color": VERMILLION},
+                "showlegend": False,
+                "hovertemplate": "step %{x:,}: %{y:.5~g} ms, %{customdata}",
+            }
+        )
+        for iteration, time in slow[:_NAMED] if len(jobs) == 1 else ():
+            words.append(f"step {iteration:,} took {time / 1000:.1f} s, {time / median:.1f} times the median")
+    layout = {**_steps_axis(jobs), "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"}}
+    note = f"{'; '.join(words)}." if words else ""
+    return plot(
+        "steptime",
+        "Time of a step",
+        data,
+        layout,
+        note=note[:1].upper() + note[1:],
+        controls=("log", "smooth"),
+    )
+
+
+Choice = Callable[[Job], tuple[list[list[list[float]]], str]]
+"""A job → the points of each of its runs, and their unit."""
+
+
+def field(*names: str) -> Choice:
+    """Return the choice of the first field that a job has."""
+
+    def choose(job: Job) -> tuple[list[list[list[float]]], str]:
+        for name in names:
+            if segments := list(_points(job, name)):
+                return segments, "%" if "%" in name else ""
+        return [], ""
+
+    return choose
+
+
+def token_rate(job: Job, run: Mapping[str, Any]) -> tuple[float, str]:
+    """Return what turns samples per second of a run into the best unit of speed there is, and that unit."""
+    samples, tokens = run.get("samples_per_second"), run.get("tokens_per_second")
+    if samples and tokens:
+        return tokens / samples, "tokens/s"
+    length = job.configuration.get("model.seq_length", "")
+    if job.configuration.get("model.kind") == "gpt" and length.isdecimal():
+        return float(length), "tokens/s"
+    return 1.0, "samples/s"
+
+
+def speed(jobs: Sequence[Job]) -> Choice:
+    """Return the choice of the best unit of speed that all jobs have."""
+    per_gpu = all(any(_points(job, TGS)) for job in jobs)
+
+    def choose(job: Job) -> tuple[list[list[list[float]]], str]:
+        if per_gpu:
+            return list(_points(job, TGS)), "tokens/s per GPU"
+        found, unit = [], ""
+        for run in job.runs:
+            points, batch = (run.get("series") or {}).get(MILLISECONDS), run.get("global_batch_size")
+            if points and batch:
+                factor, unit = token_rate(job, run)
+                rate = 1000.0 * batch * factor
+                found.append([[x, *(rate / time for time in times if time)] for x, *times in points])
+        return [points for points in found if all(len(point) == 4 for point in points)], unit
+
+    return choose
+
+
+def speed_note(jobs: Sequence[Job]) -> str:
+    """Return where the speed comes from, when the lines do not tell it."""
+    if any(any(_points(job, TGS)) for job in jobs):
+        return ""
+    return "From the global batch and the time of a step."
+
+
+def curve(
+    jobs: Sequence[Job],
+    id_: str,
+    title: str,
+    choose: Choice,
+    *,
+    note: str = "",
+    controls: Sequence[str] = (),
+    band: bool = False,
+    varying: bool = False,
+    ticks: str | None = None,
+) -> Plot | None:
+    """Return the plot of a field over the steps; None without data, or if it is to be VARYING and is not."""
+    data: list[dict[str, Any]] = []
+    unit, values = "", set()
+    for number, job in enumerate(jobs):
+        segments, own = choose(job)
+        if not segments:
+            continue
+        unit = own or unit
+        values |= {point[1] for segment in segments for point in segment}
+        if band:
+            data += _band(number, segments)
+        data.append(_line(number, jobs, segments, own))
+    if varying and len(values) < 2:
+        return None
+    yaxis = {"title": {"text": unit}, "rangemode": "tozero", "tickformat": ticks}
+    layout = {**_steps_axis(jobs), "yaxis": yaxis}
+    return plot(id_, title, data, layout, note=note, controls=controls)

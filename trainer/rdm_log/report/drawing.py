@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What all plots of a report share: their form, and the colours.
+
+Colours are those of Okabe and Ito, "Color Universal Design", which colour-blind people can tell apart; jobs
+that are compared differ in their dashes, too, for who prints without colours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = [
+    "BARS",
+    "BLACK",
+    "BLUE",
+    "DASHES",
+    "GREEN",
+    "GREY",
+    "JOB_COLOURS",
+    "ORANGE",
+    "PURPLE",
+    "SKY",
+    "VERMILLION",
+    "Plot",
+    "colour_of",
+    "dash_of",
+    "plot",
+    "short",
+]
+
+Plot = dict[str, Any]
+"""``id``, ``title``, ``note``, ``wide``, ``controls``, ``variants``: each a ``label`` and plotly's input."""
+
+BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#222222", "#8C8C8C"
+JOB_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+BARS = 512
+"""Beyond so many ranks, bars are lines."""
+
+
+def plot(
+    id_: str,
+    title: str,
+    data: list[dict[str, Any]] | None = None,
+    layout: Mapping[str, Any] | None = None,
+    *,
+    note: str = "",
+    wide: bool = False,
+    controls: Sequence[str] = (),
+    variants: list[dict[str, Any]] | None = None,
+) -> Plot | None:
+    """Return a plot of some data, or with several variants of them; None without any."""
+    variants = variants or ([{"label": "", "data": data, "layout": layout or {}}] if data else [])
+    if not variants:
+        return None
+    return {
+        "id": id_,
+        "title": title,
+        "note": note,
+        "wide": wide,
+        "controls": list(controls),
+        "variants": variants,
+    }
+
+
+def short(value: float | None) -> float | None:
+    """Return six digits of a number: more cannot be seen, and the page is half as large."""
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value) if float(value).is_integer() else float(f"{value:.6g}")
+
+
+def colour_of(number: int) -> str:
+    """Return the colour of a job."""
+    return JOB_COLOURS[number % len(JOB_COLOURS)]
+
+
+def dash_of(number: int) -> str:
+    """Return how the line of a job is broken."""
+    return DASHES[number % len(DASHES)]

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is told of ranks, nodes and GPUs: memory, the GPUs over time, the times between nodes."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rdm_log.report.devices import MEASURES
+from rdm_log.report.drawing import BARS, Plot, colour_of, plot, short
+from rdm_log.report.job import Job
+
+__all__ = ["devices", "fabric", "memory"]
+
+_GPU_ROWS = 96
+"""Up to so many GPUs each has a row of the heat map; beyond, each node."""
+
+
+def memory(jobs: Sequence[Job]) -> Plot | None:
+    """Return the plot of the most memory that each rank had."""
+    data: list[dict[str, Any]] = []
+    for number, job in enumerate(jobs):
+        told: dict[int, Mapping[str, float]] = {}
+        for run in job.runs:
+            told |= {int(rank): sizes for rank, sizes in run["memory_mib"].items()}
+        ranks = sorted(told)
+        for name, opacity in (("max allocated", 1.0), ("max reserved", 0.45)):
+            sizes = [short(told[rank].get(name, 0.0) / 1024) for rank in ranks]
+            if not any(sizes):
+                continue
+            label = f"{name}{f', {job.name}' if len(jobs) > 1 else ''}"
+            common: dict[str, Any] = {
+                "name": label,
+                "x": ranks,
+                "y": sizes,
+                "opacity": opacity,
+                "hovertemplate": f"rank %{{x}}: %{{y:.2f}} GiB {name}",
+            }
+            if len(ranks) > BARS:
+                data.append(
+                    {"type": "scatter", "mode": "lines", "line": {"color": colour_of(number)}, **common}
+                )
+            else:
+                data.append({"type": "bar", "marker": {"color": colour_of(number)}, **common})
+    layout = {
+        "xaxis": {"title": {"text": "rank"}, "dtick": 1 if data and len(data[0]["x"]) <= 16 else None},
+        "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
+        "barmode": "group",
+    }
+    return plot("memory", "Memory per rank", data, layout, note="The most that each rank had at any time.")
+
+
+def devices(job: Job, number: int, which: str) -> Plot | None:
+    """Return the heat map over nodes and time, a variant for each measure."""
+    if not job.devices:
+        return None
+    gpus = sum(len(told["gpus"]) for told in job.devices.values())
+    columns = max(told["columns"] for told in job.devices.values())
+    xaxis: dict[str, Any] = {"title": {"text": "part of the job's time in %"}}
+    xs: list[Any] = [short(100 * column / max(1, columns - 1)) for column in range(columns)]
+    spans = {node: _span_s(told["times"]) for node, told in job.devices.items() if told["times"]}
+    # Times of some nodes only say nothing of the others'.
+    whole = None
+    if len(spans) == len(job.devices):
+        xaxis = {"title": {"text": "time"}}
+        whole = min(begin for begin, _ in spans.values()), max(end for _, end in spans.values())
+        xs = _moments(whole, columns)
+    taken = {
+        node: _taken(told["columns"], columns, spans.get(node), whole) for node, told in job.devices.items()
+    }
+    variants: list[dict[str, Any]] = []
+    notes: list[str] = []
+    for measure, (title, unit, highest) in MEASURES.items():
+        rows = list(_device_rows(job, measure, highest, each=gpus <= _GPU_ROWS, taken=taken))
+        if not rows:
+            continue
+        heights = {"utilisation": 100.0, "memory": 100.0}
+        highest_value = max(value for _, values in rows for value in values if value is not None)
+        data = {
+            "type": "heatmap",
+            "x": xs,
+            "y": [name for name, _ in rows],
+            "z": [[None if value is None else round(value) for value in values] for _, values in rows],
+            "zmin": 0 if measure in heights or measure in ("power", "clock") else None,
+            "zmax": heights.get(measure, highest_value),
+            "colorscale": "Cividis",
+            "colorbar": {"title": {"text": unit}, "thickness": 12},
+            "hoverongaps": False,
+            "hovertemplate": f"%{{y}}: %{{z}} {unit}<extra></extra>",
+        }
+        layout = {
+            "xaxis": xaxis,
+            # As they are, also where they look like numbers or dates; the first one at the top.
+            "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
+            "height": max(220, min(900, 90 + 18 * len(rows))),
+        }
+        variants.append({"label": title, "data": [data], "layout": layout})
+        notes += _remarkable(measure, rows)
+    return plot(
+        f"gpus{number}",
+        f"GPUs{which} over time",
+        note=" ".join(notes),
+        wide=True,
+        variants=variants,
+    )
+
+
+def _span_s(times: Sequence[str]) -> tuple[float, float]:
+    """Return the times of the first and the last record in seconds, by a clock that shows no zone."""
+    utc = datetime.UTC
+    first, last = (datetime.datetime.fromisoformat(one).replace(tzinfo=utc).timestamp() for one in times)
+    return first, last
+
+
+def _moments(whole: tuple[float, float], columns: int) -> list[str]:
+    begin, end = (datetime.datetime.fromtimestamp(one, datetime.UTC).replace(tzinfo=None) for one in whole)
+    return [
+        (begin + (end - begin) * column / max(1, columns - 1)).isoformat(" ", "seconds")
+        for column in range(columns)
+    ]
+
+
+def _taken(
+    own: int, columns: int, span: tuple[float, float] | None, whole: tuple[float, float] | None
+) -> list[int | None]:
+    """Return which of a node's columns is at each column of the picture; None where it has none."""
+    if span is None or whole is None:
+        return [column * own // columns for column in range(columns)]
+    width = (whole[1] - whole[0]) / columns
+    found: list[int | None] = []
+    for column in range(columns):
+        middle = whole[0] + (column + 0.5) * width
+        # A node whose records begin or end within a column is in it.
+        if not span[0] - width / 2 <= middle <= span[1] + width / 2:
+            found.append(None)
+            continue
+        place = (middle - span[0]) / max(span[1] - span[0], 1e-9) * own
+        found.append(min(own - 1, max(0, int(place))))
+    return found
+
+
+def _device_rows(
+    job: Job, measure: str, highest: bool, *, each: bool, taken: Mapping[str, Sequence[int | None]]
+) -> Iterator[tuple[str, list[float | None]]]:
+    """Yield the rows of the heat map: a name and a value for each column."""
+    for node, told in job.devices.items():
+        own = [(gpu, values[measure]) for gpu, values in told["gpus"].items() if measure in values]
+        if each:
+            for gpu, values in own:
+                yield (node if len(own) == 1 else f"{node}:{gpu}"), _placed(values, taken[node])
+        elif own:
+            together = [_together(values, highest) for values in zip(*(v for _, v in own), strict=True)]
+            yield node, _placed(together, taken[node])
+
+
+def _placed(values: Sequence[float | None], taken: Sequence[int | None]) -> list[float | None]:
+    return [None if place is None else values[place] for place in taken]
+
+
+def _together(values: Iterable[float | None], highest: bool) -> float | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return max(known) if highest else sum(known) / len(known)
+
+
+def _remarkable(measure: str, rows: Sequence[tuple[str, Sequence[float | None]]]) -> Iterator[str]:
+    """Yield which node or GPU is unlike the others: among a thousand rows nobody would see it."""
+    means = {
+        name: statistics.fmean(known)
+        for name, values in rows
+        if (known := [value for value in values if value is not None])
+    }
+    if len(means) < 3:
+        return
+    median = statistics.median(means.values())
+    if measure == "utilisation":
+        name = min(means, key=lambda one: means[one])
+        if median - means[name] > 15:
+            yield f"{name} was the least busy: {means[name]:.0f} % on average, others {median:.0f} %."
+    if measure == "temperature":
+        name = max(means, key=lambda one: means[one])
+        if means[name] - median > 8:
+            yield f"{name} was the hottest: {means[name]:.0f} °C on average, others {median:.0f} °C."
+
+
+def fabric(job: Job, number: int, which: str) -> Plot | None:
+    """Return the matrix of round-trip times between nodes."""
+    if job.fabric is None:
+        return None
+    nodes = list(job.fabric.get("nodes") or job.fabric["rtt_us"])
+    times = job.fabric["rtt_us"]
+    data = {
+        "type": "heatmap",
+        "x": nodes,
+        "y": nodes,
+        "z": [[short(times.get(one, {}).get(other)) for other in nodes] for one in nodes],
+        "colorscale": "Cividis",
+        "colorbar": {"title": {"text": "µs"}, "thickness": 12},
+        "hoverongaps": False,
+        "hovertemplate": "%{y} to %{x}: %{z} µs<extra></extra>",
+    }
+    layout = {
+        "xaxis": {"type": "category", "title": {"text": "to"}},
+        "yaxis": {
+            "type": "category",
+            "title": {"text": "from"},
+            "autorange": "reversed",
+            "automargin": True,
+        },
+        "height": max(320, min(800, 90 + 18 * len(nodes))),
+    }
+    return plot(f"fabric{number}", f"Round-trip times{which} between nodes", [data], layout)

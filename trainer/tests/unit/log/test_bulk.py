@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lines that are read together, and parts that several processes read, say what they say one by one."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdm_log import bulk, parallel, scan
+from rdm_log.bulk import Many, RankTimes, Steps
+from rdm_log.lines import Record, Timer
+from rdm_log.runs import runs
+from rdm_log.summary import plain
+
+FIELDS: dict[str, tuple[str, float]] = {
+    "consumed samples": ("{:12.0f}", 1e6),
+    "elapsed time per iteration (ms)": ("{:.1f}", 1500.0),
+    "learning rate": ("{:.3E}", 1e-4),
+    "global batch size": ("{:5.0f}", 64.0),
+    "lm loss": ("{:.6E}", 9.0),
+    "loss scale": ("{:.1f}", 65536.0),
+    "grad norm": ("{:.3f}", 3.0),
+    "number of skipped iterations": ("{:3.0f}", 1.0),
+    "number of nan iterations": ("{:3.0f}", 0.0),
+}
+ODD = (
+    " iteration        9/     100 | lm loss: nan | grad norm: inf |\n",
+    " iteration        9/  100 | lm loss: 1.0 | lo[Rank 4] (after 2 iterations) memory (MB) | reserved: 7\n",
+    " validation loss at iteration 100 | lm loss value: 4.583354E+00 | lm loss PPL: 9.784201E+01 | \n",
+    "  successfully saved checkpoint at iteration      50 to /checkpoints/gpt\n",
+    "[after megatron is initialized] datetime: 2023-06-14 16:08:12 \n",
+    "a word\n\n",
+    " iteration        3/infinity | consumed samples:           24 | lm loss: 2.0E+00 |\n",
+    " iteration 7/ 9 | a: 1 | iteration 8/ 9 | a: 2 |\n",
+    " iteration       30/      50 | lm loss: 1.0E+00 |",
+    "done |\n",
+)
+
+
+def log(seed: int, groups: int = 6) -> bytes:
+    """Return a log with long and short stretches of training lines of several forms, and others between."""
+    dice = random.Random(seed)
+    lines: list[str] = []
+    number = 0
+    for _ in range(groups):
+        names = dice.sample(list(FIELDS), dice.randint(1, len(FIELDS)))
+        unit = dice.choice(["(ms)", "(s)"])
+        before = dice.choice(["", "", "n2: ", "[default7]:", " [2025-03-04 05:{:02d}:07.123456]", "{}: "])
+        number = dice.choice([0, number, max(0, number - 5), number + 100])
+        for _ in range(dice.choice([3, 9, 40, 150])):
+            number += dice.choice([1, 1, 10])
+            fields = "".join(
+                f" {name.replace('(ms)', unit)}: {FIELDS[name][0].format(dice.random() * FIELDS[name][1])} |"
+                for name in names
+            )
+            lines.append(f"{before.format(number // 100 % 60)} iteration {number:8d}/   99999 |{fields}\n")
+            if dice.random() < 0.02:
+                lines.append(dice.choice(ODD))
+        if dice.random() < 0.5:
+            tag = dice.choice(["", "n2: "])
+            lines.append(f"{tag}times across ranks (ms):\n{tag}  forward-compute:\n")
+            moments = " ".join("1686726500.123456" for _ in range(dice.choice([1, 2000, 8000])))
+            for rank in range(dice.choice([2, 30])):
+                lines.append(f"{tag}     rank {rank:2d}: {dice.random():.2f}\n")
+                lines.append(f" forward-compute start time lst: {moments}\n" if dice.random() < 0.1 else "")
+    return "".join(lines).encode()
+
+
+def cut(data: bytes, dice: random.Random) -> Iterator[bytes]:
+    while data:
+        size = dice.choice([1, 300, 5000, 60_000, len(data)])
+        yield data[:size]
+        data = data[size:]
+
+
+def one_by_one(found: Iterable[Record | Many]) -> list[Record]:
+    told: list[Record] = []
+    for one in found:
+        told += one.each() if isinstance(one, (Steps, RankTimes)) else [one]
+    return told
+
+
+def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
+    """Return records in their order: a block's timers are told before its lines, wherever it was cut."""
+    told: dict[str, list[str]] = {}
+    for one in found:
+        told.setdefault("timers" if isinstance(one, Timer) else "lines", []).append(repr(one))
+    return told
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**9), st.booleans())
+def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool) -> None:
+    data = log(seed)
+    # A log that was cut by its writer, too.
+    data = data[: len(data) - seed % 50]
+    found = list(scan.records_together(cut(data, random.Random(seed)), every=every))
+    known = list(scan.records([data]))
+    # The timers before a stretch are told before it; among themselves both kinds keep their order.
+    assert [one for one in one_by_one(found) if hasattr(one, "rank")] == [
+        o for o in known if hasattr(o, "rank")
+    ]
+    assert [repr(o) for o in one_by_one(found) if not hasattr(o, "rank")] == [
+        repr(o) for o in known if not hasattr(o, "rank")
+    ]
+    for steps in found:
+        if isinstance(steps, Steps):
+            lines = list(steps.each())
+            assert list(steps.iterations) == [line.iteration for line in lines]
+            assert steps.times == (lines[0].time, lines[-1].time)
+            for name, column in steps.values.items():
+                assert list(map(repr, column)) == [repr(line.values[name]) for line in lines]
+            if every:
+                assert list(steps.values) == list(lines[0].values)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**9), st.booleans())
+def test_runs_of_lines_together_are_those_of_lines(seed: int, series: bool) -> None:
+    data = log(seed, groups=10)
+    together = runs(scan.records_together([data], every=series), series=series)
+    alone = runs(scan.records([data]), series=series)
+    assert [_about(plain(run)) for run in together] == [_about(plain(run)) for run in alone]
+
+
+def _about(value: Any) -> Any:
+    """Return a value to twelve digits: means are added up in another order."""
+    if isinstance(value, dict):
+        return {key: _about(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_about(item) for item in value]
+    return float(f"{value:.12g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+@pytest.mark.parametrize("before", ["", "n2: ", " [2025-03-04 05:06:{:02d}.123456]"])
+def test_most_of_a_log_of_steps_is_read_together(before: str) -> None:
+    line = " iteration {0:8d}/ 9999 | lm loss: {1:.6E} | grad norm: {1:.3f} |\n"
+    data = "".join(before.format(n % 60) + line.format(n, 9 / n) for n in range(1, 3000)).encode()
+    found = list(scan.records_together([data], every=False))
+    assert sum(len(one.iterations) for one in found if isinstance(one, Steps)) > 2900
+    odd = data.replace(b" iteration      500/", b"hello\n iteration      500/")
+    found = list(scan.records_together([odd], every=False))
+    assert sum(len(one.iterations) for one in found if isinstance(one, Steps)) > 2900
+
+
+@pytest.mark.parametrize("reach", [100, 10**6])
+@pytest.mark.parametrize("seed", range(3))
+def test_several_processes_read_what_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, reach: int
+) -> None:
+    data = log(seed, groups=30)
+    names = [tmp_path / "n1.out.2", tmp_path / "n1.out.1", tmp_path / "n1.out"]
+    for name, part in zip(names, (data[:9999], data[9999:77_777], data[77_777:]), strict=True):
+        name.write_bytes(part)
+    monkeypatch.setattr(parallel, "PART", 10_000)
+    monkeypatch.setattr(parallel, "REACH", reach)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    assert len(list(parallel._parts(names, 10_000, reach))) > 5
+    found = one_by_one(parallel.records_of(names, every=True))
+    known = list(scan.records([data]))
+    for kind in {type(one) for one in known}:
+        assert [repr(one) for one in found if type(one) is kind] == [
+            repr(o) for o in known if type(o) is kind
+        ]
+
+
+def test_parts_are_the_whole_log(tmp_path: Path) -> None:
+    path = tmp_path / "n1.out"
+    path.write_bytes(log(1))
+    parts = list(parallel._parts([path], 5000, 1000))
+    assert (
+        b"".join(b"".join(scan.read([path], 999, begin=p.begin, end=p.end)) for p in parts)
+        == path.read_bytes()
+    )
+    assert all(later.begin == earlier.end for earlier, later in itertools.pairwise(parts))
+
+
+def test_a_step_beyond_any_number_is_no_error() -> None:
+    data = (" iteration %s/ 9 | lm loss: 1.0 |\n" % ("9" * 30) * 20).encode()
+    assert len(one_by_one(scan.records_together([data], every=True))) == 20
+    assert bulk._steps(data, every=True) is None
