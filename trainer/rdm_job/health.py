@@ -74,7 +74,9 @@ class Health:
             world=self._world,
             running_s=now - self._began,
             step_s=now - self._moved if ranks else None,
-            slow=self._lasting(peers.slow(ranks), now),
+            slow=self._lasting(
+                peers.slow(ranks, {node: watch["held_back"] for node, watch in told.items()}), now
+            ),
         )
         found = judge(seen)
         if found.word != self._word:

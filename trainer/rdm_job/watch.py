@@ -131,6 +131,7 @@ class Watch:
             "tells_phases": is_telling,
             "ranks": told,
             "signs": [one.to_json() for one in self._signs(progress if is_telling else {})],
+            "held_back": signs.held_back(self._samples),
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),
         }

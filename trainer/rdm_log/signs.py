@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["WINDOW_S", "Device", "Sample", "Sign", "of_node"]
+__all__ = ["WINDOW_S", "Device", "Sample", "Sign", "held_back", "of_node"]
 
 WINDOW_S = 600.0
 """For how long an agent remembers what it measured."""
@@ -29,6 +29,8 @@ _HORIZON_S = 3600.0
 """So far ahead a disk is looked at."""
 _UNPLANNED_S = 600.0
 """The same for a training that saves no checkpoints."""
+_LEFT_S = 60.0
+"""A disk that will be full in so many seconds may be so by a burst, too."""
 _RETRANSMITTED = 0.01
 _TOO_MANY = 0.05
 """Shares of segments that TCP sends again, of at least so many: to be told, and to be a fault."""
@@ -37,6 +39,12 @@ _RESENT = 100
 _NETWORK_S = 60.0
 _BAD_PACKETS = 100
 """Packets with errors that an interface may count in a minute."""
+_HELD_S = 20.0
+"""Over so many seconds a node's own limits are looked at; they hold its ranks back when they…"""
+_HELD = 0.5
+"""… were throttled in this share of the periods, or…"""
+_ALL = 0.9
+"""… used this share of the processors that they have."""
 _HOT_FOR = 3
 """A GPU is throttled when it was so at its last so many looks."""
 _HEAT = ("hw_thermal", "sw_thermal")
@@ -125,6 +133,11 @@ class Sample:
         resent: TCP segments sent again.
         interfaces: Packets with errors, by interface or port.
         devices: The GPUs.
+        processors: How many the job's processes may run on.
+        quota: How many their cgroup may use, where it has a limit.
+        periods: In which its use was counted.
+        throttled: Of these, in which it wanted more than it may use.
+        cpu_s: CPU seconds, by rank.
     """
 
     time: float
@@ -137,6 +150,11 @@ class Sample:
     resent: int | None = None
     interfaces: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
+    processors: int | None = None
+    quota: float | None = None
+    periods: int | None = None
+    throttled: int | None = None
+    cpu_s: Mapping[int, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -170,13 +188,38 @@ def of_node(
     return [*found, *_network(node, samples), *_devices(node, samples, first_rank)]
 
 
+def held_back(samples: Sequence[Sample]) -> str:
+    """Return what of a node itself keeps its ranks from the processors, in words; empty when nothing does.
+
+    Then it is no others' work that they wait for.
+
+    Args:
+        samples: What was measured, the oldest first.
+    """
+    recent = [one for one in samples if one.time >= samples[-1].time - _HELD_S]
+    if not recent or recent[-1].time - recent[0].time < _SURELY_S:
+        return ""
+    first, last = recent[0], recent[-1]
+    if None not in (last.quota, last.periods, last.throttled, first.periods, first.throttled):
+        periods = (last.periods or 0) - (first.periods or 0)
+        if (last.throttled or 0) - (first.throttled or 0) >= _HELD * max(1, periods):
+            return f"its quota is {last.quota:.2g}"
+    if last.processors:
+        used = sum(max(0.0, spent - first.cpu_s.get(rank, spent)) for rank, spent in last.cpu_s.items())
+        if used >= _ALL * last.processors * (last.time - first.time):
+            return f"it has {last.processors}"
+    return ""
+
+
 def _disk(node: str, samples: Sequence[Sample], next_s: float | None, wanted: int) -> Iterator[Sign]:
     free = samples[-1].disk_free
     if free is None:
         return
     horizon = _UNPLANNED_S if next_s is None else min(next_s, _HORIZON_S)
     # Bursts, such as a checkpoint that was written, must not count: a disk that fills does so all the time.
-    speed = min(_loss_per_s(samples), _loss_per_s(samples[-6:]))
+    # But who has so little left is told at once.
+    now = _loss_per_s(samples[-6:])
+    speed = now if free - now * _LEFT_S < wanted else min(_loss_per_s(samples), now)
     if speed > 0 and free - speed * horizon < wanted:
         when = free / speed
         before = "within ten minutes" if next_s is None else f"before the next checkpoint in {next_s:.0f} s"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_log.signs import Device, Sample, of_node
+from rdm_log.signs import Device, Sample, held_back, of_node
 
 GIB = 1024**3
 GPU = Device(3, "NVIDIA A10", 60, 98, 20 * GIB, 24 * GIB, clocks={"sm": 1200}, ecc={"uncorrected": 0})
@@ -65,6 +65,34 @@ def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not
     assert of_node("n2", fills, checkpoint_s=600, checkpoint_bytes=GIB, is_saving=True) == []
     burst = [replace(WELL, time=5.0 * n, disk_free=(40 if n < 6 else 10) * GIB) for n in range(13)]
     assert of_node("n2", burst, checkpoint_s=600, checkpoint_bytes=GIB) == []
+    # An hour of rest hides no disk that will be full in a minute, whatever it is that fills it.
+    rests = [replace(WELL, time=5.0 * n - 3600, disk_free=20 * GIB) for n in range(720)]
+    (sign,) = of_node(
+        "n2", rests + [replace(one, disk_free=(one.disk_free or 0) - 10 * GIB) for one in fills]
+    )
+    assert "its 4.3 GB are full in 40 s, within ten minutes" in sign.text
+
+
+@pytest.mark.parametrize(
+    ("throttled", "busy", "limit"), [(60, 0.2, "its quota is 0.5"), (10, 0.2, ""), (0, 0.95, "it has 2")]
+)
+def test_a_node_s_own_limits_differ_from_others_work(throttled: int, busy: float, limit: str) -> None:
+    """Of a hundred periods so many were throttled; the two ranks took this share of the two processors."""
+    measured = [
+        replace(
+            WELL,
+            time=5.0 * n,
+            processors=2,
+            quota=0.5,
+            periods=100 * n,
+            throttled=throttled * n,
+            cpu_s={4: 5.0 * n * busy, 5: 5.0 * n * busy},
+        )
+        for n in range(13)
+    ]
+    assert held_back(measured) == limit
+    # One look says nothing, and neither does a node that counts nothing.
+    assert held_back(measured[:2]) == held_back(samples()) == ""
 
 
 def test_memory_that_grows_fast_is_told_before_it_is_full() -> None:
