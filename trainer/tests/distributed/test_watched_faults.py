@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rdm_job.directory import JobDirectory
-from tests.distributed.test_job_agents import Nodes, running
+from tests.distributed.nodes import Nodes, running
 from tests.waiting import wait_until
 
 PROGRAM = """
