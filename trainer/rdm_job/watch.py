@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from typing import Any
 from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
 from rdm_job.directory import JobDirectory, write_atomically
+from rdm_job.exporter import Exporter
 from rdm_job.health import ARGUMENTS
 from rdm_job.protocol import Request
 from rdm_job.thinning import thin
@@ -79,6 +81,7 @@ class Watch:
         self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
+        self._exporter = self._serve()
         self.gpu: list[str] = []
         self._told: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -158,11 +161,28 @@ class Watch:
             with contextlib.suppress(OSError), path.open("a") as file:
                 file.write(text)
             thin(path)
+        if self._config.logging.prometheus or self._exporter is not None:
+            self._tell_prometheus(sample)
 
+    def _serve(self) -> Exporter | None:
+        """Answer Prometheus, where the configuration wants it; what is in the way ends no job."""
+        port = self._config.logging.metrics_port
+        if port is None:
+            return None
+        address = next(node.address for node in self._request.nodes if node.name == self._request.node)
+        try:
+            return Exporter(address, port)
+        except OSError as error:
+            print(f"/metrics is not served at {address}:{port}: {error.strerror}.", file=sys.stderr)
+            return None
+
+    def _tell_prometheus(self, sample: signs.Sample) -> None:
+        text = metrics.of_node(self._request.name, self._request.node, sample)
+        if self._request.node == self._request.master.name:
+            text = metrics.of_job(self._directory.read_state()) + text
+        if self._exporter is not None:
+            self._exporter.text = text
         if self._config.logging.prometheus:
-            text = metrics.of_node(self._request.name, self._request.node, sample)
-            if self._request.node == self._request.master.name:
-                text = metrics.of_job(self._directory.read_state()) + text
             with contextlib.suppress(OSError):
                 write_atomically(self._directory.path / f"metrics.{self._request.node}.prom", text)
 

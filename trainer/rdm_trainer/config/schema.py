@@ -315,6 +315,9 @@ class LoggingConfig:
     """Write TensorBoard's event files into the job's directory."""
     prometheus: bool = False
     """Each node's agent writes `metrics.<node>.prom` for Prometheus into the job's directory."""
+    metrics_port: Port | None = None
+    """Each node's agent answers Prometheus at `http://MY_IP:PORT/metrics`. Jobs that share a node take one
+    each."""
     eval_interval: Natural = 1000
     """Between evaluations."""
     eval_iterations: Natural = 10

@@ -10,11 +10,14 @@ import functools
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from rdm_job import network
 from rdm_job.directory import JobDirectory
 from tests.distributed.nodes import Nodes, running
 from tests.waiting import wait_until
@@ -107,10 +110,30 @@ def test_an_error_is_shown_with_its_last_lines_and_a_restart_goes_on(nodes: Node
     assert any("the sky is falling" in line for line in failure["lines"])
 
 
+def metric(place: str, name: str) -> dict[str, str]:
+    """Wait until an agent tells a metric, and return the labels of its first value."""
+
+    def look() -> dict[str, dict[str, str]]:
+        with urllib.request.urlopen(f"http://{place}/metrics") as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return {family.name: family.samples[0].labels for family in families}
+
+    return wait_until(f"{place} tells {name}", look, lambda told: name in told)[name]
+
+
 def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes) -> None:
     first, second = "first", "second"
-    nodes.run(first)
-    nodes.run(second)
+    ports = [str(port) for port in network.take_free_ports("127.0.0.2", 2, os.getpid()) or ()]
+    nodes.run(first, f"logging.metrics_port={ports[0]}")
+    # Both are on these nodes, and Prometheus asks each of them.
+    request = nodes.request(second, "n2", f"logging.metrics_port={ports[0]}")
+    (problem,) = nodes.ask("n2", "check", request=request)["problems"]
+    assert problem.startswith(f"logging.metrics_port {ports[0]} is in use on n2")
+    nodes.run(second, f"logging.metrics_port={ports[1]}")
+    for job, port in zip((first, second), ports, strict=True):
+        labels = metric(f"127.0.0.2:{port}", "rdm_rank_resident_memory_bytes")
+        assert labels == {"job": job, "node": "n2", "rank": "1"}
+    assert metric(f"127.0.0.1:{ports[0]}", "rdm_job_start_time_seconds") == {"job": first}
     answer = nodes.ask("n1", "stop", first)
     assert answer["stopped"]
     assert (answer["job"]["state"], answer["job"]["reason"]) == ("stopped", "It saved and ended, as asked.")
