@@ -128,7 +128,8 @@ class Engine:
             )
         with quiet():
             model = models.build(config, topology, device=self.device, dtype=dtype, divide=divide)
-        kinds = [layer.kind for layer in model.local_layers] if topology.pipeline > 1 else []
+        stage: Any = model
+        kinds = [layer.kind for layer in stage.local_layers] if topology.pipeline > 1 else []
         self.work = partition.work_of(topology.pipeline_rank, topology.pipeline, kinds)
         if on_loss is not None and topology.pipeline > 1:
             loss_fn: Any = model.loss_fn
