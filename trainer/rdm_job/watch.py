@@ -141,8 +141,8 @@ class Watch:
 
     def measure(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Measure the node, and write its ``.gpu`` logs."""
-        devices = self._sampler.devices()
         pids = {int(one["rank"]): int(one["pid"]) for one in ranks if one["state"] == "running"}
+        devices = self._devices(min(pids.values(), default=None))
         now = time.time()
         sample = measure.measure(now, self._directory.path, pids, devices)
         self._samples.append(sample)
@@ -163,6 +163,14 @@ class Watch:
             thin(path)
         if self._config.logging.prometheus or self._exporter is not None:
             self._tell_prometheus(sample)
+
+    def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
+        """Return the GPUs that are the job's: of those that its processes see, each has one.
+
+        Launchers may set the variables that say so themselves: what a process got is what counts.
+        """
+        seen = self._sampler.devices(None if process is None else processes.environment_of(process))
+        return seen if self._config.launcher.program else seen[: self._slots]
 
     def _serve(self) -> Exporter | None:
         """Answer Prometheus, where the configuration wants it; what is in the way ends no job."""

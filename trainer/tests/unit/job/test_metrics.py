@@ -91,7 +91,7 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
 
 
 def test_prometheus_is_answered_at_one_address_only() -> None:
-    (port,) = network.take_free_ports("127.0.0.2", 1, 77) or ()
+    port = (network.take_free_ports("127.0.0.2", 1, 77) or [0])[0]
     served = Exporter("127.0.0.2", port)
     try:
         served.text = of_node("gpt", "n2", SAMPLE)
