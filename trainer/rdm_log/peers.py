@@ -172,6 +172,7 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
     signs = []
     for node, entry in list(worst.items())[-_TOLD:]:
         limit = held_back.get(node, "")
+        starved_s = min(entry.rank.starved_s, entry.rank.own_s or 0.0)
         why = f"Others use the processors of {node}"
         if limit:
             why = f"{node} has too few processors for its ranks, {limit}"
@@ -179,7 +180,7 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
             Sign(
                 "processors" if limit else "busy",
                 f"{why}: rank {entry.rank.rank} takes {_time(entry.rank.own_s or 0.0)} of its own in a "
-                f"step, {_time(entry.rank.starved_s)} of it waiting for a processor; {entry.than}.",
+                f"step, {_time(starved_s)} of it waiting for a processor; {entry.than}.",
                 node,
                 entry.rank.rank,
                 is_note=not limit,

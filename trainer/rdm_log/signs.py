@@ -175,7 +175,7 @@ def of_node(
     Args:
         node: Its name.
         samples: What was measured, the oldest first.
-        first_rank: The lowest of its ranks, which is on device 0.
+        first_rank: The lowest of its ranks, which is on the first of its devices.
         checkpoint_s: Seconds until the next checkpoint; None when none is to come.
         checkpoint_bytes: What this node writes of it.
         is_saving: A checkpoint is being written now, and the disk fills for that reason.
@@ -220,26 +220,26 @@ def _disk(node: str, samples: Sequence[Sample], next_s: float | None, wanted: in
     # But who has so little left is told at once.
     now = _loss_per_s(samples[-6:])
     speed = now if free - now * _LEFT_S < wanted else min(_loss_per_s(samples), now)
-    if speed > 0 and free - speed * horizon < wanted:
+    if free == 0:
+        yield Sign("disk", f"The disk of {node} is full.", node)
+    elif free < wanted:
+        text = f"The disk of {node} has {_size(free)} free, and its part of the next checkpoint takes"
+        yield Sign("disk", f"{text} {_size(wanted)}.", node)
+    elif speed > 0 and free - speed * horizon < wanted:
         when = free / speed
         before = "within ten minutes" if next_s is None else f"before the next checkpoint in {next_s:.0f} s"
         text = (
-            f"The disk of {node} fills by {speed / 1e6:.1f} MB/s: its {free / 1e9:.1f} GB are full in "
+            f"The disk of {node} fills by {_size(speed)}/s: its {_size(free)} are full in "
             f"{when:.0f} s, {before}."
             if when < horizon
-            else f"The disk of {node} fills by {speed / 1e6:.1f} MB/s: the next checkpoint's "
-            f"{wanted / 1e9:.1f} GB will not fit in {next_s or 0:.0f} s."
+            else f"The disk of {node} fills by {_size(speed)}/s: the next checkpoint's "
+            f"{_size(wanted)} will not fit in {next_s or 0:.0f} s."
         )
         yield Sign("disk", text, node)
-    elif free < wanted:
-        yield Sign(
-            "disk",
-            f"The disk of {node} has {free / 1e9:.1f} GB free, and its part of the next checkpoint takes "
-            f"{wanted / 1e9:.1f} GB.",
-            node,
-        )
-    elif free == 0:
-        yield Sign("disk", f"The disk of {node} is full.", node)
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _loss_per_s(samples: Sequence[Sample]) -> float:
@@ -264,7 +264,9 @@ def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
     if share >= _FULL:
         yield Sign("memory", f"The memory of {node} is {100 * share:.0f} % full{whose}.", node, rank)
         return
-    recent = [one for one in samples if one.time >= last.time - 60 and one.memory_used is not None]
+    # With another limit it was another cgroup's, or the host's.
+    same = [one for one in samples if one.memory_limit == last.memory_limit and one.memory_used is not None]
+    recent = [one for one in same if one.time >= last.time - 60]
     seconds = last.time - recent[0].time
     grown = last.memory_used - (recent[0].memory_used or 0)
     # Half full at least: what a training takes at its start grows fast, too.
@@ -317,8 +319,8 @@ def _devices(node: str, samples: Sequence[Sample], first_rank: int) -> Iterator[
     if not looks:
         return
     began = {device.index: device for device in looks[0].devices}
-    for device in looks[-1].devices:
-        rank, name = first_rank + device.index, f"GPU {device.index} of {node}"
+    for place, device in enumerate(looks[-1].devices):
+        rank, name = first_rank + place, f"GPU {device.index} of {node}"
         new = device.ecc.get("uncorrected", 0) - began.get(device.index, device).ecc.get("uncorrected", 0)
         if new > 0:
             yield Sign("ecc", f"{name} has {new} uncorrectable memory errors (ECC).", node, rank)

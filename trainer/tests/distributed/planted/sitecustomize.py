@@ -2,8 +2,8 @@
 """Plants faults in the ranks of a job: Python runs this first, where it is on PYTHONPATH.
 
 What is planted say files in ``$PLANTED``: ``slow.1`` lets rank 1 sleep so many seconds in each step,
-``nan.1`` makes its loss no number, ``grow.1`` lets it take so many bytes more in each step, and ``pause``
-gives the machine that the tests run on so many seconds of rest after each step of any rank.
+``nan.1`` makes its loss no number, ``grow.1`` lets it take 64 MiB more in each step until it has so many
+bytes, and ``pause`` gives the machine that the tests run on so many seconds of rest after each step.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ if "PLANTED" in os.environ and "LOCAL_RANK" in os.environ:
     (place / f"{job}.{rank}.{attempt}").touch()
     made, step = Engine.__init__, Engine.train_step
     taken: list[bytes] = []
+    MIB64 = 64 * 1024**2
 
     def planted(name: str) -> float:
         with contextlib.suppress(OSError):
@@ -38,8 +39,8 @@ if "PLANTED" in os.environ and "LOCAL_RANK" in os.environ:
         self.deepspeed.module.register_forward_pre_hook(lambda *_: time.sleep(planted(f"slow.{rank}")))
 
     def train_step(self: Engine, batches: Any) -> Any:
-        if size := int(planted(f"grow.{rank}")):
-            taken.append(b"\1" * size)
+        if len(taken) * MIB64 < planted(f"grow.{rank}"):
+            taken.append(b"\1" * MIB64)
         result = step(self, batches)
         with own_time.waiting():
             time.sleep(planted("pause"))

@@ -42,8 +42,8 @@ def test_a_node_that_is_well() -> None:
         ({"killed": 1}, "memory", None, "killed a process on n2"),
         ({"resent": 6010, "segments": 1_060_000}, "network", None, "sends 10.0 % of its segments again"),
         ({"interfaces": {"ib0": 400}}, "network", None, "ib0 of n2 has counted 400 errors"),
-        ({"devices": (replace(GPU, ecc={"uncorrected": 2}),)}, "ecc", 7, "2 uncorrectable memory errors"),
-        ({"devices": (replace(GPU, xids=(79,)),)}, "xid", 7, "GPU 3 of n2: Xid 79"),
+        ({"devices": (replace(GPU, ecc={"uncorrected": 2}),)}, "ecc", 4, "2 uncorrectable memory errors"),
+        ({"devices": (replace(GPU, xids=(79,)),)}, "xid", 4, "GPU 3 of n2: Xid 79"),
     ],
 )
 def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, words: str) -> None:
@@ -102,6 +102,9 @@ def test_memory_that_grows_fast_is_told_before_it_is_full() -> None:
     ]
     (sign,) = of_node("n2", grows)
     assert (sign.kind, sign.rank) == ("memory", 5)
+    assert "full in 20 s" in sign.text
+    limited = [replace(one, memory_limit=256 * GIB, memory_used=200 * GIB) for one in grows[:6]]
+    (sign,) = of_node("n2", limited + grows[6:])
     assert "full in 20 s" in sign.text
 
 
