@@ -22,7 +22,7 @@ from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
 from rdm_trainer import config as configuration
-from rdm_trainer import data, flops
+from rdm_trainer import data, flops, writers
 from rdm_trainer.config import Config
 from rdm_trainer.errors import ConfigError, TrainerError
 
@@ -144,7 +144,7 @@ def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
         if program.is_absolute() and not program.is_file():
             yield f"launcher.program {program} is no file {_IN[here()]}{_MOUNT[here()]}."
         return
-    problems = configuration.check(config, world, mine.slots)
+    problems = [*configuration.check(config, world, mine.slots), *writers.missing(config)]
     yield from problems
     if not problems:
         yield from data.checks(config)

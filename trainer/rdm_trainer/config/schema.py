@@ -313,6 +313,9 @@ class LoggingConfig:
     """Between log lines."""
     tensorboard: bool = True
     """Write TensorBoard's event files into the job's directory."""
+    trackers: tuple[Literal["wandb", "mlflow"], ...] = ()
+    """Give the numbers to Weights & Biases or MLflow, too, whose libraries must be installed. Their own
+    variables (`WANDB_API_KEY`, `WANDB_PROJECT`, `MLFLOW_TRACKING_URI`…) go into `launcher.env`."""
     prometheus: bool = False
     """Each node's agent writes `metrics.<node>.prom` for Prometheus into the job's directory."""
     metrics_port: Port | None = None
