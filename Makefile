@@ -53,8 +53,9 @@ test: packages ## everything that CI runs
 	@# Two at a time: what waits beside what computes. The two that follow each other take as long as the first.
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-e2e suite-trainer suite-collection
 
-test-long: setup-dev ## what is too long for `make test`, on a machine that is for nothing else
+test-long: setup-dev setup-trainer ## what is too long for `make test`, on a machine that is for nothing else
 	pytest -m long tests
+	$(TRAINER_PYTEST) -m long trainer/tests
 
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection trainer e2e")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)
