@@ -22,7 +22,14 @@ from tests.labs import lab_name, left_over
 _ORDER = (
     "test_wheel",  # needs none
     *("test_bad_input", "test_cycle", "test_drift", "test_down", "test_api", "test_faults"),
-    *("test_demo", "test_train", "test_demo_down", "test_vm", "test_bare_hosts"),  # have labs of their own
+    *(
+        "test_demo",
+        "test_train",
+        "test_demo_down",
+        "test_vm",
+        "test_bare_hosts",
+        "test_watch",
+    ),  # have labs of their own
     *("test_slurm_jobs", "test_slurm"),  # share one
 )
 
