@@ -73,10 +73,10 @@ class Watch:
         self._slots = next(node.slots for node in request.nodes if node.name == request.node)
         names = [node.name for node in request.nodes]
         self._first_rank = sum(node.slots for node in request.nodes[: names.index(request.node)])
-        self._checkpoint_bytes = 0
+        self._whole_bytes = 0
         if config.checkpoint.interval and not config.launcher.program:
-            world = sum(node.slots for node in request.nodes)
-            self._checkpoint_bytes = flops.checkpoint_bytes(config) * self._slots // world
+            self._whole_bytes = flops.checkpoint_bytes(config)
+        self._checkpoint_bytes = self._whole_bytes * self._slots // sum(node.slots for node in request.nodes)
         self._sampler = Sampler(request.accelerator)
         self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
@@ -268,6 +268,7 @@ class Watch:
             first_rank=self._first_rank,
             checkpoint_s=left * step_s if self._checkpoint_bytes and step_s else None,
             checkpoint_bytes=self._checkpoint_bytes,
+            whole_bytes=self._whole_bytes,
             is_saving=progress.get("phase") == "saving",
         )
 

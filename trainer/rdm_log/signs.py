@@ -29,8 +29,12 @@ _HORIZON_S = 3600.0
 """So far ahead a disk is looked at."""
 _UNPLANNED_S = 600.0
 """The same for a training that saves no checkpoints."""
+_LATELY = 6
+"""So many samples say how fast it fills now."""
 _LEFT_S = 60.0
-"""A disk that will be full in so many seconds may be so by a burst, too."""
+"""One that will be full in so many seconds is told at once, when it has lately lost…"""
+_MORE = 1.1
+"""… so many times what a checkpoint takes."""
 _RETRANSMITTED = 0.01
 _TOO_MANY = 0.05
 """Shares of segments that TCP sends again, of at least so many: to be told, and to be a fault."""
@@ -168,6 +172,7 @@ def of_node(
     first_rank: int = 0,
     checkpoint_s: float | None = None,
     checkpoint_bytes: int = 0,
+    whole_bytes: int = 0,
     is_saving: bool = False,
 ) -> list[Sign]:
     """Return what is wrong with a node.
@@ -178,13 +183,14 @@ def of_node(
         first_rank: The lowest of its ranks, which is on the first of its devices.
         checkpoint_s: Seconds until the next checkpoint; None when none is to come.
         checkpoint_bytes: What this node writes of it.
+        whole_bytes: What all nodes write, perhaps to the same disk; 0 when that is not known.
         is_saving: A checkpoint is being written now, and the disk fills for that reason.
     """
     if not samples:
         return []
     found = list(_memory(node, samples))
     if not is_saving:
-        found += _disk(node, samples, checkpoint_s, checkpoint_bytes)
+        found += _disk(node, samples, checkpoint_s, checkpoint_bytes, whole_bytes)
     return [*found, *_network(node, samples), *_devices(node, samples, first_rank)]
 
 
@@ -211,15 +217,20 @@ def held_back(samples: Sequence[Sample]) -> str:
     return ""
 
 
-def _disk(node: str, samples: Sequence[Sample], next_s: float | None, wanted: int) -> Iterator[Sign]:
+def _disk(
+    node: str, samples: Sequence[Sample], next_s: float | None, wanted: int, whole: int
+) -> Iterator[Sign]:
     free = samples[-1].disk_free
     if free is None:
         return
     horizon = _UNPLANNED_S if next_s is None else min(next_s, _HORIZON_S)
     # Bursts, such as a checkpoint that was written, must not count: a disk that fills does so all the time.
-    # But who has so little left is told at once.
-    now = _loss_per_s(samples[-6:])
-    speed = now if free - now * _LEFT_S < wanted else min(_loss_per_s(samples), now)
+    now = _loss_per_s(samples[-_LATELY:])
+    speed = min(_loss_per_s(samples), now)
+    # What has taken more than a checkpoint, and goes on so fast, is none.
+    taken = (samples[-_LATELY:][0].disk_free or free) - free
+    if 0 < whole < taken / _MORE and free - now * _LEFT_S < wanted:
+        speed = now
     if free == 0:
         yield Sign("disk", f"The disk of {node} is full.", node)
     elif free < wanted:

@@ -106,10 +106,14 @@ def test_a_healthy_job(tmp_path: Path, clock: Clock) -> None:
     # A long checkpoint, and a restart.
     pauses = reports()
     pauses["n1"]["watch"]["phase"] = "saving"
+    disk = {"kind": "disk", "text": "The disk of n2 is full.", "node": "n2"}
+    pauses["n2"]["watch"]["signs"] = [disk]
     for watch in pauses.values():
         watch["watch"]["since_s"] = 500.0
     clock.now += 500
     assert health.verdict(STATE, pauses)["verdict"] == "healthy"
+    pauses["n1"]["watch"]["phase"] = "training"
+    assert disk["text"] in health.verdict(STATE, pauses)["evidence"]
     health.begin()
     assert health.verdict(replace(STATE, state="restarting"), {})["verdict"] == "starting"
 
