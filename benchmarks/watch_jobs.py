@@ -51,6 +51,7 @@ def report(node: int) -> dict[str, Any]:
         "tells_phases": True,
         "ranks": paces,
         "signs": [],
+        "held_back": "",
         "gpu_processes": EACH,
         "arguments": {"WORLD_SIZE": str(NODES * EACH)},
     }

@@ -22,7 +22,7 @@ from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
 from rdm_trainer import config as configuration
-from rdm_trainer import data, flops
+from rdm_trainer import data, flops, writers
 from rdm_trainer.config import Config
 from rdm_trainer.errors import ConfigError, TrainerError
 
@@ -73,6 +73,7 @@ def check(request: Request) -> dict[str, Any]:
         if request.node == request.master.name:
             offer, said = _offer(request, config)
             problems += said
+        problems += _metrics(mine, config)
         problems += _launcher(request, config)
     return {"ok": not problems, "problems": problems, "facts": facts, **({"offer": offer} if offer else {})}
 
@@ -143,7 +144,7 @@ def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
         if program.is_absolute() and not program.is_file():
             yield f"launcher.program {program} is no file {_IN[here()]}{_MOUNT[here()]}."
         return
-    problems = configuration.check(config, world, mine.slots)
+    problems = [*configuration.check(config, world, mine.slots), *writers.missing(config)]
     yield from problems
     if not problems:
         yield from data.checks(config)
@@ -171,6 +172,15 @@ def _disk(config: Config, mine: Node, world: int, facts: dict[str, Any]) -> Iter
         yield (
             f"{jobs_root()} has {free / 1e9:.1f} GB free, and two checkpoints' part of this node take "
             f"{wanted / 1e9:.1f} GB; free some, or set job_directory to a larger file system."
+        )
+
+
+def _metrics(mine: Node, config: Config) -> Iterator[str]:
+    port = config.logging.metrics_port
+    if port is not None and not network.is_free(mine.address, port):
+        yield (
+            f"logging.metrics_port {port} is in use on {mine.name}, perhaps by another job; give each job of "
+            "a node one of its own."
         )
 
 

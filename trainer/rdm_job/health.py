@@ -74,7 +74,9 @@ class Health:
             world=self._world,
             running_s=now - self._began,
             step_s=now - self._moved if ranks else None,
-            slow=self._lasting(peers.slow(ranks), now),
+            slow=self._lasting(
+                peers.slow(ranks, {node: watch["held_back"] for node, watch in told.items()}), now
+            ),
         )
         found = judge(seen)
         if found.word != self._word:
@@ -126,6 +128,11 @@ def observed(
     said = {key: value for watch in told.values() for key, value in watch["arguments"].items()}
     model = config.model
     last = state.failures[-1] if state.failures else None
+    phase = next((str(watch["phase"]) for watch in told.values() if watch["phase"]), "")
+    signs = [Sign.of(one) for watch in told.values() for one in watch["signs"]]
+    if phase == "saving":
+        # The master's node knows it, and the disks of all fill.
+        signs = [one for one in signs if one.kind != "disk"]
     return Observed(
         state=state.state,
         reason=state.reason,
@@ -138,7 +145,7 @@ def observed(
         gpu_processes=sum(on_gpus) if on_gpus and None not in on_gpus else None,
         seconds_running=running_s,
         seconds_since_step=min(since, default=None),
-        phase=next((str(watch["phase"]) for watch in told.values() if watch["phase"]), ""),
+        phase=phase,
         tells_phases=any(watch["tells_phases"] for watch in told.values()),
         tells_steps=is_ours,
         sees_steps=step_s is not None,
@@ -147,7 +154,7 @@ def observed(
             *peers.first_nan(ranks),
             *slow,
             *peers.strained(ranks),
-            *(Sign.of(one) for watch in told.values() for one in watch["signs"]),
+            *signs,
         ],
         holding=peers.holding(ranks),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A node's disk, memory and network at a moment, from statvfs, cgroups, /proc and /sys."""
+"""A node's disk, processors, memory and network at a moment, from statvfs, cgroups, /proc and /sys."""
 
 from __future__ import annotations
 
@@ -45,9 +45,15 @@ def measure(
     sizes = usage(ranks.values())
     used, limit, killed = _memory(root)
     segments, resent = _tcp(root)
+    quota, periods, throttled = _quota(root)
     return Sample(
         time=now,
         disk_free=free,
+        processors=len(os.sched_getaffinity(0)),
+        quota=quota,
+        periods=periods,
+        throttled=throttled,
+        cpu_s={rank: sizes[process][0] for rank, process in ranks.items() if process in sizes},
         memory_used=used,
         memory_limit=limit,
         killed=killed,
@@ -66,7 +72,7 @@ def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
     if "MemTotal" in told and "MemAvailable" in told:
         limits.append((1024 * (told["MemTotal"] - told["MemAvailable"]), 1024 * told["MemTotal"]))
     killed = None
-    for group in _groups(root):
+    for group in _groups(root, "memory"):
         for current, most, events in (
             ("memory.current", "memory.max", "memory.events"),
             ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control"),
@@ -88,14 +94,32 @@ def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
     return used, limit, killed
 
 
-def _groups(root: Path) -> Iterator[Path]:
+def _quota(root: Path) -> tuple[float | None, int | None, int | None]:
+    """Return how many processors the cgroup may use, its periods until now, and those that took all of it.
+
+    Source: ``cpu.max`` and ``cpu.stat`` (Documentation/admin-guide/cgroup-v2.rst), and of version 1
+    ``cpu.cfs_quota_us`` (Documentation/scheduler/sched-bwc.rst).
+    """
+    for group in _groups(root, "cpu"):
+        told = _fields(group / "cpu.stat")
+        periods, throttled = told.get("nr_periods"), told.get("nr_throttled")
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (group / "cpu.max").read_text().split()
+            return int(quota) / int(period), periods, throttled
+        most, length = _number(group / "cpu.cfs_quota_us"), _number(group / "cpu.cfs_period_us")
+        if most is not None and most > 0 and length:
+            return most / length, periods, throttled
+    return None, None, None
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield the cgroups of this process: its own, or in a container the one that it sees as the topmost."""
     base = root / "sys/fs/cgroup"
     found: dict[Path, None] = {}
     with contextlib.suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
+            if not controllers or controller in controllers.split(","):
                 top = base / controllers
                 own = top / path.strip("/")
                 found[own if own.is_dir() else top] = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A job and its nodes as Prometheus' text format (version 0.0.4), for node_exporter's textfile collector.
+"""A job and its nodes as Prometheus' text format (version 0.0.4), for a file or ``/metrics``.
 
 Names and units follow Prometheus' conventions: base units, ``_total`` for what only grows, labels for what
 one would sum over. Pure functions.

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["JOB_VARIABLE", "alive", "allow_files", "condition", "end", "of_job", "usage"]
+__all__ = ["JOB_VARIABLE", "alive", "allow_files", "condition", "end", "environment_of", "of_job", "usage"]
 
 JOB_VARIABLE = "RDM_JOB_ID"
 
@@ -49,6 +49,15 @@ def condition(process: int) -> str:
     except OSError:
         return "X"
     return stat.rpartition(")")[2].split()[0]
+
+
+def environment_of(process: int) -> dict[str, str] | None:
+    """Return the environment that a process was started with; None when it is gone."""
+    try:
+        text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def end(processes: Iterable[int], number: signal.Signals) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from typing import Any
 from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
 from rdm_job.directory import JobDirectory, write_atomically
+from rdm_job.exporter import Exporter
 from rdm_job.health import ARGUMENTS
 from rdm_job.protocol import Request
 from rdm_job.rotation import end_of, gained, rotate
@@ -72,14 +74,15 @@ class Watch:
         self._slots = next(node.slots for node in request.nodes if node.name == request.node)
         names = [node.name for node in request.nodes]
         self._first_rank = sum(node.slots for node in request.nodes[: names.index(request.node)])
-        self._checkpoint_bytes = 0
+        self._whole_bytes = 0
         if config.checkpoint.interval and not config.launcher.program:
-            world = sum(node.slots for node in request.nodes)
-            self._checkpoint_bytes = flops.checkpoint_bytes(config) * self._slots // world
+            self._whole_bytes = flops.checkpoint_bytes(config)
+        self._checkpoint_bytes = self._whole_bytes * self._slots // sum(node.slots for node in request.nodes)
         self._sampler = Sampler(request.accelerator)
         self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
+        self._exporter = self._serve()
         self.gpu: list[str] = []
         self._told: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -132,14 +135,15 @@ class Watch:
             "tells_phases": is_telling,
             "ranks": told,
             "signs": [one.to_json() for one in self._signs(progress if is_telling else {})],
+            "held_back": signs.held_back(self._samples),
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),
         }
 
     def measure(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Measure the node, and write its ``.gpu`` logs."""
-        devices = self._sampler.devices()
         pids = {int(one["rank"]): int(one["pid"]) for one in ranks if one["state"] == "running"}
+        devices = self._devices(min(pids.values(), default=None))
         now = time.time()
         sample = measure.measure(now, self._directory.path, pids, devices)
         self._samples.append(sample)
@@ -162,10 +166,36 @@ class Watch:
         for name in ("out", "err"):
             path = self._directory.log(self._request.node, name)
             rotate(path, logging.rotate_mebibytes * 1024 * 1024, logging.rotate_keep)
+        if self._config.logging.prometheus or self._exporter is not None:
+            self._tell_prometheus(sample)
+
+    def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
+        """Return the GPUs that are the job's: of those that its processes see, each has one.
+
+        Launchers may set the variables that say so themselves: what a process got is what counts.
+        """
+        seen = self._sampler.devices(None if process is None else processes.environment_of(process))
+        return seen if self._config.launcher.program else seen[: self._slots]
+
+    def _serve(self) -> Exporter | None:
+        """Answer Prometheus, where the configuration wants it; what is in the way ends no job."""
+        port = self._config.logging.metrics_port
+        if port is None:
+            return None
+        address = next(node.address for node in self._request.nodes if node.name == self._request.node)
+        try:
+            return Exporter(address, port)
+        except OSError as error:
+            print(f"/metrics is not served at {address}:{port}: {error.strerror}.", file=sys.stderr)
+            return None
+
+    def _tell_prometheus(self, sample: signs.Sample) -> None:
+        text = metrics.of_node(self._request.name, self._request.node, sample)
+        if self._request.node == self._request.master.name:
+            text = metrics.of_job(self._directory.read_state()) + text
+        if self._exporter is not None:
+            self._exporter.text = text
         if self._config.logging.prometheus:
-            text = metrics.of_node(self._request.name, self._request.node, sample)
-            if self._request.node == self._request.master.name:
-                text = metrics.of_job(self._directory.read_state()) + text
             with contextlib.suppress(OSError):
                 write_atomically(self._directory.path / f"metrics.{self._request.node}.prom", text)
 
@@ -243,6 +273,7 @@ class Watch:
             first_rank=self._first_rank,
             checkpoint_s=left * step_s if self._checkpoint_bytes and step_s else None,
             checkpoint_bytes=self._checkpoint_bytes,
+            whole_bytes=self._whole_bytes,
             is_saving=progress.get("phase") == "saving",
         )
 

@@ -97,11 +97,16 @@ def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {"own_s": own_s, "least_s": least_s, "waited_s": waited_s, "starved_s": starved_s}
 
 
-def slow(ranks: Iterable[RankPace]) -> list[Sign]:
+def slow(ranks: Iterable[RankPace], held_back: Mapping[str, str] | None = None) -> list[Sign]:
     """Return who is slower than its peers, and is waited for; a node whose ranks all are is named once.
 
     Slow is who takes longer in the fastest of its records than its peers usually do. Time for which it was
     ready to run and others had the processor is not counted: somebody else's work on a node is only told.
+    Where a node's own limits keep its ranks from the processors, the node is named.
+
+    Args:
+        ranks: All of a job.
+        held_back: What limits a node, by node; see ``signs.held_back``.
 
     Source: the median absolute deviation as a robust estimate of the spread (Rousseeuw and Croux 1993).
     """
@@ -130,7 +135,7 @@ def slow(ranks: Iterable[RankPace]) -> list[Sign]:
                     elif one.starved_s >= _AWAITED * (time - typical):
                         crowded.append(entry)
     found += _grown([group[0] for group in groups.values() if len(group) == 1])
-    return [*_told(found, everyone), *_crowded(crowded)]
+    return [*_told(found, everyone), *_crowded(crowded, held_back or {})]
 
 
 @dataclass(frozen=True)
@@ -159,23 +164,29 @@ def _growth(one: RankPace) -> float:
     return one.least_s / one.before_s
 
 
-def _crowded(found: Sequence[_Found]) -> list[Sign]:
-    """Return a note on each node whose processors others use, so that a job waits for it."""
+def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign]:
+    """Return each node that has too few processors, and a note on each whose processors others use."""
     worst: dict[str, _Found] = {}
     for entry in sorted(found, key=lambda entry: entry.times):
         worst[entry.rank.node] = entry
-    return [
-        Sign(
-            "busy",
-            f"Others use the processors of {node}: rank {entry.rank.rank} takes "
-            f"{_time(entry.rank.own_s or 0.0)} of its own in a step, "
-            f"{_time(entry.rank.starved_s)} of it waiting for a processor; {entry.than}.",
-            node,
-            entry.rank.rank,
-            is_note=True,
+    signs = []
+    for node, entry in list(worst.items())[-_TOLD:]:
+        limit = held_back.get(node, "")
+        starved_s = min(entry.rank.starved_s, entry.rank.own_s or 0.0)
+        why = f"Others use the processors of {node}"
+        if limit:
+            why = f"{node} has too few processors for its ranks, {limit}"
+        signs.append(
+            Sign(
+                "processors" if limit else "busy",
+                f"{why}: rank {entry.rank.rank} takes {_time(entry.rank.own_s or 0.0)} of its own in a "
+                f"step, {_time(starved_s)} of it waiting for a processor; {entry.than}.",
+                node,
+                entry.rank.rank,
+                is_note=not limit,
+            )
         )
-        for node, entry in list(worst.items())[-_TOLD:]
-    ]
+    return signs
 
 
 def _told(found: Sequence[_Found], everyone: Sequence[RankPace]) -> list[Sign]:

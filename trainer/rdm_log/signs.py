@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["WINDOW_S", "Device", "Sample", "Sign", "of_node"]
+__all__ = ["WINDOW_S", "Device", "Sample", "Sign", "held_back", "of_node"]
 
 WINDOW_S = 600.0
 """For how long an agent remembers what it measured."""
@@ -29,6 +29,12 @@ _HORIZON_S = 3600.0
 """So far ahead a disk is looked at."""
 _UNPLANNED_S = 600.0
 """The same for a training that saves no checkpoints."""
+_LATELY = 6
+"""So many samples say how fast it fills now."""
+_LEFT_S = 60.0
+"""One that will be full in so many seconds is told at once, when it has lately lost…"""
+_MORE = 1.1
+"""… so many times what a checkpoint takes."""
 _RETRANSMITTED = 0.01
 _TOO_MANY = 0.05
 """Shares of segments that TCP sends again, of at least so many: to be told, and to be a fault."""
@@ -37,6 +43,12 @@ _RESENT = 100
 _NETWORK_S = 60.0
 _BAD_PACKETS = 100
 """Packets with errors that an interface may count in a minute."""
+_HELD_S = 20.0
+"""Over so many seconds a node's own limits are looked at; they hold its ranks back when they…"""
+_HELD = 0.5
+"""… were throttled in this share of the periods, or…"""
+_ALL = 0.9
+"""… used this share of the processors that they have."""
 _HOT_FOR = 3
 """A GPU is throttled when it was so at its last so many looks."""
 _HEAT = ("hw_thermal", "sw_thermal")
@@ -125,6 +137,11 @@ class Sample:
         resent: TCP segments sent again.
         interfaces: Packets with errors, by interface or port.
         devices: The GPUs.
+        processors: How many the job's processes may run on.
+        quota: How many their cgroup may use, where it has a limit.
+        periods: In which its use was counted.
+        throttled: Of these, in which it wanted more than it may use.
+        cpu_s: CPU seconds, by rank.
     """
 
     time: float
@@ -137,6 +154,11 @@ class Sample:
     resent: int | None = None
     interfaces: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
+    processors: int | None = None
+    quota: float | None = None
+    periods: int | None = None
+    throttled: int | None = None
+    cpu_s: Mapping[int, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -150,6 +172,7 @@ def of_node(
     first_rank: int = 0,
     checkpoint_s: float | None = None,
     checkpoint_bytes: int = 0,
+    whole_bytes: int = 0,
     is_saving: bool = False,
 ) -> list[Sign]:
     """Return what is wrong with a node.
@@ -157,46 +180,77 @@ def of_node(
     Args:
         node: Its name.
         samples: What was measured, the oldest first.
-        first_rank: The lowest of its ranks, which is on device 0.
+        first_rank: The lowest of its ranks, which is on the first of its devices.
         checkpoint_s: Seconds until the next checkpoint; None when none is to come.
         checkpoint_bytes: What this node writes of it.
+        whole_bytes: What all nodes write, perhaps to the same disk; 0 when that is not known.
         is_saving: A checkpoint is being written now, and the disk fills for that reason.
     """
     if not samples:
         return []
     found = list(_memory(node, samples))
     if not is_saving:
-        found += _disk(node, samples, checkpoint_s, checkpoint_bytes)
+        found += _disk(node, samples, checkpoint_s, checkpoint_bytes, whole_bytes)
     return [*found, *_network(node, samples), *_devices(node, samples, first_rank)]
 
 
-def _disk(node: str, samples: Sequence[Sample], next_s: float | None, wanted: int) -> Iterator[Sign]:
+def held_back(samples: Sequence[Sample]) -> str:
+    """Return what of a node itself keeps its ranks from the processors, in words; empty when nothing does.
+
+    Then it is no others' work that they wait for.
+
+    Args:
+        samples: What was measured, the oldest first.
+    """
+    recent = [one for one in samples if one.time >= samples[-1].time - _HELD_S]
+    if not recent or recent[-1].time - recent[0].time < _SURELY_S:
+        return ""
+    first, last = recent[0], recent[-1]
+    if None not in (last.quota, last.periods, last.throttled, first.periods, first.throttled):
+        periods = (last.periods or 0) - (first.periods or 0)
+        if (last.throttled or 0) - (first.throttled or 0) >= _HELD * max(1, periods):
+            return f"its quota is {last.quota:.2g}"
+    if last.processors:
+        used = sum(max(0.0, spent - first.cpu_s.get(rank, spent)) for rank, spent in last.cpu_s.items())
+        if used >= _ALL * last.processors * (last.time - first.time):
+            return f"it has {last.processors}"
+    return ""
+
+
+def _disk(
+    node: str, samples: Sequence[Sample], next_s: float | None, wanted: int, whole: int
+) -> Iterator[Sign]:
     free = samples[-1].disk_free
     if free is None:
         return
     horizon = _UNPLANNED_S if next_s is None else min(next_s, _HORIZON_S)
     # Bursts, such as a checkpoint that was written, must not count: a disk that fills does so all the time.
-    speed = min(_loss_per_s(samples), _loss_per_s(samples[-6:]))
-    if speed > 0 and free - speed * horizon < wanted:
+    now = _loss_per_s(samples[-_LATELY:])
+    speed = min(_loss_per_s(samples), now)
+    # What has taken more than a checkpoint, and goes on so fast, is none.
+    taken = (samples[-_LATELY:][0].disk_free or free) - free
+    if 0 < whole < taken / _MORE and free - now * _LEFT_S < wanted:
+        speed = now
+    if free == 0:
+        yield Sign("disk", f"The disk of {node} is full.", node)
+    elif free < wanted:
+        text = f"The disk of {node} has {_size(free)} free, and its part of the next checkpoint takes"
+        yield Sign("disk", f"{text} {_size(wanted)}.", node)
+    elif speed > 0 and free - speed * horizon < wanted:
         when = free / speed
         before = "within ten minutes" if next_s is None else f"before the next checkpoint in {next_s:.0f} s"
         text = (
-            f"The disk of {node} fills by {speed / 1e6:.1f} MB/s: its {free / 1e9:.1f} GB are full in "
+            f"The disk of {node} fills by {_size(speed)}/s: its {_size(free)} are full in "
             f"{when:.0f} s, {before}."
             if when < horizon
-            else f"The disk of {node} fills by {speed / 1e6:.1f} MB/s: the next checkpoint's "
-            f"{wanted / 1e9:.1f} GB will not fit in {next_s or 0:.0f} s."
+            else f"The disk of {node} fills by {_size(speed)}/s: the next checkpoint's "
+            f"{_size(wanted)} will not fit in {next_s or 0:.0f} s."
         )
         yield Sign("disk", text, node)
-    elif free < wanted:
-        yield Sign(
-            "disk",
-            f"The disk of {node} has {free / 1e9:.1f} GB free, and its part of the next checkpoint takes "
-            f"{wanted / 1e9:.1f} GB.",
-            node,
-        )
-    elif free == 0:
-        yield Sign("disk", f"The disk of {node} is full.", node)
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _loss_per_s(samples: Sequence[Sample]) -> float:
@@ -221,7 +275,9 @@ def _memory(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
     if share >= _FULL:
         yield Sign("memory", f"The memory of {node} is {100 * share:.0f} % full{whose}.", node, rank)
         return
-    recent = [one for one in samples if one.time >= last.time - 60 and one.memory_used is not None]
+    # With another limit it was another cgroup's, or the host's.
+    same = [one for one in samples if one.memory_limit == last.memory_limit and one.memory_used is not None]
+    recent = [one for one in same if one.time >= last.time - 60]
     seconds = last.time - recent[0].time
     grown = last.memory_used - (recent[0].memory_used or 0)
     # Half full at least: what a training takes at its start grows fast, too.
@@ -274,8 +330,8 @@ def _devices(node: str, samples: Sequence[Sample], first_rank: int) -> Iterator[
     if not looks:
         return
     began = {device.index: device for device in looks[0].devices}
-    for device in looks[-1].devices:
-        rank, name = first_rank + device.index, f"GPU {device.index} of {node}"
+    for place, device in enumerate(looks[-1].devices):
+        rank, name = first_rank + place, f"GPU {device.index} of {node}"
         new = device.ecc.get("uncorrected", 0) - began.get(device.index, device).ecc.get("uncorrected", 0)
         if new > 0:
             yield Sign("ecc", f"{name} has {new} uncorrectable memory errors (ECC).", node, rank)

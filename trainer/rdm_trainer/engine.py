@@ -28,6 +28,7 @@ from rdm_trainer import models
 from rdm_trainer.config import Config
 from rdm_trainer.deepspeed_config import deepspeed_json
 from rdm_trainer.distributed.parameters import placement_of, seed_of
+from rdm_trainer.distributed.pipeline_parallel import partition
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer
 
@@ -91,6 +92,9 @@ class Engine:
         topology: This rank's place; the process groups must be initialised.
         checkpoint: DeepSpeed's section ``checkpoint``, as ``{"load_universal": True}``.
         on_loss: Takes the losses that this rank computes in training, before they are averaged.
+
+    Attributes:
+        work: What ranks with the same work have in common.
     """
 
     def __init__(
@@ -124,6 +128,9 @@ class Engine:
             )
         with quiet():
             model = models.build(config, topology, device=self.device, dtype=dtype, divide=divide)
+        stage: Any = model
+        kinds = [layer.kind for layer in stage.local_layers] if topology.pipeline > 1 else []
+        self.work = partition.work_of(topology.pipeline_rank, topology.pipeline, kinds)
         if on_loss is not None and topology.pipeline > 1:
             loss_fn: Any = model.loss_fn
             model.loss_fn = functools.partial(_told, loss_fn, on_loss)

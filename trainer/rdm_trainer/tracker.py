@@ -1,33 +1,30 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Throughput and TensorBoard: what is made of a step's numbers beside the log line."""
+"""Throughput, and what TensorBoard and its like get: what is made of a step's numbers beside the log line."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from deepspeed.accelerator import get_accelerator
 
 from rdm_trainer import flops, metrics
 from rdm_trainer.config import Config
+from rdm_trainer.writers import Writers
 
 __all__ = ["Tracker"]
 
-DIRECTORY = "tensorboard"
-
 
 class Tracker:
-    """Throughput of a job, and its event files.
+    """Throughput of a job, and its writers.
 
     The tags are Megatron-DeepSpeed's: ``lm-loss-training/lm loss``, ``learning-rate/learning-rate`` and so
     on, each also ``vs samples``.
 
     Args:
         config: The job.
-        job_dir: Where the event files go, None on a rank that writes none.
+        job_dir: Where their files go, None on a rank that writes none.
         world_size: Devices.
     """
 
@@ -39,11 +36,7 @@ class Tracker:
             import torch
 
             self._peak = flops.peak_tflops(torch.cuda.get_device_name())
-        self._events: Any = None
-        if job_dir is not None and config.logging.tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(job_dir / DIRECTORY))
+        self._writers = Writers(config, job_dir)
 
     def rates(self, seconds: float) -> dict[str, float]:
         """Return tokens per second of the whole job, and TFLOP/s per device by Megatron's formula."""
@@ -84,27 +77,17 @@ class Tracker:
             **({} if step.grad_norm is None else {"grad-norm/grad-norm": step.grad_norm}),
             **{f"throughput/{name}": float(value) for name, value in step.throughput.items()},
         }
-        for tag, value in values.items():
-            self._add(tag, value, step.iteration)
-            self._add(f"{tag} vs samples", value, step.consumed_samples)
+        self._writers.add(values, step.iteration, step.consumed_samples)
 
     def evaluation(self, iteration: int, split: str, losses: Mapping[str, float]) -> None:
         """Write an evaluation's numbers."""
         kind = "validation" if split == "valid" else split
+        values = {}
         for name, value in losses.items():
-            self._add(f"lm-loss-{kind}/{name} {kind}", value, iteration)
-            self._add(f"lm-loss-{kind}/{name} {kind} ppl", math.exp(min(20.0, value)), iteration)
-
-    def _add(self, tag: str, value: float, place: int) -> None:
-        """Write one number; event files that cannot be written are given up, the training is not."""
-        if self._events is not None:
-            try:
-                self._events.add_scalar(tag, value, place)
-            except OSError:
-                self._events = None
+            values[f"lm-loss-{kind}/{name} {kind}"] = value
+            values[f"lm-loss-{kind}/{name} {kind} ppl"] = math.exp(min(20.0, value))
+        self._writers.add(values, iteration)
 
     def close(self) -> None:
         """Write what is left."""
-        if self._events is not None:
-            with contextlib.suppress(OSError):
-                self._events.close()
+        self._writers.close()

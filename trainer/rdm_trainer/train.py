@@ -420,7 +420,7 @@ class Training:
         """Write the line of the steps since the last one. The device is waited for here, and only here."""
         with self._own_time.waiting():
             loss, nan = self._sums.read()
-        self._own_time.tell(f"stage {self.topology.pipeline_rank}")
+        self._own_time.tell(self.engine.work)
         seconds = (time.monotonic() - self._sums.begin) / self._sums.steps
         step = metrics.Step(
             iteration=self.iteration,

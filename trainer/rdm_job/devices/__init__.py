@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 
 from rdm_job.devices import amd, nvidia
+from rdm_job.devices.visible import lists_of
 from rdm_job.processes import usage
 from rdm_log.signs import Device
 
@@ -16,11 +18,12 @@ _MIB = 1024 * 1024
 
 
 def count(accelerator: str) -> int | None:
-    """Return how many accelerators this container has, or None where any number of processes goes."""
+    """Return how many accelerators may be used here, or None where any number of processes goes."""
+    lists = lists_of(os.environ, accelerator)
     if accelerator == "cuda":
-        return nvidia.count()
+        return nvidia.count(lists)
     if accelerator == "rocm":
-        return amd.count()
+        return amd.count(lists)
     return None
 
 
@@ -52,9 +55,17 @@ class Sampler:
         self._opened = self._reader() if self._reader is not None else None
         self.missing = self._opened.missing if self._opened is not None else ""
 
-    def devices(self) -> tuple[Device, ...]:
-        """Return the accelerators as they are now."""
-        return self._opened.devices() if self._opened is not None else ()
+    def devices(self, environment: Mapping[str, str] | None = None) -> tuple[Device, ...]:
+        """Return the accelerators as they are now.
+
+        Args:
+            environment: A process', whose accelerators count; this one's by default.
+        """
+        if self._opened is None:
+            return ()
+        given = os.environ if environment is None else environment
+        found: tuple[Device, ...] = self._opened.devices(lists_of(given, self._accelerator))
+        return found
 
     def processors(self, processes: list[int]) -> Device:
         """Return this job's use of the processors since the last call.

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""AMD's GPUs, read from sysfs, as the kernel documents its driver (gpu/amdgpu: thermal, driver-misc)."""
+"""AMD's GPUs, read from sysfs, as the kernel documents its driver (gpu/amdgpu: thermal, driver-misc).
+
+What amdsmi tells goes over it, where that is installed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+from rdm_job.devices.amd_smi import Library
+from rdm_job.devices.visible import Lists, chosen
 from rdm_log.signs import Device
 
 __all__ = ["Reader", "count"]
@@ -16,13 +22,19 @@ _AMD = "0x1002"
 _ERRORS = re.compile(r"^(ue|ce): (\d+)", re.MULTILINE)
 
 
-def count(root: Path = Path("/")) -> int:
+def count(lists: Lists = (), root: Path = Path("/")) -> int:
     """Return how many GPUs may be used here.
 
     Args:
-        root: Where ``dev`` is.
+        lists: Those that may be; see ``visible.lists_of``.
+        root: Where ``sys`` and ``dev`` are.
     """
-    return len(list((root / "dev/dri").glob("renderD*"))) if (root / "dev/kfd").exists() else 0
+    if not (root / "dev/kfd").exists():
+        return 0
+    places = list(_places(root))
+    # Not every container has a sysfs that shows them.
+    uuids = [_uuid(place) for place in places] or ["" for _ in (root / "dev/dri").glob("renderD*")]
+    return len(chosen(uuids, lists))
 
 
 class Reader:
@@ -37,20 +49,35 @@ class Reader:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self.missing = "" if any(self._places()) else "sysfs shows no GPU of the amdgpu driver to watch."
+        self._library = Library()
+        self.missing = "" if any(_places(root)) else "sysfs shows no GPU of the amdgpu driver to watch."
 
-    def devices(self) -> tuple[Device, ...]:
-        """Return the GPUs as they are now."""
-        return tuple(_device(index, place) for index, place in enumerate(self._places()))
+    def devices(self, lists: Lists = ()) -> tuple[Device, ...]:
+        """Return the GPUs as they are now.
 
-    def _places(self) -> Iterator[Path]:
-        cards = (self._root / "sys/class/drm").glob("card[0-9]*")
-        for card in sorted(cards, key=lambda card: (len(card.name), card.name)):
-            device = card / "device"
-            renders = [path.name for path in (device / "drm").glob("renderD*")]
-            mine = [name for name in renders if (self._root / "dev/dri" / name).exists()]
-            if "-" not in card.name and mine and _read(device / "vendor") == _AMD:
-                yield device
+        Args:
+            lists: Those that count; see ``visible.lists_of``.
+        """
+        places, told = list(_places(self._root)), self._library.told()
+        return tuple(
+            replace(_device(index, places[index]), **told.get(places[index].resolve().name.lower(), {}))
+            for index in chosen([_uuid(place) for place in places], lists)
+        )
+
+
+def _places(root: Path) -> Iterator[Path]:
+    cards = (root / "sys/class/drm").glob("card[0-9]*")
+    for card in sorted(cards, key=lambda card: (len(card.name), card.name)):
+        device = card / "device"
+        renders = [path.name for path in (device / "drm").glob("renderD*")]
+        mine = [name for name in renders if (root / "dev/dri" / name).exists()]
+        if "-" not in card.name and mine and _read(device / "vendor") == _AMD:
+            yield device
+
+
+def _uuid(device: Path) -> str:
+    """Return a GPU's name in ROCR_VISIBLE_DEVICES."""
+    return f"GPU-{_read(device / 'unique_id').removeprefix('0x')}"
 
 
 def _device(index: int, device: Path) -> Device:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
+from rdm_job.devices.visible import Lists, chosen
 from rdm_log.signs import Device
 
 __all__ = ["Reader", "count"]
 
-_QUERY = "index,name,temperature.gpu,utilization.gpu,memory.used,memory.total"
+_QUERY = "index,uuid,name,temperature.gpu,utilization.gpu,memory.used,memory.total"
+_LISTED = re.compile(r"^( *)(?:GPU|MIG) .*\(UUID: (\S+)\)", re.MULTILINE)
 _MIB = 1024 * 1024
 _TIMEOUT_S = 10
 _MOST_XIDS = 16
@@ -28,9 +32,19 @@ _REASONS = {
 }
 
 
-def count() -> int:
-    """Return how many GPUs there are."""
-    return len(_output(["nvidia-smi", "-L"]).splitlines())
+def count(lists: Lists = ()) -> int:
+    """Return how many GPUs there are to be used.
+
+    Args:
+        lists: Those that may be; see ``visible.lists_of``.
+    """
+    return _count(_output(["nvidia-smi", "-L"]), lists)
+
+
+def _count(printed: str, lists: Lists) -> int:
+    listed = _LISTED.findall(printed)
+    gpus = [uuid for indent, uuid in listed if not indent]
+    return len(chosen(gpus, lists, [uuid for indent, uuid in listed if indent]))
 
 
 class Reader:
@@ -62,22 +76,44 @@ class Reader:
             return
         self._listen()
 
-    def devices(self) -> tuple[Device, ...]:
-        """Return the GPUs as they are now."""
-        if self._nvml is None:
-            return _printed(_output(["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]))
-        self._hear()
-        return tuple(self._device(index) for index in range(self._nvml.nvmlDeviceGetCount()))
+    def devices(self, lists: Lists = ()) -> tuple[Device, ...]:
+        """Return the GPUs as they are now; of a GPU that is parted (MIG), the parts that are named.
 
-    def _device(self, index: int) -> Device:
+        Args:
+            lists: Those that count; see ``visible.lists_of``.
+        """
+        if self._nvml is None:
+            query = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+            return _printed(_output(query), lists)
+        self._hear()
         nvml = self._nvml
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        table = [(index, gpu, gpu) for index, gpu in enumerate(gpus)]
+        if lists:
+            table += [(index, part, gpu) for index, gpu in enumerate(gpus) for part in self._parts(gpu)]
+        uuids = [str(self._ask("nvmlDeviceGetUUID", handle)) for _, handle, _ in table]
+        places = chosen(uuids[: len(gpus)], lists, uuids[len(gpus) :])
+        return tuple(self._device(*table[place]) for place in places)
+
+    def _ask(self, question: str, *more: Any) -> Any:
+        # Each product answers some of the questions.
+        with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+            return getattr(self._nvml, question)(*more)
+        return None
+
+    def _parts(self, gpu: Any) -> Iterator[Any]:
+        for place in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", gpu) or 0):
+            part = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, place)
+            if part is not None:
+                yield part
+
+    def _device(self, index: int, handle: Any, gpu: Any) -> Device:
+        nvml = self._nvml
 
         def ask(question: str, *more: Any) -> Any:
-            # Each product answers some of the questions.
-            with contextlib.suppress(nvml.NVMLError, AttributeError):
-                return getattr(nvml, question)(handle, *more)
-            return None
+            # A part has memory of its own; its heat, power and errors are the whole GPU's.
+            answer = self._ask(question, handle, *more)
+            return self._ask(question, gpu, *more) if answer is None and handle is not gpu else answer
 
         memory, busy = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
         watts, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
@@ -107,7 +143,7 @@ class Reader:
             clocks={word: mhz for word, mhz in clocks.items() if mhz is not None},
             throttled=tuple(word for bit, word in _REASONS.items() if mask & getattr(nvml, bit, 0)),
             ecc={word: errors for word, errors in ecc.items() if errors is not None},
-            xids=tuple(self._xids.get(str(ask("nvmlDeviceGetUUID")), ())),
+            xids=tuple(self._xids.get(str(self._ask("nvmlDeviceGetUUID", gpu)), ())),
             processes={one.pid: one.usedGpuMemory or 0 for one in processes},
         )
 
@@ -135,16 +171,17 @@ class Reader:
                     known.append(int(event.eventData))
 
 
-def _printed(text: str) -> tuple[Device, ...]:
-    """Return the GPUs that nvidia-smi printed as CSV."""
-    found = []
+def _printed(text: str, lists: Lists = ()) -> tuple[Device, ...]:
+    """Return the GPUs that nvidia-smi printed as CSV, as far as they count."""
+    found, uuids = [], []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
-        if len(row) == 6:
-            index, name, *numbers = row
+        if len(row) == 7:
+            index, uuid, name, *numbers = row
             celsius, percent, used, total = map(_number, numbers)
             bytes_used, bytes_total = (None if size is None else int(size * _MIB) for size in (used, total))
+            uuids.append(uuid)
             found.append(Device(int(index), name, celsius, percent, bytes_used, bytes_total))
-    return tuple(found)
+    return tuple(found[place] for place in chosen(uuids, lists))
 
 
 def _number(text: str) -> float | None:

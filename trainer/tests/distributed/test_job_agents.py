@@ -1,176 +1,29 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Agents of two nodes on this machine, with real launchers, processes that fail, and agents that are lost.
 
-The nodes are directories and addresses of the loopback network; agents, launchers and processes are real.
 What the processes run is a small program, through ``launcher.program``, as somebody's own Megatron would.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from rdm_job import processes
+from rdm_job import network
 from rdm_job.directory import JobDirectory
-from tests.waiting import DEADLINE_S, wait_until
+from tests.distributed.nodes import Nodes, running
+from tests.waiting import wait_until
 
-PROGRAM = """
-import os, pathlib, signal, sys, time
-
-rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
-print("rank", rank, "of", os.environ["WORLD_SIZE"], "at", os.environ["MASTER_ADDR"], flush=True)
-job = os.environ["RDM_JOB_ID"].partition("@")[0]
-attempt = place / f"{job}.{rank}.{os.environ['RDM_ATTEMPT']}"
-
-
-def save(*_):
-    (place / f"saved.{rank}").touch()
-    sys.exit(0)
-
-
-signal.signal(signal.SIGTERM, save)
-attempt.touch()
-while not (place / f"end.{rank}").exists():
-    time.sleep(0.05)
-if (place / f"end.{rank}").read_text() == f"fail {os.environ['RDM_ATTEMPT']}":
-    raise ValueError("the sky is falling")
-"""
 SOON_S = 60.0
 """Within which a fault has ended a job everywhere: five times the silence that agents bear."""
-
-
-class Nodes:
-    """Two nodes and what is asked of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.addresses_in_environment = False
-        self.program = [str(folder / "program.py"), str(folder)]
-        (folder / "key").write_text("what the containers share")
-        (folder / "program.py").write_text(PROGRAM)
-        self.nodes: list[dict[str, Any]] = [
-            {"name": "n1", "address": "127.0.0.1", "slots": 1},
-            {"name": "n2", "address": "127.0.0.2", "slots": 1},
-        ]
-        for node in ("n1", "n2"):
-            (folder / node).mkdir()
-
-    def ask(self, node: str, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        environment = {
-            **os.environ,
-            "RDM_JOBS": str(self.folder / node),
-            "RDM_CLUSTER_KEY": str(self.folder / "key"),
-        }
-        if self.addresses_in_environment:
-            environment["MY_IP"] = next(str(one["address"]) for one in self.nodes if one["name"] == node)
-        done = subprocess.run(
-            [sys.executable, "-m", "rdm_trainer", "job", *words],
-            env=environment,
-            input=json.dumps(request) if request else None,
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE_S,
-        )
-        assert done.stdout, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
-        assert done.returncode == (0 if answer["ok"] else 3)
-        return answer
-
-    def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
-        config = {"name": job, "launcher": {"program": self.program}}
-        return {
-            "version": 1,
-            "name": job,
-            "node": node,
-            "nodes": self.nodes,
-            "config": json.dumps(config),
-            "overrides": list(overrides),
-            **more,
-        }
-
-    def start(self, job: str, *overrides: str, **more: Any) -> None:
-        for begun in self.folder.glob(f"{job}.*"):
-            begun.unlink()
-        checked = self.ask("n1", "check", request=self.request(job, "n1", *overrides, **more))
-        assert checked["problems"] == []
-        for node in (str(one["name"]) for one in self.nodes):
-            request = self.request(job, node, *overrides, offer=checked["offer"], **more)
-            assert self.ask(node, "start", request=request)["started"]
-
-    def run(self, job: str, *overrides: str, **more: Any) -> None:
-        """Start a job and wait until it runs: its processes have begun, and its agents say so."""
-        self.start(job, *overrides, **more)
-        self.wait_for_attempt(job, 0)
-        for node in (str(one["name"]) for one in self.nodes):
-            directory = JobDirectory(self.folder / node / job, node)
-            wait_until(f"{job} runs on {node}", directory.read_state, lambda state: state.state == "running")
-
-    def wait_for_attempt(self, job: str, attempt: int) -> None:
-        def begun() -> list[str]:
-            return sorted(path.name for path in self.folder.glob(f"{job}.*"))
-
-        wanted = {f"{job}.{rank}.{attempt}" for rank in (0, 1)}
-        wait_until(f"both processes of attempt {attempt} have begun", begun, wanted.issubset)
-
-    def end(self, rank: int, how: str = "") -> None:
-        """Let a process end. It must not see the file before there is something in it."""
-        (self.folder / "end").write_text(how)
-        (self.folder / "end").replace(self.folder / f"end.{rank}")
-
-    def ended(self, job: str, node: str = "n1") -> dict[str, Any]:
-        """Wait until a node says that a job has ended, and return what it says."""
-        # The first look is at once, the next ones at news.
-        patience = itertools.chain([[]], itertools.repeat(["--wait", "2"]))
-
-        def look() -> dict[str, Any]:
-            found: dict[str, Any] = self.ask(node, "state", job, *next(patience))["job"]
-            return found
-
-        return wait_until(f"{job} has ended on {node}", look, lambda state: state["ended"])
-
-    def process_of(self, rank: int, job: str) -> int:
-        node = self.nodes[rank]["name"]
-        return int(json.loads((self.folder / f"{node}/{job}/ranks/{node}/{rank}.json").read_text())["pid"])
-
-    def left(self, job: str) -> list[int]:
-        """The processes of a job."""
-        return processes.of_job(self.mark(job))
-
-    def mark(self, job: str) -> str:
-        """What a job's processes carry."""
-        return JobDirectory(self.folder / "n1" / job, "n1").request().job_id
-
-    def agent_of(self, node: str, job: str) -> int:
-        found = subprocess.run(
-            ["pgrep", "-f", f"rdm_job.agent {self.folder}/{node}/{job}$"],
-            capture_output=True,
-            text=True,
-        )
-        return int(found.stdout)
-
-
-@contextlib.contextmanager
-def running(nodes: Nodes) -> Iterator[Nodes]:
-    """Nodes of which nothing runs any more afterwards."""
-    try:
-        yield nodes
-    finally:
-        agents = f"rdm_job.agent {nodes.folder}/n[12]/"
-        subprocess.run(["pkill", "-KILL", "-f", agents], check=False)
-        for path in nodes.folder.glob("n?/*/job.json"):
-            processes.end_all(JobDirectory(path.parent, path.parent.parent.name).request().job_id)
 
 
 @pytest.fixture
@@ -271,10 +124,30 @@ def test_an_error_is_shown_with_its_last_lines_and_a_restart_goes_on(nodes: Node
     assert any("the sky is falling" in line for line in failure["lines"])
 
 
+def metric(place: str, name: str) -> dict[str, str]:
+    """Wait until an agent tells a metric, and return the labels of its first value."""
+
+    def look() -> dict[str, dict[str, str]]:
+        with urllib.request.urlopen(f"http://{place}/metrics") as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        return {family.name: family.samples[0].labels for family in families}
+
+    return wait_until(f"{place} tells {name}", look, lambda told: name in told)[name]
+
+
 def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes) -> None:
     first, second = "first", "second"
-    nodes.run(first)
-    nodes.run(second)
+    ports = [str(port) for port in network.take_free_ports("127.0.0.2", 2, os.getpid()) or ()]
+    nodes.run(first, f"logging.metrics_port={ports[0]}")
+    # Both are on these nodes, and Prometheus asks each of them.
+    request = nodes.request(second, "n2", f"logging.metrics_port={ports[0]}")
+    (problem,) = nodes.ask("n2", "check", request=request)["problems"]
+    assert problem.startswith(f"logging.metrics_port {ports[0]} is in use on n2")
+    nodes.run(second, f"logging.metrics_port={ports[1]}")
+    for job, port in zip((first, second), ports, strict=True):
+        labels = metric(f"127.0.0.2:{port}", "rdm_rank_resident_memory_bytes")
+        assert labels == {"job": job, "node": "n2", "rank": "1"}
+    assert metric(f"127.0.0.1:{ports[0]}", "rdm_job_start_time_seconds") == {"job": first}
     answer = nodes.ask("n1", "stop", first)
     assert answer["stopped"]
     assert (answer["job"]["state"], answer["job"]["reason"]) == ("stopped", "It saved and ended, as asked.")

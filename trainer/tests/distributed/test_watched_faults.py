@@ -1,100 +1,189 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Faults that are planted in a training of two nodes with real agents: each is named, with node and rank.
 
-What the processes run is our trainer, with a model whose forward sleeps when it is told to.
+What trains is our trainer, with what ``planted`` adds to it. For what a node has too little of, the second
+one has a cgroup and a file system of its own, for which these tests must be root's.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rdm_job.directory import JobDirectory
-from tests.distributed.test_job_agents import Nodes, running
+from tests.distributed.nodes import TINY, Nodes, running
 from tests.waiting import wait_until
 
-PROGRAM = """
-import os, pathlib, sys, time
+PROMISED_S = 30.0
+BUSY = 4
+"""So many times as long may a fault take until it is named, where others use the machine."""
+GIB = 1024**3
+CGROUPS = Path("/sys/fs/cgroup")
 
-from rdm_trainer.cli import main
-from rdm_trainer.engine import Engine
-
-rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv.pop(1))
-(place / f"{os.environ['RDM_JOB_ID'].partition('@')[0]}.{rank}.{os.environ['RDM_ATTEMPT']}").touch()
-made = Engine.__init__
+Culprit = dict[str, Any]
 
 
-def init(self, config, topology, **more):
-    tell = more.pop("on_loss")
+class Watched:
+    """A job that trains, and the verdicts on it."""
 
-    def on_loss(loss):
-        tell(loss * float("nan") if (place / f"nan.{rank}").exists() else loss)
+    def __init__(self, nodes: Nodes, job: str) -> None:
+        self.nodes, self.job = nodes, job
+        self.seen: list[dict[str, Any]] = []
+        self._master = JobDirectory(nodes.folder / "n1" / job, "n1")
 
-    made(self, config, topology, on_loss=on_loss, **more)
-    self.deepspeed.module.register_forward_pre_hook(
-        lambda *_: time.sleep(0.8 if (place / f"slow.{rank}").exists() else 0)
-    )
+    def verdict(self) -> dict[str, Any]:
+        self.seen.append(self._master.read_state().verdict)
+        return self.seen[-1]
 
+    def becomes(self, word: str, culprit: Culprit | None = None, *, timeout: float = 240.0) -> dict[str, Any]:
+        def accept(found: dict[str, Any]) -> bool:
+            return found.get("verdict") == word and (culprit is None or culprit in found["culprits"])
 
-Engine.__init__ = init
-main()
-"""
-KINDS = ("slow", "nan")
-CONFIGURATION = {
-    "name": "tiny",
-    "model": {"layers": 2, "hidden_size": 64, "attention_heads": 2, "seq_length": 64, "vocab_size": 90},
-    "optimisation": {
-        "micro_batch_size": 1,
-        "global_batch_size": 4,
-        "train_iterations": 1000000,
-        "precision": "fp32",
-        "lr": 1e-4,
-    },
-    "data": {"mock": True, "workers": 0},
-    "logging": {"interval": 1, "eval_interval": 0, "tensorboard": False},
-    "checkpoint": {"interval": 0},
-}
+        return wait_until(f"{self.job} is {word}, for {culprit}", self.verdict, accept, timeout=timeout)
+
+    def forgets(self, culprit: Culprit) -> None:
+        """Wait until something is no longer said."""
+        wait_until(
+            f"{culprit} is no longer named",
+            self.verdict,
+            lambda found: found.get("verdict") and culprit not in found["culprits"],
+        )
+
+    def names(self, culprit: Culprit, plant: Callable[[], object], word: str = "suspect") -> None:
+        """Plant a fault and wait until it is named, and say how long that took."""
+        before = [one for found in self.seen for one in found.get("culprits", ())]
+        assert culprit not in before
+        plant()
+        began = time.monotonic()
+        found = self.becomes(word, culprit, timeout=BUSY * PROMISED_S)
+        print(f"{time.monotonic() - began:5.1f} s  {culprit['kind']}: {' '.join(found['evidence'])}")
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(tmp_path)
-    made.program += ["train", str(tmp_path / "tiny.json"), "--job-dir", str(tmp_path / "trained")]
-    (tmp_path / "tiny.json").write_text(json.dumps(CONFIGURATION))
-    (tmp_path / "program.py").write_text(PROGRAM)
-    with running(made) as nodes:
+    with running(Nodes(tmp_path, TINY)) as nodes:
         yield nodes
 
 
 def test_who_is_slow_and_whose_loss_is_no_number_is_named(nodes: Nodes) -> None:
-    job = "watched"
-    nodes.run(job)
-    master = JobDirectory(nodes.folder / "n1" / job, "n1")
-    seen: list[dict[str, Any]] = []
-
-    def judged(word: str, culprit: dict[str, Any] | None = None) -> dict[str, Any]:
-        def look() -> dict[str, Any]:
-            seen.append(master.read_state().verdict)
-            return seen[-1]
-
-        def accept(found: dict[str, Any]) -> bool:
-            return found.get("verdict") == word and (culprit is None or culprit in found["culprits"])
-
-        return wait_until(f"{job} is {word}", look, accept)
-
-    judged("healthy")
-    (nodes.folder / "slow.1").touch()
-    slow = judged("suspect", {"kind": "slow", "node": "n2", "rank": 1})
-    planted = [
-        one for found in [*seen[:-1], slow] for one in found.get("culprits", ()) if one["kind"] in KINDS
-    ]
+    nodes.run("watched")
+    watched = Watched(nodes, "watched")
+    watched.becomes("healthy")
+    slow, nan = {"kind": "slow", "node": "n2", "rank": 1}, {"kind": "nan", "node": "n1", "rank": 0}
+    watched.names(slow, lambda: (nodes.folder / "slow.1").write_text("0.8"))
+    kinds = {slow["kind"], nan["kind"]}
+    planted = [one for found in watched.seen for one in found.get("culprits", ()) if one["kind"] in kinds]
     # Until it is sure, it says nothing. What else is said is of this machine, which others use.
-    assert len(planted) == 1, planted
-    (nodes.folder / "nan.0").touch()
-    judged("suspect", {"kind": "nan", "node": "n1", "rank": 0})
-    assert nodes.ask("n1", "stop", job, "--now")["stopped"]
-    assert nodes.ended(job)["verdict"]["verdict"] == "finished"
+    assert planted == [slow]
+    watched.names(nan, (nodes.folder / "nan.0").touch)
+    assert nodes.ask("n1", "stop", "watched", "--now")["stopped"]
+    assert nodes.ended("watched")["verdict"]["verdict"] == "finished"
+
+
+# --- what takes longer ----------------------------------------------------------------------------------
+
+
+class Limits:
+    """A cgroup for what runs on a node. Of version 2 it lies in the topmost, of version 1 in two of them."""
+
+    def __init__(self, name: str) -> None:
+        self._is_new = (CGROUPS / "cgroup.controllers").exists()
+        if self._is_new:
+            (CGROUPS / "cgroup.subtree_control").write_text("+cpu +memory")
+        tops = [CGROUPS] if self._is_new else [CGROUPS / "cpu", CGROUPS / "memory"]
+        self._places = [top / name for top in tops]
+        for place in self._places:
+            place.mkdir()
+
+    def take(self, process: int) -> None:
+        """Put a process, and all that it has started, into it."""
+        agent = psutil.Process(process)
+        for one in [agent, *agent.children(recursive=True)]:
+            for place in self._places:
+                (place / "cgroup.procs").write_text(str(one.pid))
+
+    def processors(self, count: float | None) -> None:
+        """Limit the processors."""
+        quota = int(100_000 * count) if count else None
+        if self._is_new:
+            (self._places[0] / "cpu.max").write_text(f"{quota or 'max'} 100000")
+        else:
+            (self._places[0] / "cpu.cfs_quota_us").write_text(str(quota or -1))
+
+    def memory(self, size: int) -> None:
+        """Limit the memory, in bytes."""
+        (self._places[-1] / ("memory.max" if self._is_new else "memory.limit_in_bytes")).write_text(str(size))
+
+    def remove(self) -> None:
+        """Take it away, when nothing is in it any more."""
+        for place in self._places:
+            wait_until("it is empty", (place / "cgroup.procs").read_text, lambda text: not text)
+            place.rmdir()
+
+
+@pytest.fixture
+def small(nodes: Nodes) -> Iterator[Limits]:
+    """Lets the second node have little of everything, and another DeepSpeed."""
+    (nodes.folder / "other/deepspeed-0.0.1.dist-info").mkdir(parents=True)
+    (nodes.folder / "other/deepspeed-0.0.1.dist-info/METADATA").write_text("Version: 0.0.1\n")
+    nodes.environments["n2"]["PYTHONPATH"] = str(nodes.folder / "other")
+    place = nodes.folder / "n2"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", place], check=True)
+    limits = Limits(f"rdm-test-{nodes.folder.parent.name}-{time.time_ns()}")
+    try:
+        with running(nodes):
+            yield limits
+    finally:
+        limits.remove()
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.long
+def test_each_planted_fault_is_named(nodes: Nodes, small: Limits) -> None:
+    job, folder = "planted", nodes.folder
+    nodes.start(job, "checkpoint.interval=1000000")
+    watched = Watched(nodes, job)
+    version = {"kind": "version", "node": "n2", "rank": None}
+    nodes.wait_for_attempt(job, 0)
+    watched.names(version, lambda: None)
+    small.memory(3 * GIB)
+    small.take(nodes.agent_of("n2", job))
+    wait_until("it trains", lambda: JobDirectory(folder / "n1" / job, "n1").progress().get("iteration"))
+
+    def planted(name: str, value: str) -> Callable[[], object]:
+        return lambda: (folder / name).write_text(value)
+
+    slow = {"kind": "slow", "node": "n2", "rank": 1}
+    watched.names(slow, planted("slow.1", "0.8"))
+    (folder / "slow.1").unlink()
+    watched.forgets(slow)
+
+    processors = {"kind": "processors", "node": "n2", "rank": 1}
+    watched.names(processors, lambda: small.processors(0.05))
+    small.processors(None)
+    watched.forgets(processors)
+
+    memory = {"kind": "memory", "node": "n2", "rank": 1}
+    watched.names(memory, planted("grow.1", str(1.9 * GIB)))
+
+    def fill() -> None:
+        with contextlib.suppress(OSError), (folder / "n2/filler").open("wb") as file:
+            while True:
+                file.write(bytes(1 << 20))
+
+    disk = {"kind": "disk", "node": "n2", "rank": None}
+    watched.names(disk, fill)
+    (folder / "n2/filler").unlink()
+    watched.forgets(disk)
+
+    watched.names({"kind": "nan", "node": "n1", "rank": 0}, (folder / "nan.0").touch)
+    agent = psutil.Process(nodes.agent_of("n2", job))
+    watched.names({"kind": "failure", "node": "n2", "rank": None}, agent.kill, "failed")
+    wait_until("no process of it is left", lambda: nodes.left(job), lambda left: not left)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer.distributed.pipeline_parallel.partition import explicit, is_block, stage_bounds
+from rdm_trainer.distributed.pipeline_parallel.partition import explicit, is_block, stage_bounds, work_of
 from rdm_trainer.errors import TrainerError
 
 
@@ -141,3 +141,11 @@ def test_only_a_list_of_numbers_is_explicit() -> None:
     assert explicit("0-11-5") == [0, 11, 5]
     assert explicit("even") is None
     assert explicit("1--2") is None
+
+
+def test_stages_between_the_first_and_the_last_are_peers_when_they_have_the_same_layers() -> None:
+    names = gpt(7)
+    bounds = stage_bounds(names, None, "2-2-2-1-0", 5)
+    works = [work_of(n, 5, names[begin:end]) for n, (begin, end) in enumerate(itertools.pairwise(bounds))]
+    assert works == ["stage 0", "2 Block", "2 Block", "1 Block", "stage 4"]
+    assert work_of(0, 1, []) == "stage 0"

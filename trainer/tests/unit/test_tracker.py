@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Throughput fields, and event files on a disk that is full."""
+"""Throughput fields, and what takes a step's numbers: libraries that fail, or are not there, end no training.
+
+Weights & Biases and MLflow are stand-ins, since they want a server.
+"""
 
 from __future__ import annotations
 
 import errno
+import importlib.machinery
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +17,13 @@ import pytest
 
 from rdm_trainer import config as configuration
 from rdm_trainer import metrics
+from rdm_trainer.errors import TrainerError
 from rdm_trainer.tracker import Tracker
+from rdm_trainer.writers import missing
+
+STEP = metrics.Step(
+    1, 10, 8, 100.0, 1e-3, 8, {"lm loss": 5.0}, throughput={"MFU (%)": "41.2", "TFLOPs": "120.5"}
+)
 
 
 def job(**logging: Any) -> configuration.Config:
@@ -44,7 +56,7 @@ def test_the_utilisation_is_of_the_given_peak() -> None:
 
 
 def test_event_files_that_cannot_be_written_are_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = Tracker(job(), tmp_path, world_size=1)
     written: list[str] = []
@@ -53,8 +65,78 @@ def test_event_files_that_cannot_be_written_are_given_up(
         written.append(tag)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tracker._events, "add_scalar", full)
-    tracker.step(metrics.Step(1, 10, 8, 100.0, 1e-3, 8, {"lm loss": 5.0}))
+    monkeypatch.setattr("torch.utils.tensorboard.SummaryWriter.add_scalar", lambda _, *given: full(*given))
+    tracker.step(STEP)
     tracker.evaluation(1, "valid", {"lm loss": 5.0})
     tracker.close()
     assert len(written) == 1
+    assert "Nothing more is written to tensorboard: [Errno 28]" in capsys.readouterr().err
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the stand-ins of both libraries were told."""
+    found: list[tuple[Any, ...]] = []
+
+    def standin(name: str, **functions: Any) -> None:
+        module = types.ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def start_run(*, run_id: str | None, run_name: str | None) -> types.SimpleNamespace:
+        found.append(("mlflow", run_id, run_name))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="4f2a"))
+
+    def log_metrics(values: dict[str, float], *, step: int, synchronous: bool) -> None:
+        assert not synchronous
+        assert not [name for name in values if set(name) & set("()%")]
+        found.append(("mlflow", step, values))
+
+    run = types.SimpleNamespace(
+        log=lambda values, step: found.append(("wandb", step, values)),
+        finish=lambda: found.append(("wandb", "end")),
+    )
+
+    def init(**given: Any) -> types.SimpleNamespace:
+        found.append(("wandb", given))
+        return run
+
+    standin("wandb", init=init)
+    standin(
+        "mlflow",
+        start_run=start_run,
+        log_metrics=log_metrics,
+        log_dict=lambda config, name: found.append(("mlflow", name, config)),
+        end_run=lambda: found.append(("mlflow", "end")),
+    )
+    return found
+
+
+def test_weights_and_biases_and_mlflow_get_the_same_numbers(
+    tmp_path: Path, told: list[tuple[Any, ...]]
+) -> None:
+    config = job(tensorboard=False, trackers=["wandb", "mlflow"])
+    tracker = Tracker(config, tmp_path, world_size=1)
+    (_, given), (_, before, name), (_, _, shown) = told
+    assert (given["name"], given["resume"], before, name) == (tmp_path.name, "auto", None, tmp_path.name)
+    # What a user gives the processes in their environment may be secret.
+    assert not {"env"} & {*shown["launcher"], *given["config"]["launcher"]}
+    del told[:]
+    tracker.step(STEP)
+    tracker.close()
+    (_, step, first), (_, other, second), *ends = told
+    assert (step, other, ends) == (1, 1, [("wandb", "end"), ("mlflow", "end")])
+    assert first["lm-loss-training/lm loss"] == second["lm-loss-training/lm loss"] == 5.0
+    assert first["samples"] == second["samples"] == 8
+    # A job that goes on is the same run.
+    del told[:]
+    Tracker(config, tmp_path, world_size=1)
+    assert told[1:] == [("mlflow", "4f2a", None)]
+
+
+def test_a_library_that_is_missing_is_one_sentence() -> None:
+    (sentence,) = missing(job(trackers=["wandb"]))
+    assert sentence == "logging.trackers has wandb, which is not installed: install it, or leave it out."
+    with pytest.raises(TrainerError, match="wandb, which is not installed"):
+        Tracker(job(trackers=["wandb"]), Path("nowhere"), world_size=1)

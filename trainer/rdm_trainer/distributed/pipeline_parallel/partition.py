@@ -9,13 +9,14 @@ between two blocks to the stage of the former.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 from collections.abc import Sequence
 
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["explicit", "is_block", "stage_bounds"]
+__all__ = ["explicit", "is_block", "stage_bounds", "work_of"]
 
 _LIST = re.compile(r"[0-9]+(-[0-9]+)*")
 
@@ -28,6 +29,22 @@ def is_block(name: str) -> bool:
 def explicit(partition: str) -> list[int] | None:
     """Return the blocks of each stage that PARTITION lists, None when it is no list."""
     return [int(count) for count in partition.split("-")] if _LIST.fullmatch(partition) else None
+
+
+def work_of(stage: int, stages: int, layer_names: Sequence[str]) -> str:
+    """Return what stages with the same work have in common: their layers.
+
+    What the embedding of the first and the head of the last take is no fixed share of a block, so each of
+    these is alone.
+
+    Args:
+        stage: Which, from 0.
+        stages: How many there are.
+        layer_names: Its layers.
+    """
+    if stage in (0, stages - 1):
+        return f"stage {stage}"
+    return ", ".join(f"{count} {name}" for name, count in collections.Counter(layer_names).items())
 
 
 def stage_bounds(

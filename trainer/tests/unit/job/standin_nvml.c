@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
-// A stand-in of NVIDIA's libnvidia-ml.so.1 for tests: two GPUs that do not exist, and the functions of them that
+// A stand-in of NVIDIA's libnvidia-ml.so.1 for tests: two GPUs that do not exist, the second one with a part (MIG),
+// and the functions of them that
 // nvidia-ml-py calls here. Functions that it does not find it reports as such, as with an old driver.
 #include <stdio.h>
 #include <string.h>
@@ -10,8 +11,8 @@ typedef struct { unsigned int gpu, memory; } utilization;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process;
 typedef struct { handle device; unsigned long long type, data; unsigned int gi, ci; } event;
 
-enum { OK = 0, NOT_SUPPORTED = 3, SIZE = 7, TIMEOUT = 10 };
-static char gpus[2];
+enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, SIZE = 7, TIMEOUT = 10 };
+static char gpus[3];  // the third is the part
 static int told;
 static const unsigned long long MIB = 1024 * 1024;
 
@@ -32,26 +33,34 @@ int nvmlDeviceGetName(handle gpu, char *name, unsigned int size) {
 }
 
 int nvmlDeviceGetUUID(handle gpu, char *uuid, unsigned int size) {
-  snprintf(uuid, size, "GPU-%d", index_of(gpu));
+  if (index_of(gpu) == 2) snprintf(uuid, size, "MIG-1");
+  else snprintf(uuid, size, "GPU-%d", index_of(gpu));
   return OK;
 }
 
-int nvmlDeviceGetMemoryInfo(handle gpu, memory *found) {
+int nvmlDeviceGetMaxMigDeviceCount(handle gpu, unsigned int *count) { *count = 2 * index_of(gpu); return OK; }
+
+int nvmlDeviceGetMigDeviceHandleByIndex(handle gpu, unsigned int place, handle *part) {
   (void)gpu;
+  *part = &gpus[2];
+  return place == 0 ? OK : NOT_FOUND;
+}
+
+int nvmlDeviceGetMemoryInfo(handle gpu, memory *found) {
   *found = (memory){22731 * MIB, 21707 * MIB, 1024 * MIB};
+  if (index_of(gpu) == 2) *found = (memory){4864 * MIB, 4352 * MIB, 512 * MIB};
   return OK;
 }
 
 int nvmlDeviceGetUtilizationRates(handle gpu, utilization *found) {
-  (void)gpu;
   *found = (utilization){97, 40};
-  return OK;
+  return index_of(gpu) == 2 ? NOT_SUPPORTED : OK;
 }
 
 int nvmlDeviceGetTemperature(handle gpu, int sensor, unsigned int *celsius) {
   (void)sensor;
   *celsius = 49 + index_of(gpu);
-  return OK;
+  return index_of(gpu) == 2 ? NOT_SUPPORTED : OK;
 }
 
 int nvmlDeviceGetPowerUsage(handle gpu, unsigned int *milliwatts) { (void)gpu; *milliwatts = 120500; return OK; }

@@ -15,6 +15,7 @@ import pytest
 from rdm_job import health as health_module
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health, of_state
+from rdm_job.measure import measure
 from rdm_job.protocol import Failure, Node, Offer, Request, State
 from rdm_job.watch import Watch
 from rdm_trainer import config as configuration
@@ -84,6 +85,7 @@ def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[s
             "tells_phases": not first,
             "ranks": told,
             "signs": [],
+            "held_back": "",
             "gpu_processes": None,
             "arguments": {"WORLD_SIZE": "4"},
         }
@@ -104,10 +106,14 @@ def test_a_healthy_job(tmp_path: Path, clock: Clock) -> None:
     # A long checkpoint, and a restart.
     pauses = reports()
     pauses["n1"]["watch"]["phase"] = "saving"
+    disk = {"kind": "disk", "text": "The disk of n2 is full.", "node": "n2"}
+    pauses["n2"]["watch"]["signs"] = [disk]
     for watch in pauses.values():
         watch["watch"]["since_s"] = 500.0
     clock.now += 500
     assert health.verdict(STATE, pauses)["verdict"] == "healthy"
+    pauses["n1"]["watch"]["phase"] = "training"
+    assert disk["text"] in health.verdict(STATE, pauses)["evidence"]
     health.begin()
     assert health.verdict(replace(STATE, state="restarting"), {})["verdict"] == "starting"
 
@@ -140,6 +146,16 @@ def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
         found = health.verdict(STATE, reports(iteration=42 + step, **ranks))
     assert (found["verdict"], found["culprits"]) == ("healthy", [])
     assert found["evidence"][1].startswith("Others use the processors of n2: rank 3 takes")
+    busy["n2"]["watch"]["held_back"] = "its quota is 0.5"
+    found = health.verdict(STATE, busy)
+    assert (found["verdict"], found["culprits"]) == (
+        "suspect",
+        [{"kind": "processors", "node": "n2", "rank": 3}],
+    )
+    assert found["reason"] == (
+        "n2 has too few processors for its ranks, its quota is 0.5: rank 3 takes 1.50 s of its own in a "
+        "step, 900 ms of it waiting for a processor; its peers take 500 ms."
+    )
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> None:
@@ -285,3 +301,34 @@ def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirector
     assert record["ranks"]["0"] > 0
     assert record["disk_free"] > 0
     assert record["devices"][0]["name"].endswith("CPU cores")
+
+
+@pytest.mark.parametrize(
+    ("version", "files"),
+    [
+        ("0::/", {"cpu.max": "50000 100000", "cpu.stat": "usage_usec 9\nnr_periods 70\nnr_throttled 40"}),
+        (
+            "5:cpu,cpuacct:/docker/abc",
+            {
+                "cpu,cpuacct/cpu.cfs_quota_us": "50000",
+                "cpu,cpuacct/cpu.cfs_period_us": "100000",
+                "cpu,cpuacct/cpu.stat": "nr_periods 70\nnr_throttled 40\nthrottled_time 9",
+            },
+        ),
+    ],
+)
+def test_the_quota_of_both_versions_of_cgroups(tmp_path: Path, version: str, files: dict[str, str]) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{version}\n")
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    found = measure(1.0, tmp_path, {7: os.getpid()}, root=tmp_path)
+    assert (found.quota, found.periods, found.throttled) == (0.5, 70, 40)
+    assert found.cpu_s[7] > 0
+    assert found.processors
+    for name in files:
+        if name.endswith(("max", "quota_us")):
+            (tmp_path / "sys/fs/cgroup" / name).write_text("max 100000\n" if name == "cpu.max" else "-1\n")
+    assert measure(1.0, tmp_path, {}, root=tmp_path).quota is None

@@ -6,10 +6,15 @@ from __future__ import annotations
 import json
 import math
 import re
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rdm_job import network
+from rdm_job.exporter import Exporter
 from rdm_job.metrics import of_job, of_node
 from rdm_job.protocol import State
 from rdm_log.signs import Device, Sample
@@ -83,3 +88,22 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     known = read(of_job(State(job="a", nodes={"n": "running"}, progress=full)))
     assert names
     assert names <= {name for name, _ in known} | {name for name, _ in read(of_node("g", "n", SAMPLE))}
+
+
+def test_prometheus_is_answered_at_one_address_only() -> None:
+    port = (network.take_free_ports("127.0.0.2", 1, 77) or [0])[0]
+    served = Exporter("127.0.0.2", port)
+    try:
+        served.text = of_node("gpt", "n2", SAMPLE)
+        with urllib.request.urlopen(f"http://127.0.0.2:{port}/metrics?x=1") as answer:
+            assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+            assert read(answer.read().decode()) == read(served.text)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.2:{port}/")
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics")
+        with pytest.raises(OSError, match="in use"):
+            Exporter("127.0.0.2", port)
+    finally:
+        served.close()
+    Exporter("127.0.0.2", port).close()

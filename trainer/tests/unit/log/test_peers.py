@@ -173,6 +173,16 @@ def test_a_stage_alone_is_compared_with_what_it_was() -> None:
     assert slow([replace(one, own_s=0.9, least_s=0.9) for one in stages]) == []
 
 
+def test_of_stages_with_the_same_layers_one_that_was_slow_from_its_start_is_named() -> None:
+    work = ("stage 0", "2 Block", "2 Block", "2 Block", "stage 4")
+    takes = (0.9, 0.4, 0.8, 0.4, 0.3)
+    (sign,) = slow(
+        RankPace(n, f"n{n}", group, own_s=t, least_s=t, before_s=t, waited_s=1 - t, before_waited_s=1 - t)
+        for n, (group, t) in enumerate(zip(work, takes, strict=True))
+    )
+    assert (sign.node, sign.rank) == ("n2", 2)
+
+
 def test_who_does_not_wait_holds_the_others_up() -> None:
     ranks = [RankPace(n, f"n{n}", iteration=41, waits=n != 2) for n in range(4)]
     assert [one.rank for one in holding(ranks)] == [2]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_log.signs import Device, Sample, of_node
+from rdm_log.signs import Device, Sample, held_back, of_node
 
 GIB = 1024**3
 GPU = Device(3, "NVIDIA A10", 60, 98, 20 * GIB, 24 * GIB, clocks={"sm": 1200}, ecc={"uncorrected": 0})
@@ -42,8 +42,8 @@ def test_a_node_that_is_well() -> None:
         ({"killed": 1}, "memory", None, "killed a process on n2"),
         ({"resent": 6010, "segments": 1_060_000}, "network", None, "sends 10.0 % of its segments again"),
         ({"interfaces": {"ib0": 400}}, "network", None, "ib0 of n2 has counted 400 errors"),
-        ({"devices": (replace(GPU, ecc={"uncorrected": 2}),)}, "ecc", 7, "2 uncorrectable memory errors"),
-        ({"devices": (replace(GPU, xids=(79,)),)}, "xid", 7, "GPU 3 of n2: Xid 79"),
+        ({"devices": (replace(GPU, ecc={"uncorrected": 2}),)}, "ecc", 4, "2 uncorrectable memory errors"),
+        ({"devices": (replace(GPU, xids=(79,)),)}, "xid", 4, "GPU 3 of n2: Xid 79"),
     ],
 )
 def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, words: str) -> None:
@@ -65,6 +65,36 @@ def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not
     assert of_node("n2", fills, checkpoint_s=600, checkpoint_bytes=GIB, is_saving=True) == []
     burst = [replace(WELL, time=5.0 * n, disk_free=(40 if n < 6 else 10) * GIB) for n in range(13)]
     assert of_node("n2", burst, checkpoint_s=600, checkpoint_bytes=GIB) == []
+    # An hour of rest hides no disk that will be full in a minute, whatever it is that fills it.
+    rests = [replace(WELL, time=5.0 * n - 3600, disk_free=20 * GIB) for n in range(720)]
+    last = rests + [replace(one, disk_free=(one.disk_free or 0) - 10 * GIB) for one in fills]
+    (sign,) = of_node("n2", last, checkpoint_s=600, checkpoint_bytes=GIB, whole_bytes=2 * GIB)
+    assert "its 4.3 GB are full in 40 s, before the next checkpoint in 600 s" in sign.text
+    # But a checkpoint of all nodes may have taken that much, and so may what a program of the user's writes.
+    for whole in (3 * GIB, 0):
+        assert of_node("n2", last, checkpoint_s=600, checkpoint_bytes=GIB, whole_bytes=whole) == []
+
+
+@pytest.mark.parametrize(
+    ("throttled", "busy", "limit"), [(60, 0.2, "its quota is 0.5"), (10, 0.2, ""), (0, 0.95, "it has 2")]
+)
+def test_a_node_s_own_limits_differ_from_others_work(throttled: int, busy: float, limit: str) -> None:
+    """Of a hundred periods so many were throttled; the two ranks took this share of the two processors."""
+    measured = [
+        replace(
+            WELL,
+            time=5.0 * n,
+            processors=2,
+            quota=0.5,
+            periods=100 * n,
+            throttled=throttled * n,
+            cpu_s={4: 5.0 * n * busy, 5: 5.0 * n * busy},
+        )
+        for n in range(13)
+    ]
+    assert held_back(measured) == limit
+    # One look says nothing, and neither does a node that counts nothing.
+    assert held_back(measured[:2]) == held_back(samples()) == ""
 
 
 def test_memory_that_grows_fast_is_told_before_it_is_full() -> None:
@@ -74,6 +104,9 @@ def test_memory_that_grows_fast_is_told_before_it_is_full() -> None:
     ]
     (sign,) = of_node("n2", grows)
     assert (sign.kind, sign.rank) == ("memory", 5)
+    assert "full in 20 s" in sign.text
+    limited = [replace(one, memory_limit=256 * GIB, memory_used=200 * GIB) for one in grows[:6]]
+    (sign,) = of_node("n2", limited + grows[6:])
     assert "full in 20 s" in sign.text
 
 

@@ -1,0 +1,126 @@
+"""Faults that are planted in a lab's containers while a job runs: each is named, with node and rank.
+
+The same on this machine's loopback network: trainer/tests/distributed/test_watched_faults.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.product import ROOT, Lab, Product, running_lab, wait_until
+from tests.e2e.test_train import ENDLESS, NODES, TINY, read, trains
+from tests.labs import lab_name
+
+pytestmark = pytest.mark.long
+
+JOB = "e2e-watch"
+PROMISED_S = 30.0
+BUSY = 4
+"""So many times as long may a fault take until it is named, where others use the machine."""
+GIB = 1024**3
+OTHER = """
+import importlib.metadata, pathlib, re, sys
+record = pathlib.Path(importlib.metadata.distribution("deepspeed")._path) / "METADATA"
+text = record.read_text()
+print(re.search(r"(?m)^Version: (.*)", text)[1])
+record.write_text(re.sub(r"(?m)^Version: .*", f"Version: {sys.argv[1]}", text, count=1))
+"""
+"""Gives a node's DeepSpeed another version, as another image would, and prints the one that it had."""
+
+
+@pytest.fixture(scope="module")
+def cluster(product: Product) -> Iterator[Lab]:
+    """Two nodes with the training image, the second with a small disk and little memory."""
+    with running_lab(product, lab_name("e2e-watch"), "--nodes", "2", "--trainer") as lab:
+        jobs = f"/var/lib/rdm/{lab.name}"
+        lab.on("n2", "mkdir", "-p", jobs)
+        lab.on("n2", "mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", jobs)
+        lab.json("up")
+        planted = (ROOT / "trainer/tests/distributed/planted/sitecustomize.py").read_text()
+        for node in NODES:
+            lab.on(node, "mkdir", f"{jobs}/planted")
+            plant(lab, node, "sitecustomize.py", planted)
+        lab.on("n2", "docker", "update", "--memory", "3g", "--memory-swap", "3g", "rdm")
+        yield lab
+
+
+def plant(cluster: Lab, node: str, name: str, text: str) -> None:
+    """Write a file of which the ranks of a node know what to do."""
+    script = 'printf %s "$1" >"$2.new" && mv "$2.new" "$2"'
+    cluster.on(node, "sh", "-c", script, "sh", text, f"/var/lib/rdm/{cluster.name}/planted/{name}")
+
+
+def in_container(cluster: Lab, node: str, *argv: str) -> str:
+    """Run a program in a node's training container."""
+    return cluster.on(node, "docker", "exec", "rdm", *argv)
+
+
+def test_each_planted_fault_is_named(cluster: Lab) -> None:
+    jobs = f"/var/lib/rdm/{cluster.name}"
+    environment = {"PYTHONPATH": "/jobs/planted", "PLANTED": "/jobs/planted", "OMP_NUM_THREADS": "1"}
+    config = {**TINY, "checkpoint": {"interval": 1000000}, "launcher": {"env": environment}}
+    (cluster.product.directory / "watch.json").write_text(json.dumps(config))
+    train = ("watch.json", ENDLESS, "launcher.devices_per_node=1", "--name", JOB, "--detach")
+    before = in_container(cluster, "n2", "python", "-c", OTHER, "0.0.1").strip()
+    (problem,) = cluster.json("train", *train, expect=2)["problems"]
+    told = [problem[key] for key in ("node", "value", "reason")]
+    assert told == ["n2", "deepspeed 0.0.1", f"is not {before}, as on n1"]
+    in_container(cluster, "n2", "python", "-c", OTHER, before)
+    cluster.json("train", *train)
+    trains(cluster, JOB)
+
+    def verdict() -> dict[str, Any]:
+        found: dict[str, Any] = read(cluster, JOB, "state.json").get("verdict") or {}
+        return found
+
+    def names(kind: str, node: str, rank: int | None, planted: Callable[[], object]) -> None:
+        culprit = {"kind": kind, "node": node, "rank": rank}
+        assert culprit not in verdict()["culprits"]
+        planted()
+        began = time.monotonic()
+        wait_until(
+            lambda: culprit in verdict()["culprits"], f"{culprit} is named", BUSY * PROMISED_S, verdict
+        )
+        print(f"{time.monotonic() - began:5.1f} s  {kind}: {verdict()['evidence']}")
+
+    def forgets(kind: str) -> None:
+        wait_until(
+            lambda: kind not in [one["kind"] for one in verdict()["culprits"]],
+            f"{kind} is no longer said",
+            seen=verdict,
+        )
+
+    names("slow", "n2", 1, lambda: plant(cluster, "n2", "slow.1", "0.8"))
+    cluster.on("n2", "rm", f"{jobs}/planted/slow.1")
+    forgets("slow")
+
+    names("processors", "n2", 1, lambda: cluster.on("n2", "docker", "update", "--cpus", "0.05", "rdm"))
+    cluster.on("n2", "docker", "update", "--cpus", "2", "rdm")
+    forgets("processors")
+
+    names("memory", "n2", 1, lambda: plant(cluster, "n2", "grow.1", str(1.9 * GIB)))
+    cluster.on("n2", "rm", f"{jobs}/planted/grow.1")
+
+    names(
+        "disk",
+        "n2",
+        None,
+        lambda: cluster.on("n2", "sh", "-c", f"cat /dev/zero >{jobs}/filler || true", check=False),
+    )
+    cluster.on("n2", "rm", f"{jobs}/filler")
+    forgets("disk")
+
+    names("nan", "n1", 0, lambda: plant(cluster, "n1", "nan.0", "1"))
+    told = cluster.rdm("jobs", JOB, "--verdict", expect=4).stdout
+    assert told.startswith("suspect: ")
+    assert "The loss of rank 0 on n1 was not a number first" in told
+
+    names(
+        "failure", "n2", None, lambda: in_container(cluster, "n2", "pkill", "-KILL", "-f", f"agent .*{JOB}")
+    )
+    assert cluster.rdm("jobs", JOB, "--verdict", expect=1).stdout.startswith("failed: ")

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What AMD's own library, amdsmi, tells of a GPU beyond sysfs, where it is installed; it comes with ROCm."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["Library"]
+
+_MIB = 1024 * 1024
+_MICRO = 10_000
+"""Limits above so many W are in uW: versions of the library differ."""
+_VIOLATIONS = {
+    "active_ppt_pwr": "sw_power_cap",
+    "active_prochot_thrm": "hw_thermal",
+    "active_socket_thrm": "sw_thermal",
+    "active_vr_thrm": "sw_thermal",
+    "active_hbm_thrm": "sw_thermal",
+}
+"""Its reasons for lower clocks, in nvidia-smi's words."""
+
+
+class Library:
+    """The library; without it nothing is told."""
+
+    def __init__(self) -> None:
+        self._smi: Any = None
+        # It loads libamd_smi.so, and fails in ways of its own where that or the driver is missing.
+        with contextlib.suppress(Exception):
+            import amdsmi
+
+            amdsmi.amdsmi_init()
+            self._smi = amdsmi
+
+    def told(self) -> dict[str, dict[str, Any]]:
+        """Return fields of ``Device`` by the GPU's PCI address; what is not known is left out."""
+        if self._smi is None:
+            return {}
+        found = {}
+        for handle in self._ask("amdsmi_get_processor_handles") or ():
+            address = self._ask("amdsmi_get_gpu_device_bdf", handle)
+            if address:
+                found[str(address).lower()] = dict(self._fields(handle))
+        return found
+
+    def _ask(self, question: str, *arguments: Any) -> Any:
+        # Each product, driver and version answers some of the questions.
+        with contextlib.suppress(Exception):
+            return getattr(self._smi, question)(*arguments)
+        return None
+
+    def _fields(self, handle: Any) -> Iterator[tuple[str, Any]]:
+        def number(question: str, *keys: str) -> float | None:
+            """Return the first of some fields that is known: others are "N/A", or the highest number."""
+            answer = self._ask(question, handle)
+            values = [answer.get(key) for key in keys] if isinstance(answer, Mapping) else []
+            known = (float(one) for one in values if isinstance(one, int | float) and one not in _UNKNOWN)
+            return next(known, None)
+
+        limit = number("amdsmi_get_power_info", "power_limit")
+        vram = [number("amdsmi_get_gpu_vram_usage", f"vram_{word}") for word in ("used", "total")]
+        used, total = (None if size is None else int(size) * _MIB for size in vram)
+        errors = {
+            "corrected": number("amdsmi_get_gpu_total_ecc_count", "correctable_count"),
+            "uncorrected": number("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"),
+        }
+        violations = self._ask("amdsmi_get_violation_status", handle)
+        asic = self._ask("amdsmi_get_gpu_asic_info", handle)
+        power = ("socket_power", "current_socket_power", "average_socket_power")
+        for name, value in (
+            ("name", asic.get("market_name") if isinstance(asic, Mapping) else None),
+            ("percent", number("amdsmi_get_gpu_activity", "gfx_activity")),
+            ("used", used),
+            ("total", total),
+            ("watts", number("amdsmi_get_power_info", *power)),
+            ("watts_limit", limit / 1e6 if limit is not None and limit > _MICRO else limit),
+            ("ecc", {word: int(count) for word, count in errors.items() if count is not None}),
+            ("throttled", tuple(_throttled(violations)) if isinstance(violations, Mapping) else ()),
+            ("processes", dict(_processes(self._ask("amdsmi_get_gpu_process_list", handle)))),
+        ):
+            if value not in (None, "", "N/A", {}, ()):
+                yield name, value
+
+
+_UNKNOWN = (0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+
+
+def _throttled(violations: Mapping[str, Any]) -> Iterator[str]:
+    yield from dict.fromkeys(reason for key, reason in _VIOLATIONS.items() if violations.get(key) is True)
+
+
+def _processes(listed: Any) -> Iterator[tuple[int, int]]:
+    for one in listed or ():
+        memory = one.get("memory_usage") if isinstance(one, Mapping) else None
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            yield int(one["pid"]), int((memory or {}).get("vram_mem") or one.get("mem") or 0)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which of a node's GPUs are a process' own, by the variables that CUDA and HIP read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+__all__ = ["Lists", "chosen", "lists_of"]
+
+Lists = Sequence[Sequence[str]]
+"""Entries of the variables that are set; each chooses of what the one before has left."""
+
+
+def lists_of(environment: Mapping[str, str], accelerator: str) -> Lists:
+    """Return what the variables of an environment say.
+
+    Source: CUDA's programming guide, "CUDA Environment Variables"; ROCm's "GPU isolation techniques":
+    ``ROCR_VISIBLE_DEVICES`` is applied first, then HIP's variable, for which CUDA's may stand.
+
+    Args:
+        environment: A process'.
+        accelerator: ``cuda``, ``rocm`` or ``cpu``.
+    """
+    variables: dict[str, list[tuple[str, ...]]] = {
+        "cuda": [("CUDA_VISIBLE_DEVICES",)],
+        "rocm": [("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")],
+    }
+    found = []
+    for names in variables.get(accelerator, ()):
+        text = next((environment[name] for name in names if name in environment), None)
+        if text is not None:
+            found.append([entry.strip() for entry in text.split(",")])
+    return found
+
+
+def chosen(gpus: Sequence[str], lists: Lists, parts: Sequence[str] = ()) -> list[int]:
+    """Return the places of what is visible, in its order.
+
+    As CUDA has it, a list ends before the first entry that is nothing.
+
+    Args:
+        gpus: Their UUIDs, by index.
+        lists: See ``lists_of``.
+        parts: UUIDs of parts of them (MIG), which have places behind theirs and no index.
+    """
+    names = [*gpus, *parts]
+    found = list(range(len(gpus)))
+    for entries in lists:
+        left: list[int] = []
+        for entry in entries:
+            place = _place(entry, names, found)
+            if place is None or place in left:
+                break
+            left.append(place)
+        found = left
+    return found
+
+
+def _place(entry: str, names: Sequence[str], found: Sequence[int]) -> int | None:
+    if entry.isdecimal():
+        return found[int(entry)] if int(entry) < len(found) else None
+    # An abbreviation will do where it is unambiguous. A part may be chosen though its GPU is named by none.
+    matching = [place for place, name in enumerate(names) if entry and name.startswith(entry)]
+    return matching[0] if len(matching) == 1 else None

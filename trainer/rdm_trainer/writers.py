@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a job's numbers go beside its log: TensorBoard's event files, Weights & Biases, MLflow.
+
+None of them may end a training, or hold it up: who fails is given up, with one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from rdm_trainer.config import Config
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["Writer", "Writers", "missing"]
+
+_FORBIDDEN = re.compile(r"[^\w\-. :/]")
+"""What MLflow takes in no name."""
+
+
+class Writer(Protocol):
+    """Takes numbers."""
+
+    def add(self, values: Mapping[str, float], iteration: int, samples: int | None) -> None:
+        """Take numbers by name, of an iteration, after so many samples where that is an axis, too."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class _TensorBoard:
+    def __init__(self, config: Config, job_dir: Path) -> None:  # noqa: ARG002
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._events = SummaryWriter(str(job_dir / "tensorboard"))
+
+    def add(self, values: Mapping[str, float], iteration: int, samples: int | None) -> None:
+        for tag, value in values.items():
+            self._events.add_scalar(tag, value, iteration)
+            if samples is not None:
+                self._events.add_scalar(f"{tag} vs samples", value, samples)
+
+    def close(self) -> None:
+        self._events.close()
+
+
+class _Wandb:
+    def __init__(self, config: Config, job_dir: Path) -> None:
+        import wandb
+
+        # Whose project, key and server: its own variables say so. A job that goes on is the same run.
+        self._run = wandb.init(name=job_dir.name, dir=str(job_dir), config=_shown(config), resume="auto")
+
+    def add(self, values: Mapping[str, float], iteration: int, samples: int | None) -> None:
+        more = {} if samples is None else {"samples": samples}
+        self._run.log({**values, **more}, step=iteration)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Mlflow:
+    def __init__(self, config: Config, job_dir: Path) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        record = job_dir / ".mlflow"
+        before = record.read_text(encoding="utf-8") if record.exists() else None
+        run = mlflow.start_run(run_id=before, run_name=None if before else job_dir.name)
+        if before is None:
+            record.write_text(run.info.run_id, encoding="utf-8")
+            mlflow.log_dict(_shown(config), "config.json")
+
+    def add(self, values: Mapping[str, float], iteration: int, samples: int | None) -> None:
+        more = {} if samples is None else {"samples": float(samples)}
+        named = {_FORBIDDEN.sub("", name).strip(): value for name, value in {**values, **more}.items()}
+        # Its server may be slow, or away.
+        self._mlflow.log_metrics(named, step=iteration, synchronous=False)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+_WRITERS: dict[str, Callable[[Config, Path], Writer]] = {"wandb": _Wandb, "mlflow": _Mlflow}
+
+
+def missing(config: Config) -> Iterator[str]:
+    """Yield a sentence for each library that the configuration wants and that is not installed."""
+    for name in config.logging.trackers:
+        if importlib.util.find_spec(name) is None:
+            yield f"logging.trackers has {name}, which is not installed: install it, or leave it out."
+
+
+class Writers:
+    """All that a job has.
+
+    Args:
+        config: The job.
+        job_dir: Where their files go; None on a rank that writes nothing.
+
+    Raises:
+        TrainerError: A library is missing.
+    """
+
+    def __init__(self, config: Config, job_dir: Path | None) -> None:
+        self._open: dict[str, Writer] = {}
+        if job_dir is None:
+            return
+        for problem in missing(config):
+            raise TrainerError(problem)
+        wanted: dict[str, Callable[[Config, Path], Writer]] = {
+            **({"tensorboard": _TensorBoard} if config.logging.tensorboard else {}),
+            **{name: _WRITERS[name] for name in config.logging.trackers},
+        }
+        for name, make in wanted.items():
+            with self._given_up(name):
+                self._open[name] = make(config, job_dir)
+
+    def add(self, values: Mapping[str, float], iteration: int, samples: int | None = None) -> None:
+        """Hand numbers to all of them."""
+        for name, writer in list(self._open.items()):
+            with self._given_up(name):
+                writer.add(values, iteration, samples)
+
+    def close(self) -> None:
+        """Let all of them write what is left."""
+        for name, writer in list(self._open.items()):
+            with self._given_up(name):
+                writer.close()
+
+    @contextlib.contextmanager
+    def _given_up(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # each library has errors of its own
+            self._open.pop(name, None)
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            print(f"Nothing more is written to {name}: {said[0]}", file=sys.stderr, flush=True)
+
+
+def _shown(config: Config) -> dict[str, Any]:
+    """Return a configuration without what may be a secret."""
+    plain = config.to_dict()
+    plain["launcher"] = {key: value for key, value in plain["launcher"].items() if key != "env"}
+    return plain

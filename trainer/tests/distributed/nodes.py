@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nodes of a job on this machine: directories and addresses of the loopback network; all else is real."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rdm_job import processes
+from rdm_job.directory import JobDirectory
+from tests.waiting import DEADLINE_S, wait_until
+
+__all__ = ["TINY", "Nodes", "running"]
+
+PLANTED = Path(__file__).parent / "planted"
+"""Plants faults in each process that finds it on its path."""
+PROGRAM = """
+import os, pathlib, signal, sys, time
+
+rank, place = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+print("rank", rank, "of", os.environ["WORLD_SIZE"], "at", os.environ["MASTER_ADDR"], flush=True)
+job = os.environ["RDM_JOB_ID"].partition("@")[0]
+attempt = place / f"{job}.{rank}.{os.environ['RDM_ATTEMPT']}"
+
+
+def save(*_):
+    (place / f"saved.{rank}").touch()
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+attempt.touch()
+while not (place / f"end.{rank}").exists():
+    time.sleep(0.05)
+if (place / f"end.{rank}").read_text() == f"fail {os.environ['RDM_ATTEMPT']}":
+    raise ValueError("the sky is falling")
+"""
+
+TINY: dict[str, Any] = {
+    "model": {"layers": 2, "hidden_size": 64, "attention_heads": 2, "seq_length": 64, "vocab_size": 90},
+    "optimisation": {
+        "micro_batch_size": 1,
+        "global_batch_size": 4,
+        "train_iterations": 1000000,
+        "precision": "fp32",
+        "lr": 1e-4,
+    },
+    "data": {"mock": True, "workers": 0},
+    "logging": {"interval": 1, "eval_interval": 0, "tensorboard": False},
+    "checkpoint": {"interval": 0},
+}
+"""A training that does not end by itself."""
+
+
+class Nodes:
+    """Two nodes and what is asked of them.
+
+    Args:
+        folder: Where they lie.
+        config: A job's for our trainer, with faults to be planted; without it jobs run ``PROGRAM``.
+
+    Attributes:
+        environments: What a node has more in its environment than this process.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
+        self.folder = folder
+        self.config = config
+        self.addresses_in_environment = False
+        self.program = [str(folder / "program.py"), str(folder)]
+        self.environments: dict[str, dict[str, str]] = {"n1": {}, "n2": {}}
+        (folder / "key").write_text("what the containers share")
+        (folder / "program.py").write_text(PROGRAM)
+        self.nodes: list[dict[str, Any]] = [
+            {"name": "n1", "address": "127.0.0.1", "slots": 1},
+            {"name": "n2", "address": "127.0.0.2", "slots": 1},
+        ]
+        for node in ("n1", "n2"):
+            (folder / node).mkdir()
+
+    def ask(self, node: str, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        environment = {
+            **os.environ,
+            "RDM_JOBS": str(self.folder / node),
+            "RDM_CLUSTER_KEY": str(self.folder / "key"),
+            **self.environments[node],
+        }
+        if self.addresses_in_environment:
+            environment["MY_IP"] = next(str(one["address"]) for one in self.nodes if one["name"] == node)
+        done = subprocess.run(
+            [sys.executable, "-m", "rdm_trainer", "job", *words],
+            env=environment,
+            input=json.dumps(request) if request else None,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert done.stdout, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert done.returncode == (0 if answer["ok"] else 3)
+        return answer
+
+    def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
+        config: dict[str, Any] = {"name": job, "launcher": {"program": self.program}}
+        if self.config is not None:
+            path = os.pathsep.join(filter(None, (str(PLANTED), os.environ.get("PYTHONPATH"))))
+            environment = {"PYTHONPATH": path, "PLANTED": str(self.folder)}
+            config = {**self.config, "name": job, "launcher": {"env": environment}}
+        return {
+            "version": 1,
+            "name": job,
+            "node": node,
+            "nodes": self.nodes,
+            "config": json.dumps(config),
+            "overrides": list(overrides),
+            **more,
+        }
+
+    def start(self, job: str, *overrides: str, **more: Any) -> None:
+        for begun in self.folder.glob(f"{job}.*"):
+            begun.unlink()
+        checked = self.ask("n1", "check", request=self.request(job, "n1", *overrides, **more))
+        assert checked["problems"] == []
+        for node in (str(one["name"]) for one in self.nodes):
+            request = self.request(job, node, *overrides, offer=checked["offer"], **more)
+            assert self.ask(node, "start", request=request)["started"]
+
+    def run(self, job: str, *overrides: str, **more: Any) -> None:
+        """Start a job and wait until it runs: its processes have begun, and its agents say so."""
+        self.start(job, *overrides, **more)
+        self.wait_for_attempt(job, 0)
+        for node in (str(one["name"]) for one in self.nodes):
+            directory = JobDirectory(self.folder / node / job, node)
+            wait_until(f"{job} runs on {node}", directory.read_state, lambda state: state.state == "running")
+
+    def wait_for_attempt(self, job: str, attempt: int) -> None:
+        def begun() -> list[str]:
+            return sorted(path.name for path in self.folder.glob(f"{job}.*"))
+
+        wanted = {f"{job}.{rank}.{attempt}" for rank in range(sum(one["slots"] for one in self.nodes))}
+        wait_until(f"all processes of attempt {attempt} have begun", begun, wanted.issubset)
+
+    def end(self, rank: int, how: str = "") -> None:
+        """Let a process end. It must not see the file before there is something in it."""
+        (self.folder / "end").write_text(how)
+        (self.folder / "end").replace(self.folder / f"end.{rank}")
+
+    def ended(self, job: str, node: str = "n1") -> dict[str, Any]:
+        """Wait until a node says that a job has ended, and return what it says."""
+        # The first look is at once, the next ones at news.
+        patience = itertools.chain([[]], itertools.repeat(["--wait", "2"]))
+
+        def look() -> dict[str, Any]:
+            found: dict[str, Any] = self.ask(node, "state", job, *next(patience))["job"]
+            return found
+
+        return wait_until(f"{job} has ended on {node}", look, lambda state: state["ended"])
+
+    def process_of(self, rank: int, job: str) -> int:
+        node = self.nodes[rank]["name"]
+        return int(json.loads((self.folder / f"{node}/{job}/ranks/{node}/{rank}.json").read_text())["pid"])
+
+    def left(self, job: str) -> list[int]:
+        """The processes of a job."""
+        return processes.of_job(self.mark(job))
+
+    def mark(self, job: str) -> str:
+        """What a job's processes carry."""
+        return JobDirectory(self.folder / "n1" / job, "n1").request().job_id
+
+    def agent_of(self, node: str, job: str) -> int:
+        found = subprocess.run(
+            ["pgrep", "-f", f"rdm_job.agent {self.folder}/{node}/{job}$"],
+            capture_output=True,
+            text=True,
+        )
+        return int(found.stdout)
+
+
+@contextlib.contextmanager
+def running(nodes: Nodes) -> Iterator[Nodes]:
+    """Nodes of which nothing runs any more afterwards."""
+    try:
+        yield nodes
+    finally:
+        agents = f"rdm_job.agent {nodes.folder}/n[12]/"
+        subprocess.run(["pkill", "-KILL", "-f", agents], check=False)
+        for path in nodes.folder.glob("n?/*/job.json"):
+            processes.end_all(JobDirectory(path.parent, path.parent.parent.name).request().job_id)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Plants faults in the ranks of a job: Python runs this first, where it is on PYTHONPATH.
+
+What is planted say files in ``$PLANTED``: ``slow.1`` lets rank 1 sleep so many seconds in each step,
+``nan.1`` makes its loss no number, ``grow.1`` lets it take 64 MiB more in each step until it has so many
+bytes, and ``pause`` gives the machine that the tests run on so many seconds of rest after each step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+if "PLANTED" in os.environ and "LOCAL_RANK" in os.environ:
+    from rdm_trainer import own_time
+    from rdm_trainer.engine import Engine
+
+    place, rank = Path(os.environ["PLANTED"]), os.environ["RANK"]
+    job, attempt = os.environ["RDM_JOB_ID"].partition("@")[0], os.environ["RDM_ATTEMPT"]
+    (place / f"{job}.{rank}.{attempt}").touch()
+    made, step = Engine.__init__, Engine.train_step
+    taken: list[bytes] = []
+    MIB64 = 64 * 1024**2
+
+    def planted(name: str) -> float:
+        with contextlib.suppress(OSError):
+            return float((place / name).read_text() or 1)
+        return 0.0
+
+    def init(self: Engine, *args: Any, on_loss: Any, **more: Any) -> None:
+        def tell(loss: Any) -> None:
+            on_loss(loss * float("nan") if planted(f"nan.{rank}") else loss)
+
+        made(self, *args, on_loss=tell, **more)
+        # In the forward, where a slow kernel would be: before and after it are others to wait for.
+        self.deepspeed.module.register_forward_pre_hook(lambda *_: time.sleep(planted(f"slow.{rank}")))
+
+    def train_step(self: Engine, batches: Any) -> Any:
+        if len(taken) * MIB64 < planted(f"grow.{rank}"):
+            taken.append(b"\1" * MIB64)
+        result = step(self, batches)
+        with own_time.waiting():
+            time.sleep(planted("pause"))
+        return result
+
+    setattr(Engine, "__init__", init)  # noqa: B010
+    setattr(Engine, "train_step", train_step)  # noqa: B010
