@@ -83,6 +83,25 @@ class Options:
 
         return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 
+    def carry_out_to_tell(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult:
+        """Run to the end, as above, and return a result that the verb is to tell in words.
+
+        Raises:
+            click.exceptions.Exit: all is said: the command was shown, the result is JSON, or the run was
+                refused or broken off. It has the exit code.
+        """
+        result = self.carry_out(cluster, run, brief=brief)
+        if result is None:
+            raise click.exceptions.Exit(0)
+        if self.as_json:
+            emit_json(result.to_json())
+            raise click.exceptions.Exit(result.exit_code)
+        from rdm_provision.cli import view
+
+        if view.unhappy_end(result):
+            raise click.exceptions.Exit(result.exit_code)
+        return result
+
 
 def emit_json(data: Any) -> None:
     """Print DATA as JSON on stdout."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
+from rdm_provision.cli.common import Options, inventory_flag, limited_run_options
 
 __all__ = ["data"]
 
@@ -27,16 +27,9 @@ def data(options: Options, directory: Path) -> int:
     It is for nodes without a shared file system; mount one with `container_volumes` where there is one.
     """
     cluster = options.cluster()
-    result = options.carry_out(cluster, cluster.bring_data(directory, **options.run))
-    if result is None:
-        return 0
-    if options.as_json:
-        emit_json(result.to_json())
-        return result.exit_code
+    result = options.carry_out_to_tell(cluster, cluster.bring_data(directory, **options.run))
     from rdm_provision.cli import view
 
-    if view.unhappy_end(result):
-        return result.exit_code
     console = view.out()
     if not result.ok:
         view.recap(console, result)

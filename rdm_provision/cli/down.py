@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, lab_steps, run_options
+from rdm_provision.cli.common import Options, inventory_flag, lab_steps, run_options
 
 __all__ = ["down"]
 
@@ -26,17 +26,10 @@ def down(options: Options, images: bool) -> int:
     address plan and what training jobs have left on the nodes. Refused while a training job runs.
     """
     cluster = options.cluster()
-    result = options.carry_out(cluster, cluster.down(images=images, tags=options.tags, **options.run))
-    if result is None:
-        return 0
-    if options.as_json:
-        emit_json(result.to_json())
-        return result.exit_code
+    result = options.carry_out_to_tell(cluster, cluster.down(images=images, tags=options.tags, **options.run))
 
     from rdm_provision.cli import view
 
-    if view.unhappy_end(result):
-        return result.exit_code
     console = view.out()
     view.recap(console, result)
     for path, nodes in cluster.kept(result).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, run_options
+from rdm_provision.cli.common import Options, inventory_flag, run_options
 from rdm_provision.cluster import Cluster
 from rdm_provision.run import Run
 
@@ -59,17 +59,10 @@ def down(options: Options) -> int:
 
 
 def _carry_out(options: Options, cluster: Cluster, run: Run, again: str, steps: list[tuple[str, str]]) -> int:
-    result = options.carry_out(cluster, run)
-    if result is None:
-        return 0
-    if options.as_json:
-        emit_json(result.to_json())
-        return result.exit_code
+    result = options.carry_out_to_tell(cluster, run)
 
     from rdm_provision.cli import view
 
-    if view.unhappy_end(result):
-        return result.exit_code
     console = view.out()
     view.recap(console, result)
     for path, nodes in cluster.kept(result).items():

@@ -8,7 +8,6 @@ import click
 
 from rdm_provision.cli.common import (
     Options,
-    emit_json,
     inventory_flag,
     lab_steps,
     recheck_option,
@@ -43,18 +42,11 @@ def up(options: Options, recheck: bool) -> int:
     restarted: that is refused.
     """
     cluster = options.cluster()
-    result = options.carry_out(cluster, cluster.up(tags=options.tags, recheck=recheck, **options.run))
-    if result is None:
-        return 0
-    if options.as_json:
-        emit_json(result.to_json())
-        return result.exit_code
+    result = options.carry_out_to_tell(cluster, cluster.up(tags=options.tags, recheck=recheck, **options.run))
 
     from rdm_provision.cli import fabric, view
     from rdm_provision.parts import named
 
-    if view.unhappy_end(result):
-        return result.exit_code
     console = view.out()
     view.recap(console, result)
     view.found(console, result)

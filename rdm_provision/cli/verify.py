@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
+from rdm_provision.cli.common import Options, inventory_flag, limited_run_options
 
 if TYPE_CHECKING:
     from rdm_provision.events import RunResult
@@ -57,17 +57,10 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     run = cluster.verify(
         all_pairs=all_pairs, rdma=rdma, collective=collective, max_size=max_size, **options.run
     )
-    result = options.carry_out(cluster, run)
-    if result is None:
-        return 0
-    if options.as_json:
-        emit_json(result.to_json())
-        return result.exit_code
+    result = options.carry_out_to_tell(cluster, run)
 
     from rdm_provision.cli import fabric, measured, view
 
-    if view.unhappy_end(result):
-        return result.exit_code
     console = view.out()
     view.recap(console, result)
     if result.fabric is not None:
