@@ -15,6 +15,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from rdm_job.devices import Sampler, amd, count, line, nvidia
@@ -92,10 +93,15 @@ def test_all_that_nvidias_library_tells(driver: Path) -> None:
     }
 
 
-def test_a_missing_driver_is_said_once_and_is_no_failure() -> None:
+def test_a_missing_driver_is_said_once_and_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     sampler = Sampler("cuda")
     assert sampler.missing.startswith("NVIDIA's driver does not answer")
-    assert sampler.devices() == nvidia._printed(nvidia._output(["nvidia-smi-absent"]))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert sampler.devices() == ()
 
 
 def test_amd_from_sysfs(tmp_path: Path) -> None:
