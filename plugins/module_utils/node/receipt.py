@@ -57,7 +57,6 @@ Found = Dict[str, Dict[str, str]]
 
 MISSING = "missing"
 RUNNING = "running"
-LOST = "is on none of its interfaces"
 
 _FILE_ROLES = ("my_ip", "container", "hostfile")
 _ROLE_OF_FILE = {"nodes": "my_ip", "env": "my_ip", os.path.join("job", "hostfile"): "hostfile"}
@@ -124,13 +123,12 @@ def drift(before: Found, now: Found) -> Dict[str, List[str]]:
         gone: List[str] = []
         for what in sorted({*was, *is_now}):
             old, new = was.get(what, MISSING), is_now.get(what, MISSING)
-            if old not in (new, LOST) and not _implied(what, was, is_now, gone):
+            if old != new and not _implied(what, was, is_now, gone):
                 gone += [what + os.sep] if new == MISSING else []
                 reasons.setdefault(role, []).append(_sentence(what, old, new))
     for what, state in now.get("container", {}).items():
         # However it was found before: this can never be right.
-        lost = state == LOST
-        if lost or (what.startswith(_CONTAINER) and what.endswith(_STATE) and state != RUNNING):
+        if what.startswith(_CONTAINER) and what.endswith(_STATE) and state != RUNNING:
             sentence = _sentence(what, RUNNING, state)
             if sentence not in reasons.setdefault("container", []):
                 reasons["container"].append(sentence)
@@ -264,8 +262,6 @@ def _see_engine(
         role = _ROLE_OF_LABEL.get((one["Config"].get("Labels") or {}).get(LABEL_ROLE, ""), "container")
         name = _CONTAINER + one["Name"].lstrip("/")
         _note(found, role, name + _STATE, _state(one))
-        for address in lost_addresses(one):
-            _note(found, role, "the address {0} of {1}".format(address, name), LOST)
         for part, settings in _settings(one).items():
             _note(found, role, "{0} ({1})".format(name, part), digest(settings))
         for network in networks:
@@ -302,6 +298,9 @@ def _rdma_devices(key: str, sysfs_root: str, dev_root: str) -> Optional[str]:
 
 def _state(container: Mapping[str, Any]) -> str:
     state = container["State"]
+    lost = lost_addresses(container)
+    if lost:
+        return "without its interface ({0})".format(", ".join(lost))
     return "paused" if state.get("Paused") else str(state["Status"])
 
 
@@ -384,8 +383,6 @@ def _implied(what: str, was: Mapping[str, str], now: Mapping[str, str], gone: Li
 def _sentence(what: str, old: str, new: str) -> str:
     if what.endswith(_STATE) and what.startswith(_CONTAINER):
         what = what[: -len(_STATE)]
-    if new == LOST:
-        return "{0} {1}".format(what, new)
     if old == MISSING:
         return "{0} was not there before".format(what)
     if new == MISSING:

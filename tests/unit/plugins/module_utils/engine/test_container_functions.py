@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.engine import container_functions
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import (
+    Functions,
     Given,
     devices,
     lasting_mac,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 
 from tests.fixtures.sysfs.build import build
@@ -59,3 +62,13 @@ def test_an_address_that_does_not_last_is_not_insisted_on(
     (node / "sys/class/net/ens11/addr_assign_type").write_text(f"{kind}\n")
     assert lasting_mac(Given("0000:a1:00.1", "ens11", mac), str(node / "sys")) == lasting
     assert lasting_mac(Given("0000:a1:00.1", "", mac), str(node / "sys")) is None
+
+
+def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = "ffff:1f:10.0"
+    monkeypatch.setattr(container_functions, "held", lambda socket, found, network: gone)
+    had = {"ibnet": {"function": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
+    functions = Functions(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
+    assert functions.settings({}, had, check=True) == had
