@@ -81,9 +81,7 @@ def test_what_does_not_compile_is_the_compilers_last_lines_and_leaves_nothing(ch
 
 
 def test_what_is_no_megatron_or_no_environment_is_one_sentence(checkout: Path) -> None:
-    with pytest.raises(
-        EnvironmentProblem, match=r"has neither megatron/data/helpers.cpp nor .*: give"
-    ):
+    with pytest.raises(EnvironmentProblem, match=r"has neither megatron/data/helpers.cpp nor .*: give"):
         megatron.plan(str(checkout / "megatron"), ENVIRONMENT)
     with pytest.raises(EnvironmentProblem, match="there is no environment at /nowhere to build for"):
         megatron.plan(str(checkout), "/nowhere")
