@@ -117,7 +117,7 @@ options:
     default: 0
   apex:
     description:
-      - A directory or an archive with NVIDIA's apex on the node, or C(git+ADDRESS@COMMIT), to install as well.
+      - A directory or an archive on the node with NVIDIA's apex, or C(git+ADDRESS@COMMIT), to install too.
       - Where its extensions cannot be built it is installed without, with a warning.
     type: str
     default: ""

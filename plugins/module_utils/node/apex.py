@@ -35,8 +35,8 @@ def problem(source: str) -> str:
         return "python_env_apex {0} names no commit: end it with @ and its 40 digits".format(source)
     if not source.startswith(("git+", "/", "~")):
         return (
-            "python_env_apex is {0!r}: give a directory or an archive on the node, or git+ADDRESS@COMMIT (apex "
-            "of PyPI is another project)".format(source)
+            "python_env_apex is {0!r}: give a directory or an archive on the node, or git+ADDRESS@COMMIT "
+            "(apex of PyPI is another project)".format(source)
         )
     return ""
 
