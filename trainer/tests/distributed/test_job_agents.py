@@ -12,14 +12,17 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rdm_job import processes
@@ -54,8 +57,8 @@ SOON_S = 60.0
 class Nodes:
     """Two nodes and what is asked of them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, user: str | None = None) -> None:
+        self.folder, self.user = folder, user
         self.addresses_in_environment = False
         self.program = [str(folder / "program.py"), str(folder)]
         (folder / "key").write_text("what the containers share")
@@ -70,13 +73,14 @@ class Nodes:
     def ask(self, node: str, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         environment = {
             **os.environ,
+            "HOME": str(self.folder if self.user else Path.home()),
             "RDM_JOBS": str(self.folder / node),
             "RDM_CLUSTER_KEY": str(self.folder / "key"),
         }
         if self.addresses_in_environment:
             environment["MY_IP"] = next(str(one["address"]) for one in self.nodes if one["name"] == node)
         done = subprocess.run(
-            [sys.executable, "-m", "rdm_trainer", "job", *words],
+            [*self._as_user(), sys.executable, "-m", "rdm_trainer", "job", *words],
             env=environment,
             input=json.dumps(request) if request else None,
             capture_output=True,
@@ -87,6 +91,14 @@ class Nodes:
         answer: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == (0 if answer["ok"] else 3)
         return answer
+
+    def _as_user(self) -> list[str]:
+        """What makes a command an ordinary user's, who may only read more: this Python may be root's."""
+        if self.user is None:
+            return []
+        may = "+dac_read_search"
+        who = [f"--reuid={self.user}", "--regid=nogroup", "--clear-groups"]
+        return ["setpriv", *who, f"--inh-caps={may}", f"--ambient-caps={may}"]
 
     def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
         config = {"name": job, "launcher": {"program": self.program}}
@@ -306,6 +318,37 @@ def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_t
         assert theirs
         assert others.left(job) == theirs
         assert others.ask("n1", "state", job)["job"]["state"] == "running"
+
+
+def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
+    """Two accounts that every Debian has, neither of them root, with jobs of one name at the same time."""
+    users = ("daemon", "nobody")
+    job = "of-two-users"
+    with contextlib.ExitStack() as stack:
+        both = []
+        for user in users:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"rdm-{user}-")))
+            made = stack.enter_context(running(Nodes(folder, user)))
+            made.nodes[:] = [{"name": "n1", "address": "127.0.0.1", "slots": 2}]
+            for path in (folder, *folder.iterdir()):
+                shutil.chown(path, user, "nogroup")
+            (folder / "key").chmod(0o600)
+            both.append(made)
+        for made in both:
+            made.run(job)
+        one, other = both
+        offers = [JobDirectory(made.folder / "n1" / job, "n1").request().offer for made in both]
+        ports = [{offer.agent_port, offer.master_port} for offer in offers if offer]
+        assert len(ports) == 2
+        assert ports[0].isdisjoint(ports[1])
+        for made, user in zip(both, users, strict=True):
+            assert {psutil.Process(pid).username() for pid in made.left(job)} == {user}
+            assert {path.owner() for path in (made.folder / "n1" / job).rglob("*")} == {user}
+        theirs = other.left(job)
+        assert one.ask("n1", "stop", job)["stopped"]
+        assert one.left(job) == []
+        assert other.left(job) == theirs
+        assert other.ask("n1", "state", job)["job"]["state"] == "running"
 
 
 def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:
