@@ -115,6 +115,12 @@ options:
     description: GiB that must be free in the file system of O(directory) when an environment is to be made.
     type: float
     default: 0
+  apex:
+    description:
+      - A directory or an archive on the node with NVIDIA's apex, or C(git+ADDRESS@COMMIT), to install too.
+      - Where its extensions cannot be built it is installed without, with a warning.
+    type: str
+    default: ""
   spare:
     description: Environments that other nodes use, where O(directory) is shared; they say so in RV(used).
     type: list
@@ -200,6 +206,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "python_mirror": {"type": "str", "default": ""},
     "pyenv_root": {"type": "str", "default": "~/.pyenv"},
     "space": {"type": "float", "default": 0},
+    "apex": {"type": "str", "default": ""},
     "spare": {"type": "list", "elements": "str", "default": []},
     "others_known": {"type": "bool", "default": True},
 }
@@ -217,7 +224,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         elif found:
             found = python_env.remove(directory, options["cluster"])
         return dict(result, changed=bool(found), removed=found)
-    wanted = python_env.Wanted(*(options[key] for key in ("cluster", "method", "python", "lock", "program")))
+    wanted = python_env.Wanted(
+        *(options[key] for key in ("cluster", "method", "python", "lock", "program", "apex"))
+    )
     why = python_env.drift(directory, wanted)
     if why:
         result.update(changed=True, why=why)
@@ -243,6 +252,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             return dict(result, needed=not module.check_mode)
         spare = options["spare"] if options["others_known"] else None
         python_env.make(directory, wanted, sources, str(copies["wheel"]), str(copies.get("uv") or ""), spare)
+        lost = python_env.receipt_of(directory).get("lost")
+        if lost:
+            module.warn(lost)
     return dict(result, python=python_env.receipt_of(directory).get("python", ""))
 
 

@@ -14,8 +14,9 @@ import json
 import os
 import re
 import shutil
-from typing import Any, Collection, Dict, List, NamedTuple, Optional
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.node import apex
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
     EnvironmentProblem,
     build_python,
@@ -46,6 +47,7 @@ class Wanted(NamedTuple):
         python: the version, such as 3.11, or the path of a Python.
         lock: requirements, each with its hashes.
         program: name of the wheel with the trainer, which its version and digest are part of.
+        apex: where apex's source is; empty for none.
     """
 
     cluster: str
@@ -53,11 +55,13 @@ class Wanted(NamedTuple):
     python: str
     lock: str
     program: str
+    apex: str = ""
 
     @property
     def digest(self) -> str:
         """What tells this environment from others."""
-        text = json.dumps([FORMAT, self.method, self.python, self.lock, self.program])
+        words = [FORMAT, self.method, self.python, self.lock, self.program]
+        text = json.dumps([*words, self.apex] if self.apex else words)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -181,6 +185,8 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
     Raises:
         EnvironmentProblem: there is no Python to make it with, or no room.
     """
+    if wanted.apex and apex.problem(wanted.apex):
+        raise EnvironmentProblem(apex.problem(wanted.apex))
     if wanted.method == "system":
         system_python(wanted.python)
     elif wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
@@ -230,11 +236,9 @@ def make(
         shutil.rmtree(place, ignore_errors=True)
         os.makedirs(place, mode=0o755)
         _write_receipt(place, {"cluster": wanted.cluster, "whole": False})
-        version = _fill(place, wanted, sources, wheel, uv)
-        listed = packages(place)
-        _write_receipt(
-            place, {"cluster": wanted.cluster, "whole": True, "python": version, "packages": listed}
-        )
+        receipt = _fill(place, wanted, sources, wheel, uv)
+        receipt.update(cluster=wanted.cluster, whole=True, packages=packages(place))
+        _write_receipt(place, receipt)
         _point(directory, place)
     except OSError as error:
         raise EnvironmentProblem("{0} cannot be made: {1}".format(place, _why(error))) from None
@@ -321,8 +325,8 @@ def in_use(place: str, proc: str = "/proc") -> Optional[int]:
     return None
 
 
-def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> str:
-    """Put a Python and the packages into an environment; return the Python's version."""
+def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> Dict[str, Any]:
+    """Put a Python and the packages into an environment; return what is to be known of it."""
     python = os.path.join(place, "bin", "python")
     more = sources.variables()
     # A user's own files must not make nodes differ.
@@ -373,9 +377,25 @@ def _fill(place: str, wanted: Wanted, sources: Sources, wheel: str, uv: str) -> 
     os.unlink(first)
     # Its digest is compared before it gets here.
     run_program([*install, "--no-index", wheel], "install the trainer", variables)
-    return run_program(
-        [python, "-c", "import platform; print(platform.python_version())"], "start", variables
-    ).strip()
+    asked = [python, "-c", "import platform; print(platform.python_version())"]
+    said = {"python": run_program(asked, "start", variables).strip()}
+    if wanted.apex:
+        said["lost"] = apex.install(
+            [*install, *where],
+            _build_options_of(python, wanted.method, variables),
+            os.path.expanduser(wanted.apex),
+            variables,
+            os.path.join(place, apex.LOG),
+        )
+    return said
+
+
+def _build_options_of(python: str, method: str, variables: Dict[str, str]) -> Tuple[int, ...]:
+    """Return the version of pip by which it takes options for a build; uv takes them as new ones do."""
+    if method == "uv":
+        return (99,)
+    said = run_program([python, "-c", "import pip; print(pip.__version__)"], "tell pip's version", variables)
+    return tuple(int(part) for part in said.strip().split(".")[:2] if part.isdigit())
 
 
 def entry_of(lock: str, name: str) -> str:

@@ -65,13 +65,14 @@ class Nodes:
     Args:
         folder: Where they lie.
         config: A job's for our trainer, with faults to be planted; without it jobs run ``PROGRAM``.
+        user: Whose jobs they are; this one's by default.
 
     Attributes:
         environments: What a node has more in its environment than this process.
     """
 
-    def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, config: dict[str, Any] | None = None, user: str | None = None) -> None:
+        self.folder, self.user = folder, user
         self.config = config
         self.addresses_in_environment = False
         self.program = [str(folder / "program.py"), str(folder)]
@@ -88,6 +89,7 @@ class Nodes:
     def ask(self, node: str, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         environment = {
             **os.environ,
+            "HOME": str(self.folder if self.user else Path.home()),
             "RDM_JOBS": str(self.folder / node),
             "RDM_CLUSTER_KEY": str(self.folder / "key"),
             **self.environments[node],
@@ -95,7 +97,7 @@ class Nodes:
         if self.addresses_in_environment:
             environment["MY_IP"] = next(str(one["address"]) for one in self.nodes if one["name"] == node)
         done = subprocess.run(
-            [sys.executable, "-m", "rdm_trainer", "job", *words],
+            [*self._as_user(), sys.executable, "-m", "rdm_trainer", "job", *words],
             env=environment,
             input=json.dumps(request) if request else None,
             capture_output=True,
@@ -106,6 +108,14 @@ class Nodes:
         answer: dict[str, Any] = json.loads(done.stdout)
         assert done.returncode == (0 if answer["ok"] else 3)
         return answer
+
+    def _as_user(self) -> list[str]:
+        """What makes a command an ordinary user's, who may only read more: this Python may be root's."""
+        if self.user is None:
+            return []
+        may = "+dac_read_search"
+        who = [f"--reuid={self.user}", "--regid=nogroup", "--clear-groups"]
+        return ["setpriv", *who, f"--inh-caps={may}", f"--ambient-caps={may}"]
 
     def request(self, job: str, node: str, *overrides: str, **more: Any) -> dict[str, Any]:
         config: dict[str, Any] = {"name": job, "launcher": {"program": self.program}}

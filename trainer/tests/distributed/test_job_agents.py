@@ -6,14 +6,18 @@ What the processes run is a small program, through ``launcher.program``, as some
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import shutil
 import signal
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -193,6 +197,37 @@ def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_t
         assert theirs
         assert others.left(job) == theirs
         assert others.ask("n1", "state", job)["job"]["state"] == "running"
+
+
+def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
+    """Two accounts that every Debian has, neither of them root, with jobs of one name at the same time."""
+    users = ("daemon", "nobody")
+    job = "of-two-users"
+    with contextlib.ExitStack() as stack:
+        both = []
+        for user in users:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"rdm-{user}-")))
+            made = stack.enter_context(running(Nodes(folder, user=user)))
+            made.nodes[:] = [{"name": "n1", "address": "127.0.0.1", "slots": 2}]
+            for path in (folder, *folder.iterdir()):
+                shutil.chown(path, user, "nogroup")
+            (folder / "key").chmod(0o600)
+            both.append(made)
+        for made in both:
+            made.run(job)
+        one, other = both
+        offers = [JobDirectory(made.folder / "n1" / job, "n1").request().offer for made in both]
+        ports = [{offer.agent_port, offer.master_port} for offer in offers if offer]
+        assert len(ports) == 2
+        assert ports[0].isdisjoint(ports[1])
+        for made, user in zip(both, users, strict=True):
+            assert {psutil.Process(pid).username() for pid in made.left(job)} == {user}
+            assert {path.owner() for path in (made.folder / "n1" / job).rglob("*")} == {user}
+        theirs = other.left(job)
+        assert one.ask("n1", "stop", job)["stopped"]
+        assert one.left(job) == []
+        assert other.left(job) == theirs
+        assert other.ask("n1", "state", job)["job"]["state"] == "running"
 
 
 def test_a_lost_agent_ends_the_job_on_the_other_node(nodes: Nodes) -> None:

@@ -12,6 +12,7 @@ from rdm_trainer import cli
 from rdm_trainer.config import check, from_dict, load, shell, tdpp
 from rdm_trainer.errors import ConfigError
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DOCUMENT = """\
 #!/bin/bash
 CONTAINER_IMAGE_PATH="$HOME/tdpp/image/pytorch.sqsh"
@@ -127,6 +128,13 @@ def test_the_command_prints_a_job_that_can_be_read(
     (tmp_path / "job.yaml").write_text(printed.out, encoding="utf-8")
     assert load(tmp_path / "job.yaml").launcher.slurm.gpus_per_node == {"": "4"}
     assert "#SBATCH" in printed.err
+
+
+@pytest.mark.parametrize(("name", "world"), [("megatron_ds_snmg", 8), ("megatron_ds_mnmg", 16)])
+def test_the_slurm_documents_examples_are_sound_in_their_worlds(name: str, world: int) -> None:
+    job = load(CONFIGS / "slurm" / f"{name}.yaml")
+    assert check(job, world_size=world, devices_per_node=8) == []
+    assert job.data_parallel(world) == 2
 
 
 @given(st.text(max_size=200) | st.text(alphabet="AB=$(){}[]'\"\\`;# \n0123if thenlsco&|<>*/+-", max_size=200))

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.node import base_python, python_env
+from ansible_collections.rdm.provision.plugins.module_utils.node import apex, base_python, python_env
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.python_env import (
     Sources,
@@ -278,6 +278,65 @@ def test_a_mirror_that_lacks_the_python_for_uv_is_named(node: Node) -> None:
         EnvironmentProblem, match=rf"uv could not make an environment: .*{mirror}/[0-9]+/cpython"
     ):
         node.make(node.wanted()._replace(python="3.10.3"))
+
+
+@pytest.mark.parametrize("method", ["system", "uv"])
+def test_apex_that_cannot_be_built_is_installed_without_its_extensions(node: Node, method: str) -> None:
+    """By a package of the same name, whose build fails as apex's does without nvcc, in real pip and uv."""
+    source = node.home / "apex"
+    made = wheel(node.home / "made", "apex")
+    source.mkdir()
+    (source / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+        '[project]\nname = "apex"\nversion = "1.0"\n'
+    )
+    (source / "backend.py").write_text(
+        "import shutil\n"
+        "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
+        "    if config_settings:\n"
+        "        raise SystemExit(f'nvcc is not found, for {config_settings}')\n"
+        f"    shutil.copy({str(made)!r}, directory)\n"
+        f"    return {made.name!r}\n"
+    )
+    node.make(node.wanted(method)._replace(apex=str(source)))
+    assert "apex-1.0" in python_env.receipt_of(node.directory)["packages"]
+    lost = python_env.receipt_of(node.directory)["lost"]
+    assert lost.startswith("apex's extensions could not be built: ")
+    assert "it is installed without them, so its fused optimisers" in lost
+    log = Path(node.directory, "apex.log").read_text()
+    assert "nvcc is not found, for {'--build-option': ['--cpp_ext', '--cuda_ext']}" in log
+    assert python_env.drift(node.directory, node.wanted(method)._replace(apex=str(source))) == ""
+    assert python_env.drift(node.directory, node.wanted(method)) == "another one is wanted"
+
+
+def test_the_command_for_apex_is_that_of_the_pip_there() -> None:
+    new = apex.command(["pip", "install"], (23, 1), "/apex", extensions=True)
+    assert new[-3:] == [
+        "--config-settings=--build-option=--cpp_ext",
+        "--config-settings=--build-option=--cuda_ext",
+        "/apex",
+    ]
+    old = apex.command(["pip", "install"], (22, 3), "/apex", extensions=True)
+    assert old[-3:] == ["--global-option=--cpp_ext", "--global-option=--cuda_ext", "/apex"]
+    assert apex.command(["pip", "install"], (23, 1), "/apex", extensions=False)[-2:] == [
+        "--no-cache-dir",
+        "/apex",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("git+https://example.org/apex@main", "names no commit: end it with @"),
+        (f"git+https://me:secret@example.org/apex@{'a' * 40}", "has a password"),
+        ("apex", "apex of PyPI is another project"),
+        (f"git+https://example.org/apex@{'a' * 40}", ""),
+        ("/src/apex.tar.gz", ""),
+    ],
+)
+def test_apex_comes_from_a_pinned_source(source: str, says: str) -> None:
+    assert says in apex.problem(source)
+    assert bool(says) == bool(apex.problem(source))
 
 
 def test_the_module_asks_for_files_once_and_changes_nothing_in_check_mode(node: Node) -> None:

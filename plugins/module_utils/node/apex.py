@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""NVIDIA's apex in an environment, from a source of the user's, for programs that want it.
+
+Our trainer does not use it. Its extensions are compiled by nvcc against a torch for CUDA, which often fails;
+then it is installed without them, or not at all, and what is lost is said.
+
+This runs on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import List, Mapping, Sequence, Tuple
+
+LOG = "apex.log"
+"""In the environment: all that the builds wrote."""
+OPTIONS = ("--cpp_ext", "--cuda_ext")
+# Later ones read variables.
+VARIABLES = {"APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"}
+_LIMIT_S = 7200
+_PASSWORD = re.compile(r"git\+[a-z]+://[^/@\s]*:[^/@\s]*@")
+_PINNED = re.compile(r"git\+[^\s]+@[0-9a-f]{40}")
+
+
+def problem(source: str) -> str:
+    """Return why a source cannot be taken, in words; empty when it can.
+
+    >>> problem("git+https://example.org/apex@main")
+    'python_env_apex git+https://example.org/apex@main names no commit: end it with @ and its 40 digits'
+    """
+    if _PASSWORD.match(source):
+        return "python_env_apex has a password, which would be in the build's log: use a key, or a directory"
+    if source.startswith("git+") and not _PINNED.fullmatch(source):
+        return "python_env_apex {0} names no commit: end it with @ and its 40 digits".format(source)
+    if not source.startswith(("git+", "/", "~")):
+        return (
+            "python_env_apex is {0!r}: give a directory or an archive on the node, or git+ADDRESS@COMMIT "
+            "(apex of PyPI is another project)".format(source)
+        )
+    return ""
+
+
+def command(install: Sequence[str], version: Tuple[int, ...], source: str, extensions: bool) -> List[str]:
+    """Return the command that installs it.
+
+    Args:
+        install: pip or uv with its verb `install`.
+        version: of pip, whose options for a build are others since 23.1; of uv, (99,).
+        source: a path, or an address.
+        extensions: compile them.
+    """
+    name = "--config-settings=--build-option={0}" if version >= (23, 1) else "--global-option={0}"
+    options = [name.format(option) for option in OPTIONS] if extensions else []
+    return [*install, "-v", "--no-cache-dir", *options, source]
+
+
+def install(
+    argv: Sequence[str], version: Tuple[int, ...], source: str, variables: Mapping[str, str], log: str
+) -> str:
+    """Install it with its extensions, else without; return what is lost in a sentence, empty for nothing.
+
+    Args:
+        argv: pip or uv with its verb `install`.
+        version: as of command().
+        source: a path, or an address.
+        variables: the environment of the program.
+        log: file for all that it writes.
+    """
+    if _run(command(argv, version, source, True), dict(variables, **VARIABLES), log):
+        return ""
+    end = _end(log)
+    if _run(command(argv, version, source, False), variables, log):
+        lost = "it is installed without them, so its fused optimisers, norms and softmax are missing"
+    else:
+        lost = "nor could it be installed without them, so programs that import it fail"
+    return "apex's extensions could not be built: {0}; {1} (all of it is in {2})".format(end, lost, log)
+
+
+def _run(argv: List[str], variables: Mapping[str, str], log: str) -> bool:
+    with open(log, "ab") as file:
+        file.write("$ {0}\n".format(" ".join(argv)).encode())
+        file.flush()
+        try:
+            done = subprocess.run(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=dict(variables),
+                timeout=_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            file.write("It took more than {0} s.\n".format(_LIMIT_S).encode())
+            return False
+    return done.returncode == 0
+
+
+def _end(log: str) -> str:
+    with open(log, encoding="utf-8", errors="replace") as file:
+        said = [line.strip() for line in file if line.strip()]
+    return " ".join(said[-4:])[-400:]
