@@ -28,7 +28,7 @@ _TIMELINES = 4
 
 def gantt(job: Job, number: int, which: str) -> Plot | None:
     """Return the picture of what ranks did when, a variant for each step."""
-    if job.timeline is None:
+    if job.timeline is None or not job.timeline["spans"]:
         return None
     timeline = timeline_of(job.timeline)
     steps = timeline.steps
