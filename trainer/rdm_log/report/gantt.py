@@ -43,7 +43,9 @@ def gantt(job: Job, number: int, which: str) -> Plot | None:
             f"The bubble is {100 * share:.0f} % of the time from the first forward to the last backward pass."
         )
     if timeline.uncertainty is not None and len(set(timeline.nodes.values())) > 1:
-        words.append(f"The nodes' clocks agree to {timeline.uncertainty / 1000:.2g} ms.")
+        # Closer than a microsecond nobody measures.
+        agree = max(timeline.uncertainty, 1.0) / 1000
+        words.append(f"The nodes' clocks agree to {agree:.2g} ms.")
     return plot(
         f"timeline{number}",
         f"A step{which}, rank by rank",
