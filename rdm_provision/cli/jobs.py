@@ -34,7 +34,7 @@ Examples:
   rdm-provision jobs gpt-1121-081512 --verdict || mail -s "look at it" me@example.org < /dev/null
   rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
   rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
-  rdm-provision jobs --prune 30d                 those that ended a month ago go, after a question
+  rdm-provision jobs --prune 30d                 remove those that ended a month ago
   rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
 """
 )

@@ -68,8 +68,8 @@ def test_each_planted_fault_is_named(cluster: Lab) -> None:
     train = ("watch.json", ENDLESS, "launcher.devices_per_node=1", "--name", JOB, "--detach")
     before = in_container(cluster, "n2", "python", "-c", OTHER, "0.0.1").strip()
     (problem,) = cluster.json("train", *train, expect=2)["problems"]
-    told = [problem[key] for key in ("node", "value", "reason")]
-    assert told == ["n2", "deepspeed 0.0.1", f"is not {before}, as on n1"]
+    refused = [problem[key] for key in ("node", "value", "reason")]
+    assert refused == ["n2", "deepspeed 0.0.1", f"is not {before}, as on n1"]
     in_container(cluster, "n2", "python", "-c", OTHER, before)
     cluster.json("train", *train)
     trains(cluster, JOB)

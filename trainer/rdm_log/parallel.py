@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import functools
 import itertools
-import multiprocessing
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rdm_log.bulk import Many
 from rdm_log.lines import Record
 from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ProcessPoolExecutor
 
 __all__ = ["of_each", "records_of"]
 
@@ -47,12 +48,20 @@ def _workers(work: int) -> int:
     return min(_MOST, len(os.sched_getaffinity(0)), work) if threading.active_count() == 1 else 1
 
 
+def _processes(workers: int) -> ProcessPoolExecutor:
+    # To import them takes as long as to read some megabytes, and most logs have fewer.
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    return ProcessPoolExecutor(workers, multiprocessing.get_context("fork"))
+
+
 def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_Told]:
     """Return what a function returns for each of some items, such as files. It and they can be pickled."""
     workers = _workers(len(items) // _FEW)
     if workers < 2:
         return list(map(read_one, items))
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+    with _processes(workers) as pool:
         return list(pool.map(read_one, items, chunksize=_FEW // 4))
 
 
@@ -79,7 +88,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     if workers < 2:
         yield from records_together(read(paths), every=every)
         return
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+    with _processes(workers) as pool:
         told = functools.partial(_told, tuple(paths), every)
         waiting: deque[tuple[_Part, Future[_Found]]] = deque()
         timers = RankTimers()

@@ -2,8 +2,9 @@
 """What each rank did when: our step traces and the timers of FASOP's Megatron-LM → spans on one clock.
 
 A step trace is written with ``logging.trace_steps``, one JSON file for each rank, ``trace/rank-NNNNN.json``.
-Timers come from ``--timing-log-option all`` of forks that write, below each rank's time, when the timer began
-and ended. From both come the picture of a step, the bubble's share, and Chrome's trace format.
+Timers come from ``--timing-log-option all``. Forks write, below each rank's time, when the timer began and
+ended: from that and from traces come the picture of a step, the bubble's share, and Chrome's trace format.
+Megatron-LM itself writes the times alone, which say where a rank's step goes.
 
 Source of the format: "Trace Event Format", the complete events (``"ph": "X"``), as Perfetto reads it.
 """
@@ -43,12 +44,12 @@ VERSION = 1
 _COMPUTE = ("forward", "backward")
 _HEADER = b"times across ranks (ms):"
 _TIMER = re.compile(rb"^\s*([A-Za-z][\w ./-]{0,80}):[ \t]*$")
-_RANK = re.compile(rb"^\s*rank +(\d+): +[\d.]+\s*$")
+_RANK = re.compile(rb"^\s*rank +(\d+): +(\d+\.?\d*)\s*$")
 _MOMENTS = re.compile(rb"^\s*(.{1,80}?) (start|end) time lst:(.*)$")
 _NUMBER = re.compile(rb"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 # A timer of Megatron's → what it is; the first that matches. Those without a word contain others.
 _TIMER_KINDS = (
-    (re.compile(r"forward-backward|interval|optimizer-|batch-generator"), None),
+    (re.compile(r"forward-backward|interval|optimizer-|batch-generator|-setup"), None),
     (re.compile(r"recv"), "receive"),
     (re.compile(r"send"), "send"),
     (re.compile(r"reduce|gather"), "reduce"),
@@ -87,6 +88,7 @@ class Timeline:
         uncertainty: By so many microseconds the clocks of two nodes may differ; None where nobody measured.
         source: ``trace`` or ``timers``.
         is_pipeline: The model is cut into stages, so that there can be a bubble.
+        times: By rank, how many milliseconds of a step it spent on what, where only that is known.
     """
 
     spans: dict[int, list[Span]] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class Timeline:
     uncertainty: float | None = None
     source: str = "trace"
     is_pipeline: bool = True
+    times: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[int]:
@@ -156,11 +159,11 @@ def of_paths(paths: Sequence[Path]) -> Timeline:
     if files or any(path.is_dir() for path in paths):
         return read_traces(files)
     told = [read_timers(path) for path in paths if path.is_file()]
-    return max(told, key=lambda one: sum(map(len, one.spans.values())), default=Timeline())
+    return max(told, key=_told, default=Timeline())
 
 
 def read_timers(file: Path) -> Timeline:
-    """Return what the last timers of all ranks in a log tell; nothing where they lack their moments."""
+    """Return what the last timers of all ranks in a log tell: spans, or times where moments are lacking."""
     with file.open("rb") as opened:
         try:
             text = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
@@ -174,10 +177,15 @@ def read_timers(file: Path) -> Timeline:
                 if begin < 0:
                     break
                 told = _timers(text[begin:end].splitlines()[1:])
-                if sum(map(len, told.spans.values())) > sum(map(len, found.spans.values())):
+                if _told(told) > _told(found):
                     found = told
                 end = begin
     return found
+
+
+def _told(timeline: Timeline) -> tuple[int, int]:
+    """Return how much a timeline has, to compare it with others."""
+    return sum(map(len, timeline.spans.values())), sum(map(len, timeline.times.values()))
 
 
 def _timers(lines: Iterable[bytes]) -> Timeline:
@@ -186,6 +194,10 @@ def _timers(lines: Iterable[bytes]) -> Timeline:
     for line in lines:
         if match := _RANK.match(line):
             rank = int(match[1])
+            kind = _kind_of(name)
+            if name and kind is not None:
+                times = found.times.setdefault(rank, {})
+                times[kind] = times.get(kind, 0.0) + float(match[2])
         elif match := _MOMENTS.match(line):
             moments = [float(number) * 1e6 for number in _NUMBER.findall(match[3])]
             if match[2] == b"start":
@@ -199,6 +211,9 @@ def _timers(lines: Iterable[bytes]) -> Timeline:
             begins = []
         elif match := _TIMER.match(line):
             name = match[1].decode("utf-8", "replace").strip()
+    if found.spans:
+        # They say the same, and when.
+        found.times.clear()
     for own, spans in found.spans.items():
         found.spans[own] = list(_numbered(sorted(spans, key=lambda span: span.begin)))
     return found
@@ -248,6 +263,8 @@ def bubble(timeline: Timeline) -> float | None:
 
 def shares(timeline: Timeline) -> dict[int, dict[str, float]]:
     """Return how many milliseconds a step each rank spent on each kind of span, on average."""
+    if not timeline.spans:
+        return timeline.times
     steps = max(1, len(timeline.steps))
     told: dict[int, dict[str, float]] = {}
     for rank, spans in timeline.spans.items():

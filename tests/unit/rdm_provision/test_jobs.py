@@ -172,7 +172,7 @@ def test_only_jobs_that_ended_long_ago_by_their_masters_word_are_pruned(
         job("of-n2", "finished", NOW - 60 * day, master="n2"),
         job("submitted", "finished", NOW - 31 * day, master="n7", launcher="slurm"),
     ]
-    heard = {"n1": [{"jobs": told, "directory": "/d"}]}
+    heard: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": told, "directory": "/d"}]}
     result = RunResult(verb="jobs", returned={"rdm.provision.job": heard})
     known = cluster.heard_jobs(result)
     assert [one.job for one in prunable(known, age("30d"), NOW)] == ["older", "old", "submitted"]
@@ -212,11 +212,9 @@ def test_prune_shows_what_goes_and_asks(
 
     def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
         asked.append((run.spec.verb, run.spec.check))
-        told = (
-            {"n1": [{"jobs": [ended], "directory": "/d"}]}
-            if run.spec.verb == "jobs"
-            else {"n1": [size], "n2": [kept]}
-        )
+        told: dict[str, list[dict[str, Any]]] = {"n1": [size], "n2": [kept]}
+        if run.spec.verb == "jobs":
+            told: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": [ended], "directory": "/d"}]}
         nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}
         return RunResult(verb=run.spec.verb, nodes=nodes, returned={"rdm.provision.job": told}), None
 

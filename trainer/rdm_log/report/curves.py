@@ -280,9 +280,11 @@ def curve(
     controls: Sequence[str] = (),
     band: bool = False,
     varying: bool = False,
+    positive: bool = False,
     ticks: str | None = None,
 ) -> Plot | None:
-    """Return the plot of a field over the steps; None without data, or if it is to be VARYING and is not."""
+    """Return the plot of a field over the steps; None without data, or if it is to be VARYING or POSITIVE and
+    nowhere is: without an accelerator there is no TFLOP/s."""
     data: list[dict[str, Any]] = []
     unit, values = "", set()
     for number, job in enumerate(jobs):
@@ -294,7 +296,7 @@ def curve(
         if band:
             data += _band(number, segments)
         data.append(_line(number, jobs, segments, own))
-    if varying and len(values) < 2:
+    if (varying and len(values) < 2) or (positive and not any(values)):
         return None
     yaxis = {"title": {"text": unit}, "rangemode": "tozero", "tickformat": ticks}
     layout = {**_steps_axis(jobs), "yaxis": yaxis}

@@ -28,7 +28,7 @@ _TIMELINES = 4
 
 def gantt(job: Job, number: int, which: str) -> Plot | None:
     """Return the picture of what ranks did when, a variant for each step."""
-    if job.timeline is None:
+    if job.timeline is None or not job.timeline["spans"]:
         return None
     timeline = timeline_of(job.timeline)
     steps = timeline.steps
@@ -43,7 +43,9 @@ def gantt(job: Job, number: int, which: str) -> Plot | None:
             f"The bubble is {100 * share:.0f} % of the time from the first forward to the last backward pass."
         )
     if timeline.uncertainty is not None and len(set(timeline.nodes.values())) > 1:
-        words.append(f"The nodes' clocks agree to {timeline.uncertainty / 1000:.2g} ms.")
+        # Closer than a microsecond nobody measures.
+        agree = max(timeline.uncertainty, 1.0) / 1000
+        words.append(f"The nodes' clocks agree to {agree:.2g} ms.")
     return plot(
         f"timeline{number}",
         f"A step{which}, rank by rank",

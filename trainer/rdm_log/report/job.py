@@ -327,8 +327,8 @@ def _timeline(
     found = read_traces(trace_files(directory), node) if directory else Timeline()
     if not found.spans and any(timer["slowest_rank"] is not None for run in runs for timer in run["timers"]):
         told = (read_timers(file) for file in outputs)
-        found = max(told, key=lambda one: sum(map(len, one.spans.values())))
-    if not found.spans:
+        found = max(told, key=lambda one: (sum(map(len, one.spans.values())), len(one.times)))
+    if not found.spans and not found.times:
         return None
     chosen = _rows(found)
     return {

@@ -12,7 +12,7 @@ from rdm_log.report.devices import MEASURES
 from rdm_log.report.drawing import BARS, Plot, colour_of, plot, short
 from rdm_log.report.job import Job
 
-__all__ = ["devices", "fabric", "memory"]
+__all__ = ["devices", "devices_word", "fabric", "memory"]
 
 _GPU_ROWS = 96
 """Up to so many GPUs each has a row of the heat map; beyond, each node."""
@@ -50,6 +50,12 @@ def memory(jobs: Sequence[Job]) -> Plot | None:
         "barmode": "group",
     }
     return plot("memory", "Memory per rank", data, layout, note="The most that each rank had at any time.")
+
+
+def devices_word(job: Job) -> str:
+    """Return what the devices of a job are called: where there are no GPUs, its agents tell of processors."""
+    names = [str(told["name"]) for told in job.devices.values()]
+    return "Processors" if names and all(name.endswith("CPU cores") for name in names) else "GPUs"
 
 
 def devices(job: Job, number: int, which: str) -> Plot | None:
@@ -100,7 +106,7 @@ def devices(job: Job, number: int, which: str) -> Plot | None:
         notes += _remarkable(measure, rows)
     return plot(
         f"gpus{number}",
-        f"GPUs{which} over time",
+        f"{devices_word(job)}{which} over time",
         note=" ".join(notes),
         wide=True,
         variants=variants,

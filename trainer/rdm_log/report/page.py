@@ -15,6 +15,7 @@ from rdm_log.report.configuration import differences
 from rdm_log.report.curves import MFU, TFLOPS, TGS, token_rate
 from rdm_log.report.drawing import DASHES, JOB_COLOURS
 from rdm_log.report.job import Job, timeline_of
+from rdm_log.report.machines import devices_word
 from rdm_log.report.plots import plots
 from rdm_log.timeline import bubble
 
@@ -186,9 +187,9 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
     elif run["samples_per_second"] is not None:
         factor, unit = token_rate(job, run)
         yield unit.capitalize(), f"{run['samples_per_second'] * factor:,.4g}", ""
-    if mfu is not None:
+    if mfu:
         yield "MFU", f"{mfu:.1f} %", f"{rate:.1f} TFLOP/s per GPU" if rate is not None else ""
-    elif rate is not None:
+    elif rate:
         yield "TFLOP/s per GPU", f"{rate:.1f}", ""
     memory = {
         rank: max(sizes.get("max reserved", 0.0), sizes.get("max allocated", 0.0))
@@ -206,7 +207,7 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
         if value is not None
     ]
     if busy:
-        yield "GPUs busy", f"{statistics.fmean(busy):.0f} %", f"{len(job.devices)} nodes"
+        yield f"{devices_word(job)} busy", f"{statistics.fmean(busy):.0f} %", f"{len(job.devices)} nodes"
     if job.timeline is not None and (share := bubble(timeline_of(job.timeline))) is not None:
         yield "Pipeline bubble", f"{100 * share:.0f} %", "of the passes' time"
     slow = sum(len(one["step_ms"]["outliers"]) for one in job.runs)

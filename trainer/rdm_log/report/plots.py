@@ -20,8 +20,8 @@ def plots(jobs: Sequence[Job]) -> list[Plot]:
         loss(jobs),
         step_time(jobs),
         curve(jobs, "speed", "Speed", speed(jobs), note=speed_note(jobs)),
-        curve(jobs, "mfu", "Model FLOPs utilisation", field(*MFU))
-        or curve(jobs, "tflops", "TFLOP/s per GPU", field(*TFLOPS)),
+        curve(jobs, "mfu", "Model FLOPs utilisation", field(*MFU), positive=True)
+        or curve(jobs, "tflops", "TFLOP/s per GPU", field(*TFLOPS), positive=True),
         curve(jobs, "lr", "Learning rate", field("learning rate"), ticks=".1e"),
         curve(jobs, "gradnorm", "Gradient norm", field("grad norm"), controls=("log", "smooth"), band=True),
         curve(jobs, "lossscale", "Loss scale", field("loss scale"), controls=("log",), varying=True),

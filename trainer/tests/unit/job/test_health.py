@@ -248,6 +248,22 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
 
 
+def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDirectory) -> None:
+    out = job.log("n1", "out")
+    watch = Watch(job, REQUEST, config(tmp_path, logging={"rotate_mebibytes": 1}))
+    with out.open("ab", buffering=0) as writer:
+        writer.write(LINE.format(10, 500.0, 9.0).encode())
+        watch.look([])
+        writer.write(b"no step\n" * (128 * 1024) + LINE.format(20, 400.0, 8.0)[:60].encode())
+        watch.measure([])
+        writer.write(LINE.format(20, 400.0, 8.0)[60:].encode())
+        for _ in range(8):
+            watch.look([])
+    assert out.stat().st_size < 1000
+    assert (tmp_path / "gpt/logs/n1.out.1").stat().st_size > 1024 * 1024
+    assert watch.told()["run"]["last_iteration"] == 20
+
+
 def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -> None:
     watch = Watch(job, REQUEST, config(tmp_path))
     record = {"rank": 1, "pid": os.getpid(), "state": "running", "world": 4}

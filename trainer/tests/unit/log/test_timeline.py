@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_log.timeline import Span, Timeline, bubble, chrome_trace, of_paths, read_timers, read_traces
+from rdm_log.report.job import collect
+from rdm_log.report.plots import plots
+from rdm_log.timeline import (
+    Span,
+    Timeline,
+    bubble,
+    chrome_trace,
+    of_paths,
+    read_timers,
+    read_traces,
+    shares,
+)
 from rdm_trainer import cli
 
 
@@ -108,6 +119,30 @@ def test_timers_that_are_being_written_are_not_the_last_ones(tmp_path: Path) -> 
     assert read_timers(log).spans == {}
     log.write_text("")
     assert read_timers(log).spans == {}
+
+
+def test_times_of_all_ranks_without_their_moments_say_where_a_step_goes(tmp_path: Path) -> None:
+    block = (
+        "times across ranks (ms):\n  forward-backward:\n     rank  0: 99.00\n     rank  1: 98.00\n"
+        "  forward-compute:\n     rank  0: {0:.2f}\n     rank  1: 21.00\n"
+        "  forward-recv:\n     rank  1: 5.50\n  backward-recv:\n     rank  1: 1.50\n"
+        "  optimizer:\n     rank  0: 4.25\n     rank  1: 4.00\n"
+    )
+    step = " iteration {0:8d}/ 50 | elapsed time per iteration (ms): 100.0 | lm loss: 2.0E+00 |\n"
+    log = tmp_path / "n1.out"
+    text = step.format(10) + block.format(10.0) + step.format(20) + block.format(20.0) + step.format(30)
+    log.write_text(text + block.format(30.0)[:90])
+    found = read_timers(log)
+    assert (found.spans, found.source) == ({}, "timers")
+    # Of the last ones that are whole; what contains others does not count.
+    assert shares(found) == {
+        0: {"forward": 20.0, "optimiser": 4.25},
+        1: {"forward": 21.0, "receive": 7.0, "optimiser": 4.0},
+    }
+    drawn = {plot["id"]: plot for plot in plots([collect(log)])}
+    assert "timeline0" not in drawn
+    kinds = {trace["name"]: trace["y"] for trace in drawn["shares0"]["variants"][0]["data"]}
+    assert kinds == {"forward": [20, 21], "receive": [0, 7], "optimiser": [4.25, 4]}
 
 
 def trace(directory: Path, rank: int, node: str = "n1") -> None:
