@@ -80,22 +80,25 @@ def test_each_planted_fault_is_named(cluster: Lab) -> None:
 
     def names(kind: str, node: str, rank: int | None, planted: Callable[[], object]) -> None:
         culprit = {"kind": kind, "node": node, "rank": rank}
-        assert culprit not in verdict()["culprits"]
+        assert culprit not in verdict().get("culprits", [])
         planted()
         began = time.monotonic()
         wait_until(
-            lambda: culprit in verdict()["culprits"], f"{culprit} is named", BUSY * PROMISED_S, verdict
+            lambda: culprit in verdict().get("culprits", []),
+            f"{culprit} is named",
+            BUSY * PROMISED_S,
+            verdict,
         )
         print(f"{time.monotonic() - began:5.1f} s  {kind}: {verdict()['evidence']}")
 
     def forgets(kind: str) -> None:
         wait_until(
-            lambda: kind not in [one["kind"] for one in verdict()["culprits"]],
+            lambda: kind not in [one["kind"] for one in verdict().get("culprits", [])],
             f"{kind} is no longer said",
             seen=verdict,
         )
 
-    names("slow", "n2", 1, lambda: plant(cluster, "n2", "slow.1", "0.8"))
+    names("slow", "n2", 1, lambda: plant(cluster, "n2", "slow.1", "0.4"))
     cluster.on("n2", "rm", f"{jobs}/planted/slow.1")
     forgets("slow")
 
@@ -103,7 +106,7 @@ def test_each_planted_fault_is_named(cluster: Lab) -> None:
     cluster.on("n2", "docker", "update", "--cpus", "2", "rdm")
     forgets("processors")
 
-    names("memory", "n2", 1, lambda: plant(cluster, "n2", "grow.1", str(1.9 * GIB)))
+    names("memory", "n2", 1, lambda: plant(cluster, "n2", "grow.1", str(1.3 * GIB)))
     cluster.on("n2", "rm", f"{jobs}/planted/grow.1")
 
     names(

@@ -214,7 +214,7 @@ def test_prune_shows_what_goes_and_asks(
         asked.append((run.spec.verb, run.spec.check))
         told: dict[str, list[dict[str, Any]]] = {"n1": [size], "n2": [kept]}
         if run.spec.verb == "jobs":
-            told: dict[str, list[dict[str, Any]]] = {"n1": [{"jobs": [ended], "directory": "/d"}]}
+            told = {"n1": [{"jobs": [ended], "directory": "/d"}]}
         nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}
         return RunResult(verb=run.spec.verb, nodes=nodes, returned={"rdm.provision.job": told}), None
 
