@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +140,62 @@ def test_one_container_more_than_there_are_functions_is_refused(machines: Machin
     finally:
         machines.on("n2", "docker", "rm", "-f", *others, "one-more", check=False)
     assert_both_talk(machines)
+
+
+PERFTEST = ("ib_write_bw", "--ib-dev=rxe0", "--duration=2", "--report_gbits", "--CPU-freq")
+LOOK = """
+- hosts: all
+  gather_facts: false
+  become: true
+  tasks:
+    - rdm.provision.rdma_devices:
+        function: "{{ functions[inventory_hostname] }}"
+      register: found
+    - ansible.builtin.copy:
+        content: "{{ found | to_json }}"
+        dest: "{{ results }}/{{ inventory_hostname }}"
+        mode: "0644"
+      delegate_to: localhost
+      become: false
+"""
+
+
+def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
+    machines: MachineLab, tmp_path: Path
+) -> None:
+    """Between the machines: soft RoCE of kernel 6.12 has its sockets in the node's namespace alone."""
+    machines.provisioned()
+    functions = {}
+    try:
+        for number, node in enumerate(NODES, start=1):
+            vf = next(
+                one["vf"] for one in machines.functions(node) if one["vf"] != machines.function(node)["vf"]
+            )
+            path = machines.on(node, "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{vf}").strip()
+            functions[node] = path.rpartition("/")[2]
+            interface = machines.on(node, "ls", f"{path}/net").strip()
+            machines.on(node, "ip", "link", "set", "ib0", "vf", str(vf), "vlan", "0")
+            machines.on(node, "ip", "addr", "add", f"10.77.0.{number}/24", "dev", interface)
+            machines.on(node, "ip", "link", "set", interface, "up")
+            machines.on(node, "modprobe", "rdma_rxe")
+            machines.on(node, "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface)
+        (tmp_path / "look.yml").write_text(LOOK)
+        given = json.dumps({"functions": functions, "results": str(tmp_path)})
+        play = ["ansible-playbook", str(tmp_path / "look.yml"), "--inventory", str(machines.inventory)]
+        machines.product.run(*play, "--extra-vars", given)
+        for node in NODES:
+            found = json.loads((tmp_path / node).read_text())
+            assert found["device"] == "rxe0"
+            assert found["ways"] == {"gid_attrs": ["rxe0"], "parent": ["rxe0"]}
+            assert "/dev/infiniband/uverbs0" in found["paths"]
+        machines.on("n1", "systemd-run", "--unit=perftest", *PERFTEST)
+        wait_until(lambda: ":18515 " in machines.on("n1", "ss", "-ltn"), "perftest listens")
+        said = machines.on("n2", *PERFTEST, "10.77.0.1")
+        measured = re.search(r"^ *65536 +[0-9]+ +[0-9.]+ +([0-9.]+) ", said, re.MULTILINE)
+        assert measured, said
+        assert float(measured[1]) > 0
+    finally:
+        for node in NODES:
+            machines.on(node, "systemctl", "stop", "perftest", check=False)
+            machines.on(node, "rdma", "link", "delete", "rxe0", check=False)
+            machines.on(node, "ip", "addr", "flush", "to", "10.77.0.0/24", check=False)
