@@ -220,9 +220,12 @@ class Images:
 
     def forget_superseded(self) -> None:
         """Remove images and archives of earlier recipes that no lab uses any more."""
+        mounts = (one.get("Mounts") or [] for one in self.api.get("/containers/json", all=True))
+        used = {mount.get("Source") for some in mounts for mount in some}
         for image in self.api.get("/images/json", filters={"label": [recipe.RECIPE_LABEL]}):
             version = str((image.get("Labels") or {}).get(recipe.RECIPE_LABEL, ""))
-            if version == self.version:
+            # A lab of virtual machines has the archives, and another image.
+            if version == self.version or str(self.cache / version) in used:
                 continue
             try:
                 tags = [tag for tag in image.get("RepoTags") or [] if "<none>" not in tag]

@@ -369,17 +369,23 @@ def made_image(api: DockerAPI, version: str) -> str:
 def test_superseded_images_go_unless_a_lab_uses_them(engine: Engine, tmp_path: Path) -> None:
     api = engine.api
     images = lab_images.Images(api, ROOT / "roles/lab/files", tmp_path, "debian:none")
-    old, used, current = (made_image(api, version) for version in ("old", "used", images.version))
-    for name in ("old", "used", images.version):
+    versions = ("old", "used", "mounted", images.version)
+    made = [made_image(api, version) for version in versions]
+    for name in versions:
         (tmp_path / name).mkdir()
-    container = api.post("/containers/create", {"Image": used})["Id"]
+    mount = {"Binds": [f"{tmp_path}/mounted:/srv/rdm/images:ro"]}
+    containers = [
+        api.post("/containers/create", {"Image": image, "HostConfig": host})["Id"]
+        for image, host in ((made[1], {}), (made[3], mount))
+    ]
     try:
         images.forget_superseded()
-        assert [has_image(api, name) for name in (old, used, current)] == [False, True, True]
-        assert {path.name for path in tmp_path.iterdir()} == {"used", images.version}
+        assert [has_image(api, name) for name in made] == [False, True, True, True]
+        assert {path.name for path in tmp_path.iterdir()} == {*versions[1:]}
     finally:
-        api.delete(f"/containers/{container}")
-        for name in (used, current):
+        for container in containers:
+            api.delete(f"/containers/{container}")
+        for name in made[1:]:
             api.delete(f"/images/{name}")
 
 
