@@ -66,7 +66,7 @@ def measure(
 
 
 def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
-    """Return what is used and what there is, of the cgroup or host that is closer to its limit; and kills."""
+    """Return what is used and what there is, of the cgroup or host that has less left; and kills."""
     told = _fields(root / "proc/meminfo", ":")
     limits: list[tuple[int, int]] = []
     if "MemTotal" in told and "MemAvailable" in told:
@@ -90,7 +90,7 @@ def _memory(root: Path) -> tuple[int | None, int | None, int | None]:
                 limits.append((max(0, used - cached), limit))
     if not limits:
         return None, None, killed
-    used, limit = max(limits, key=lambda pair: pair[0] / max(1, pair[1]))
+    used, limit = min(limits, key=lambda pair: pair[1] - pair[0])
     return used, limit, killed
 
 

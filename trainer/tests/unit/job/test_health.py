@@ -348,3 +348,17 @@ def test_the_quota_of_both_versions_of_cgroups(tmp_path: Path, version: str, fil
         if name.endswith(("max", "quota_us")):
             (tmp_path / "sys/fs/cgroup" / name).write_text("max 100000\n" if name == "cpu.max" else "-1\n")
     assert measure(1.0, tmp_path, {}, root=tmp_path).quota is None
+
+
+def test_memory_is_that_of_who_has_less_left(tmp_path: Path) -> None:
+    """Not of who has used a larger share: a small container that grows would come into view too late."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 25000000 kB\nMemAvailable: 15000000 kB\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    for name, text in {"memory.current": "500000000", "memory.max": "3000000000"}.items():
+        (tmp_path / "sys/fs/cgroup" / name).write_text(text)
+    found = measure(1.0, tmp_path, {}, root=tmp_path)
+    assert (found.memory_used, found.memory_limit) == (500_000_000, 3_000_000_000)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 25000000 kB\nMemAvailable: 1000000 kB\n")
+    assert measure(1.0, tmp_path, {}, root=tmp_path).memory_limit == 25_600_000_000
