@@ -23,7 +23,6 @@ from typing import Any
 
 from rdm_job import culprit, health, network, processes, wire
 from rdm_job.directory import SLURM, TIME, JobDirectory
-from rdm_job.launchers import LAUNCHERS
 from rdm_job.part import Part
 from rdm_job.protocol import FINAL, Failure, State
 
@@ -451,7 +450,7 @@ class Master:
     def _launchers_done(self) -> bool:
         """Return whether all launchers have ended in order."""
         nodes = [node.name for node in self._agent.part.request.nodes]
-        wanted = nodes if LAUNCHERS[self._agent.part.kind].everywhere else nodes[:1]
+        wanted = nodes if self._agent.part.launcher.everywhere else nodes[:1]
         return all(name in self._reports and self._reports[name]["launcher"] == 0 for name in wanted)
 
     def _done(self) -> bool:

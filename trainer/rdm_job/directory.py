@@ -56,6 +56,9 @@ def this_node(request: Request) -> str:
     """
     if name := os.environ.get(NODE_VARIABLE):
         return name
+    # A task of Slurm's may be on one of several nodes of a host.
+    if (name := os.environ.get("SLURMD_NODENAME", "")) in {node.name for node in request.nodes}:
+        return name
     mine = os.environ.get("MY_IP")
     for node in request.nodes:
         if node.address == mine:

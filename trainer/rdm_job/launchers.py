@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rdm_job.directory import NODE_VARIABLE
 from rdm_job.processes import JOB_VARIABLE
 from rdm_job.protocol import Node
 from rdm_job.rank import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
+from rdm_trainer.config.schema import LauncherConfig
 
-__all__ = ["LAUNCHERS", "Attempt", "Launcher", "environment", "exports"]
+__all__ = ["LAUNCHERS", "Attempt", "Launcher", "environment", "exports", "launcher_of"]
 
 RANK_MODULE = "rdm_job.rank"
 
@@ -36,6 +38,7 @@ class Attempt:
         accelerator: ``cuda``, ``rocm`` or ``cpu``.
         extra: The configuration's ``launcher.env``.
         python: The Python of the processes, by a path that does the same.
+        srun: srun's options for them, of each component of a job of Slurm.
     """
 
     job: str
@@ -47,6 +50,7 @@ class Attempt:
     accelerator: str = "cpu"
     extra: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
+    srun: tuple[tuple[str, ...], ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -62,16 +66,13 @@ class Launcher:
         command: (attempt, number of this node) → the command for its agent.
         everywhere: Each node's agent runs it; otherwise only the master's.
         programs: What it needs on the PATH.
+        uses_ssh: It reaches the other nodes' places over ssh.
     """
 
     command: Callable[[Attempt, int], list[str]]
     everywhere: bool
     programs: tuple[str, ...] = ()
-
-    @property
-    def uses_ssh(self) -> bool:
-        """Whether it reaches the other nodes' places over ssh."""
-        return not self.everywhere
+    uses_ssh: bool = False
 
 
 def environment(attempt: Attempt) -> dict[str, str]:
@@ -157,11 +158,27 @@ def _mpirun(attempt: Attempt, _node: int) -> list[str]:
     ]
 
 
+def _srun(attempt: Attempt, _node: int) -> list[str]:
+    """Slurm, with a step beside the agents' own."""
+    rank = [attempt.python, "-m", RANK_MODULE]
+    parts = [word for options in attempt.srun for word in (":", *options, *rank)]
+    # Each task's node has a name of its own.
+    return ["env", f"--unset={NODE_VARIABLE}", "srun", *parts[1:]]
+
+
 LAUNCHERS: dict[str, Launcher] = {
     "no_ssh": Launcher(_no_ssh, everywhere=True),
-    "deepspeed": Launcher(_deepspeed, everywhere=False, programs=("pdsh", "ssh")),
+    "deepspeed": Launcher(_deepspeed, everywhere=False, programs=("pdsh", "ssh"), uses_ssh=True),
     "torchrun": Launcher(_torchrun, everywhere=True),
-    "mpirun": Launcher(_mpirun, everywhere=False, programs=("mpirun", "ssh")),
+    "mpirun": Launcher(_mpirun, everywhere=False, programs=("mpirun", "ssh"), uses_ssh=True),
     # Slurm starts the agents, and each its node's processes by torch's launcher, which hands SIGTERM on.
     "slurm": Launcher(_torchrun, everywhere=True),
 }
+_SLURM_RANKS = Launcher(_srun, everywhere=False)
+
+
+def launcher_of(config: LauncherConfig) -> Launcher:
+    """Return how a job's processes are started."""
+    if config.kind == "slurm" and config.slurm.step == "ranks":
+        return _SLURM_RANKS
+    return LAUNCHERS[config.kind]

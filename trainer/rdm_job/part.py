@@ -16,8 +16,9 @@ from typing import Any
 from rdm_job import processes
 from rdm_job.culprit import GONE, how_it_ended, lines_of
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
-from rdm_job.launchers import LAUNCHERS, Attempt, environment, exports
+from rdm_job.launchers import Attempt, environment, exports, launcher_of
 from rdm_job.links import Links
+from rdm_job.slurm.script import srun_of_ranks
 from rdm_job.watch import LOOK_S, SAMPLE_S, Watch
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
@@ -44,7 +45,8 @@ class Part:
         self.kind = self.config.launcher.kind
         self.node = self.request.node
         self.is_master = self.node == self.request.master.name
-        self.links = Links(self.request.job_id) if LAUNCHERS[self.kind].uses_ssh else None
+        self.launcher = launcher_of(self.config.launcher)
+        self.links = Links(self.request.job_id) if self.launcher.uses_ssh else None
         self._number = [node.name for node in self.request.nodes].index(self.node)
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive_at: dict[int, float] = {}
@@ -77,15 +79,15 @@ class Part:
             accelerator=self.request.accelerator,
             extra=self.config.launcher.env,
             python=self.links.python if self.links else sys.executable,
+            srun=srun_of_ranks(self.config),
         )
-        launcher = LAUNCHERS[self.kind]
-        if not launcher.everywhere and not self.is_master:
+        if not self.launcher.everywhere and not self.is_master:
             return
         self.directory.write_exports(exports(attempt))
         out, err = (self.directory.log(self.node, stream) for stream in ("out", "err"))
         with out.open("ab") as output, err.open("ab") as errors:
             self._launcher = subprocess.Popen(  # a list, and no shell
-                launcher.command(attempt, self._number),
+                self.launcher.command(attempt, self._number),
                 # Where the others have it, too: DeepSpeed's goes there on each node.
                 cwd=self.links.path if self.links else self.directory.path,
                 env={**os.environ, **environment(attempt), NODE_VARIABLE: self.node},

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from rdm_trainer.config import Config
 from rdm_trainer.config.slurm import Component, components, image_kind, runs_in_image, takes
 
-__all__ = ["OUTPUT", "RUN_VARIABLE", "script"]
+__all__ = ["OUTPUT", "RUN_VARIABLE", "script", "srun_of_ranks"]
 
 OUTPUT = "slurm.out"
 """What the script itself, srun and Slurm say, in the job's directory."""
@@ -86,7 +86,7 @@ def script(name: str, directory: str, python: str, config: Config, pyxis: Sequen
         run=RUN_VARIABLE,
         image=_IMAGE if makes else "",
         trap=_TRAP.format(signal=slurm.signal) if slurm.signal else "",
-        srun=" ".join(map(shlex.quote, [*_srun(len(parts)), *pyxis])),
+        srun=" ".join(map(shlex.quote, [*_srun(len(parts), slurm.step == "ranks"), *pyxis])),
         step=step,
         again=_AGAIN if config.launcher.max_restarts else "",
     )
@@ -125,11 +125,41 @@ def _of_component(part: Component, config: Config) -> Iterator[str]:
             yield f"{option}={value}"
 
 
-def _srun(parts: int) -> Sequence[str]:
+def srun_of_ranks(config: Config) -> tuple[tuple[str, ...], ...]:
+    """Return srun's options for a step of a task per rank beside the agents' own, for each component.
+
+    Args:
+        config: The job's; only one of Slurm has components.
+    """
+    if config.launcher.kind != "slurm":
+        return ()
+    parts = components(config)
+    return tuple(
+        (
+            *((f"--het-group={index}",) if len(parts) > 1 else ()),
+            f"--nodes={part.nodes}",
+            f"--ntasks={part.nodes * part.slots}",
+            f"--ntasks-per-node={part.slots}",
+            "--distribution=block",
+            # Both steps have all that the job has on each node.
+            "--overlap",
+            "--overcommit",
+            "--export=ALL",
+            "--kill-on-bad-exit=0",
+            "--wait=0",
+            f"--mpi={config.launcher.slurm.mpi}",
+            "--cpu-bind=none",
+        )
+        for index, part in enumerate(parts)
+    )
+
+
+def _srun(parts: int, overlap: bool) -> Sequence[str]:
     """Return srun's options: an agent that ends leaves the others alone, who know better what to do."""
     groups = ",".join(map(str, range(parts)))
     return [
         *((f"--het-group={groups}",) if parts > 1 else ()),
+        *(("--overlap",) if overlap else ()),
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--mpi=none",

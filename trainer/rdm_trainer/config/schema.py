@@ -397,6 +397,11 @@ class SlurmConfig:
     interface: str | None = None
     """Interface of the nodes that the ranks talk over, as `ib0`. When not given, the one with the address
     that the node's name has."""
+    step: Literal["agents", "ranks"] = "agents"
+    """Who starts the processes: each node's agent by `torchrun` (`agents`), or Slurm itself, a task for each
+    (`ranks`)."""
+    mpi: Literal["none", "pmix"] = "none"
+    """srun's `--mpi` for these tasks."""
     image: str | None = None
     """An image that the processes run in: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`) as
     `images_list` has it, one of a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a

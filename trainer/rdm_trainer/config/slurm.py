@@ -216,6 +216,10 @@ def _image(slurm: SlurmConfig) -> Iterator[str]:
                 f"launcher.slurm.mounts has {mount!r}; it takes /of/the/node:/in/the/image, or one path for "
                 "both."
             )
+    if slurm.step == "ranks" and runs_in_image(slurm):
+        yield "launcher.slurm.step is ranks, for which the image would need Slurm's programs; use agents."
+    if slurm.mpi != "none" and slurm.step == "agents":
+        yield f"launcher.slurm.mpi is {slurm.mpi}, but srun starts no ranks; use launcher.slurm.step=ranks."
     if slurm.image is None:
         if slurm.container in _TAKES:
             yield (

@@ -339,6 +339,32 @@ def test_a_heterogeneous_job_is_one_job_with_one_order_of_ranks(slurm: Slurm) ->
     assert followed["parts"]["t3"] == "2 of 3 on t3\n"
 
 
+def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
+    slurm.submit(
+        "ranks",
+        "launcher.slurm.nodes={hgx: 1, gpu2: 2}",
+        "launcher.slurm.step=ranks",
+        "launcher.slurm.gres={hgx: gpu:2, gpu2: gpu:1}",
+        "launcher.devices_per_node=null",
+    )
+    wait_until(
+        "all ranks have begun",
+        lambda: {
+            node: sorted(text.splitlines()) for node, text in slurm.ask("logs", "ranks")["parts"].items()
+        },
+        lambda found: (
+            found
+            == {
+                "t1": ["rank 0 of 4 on t1", "rank 1 of 4 on t1"],
+                "t2": ["rank 2 of 4 on t2"],
+                "t3": ["rank 3 of 4 on t3"],
+            }
+        ),
+    )
+    slurm.let_end("ranks")
+    assert slurm.reaches("ranks", "finished", "failed")["state"] == "finished"
+
+
 def test_one_waits_for_the_other_and_says_why_until_it_is_stopped_or_cancelled(slurm: Slurm) -> None:
     slurm.submit("first", "launcher.nodes=2", WHOLE)
     slurm.begins("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.slurm.script import script
+from rdm_job.launchers import Attempt, launcher_of
+from rdm_job.slurm.script import script, srun_of_ranks
 from rdm_trainer import config as configuration
 from rdm_trainer.config import Config
 from rdm_trainer.config import slurm as slurm_options
@@ -75,6 +76,26 @@ def test_a_heterogeneous_job_has_a_component_for_each_partition_and_one_order_of
     assert not any(option.startswith(("--output", "--job-name", "--signal")) for option in second)
     assert "srun --het-group=0,1 " in text
     assert slurm_options.world_size(config) == 32
+
+
+def test_ranks_are_tasks_of_a_step_beside_the_agents() -> None:
+    config = job(step="ranks", mpi="pmix", **HETEROGENEOUS)
+    first, second = srun_of_ranks(config)
+    assert first[:4] == ("--het-group=0", "--nodes=1", "--ntasks=4", "--ntasks-per-node=4")
+    assert second[:4] == ("--het-group=1", "--nodes=7", "--ntasks=28", "--ntasks-per-node=4")
+    assert {"--overlap", "--mpi=pmix"} <= set(second)
+    assert "srun --het-group=0,1 --overlap " in script("xl", "/shared/jobs/xl", "/env/bin/python", config)
+    attempt = Attempt("xl@1", "/jobs/xl", (), "10.0.0.0/8", 1, python="python", srun=(first, second))
+    words = launcher_of(config.launcher).command(attempt, 0)
+    assert words[:3] == ["env", "--unset=RDM_NODE", "srun"]
+    assert words[words.index(":") - 3 : words.index(":") + 2] == [
+        "python",
+        "-m",
+        "rdm_job.rank",
+        ":",
+        "--het-group=1",
+    ]
+    assert launcher_of(job(**HETEROGENEOUS).launcher).everywhere
 
 
 def test_a_job_without_restarts_is_never_put_back_into_the_queue() -> None:
@@ -141,6 +162,8 @@ def test_no_name_of_a_partition_breaks_out_of_its_line(name: str) -> None:
         ({}, {"nodes": {"hgx": 1}, "partition": "gpu2"}, "names partitions, and launcher.slurm.partition"),
         ({}, {"nodes": {"hgx": 1}, "gres": {"gpu2": "gpu:4"}}, "which is none of the job's partitions"),
         ({}, {"gres": "gpu:4", "gpus_per_node": "4"}, "has gres and gpus_per_node; give one"),
+        ({}, {"step": "ranks", "image": "/i/x.sqsh"}, "the image would need Slurm's programs; use agents"),
+        ({}, {"mpi": "pmix"}, "but srun starts no ranks"),
         ({}, {"time": "two hours"}, "launcher.slurm.time is 'two hours'; Slurm takes it as"),
         ({}, {"time": "5"}, "leaves nothing before launcher.slurm.signal 300 s"),
     ],
