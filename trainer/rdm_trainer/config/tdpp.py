@@ -29,7 +29,7 @@ _NUMBERS = (
     "PIPELINE_MP_SIZE",
 )
 _OPTIONAL = ("DP_SIZE", "WORLD_SIZE", "MASTER_PORT", "HIDDEN_SIZE", "NUM_LAYERS")
-_SWITCHES = ("HOMOGENEOUS_CLUSTER", "NSYS", "PROFILE", "ZERO")
+_SWITCHES = ("HOMOGENEOUS_CLUSTER", "NSYS", "PROFILE", "ZERO", "RELOAD_CONTAINER")
 _FOLLOWS = ("PROFILE_ARGS", "ZERO_ARGS", "PIPELINE_MODEL_PARALLEL_SPLIT_RANK", "DP_SIZE", "WORLD_SIZE")
 """What follows from others here, or is for a T5 alone."""
 
@@ -116,6 +116,8 @@ def job_of(settings: Mapping[str, str], source: str) -> Imported:
     }
     if switches["PROFILE"]:
         job["logging"]["trace_steps"] = "41-50"
+    if switches["RELOAD_CONTAINER"]:
+        job["launcher"]["slurm"]["reload_container"] = True
     if switches["NSYS"]:
         job["launcher"]["profiler"] = "nsys"
     if "MASTER_PORT" in numbers:
@@ -157,7 +159,12 @@ def _notes(settings: Mapping[str, str], switches: Mapping[str, bool]) -> list[st
             "HOMOGENEOUS_CLUSTER is false: in place of launcher.nodes say how many nodes of each partition, "
             "as launcher.slurm.nodes {hgx: 1, gpu2: 7}, with gres for each; no address is needed."
         ]
-    known = {"MODEL", "PARTITION", *_NUMBERS, *_OPTIONAL, *_SWITCHES, *_FOLLOWS}
+    if image := settings.get("CONTAINER_IMAGE_PATH"):
+        notes.append(
+            f"The job runs on the hosts. To run it in an image give that as launcher.slurm.image; it needs "
+            f"rdm-trainer, which {image} may lack."
+        )
+    known = {"MODEL", "PARTITION", "CONTAINER_IMAGE_PATH", *_NUMBERS, *_OPTIONAL, *_SWITCHES, *_FOLLOWS}
     if left := sorted(set(settings) - known):
         notes.append(f"Not taken over: {', '.join(left)}.")
     return notes

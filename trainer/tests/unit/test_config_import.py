@@ -74,13 +74,17 @@ def test_the_documents_file_gives_the_documents_numbers() -> None:
     assert (job.optimisation.train_iterations, job.optimisation.lr) == (50, 1.5e-4)
     assert (job.launcher.kind, job.launcher.nodes, job.launcher.master_port) == ("slurm", 8, 6787)
     assert job.launcher.slurm.gpus_per_node == {"": "4"}
-    assert "RELOAD_CONTAINER" in found.notes[-1]
+    assert not job.launcher.slurm.reload_container
+    assert any("launcher.slurm.image" in note and "tdpp/image/pytorch.sqsh" in note for note in found.notes)
+    assert "CONTAINER_NAME" in found.notes[-1]
 
 
 def test_its_switches_are_keys_here() -> None:
     text = DOCUMENT.replace("PROFILE=false", "PROFILE=true").replace("NSYS=false", "NSYS=true")
+    text = text.replace("RELOAD_CONTAINER=false", "RELOAD_CONTAINER=true")
     found = imported(text.replace("CLUSTER=true", "CLUSTER=false"))
     job = from_dict(found.job)
+    assert job.launcher.slurm.reload_container
     assert list(job.traced_steps) == list(range(41, 51))
     assert job.launcher.profiler == "nsys"
     assert "launcher.slurm.nodes" in found.notes[0]
