@@ -63,7 +63,7 @@ def test_all_that_nvidias_library_tells(driver: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "LD_LIBRARY_PATH": str(driver)},
+        env={**os.environ, "LD_LIBRARY_PATH": str(driver), "CUDA_VISIBLE_DEVICES": "0,1"},
         capture_output=True,
         text=True,
         check=True,
