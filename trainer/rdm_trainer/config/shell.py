@@ -40,9 +40,10 @@ _QUOTED = re.compile(
     | (?P<plain>[^"\\$`]+|\\)""",
     re.VERBOSE,
 )
-# Without what the shell and Python read differently, as 010 and A++.
+# Without what the shell and Python read differently, as 010 and A++. No part is ever cut into two, so that
+# what is no sum is refused at once.
 _SUM = re.compile(
-    r"[ \t]*(?:(?:\$?[A-Za-z_][A-Za-z0-9_]*|0|[1-9][0-9]{0,18}|[*/%+]|-(?!-))(?![0-9])[ \t]*){1,100}",
+    r"[ \t]*+(?:(?:\$?[A-Za-z_][A-Za-z0-9_]*+|0|[1-9][0-9]{0,18}+|[*/%+]|-(?!-))(?![0-9])[ \t]*+){1,100}+",
     re.ASCII,
 )
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,18})", re.ASCII)

@@ -117,6 +117,11 @@ def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, s
     assert says in refusal(DOCUMENT.replace(before, after))
 
 
+def test_a_long_sum_is_refused_at_once() -> None:
+    names = " * ".join(["GLOBAL_BATCH_SIZE_PER_REPLICA"] * 20)
+    assert "is no sum of whole numbers." in refusal(f"A=$(({names} > 8))\n")
+
+
 def test_a_value_cannot_double_itself_without_end() -> None:
     assert "longer than" in refusal("A=0123456789\n" + 'A="$A$A"\n' * 60)
 
