@@ -36,15 +36,15 @@ def rotate(path: Path, most: int, keep: int) -> None:
         if not most or path.stat().st_size <= most:
             return
         with path.open("r+b") as log, partial.open("wb") as copy:
-            # Only then is it sure that a disk, or one over the network, has room for it. What comes during the
-            # first and long time is made sure by the second.
+            # Only a copy that is on the disk is sure to have room there: one over the network says so late.
+            # The second takes what came during the first, which may be long.
             for _ in range(2):
                 shutil.copyfileobj(log, copy)
                 copy.flush()
                 os.fsync(copy.fileno())
             with _before(path, fcntl.LOCK_EX) as before:
-                # What came meanwhile, which to wait for a disk would only make more; then at once the cut. Until
-                # here nothing was changed.
+                # What came meanwhile, without a wait, in which more would come; then at once the cut.
+                # Nothing is renamed before all is copied.
                 shutil.copyfileobj(log, copy)
                 copy.flush()
                 for number in range(keep - 1, 0, -1):
