@@ -208,13 +208,13 @@ def test_several_processes_read_what_one_does(
         ]
 
 
-def _length(path: Path, reader: int) -> int:
+def _length(reader: int, path: Path) -> int:
     if path.name == "77" and os.getpid() == reader:
         raise OSError
     return len(path.name)
 
 
-def _length_or_death(path: Path, reader: int) -> int:
+def _length_or_death(reader: int, path: Path) -> int:
     if path.name == "77" and os.getpid() != reader:
         os.kill(os.getpid(), signal.SIGKILL)
     return len(path.name)
@@ -222,10 +222,10 @@ def _length_or_death(path: Path, reader: int) -> int:
 
 @pytest.mark.parametrize("length", [_length, _length_or_death])
 def test_many_files_are_read_by_several_processes_or_by_one_when_another_is_killed(
-    processes: list[int], length: Callable[[Path, int], int]
+    processes: list[int], length: Callable[[int, Path], int]
 ) -> None:
     paths = [Path(str(number)) for number in range(200)]
-    found = parallel.of_each(functools.partial(length, reader=os.getpid()), paths)
+    found = parallel.of_each(functools.partial(length, os.getpid()), paths)
     assert found == [len(path.name) for path in paths]
     assert processes == [2]
 
