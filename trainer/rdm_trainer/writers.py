@@ -28,7 +28,7 @@ _PATIENCE = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
 }
-"""The libraries' own variables, seconds and times: who does not answer is given up after half a minute or so."""
+"""The libraries' own variables, seconds and times: who does not answer is given up after half a minute."""
 
 
 class Writer(Protocol):
