@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.long
 
 JOB = "e2e-watch"
 PROMISED_S = 30.0
+"""Within which a fault is named on a machine that is for nothing else. One that took longer is a warning in
+the summary, because this machine may be busy."""
 BUSY = 4
 """So many times as long may a fault take until it is named, where others use the machine."""
 GIB = 1024**3
@@ -89,7 +92,10 @@ def test_each_planted_fault_is_named(cluster: Lab) -> None:
             BUSY * PROMISED_S,
             verdict,
         )
-        print(f"{time.monotonic() - began:5.1f} s  {kind}: {verdict()['evidence']}")
+        took = time.monotonic() - began
+        print(f"{took:5.1f} s  {kind}: {verdict()['evidence']}")
+        if took > PROMISED_S:
+            warnings.warn(f"{culprit} was named after {took:.1f} s, not {PROMISED_S:.0f}.", stacklevel=2)
 
     def forgets(kind: str) -> None:
         wait_until(

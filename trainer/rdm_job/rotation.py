@@ -35,15 +35,22 @@ def rotate(path: Path, most: int, keep: int) -> None:
     try:
         if not most or path.stat().st_size <= most:
             return
-        with path.open("r+b") as log, partial.open("wb", buffering=0) as copy:
-            shutil.copyfileobj(log, copy)
+        with path.open("r+b") as log, partial.open("wb") as copy:
+            # Only a copy that is on the disk is sure to have room there: one over the network says so late.
+            # The second takes what came during the first, which may be long.
+            for _ in range(2):
+                shutil.copyfileobj(log, copy)
+                copy.flush()
+                os.fsync(copy.fileno())
             with _before(path, fcntl.LOCK_EX) as before:
+                # What came meanwhile, without a wait, in which more would come; then at once the cut.
+                # Nothing is renamed before all is copied.
+                shutil.copyfileobj(log, copy)
+                copy.flush()
                 for number in range(keep - 1, 0, -1):
                     with contextlib.suppress(FileNotFoundError):
                         piece(path, number).replace(piece(path, number + 1))
                 partial.replace(piece(path, 1))
-                # What came meanwhile; then at once the cut.
-                shutil.copyfileobj(log, copy)
                 log.truncate(0)
                 _notes(path).write_text(f"{before + copy.tell()}\n")
     except OSError:

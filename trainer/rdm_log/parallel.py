@@ -61,8 +61,14 @@ def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_T
     workers = _workers(len(items) // _FEW)
     if workers < 2:
         return list(map(read_one, items))
-    with _processes(workers) as pool:
-        return list(pool.map(read_one, items, chunksize=_FEW // 4))
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        with _processes(workers) as pool:
+            return list(pool.map(read_one, items, chunksize=_FEW // 4))
+    except BrokenProcessPool:
+        # One was killed, perhaps for want of memory: this one alone takes less.
+        return list(map(read_one, items))
 
 
 class _Part(NamedTuple):
@@ -88,25 +94,33 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     if workers < 2:
         yield from records_together(read(paths), every=every)
         return
-    with _processes(workers) as pool:
-        told = functools.partial(_told, tuple(paths), every)
-        waiting: deque[tuple[_Part, Future[_Found]]] = deque()
-        timers = RankTimers()
-        parts = _parts(paths, PART, REACH)
-        for part in parts:
-            waiting.append((part, pool.submit(told, part)))
-            break
-        while waiting:
-            for part in itertools.islice(parts, workers + 1 - len(waiting)):
+    from concurrent.futures.process import BrokenProcessPool
+
+    told = functools.partial(_told, tuple(paths), every)
+    waiting: deque[tuple[_Part, Future[_Found]]] = deque()
+    timers = RankTimers()
+    parts = _parts(paths, PART, REACH)
+    begin = 0
+    try:
+        with _processes(workers) as pool:
+            for part in parts:
                 waiting.append((part, pool.submit(told, part)))
-            part, future = waiting.popleft()
-            if timers.are_open and not part.is_sure:
-                future.cancel()
-                blocks = read(paths, begin=part.begin, end=part.end)
-                yield from records_together(blocks, every=every, timers=timers)
-            else:
-                found, timers = future.result()
-                yield from found
+                break
+            while waiting:
+                for part in itertools.islice(parts, workers + 1 - len(waiting)):
+                    waiting.append((part, pool.submit(told, part)))
+                part, future = waiting.popleft()
+                if timers.are_open and not part.is_sure:
+                    future.cancel()
+                    blocks = read(paths, begin=part.begin, end=part.end)
+                    yield from records_together(blocks, every=every, timers=timers)
+                else:
+                    found, timers = future.result()
+                    yield from found
+                begin = part.end
+    except BrokenProcessPool:
+        # One was killed, perhaps for want of memory: this one alone takes less.
+        yield from records_together(read(paths, begin=begin), every=every, timers=timers)
 
 
 def _told(paths: Sequence[Path], every: bool, part: _Part) -> _Found:

@@ -209,7 +209,8 @@ def held_back(samples: Sequence[Sample]) -> str:
     if None not in (last.quota, last.periods, last.throttled, first.periods, first.throttled):
         periods = (last.periods or 0) - (first.periods or 0)
         if (last.throttled or 0) - (first.throttled or 0) >= _HELD * max(1, periods):
-            return f"its quota is {last.quota:.2g}"
+            quota = last.quota or 0.0
+            return f"its quota is {quota:.0f}" if quota >= 100 else f"its quota is {quota:.3g}"
     if last.processors:
         used = sum(max(0.0, spent - first.cpu_s.get(rank, spent)) for rank, spent in last.cpu_s.items())
         if used >= _ALL * last.processors * (last.time - first.time):

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Where a job's numbers go beside its log: TensorBoard's event files, Weights & Biases, MLflow.
 
-None of them may end a training, or hold it up: who fails is given up, with one sentence.
+None of them may end a training: who fails is given up, with one sentence. While a server is asked at the
+start, all ranks wait, so that is bounded where a user has not said how long it may take.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,12 @@ __all__ = ["Writer", "Writers", "missing"]
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 """What MLflow takes in no name."""
+_PATIENCE = {
+    "WANDB_INIT_TIMEOUT": "30",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+}
+"""The libraries' own variables, seconds and times: who does not answer is given up after half a minute."""
 
 
 class Writer(Protocol):
@@ -54,7 +62,13 @@ class _Wandb:
         import wandb
 
         # Whose project, key and server: its own variables say so. A job that goes on is the same run.
-        self._run = wandb.init(name=job_dir.name, dir=str(job_dir), config=_shown(config), resume="auto")
+        record = job_dir / ".wandb"
+        before = _kept(record)
+        self._run = wandb.init(
+            id=before, name=job_dir.name, dir=str(job_dir), config=_shown(config), resume="allow"
+        )
+        if before is None:
+            record.write_text(self._run.id, encoding="utf-8")
 
     def add(self, values: Mapping[str, float], iteration: int, samples: int | None) -> None:
         more = {} if samples is None else {"samples": samples}
@@ -70,7 +84,7 @@ class _Mlflow:
 
         self._mlflow = mlflow
         record = job_dir / ".mlflow"
-        before = record.read_text(encoding="utf-8") if record.exists() else None
+        before = _kept(record)
         run = mlflow.start_run(run_id=before, run_name=None if before else job_dir.name)
         if before is None:
             record.write_text(run.info.run_id, encoding="utf-8")
@@ -117,6 +131,8 @@ class Writers:
             **({"tensorboard": _TensorBoard} if config.logging.tensorboard else {}),
             **{name: _WRITERS[name] for name in config.logging.trackers},
         }
+        for variable, value in _PATIENCE.items():
+            os.environ.setdefault(variable, value)
         for name, make in wanted.items():
             with self._given_up(name):
                 self._open[name] = make(config, job_dir)
@@ -141,6 +157,11 @@ class Writers:
             self._open.pop(name, None)
             said = str(error).strip().splitlines() or [type(error).__name__]
             print(f"Nothing more is written to {name}: {said[0]}", file=sys.stderr, flush=True)
+
+
+def _kept(record: Path) -> str | None:
+    """Return the run that a job was before, where there was one."""
+    return record.read_text(encoding="utf-8").strip() or None if record.exists() else None
 
 
 def _shown(config: Config) -> dict[str, Any]:

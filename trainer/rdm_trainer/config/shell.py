@@ -40,11 +40,14 @@ _QUOTED = re.compile(
     | (?P<plain>[^"\\$`]+|\\)""",
     re.VERBOSE,
 )
-# Without what the shell and Python read differently, as 010 and A++.
+# Without what the shell and Python read differently, as 010 and A++. No part is ever cut into two, so that
+# what is no sum is refused at once.
 _SUM = re.compile(
-    r"[ \t]*(?:(?:\$?[A-Za-z_][A-Za-z0-9_]*|0|[1-9][0-9]{0,18}|[*/%+]|-(?!-))(?![0-9])[ \t]*){1,100}",
+    r"[ \t]*+(?:(?:\$?[A-Za-z_][A-Za-z0-9_]*+|0|[1-9][0-9]{0,18}+|[*/%+]|-(?!-))(?![0-9])[ \t]*+){1,100}+",
     re.ASCII,
 )
+_PATTERN = re.compile(r"[*?\[\\(]")
+"""What makes a pattern of a text without quotes to the right of ``==`` in ``[[``."""
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,18})", re.ASCII)
 _SUMS = {
     ast.Add: operator.add,
@@ -79,11 +82,19 @@ class _Branch:
 
 @dataclass(frozen=True)
 class _Word:
-    """A word, what it sets, if it is an assignment, and whether it is written without quotes or ``$``."""
+    """A word.
+
+    Attributes:
+        text: As the shell would have it.
+        sets: The name, if it is an assignment.
+        plain: It is written without quotes or ``$``.
+        matches: It is a pattern where the shell compares with one.
+    """
 
     text: str
     sets: str = ""
     plain: bool = True
+    matches: bool = False
 
     def says(self, *words: str) -> bool:
         return self.plain and self.text in words
@@ -113,6 +124,7 @@ class _Reader:
     def _statement(self) -> list[_Word]:
         """Return the words up to the end of a line or a semicolon, which is passed."""
         words: list[_Word] = []
+        only_sets = True
         while self._at < len(self._text):
             if space := _SPACE.match(self._text, self._at):
                 self._at = space.end()
@@ -123,7 +135,12 @@ class _Reader:
                 self._at += 1
                 return words
             else:
-                words.append(self._word())
+                word = self._word()
+                words.append(word)
+                only_sets = only_sets and bool(word.sets)
+                if only_sets and self._live:
+                    # What comes next in the line sees it already; behind export it does not.
+                    self._set[word.sets] = word.text
                 if len(words) == 1 and self._branches:
                     # What comes next in the line may count where what stands before does not.
                     if words[0].says("then", "else", "fi"):
@@ -139,7 +156,7 @@ class _Reader:
         if assignment:
             self._at = assignment.end()
         parts: list[str] = []
-        plain = True
+        plain, matches = True, False
         while piece := _PIECE.match(self._text, self._at):
             here, self._at = self._at, piece.end()
             plain = plain and piece["plain"] is not None
@@ -147,12 +164,14 @@ class _Reader:
                 parts.append(self._quoted(here))
             else:
                 parts.append(piece["single"] if piece["single"] is not None else self._part(piece, here))
+                if piece["plain"] or piece["bare"] or piece["braced"]:
+                    matches = matches or bool(_PATTERN.search(parts[-1]))
         if self._at == start:
             self._refuse(start)
         text = "".join(parts)
         if len(text) > _LONGEST:
             self._refuse(start, f"the value is longer than {_LONGEST} characters")
-        return _Word(text, assignment["name"] if assignment else "", plain)
+        return _Word(text, assignment["name"] if assignment else "", plain, matches)
 
     def _quoted(self, start: int) -> str:
         """Return what stands between the quotes, the first of which has been passed."""
@@ -235,7 +254,7 @@ class _Reader:
             for word in rest if exported else words:
                 if not word.sets and not (exported and word.plain):
                     self._refuse(start)
-                if word.sets and self._live:
+                if exported and word.sets and self._live:
                     self._set[word.sets] = word.text
 
     def _condition(self, kind: str, words: list[_Word], start: int) -> None:
@@ -248,6 +267,10 @@ class _Reader:
             case ["true" | "false" as answer]:
                 holds = answer == "true"
             case ["[" | "[[", left, "=" | "==" | "!=" as comparison, right, "]" | "]]"]:
+                if branch.live and words[0].text == "[[" and words[3].matches:
+                    self._refuse(
+                        start, f"{_short(right)!r} is a pattern there; put what is compared in quotes"
+                    )
                 holds = (left == right) != (comparison == "!=")
             case _ if branch.live:
                 self._refuse(start, "an if compares two texts, or has true or false")

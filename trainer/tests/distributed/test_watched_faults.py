@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tests.distributed.nodes import TINY, Nodes, running
 from tests.waiting import wait_until
 
 PROMISED_S = 30.0
+"""Within which a fault is named on a machine that is for nothing else. One that took longer is a warning in
+the summary, because this machine may be busy."""
 BUSY = 4
 """So many times as long may a fault take until it is named, where others use the machine."""
 GIB = 1024**3
@@ -63,7 +66,10 @@ class Watched:
         plant()
         began = time.monotonic()
         found = self.becomes(word, culprit, timeout=BUSY * PROMISED_S)
-        print(f"{time.monotonic() - began:5.1f} s  {culprit['kind']}: {' '.join(found['evidence'])}")
+        took = time.monotonic() - began
+        print(f"{took:5.1f} s  {culprit['kind']}: {' '.join(found['evidence'])}")
+        if took > PROMISED_S:
+            warnings.warn(f"{culprit} was named after {took:.1f} s, not {PROMISED_S:.0f}.", stacklevel=2)
 
 
 @pytest.fixture

@@ -107,6 +107,8 @@ def test_its_switches_are_keys_here() -> None:
         ("NSYS=false", "NSYS=maybe", "NSYS is 'maybe'; it must be true or false."),
         ("* NNODES", "** NNODES", "$((NPROC_PER_NODE ** NNODES)) is no sum of whole numbers."),
         ("* NNODES", "/ 0", "is no sum of whole numbers."),
+        ('[ $MODEL == "small" ]', "[[ $MODEL == x* ]]", "'x*' is a pattern there; put what is"),
+        ('if [ $MODEL == "small" ]', "P='[x]l'; if [[ $MODEL != $P ]]", "(line 22): '[x]l' is a pattern"),
         ("RELOAD_CONTAINER=false", 'RELOAD_CONTAINER="false', "the quotes that begin there do not end"),
         ("    PROFILE_ARGS=\"\"\nfi\n", "", "conf.sh ends within an if."),
         ("MODEL='xl'", "", "MODEL is not set before"),
@@ -115,6 +117,23 @@ def test_its_switches_are_keys_here() -> None:
 def test_what_cannot_be_read_is_refused_with_its_line(before: str, after: str, says: str) -> None:
     assert before in DOCUMENT
     assert says in refusal(DOCUMENT.replace(before, after))
+
+
+def test_what_a_line_sets_counts_at_once_but_not_behind_export() -> None:
+    found = shell.variables("A=1\nA=2 B=$A\nexport A=3 C=$A\n", "conf.sh")
+    assert found == {"A": "3", "B": "2", "C": "2"}
+
+
+@pytest.mark.parametrize("right", ['"x*"', "'x*'", "x\\*"])
+def test_what_is_quoted_is_no_pattern(right: str) -> None:
+    found = shell.variables(f"M=xl\nA=no\nif [[ $M == {right} ]]; then A=yes; fi\n", "conf.sh")
+    assert found["A"] == "no"
+    assert shell.variables("if false; then if [[ a == x* ]]; then A=1; fi; fi\n", "conf.sh") == {}
+
+
+def test_a_long_sum_is_refused_at_once() -> None:
+    names = " * ".join(["GLOBAL_BATCH_SIZE_PER_REPLICA"] * 20)
+    assert "is no sum of whole numbers." in refusal(f"A=$(({names} > 8))\n")
 
 
 def test_a_value_cannot_double_itself_without_end() -> None:
@@ -163,7 +182,9 @@ VALUES = st.one_of(
         lambda parts: f"$((NODES {parts[0]} {parts[1]} - $NODES))"
     ),
 )
-ASSIGNMENT = st.tuples(NAMES, VALUES).map("=".join)
+ASSIGNMENT = st.lists(st.tuples(NAMES, VALUES).map("=".join), min_size=1, max_size=3).flatmap(
+    lambda words: st.sampled_from(["", "export "]).map(lambda before: before + " ".join(words))
+)
 CONDITION = st.tuples(NAMES, st.sampled_from(["=", "!="]), st.integers(0, 3)).map(
     lambda parts: f'[ "${parts[0]}" {parts[1]} {parts[2]} ]'
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.machinery
+import os
 import sys
 import types
 from pathlib import Path
@@ -75,7 +76,8 @@ def test_event_files_that_cannot_be_written_are_given_up(
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the stand-ins of both libraries were told."""
+    """What the stand-ins of both libraries were told, in an environment of their own."""
+    monkeypatch.setattr("os.environ", {**os.environ, "MLFLOW_HTTP_REQUEST_TIMEOUT": "3"})
     found: list[tuple[Any, ...]] = []
 
     def standin(name: str, **functions: Any) -> None:
@@ -94,6 +96,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         found.append(("mlflow", step, values))
 
     run = types.SimpleNamespace(
+        id="9b1c",
         log=lambda values, step: found.append(("wandb", step, values)),
         finish=lambda: found.append(("wandb", "end")),
     )
@@ -119,7 +122,10 @@ def test_weights_and_biases_and_mlflow_get_the_same_numbers(
     config = job(tensorboard=False, trackers=["wandb", "mlflow"])
     tracker = Tracker(config, tmp_path, world_size=1)
     (_, given), (_, before, name), (_, _, shown) = told
-    assert (given["name"], given["resume"], before, name) == (tmp_path.name, "auto", None, tmp_path.name)
+    assert (given["name"], given["id"], before, name) == (tmp_path.name, None, None, tmp_path.name)
+    # Ranks wait for both servers, but not for ever, and as long as their user wants.
+    bounds = ("WANDB_INIT_TIMEOUT", "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT")
+    assert [os.environ[variable] for variable in bounds] == ["30", "2", "3"]
     # What a user gives the processes in their environment may be secret.
     assert not {"env"} & {*shown["launcher"], *given["config"]["launcher"]}
     del told[:]
@@ -132,7 +138,8 @@ def test_weights_and_biases_and_mlflow_get_the_same_numbers(
     # A job that goes on is the same run.
     del told[:]
     Tracker(config, tmp_path, world_size=1)
-    assert told[1:] == [("mlflow", "4f2a", None)]
+    (_, given), again = told
+    assert (given["id"], given["resume"], again) == ("9b1c", "allow", ("mlflow", "4f2a", None))
 
 
 def test_a_library_that_is_missing_is_one_sentence() -> None:

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
+import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -52,17 +56,48 @@ def test_so_many_pieces_are_kept_and_none_when_nobody_wants_it(tmp_path: Path) -
     assert [path.read_text()[:1] for path in with_pieces(log)] == ["7", "8", "9", ""]
 
 
-def test_a_full_disk_leaves_the_log_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("what", "at"), [("shutil.copyfileobj", 1), ("shutil.copyfileobj", 3), ("os.fsync", 1), ("os.fsync", 2)]
+)
+def test_a_full_disk_leaves_the_log_and_its_pieces_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, at: int
+) -> None:
+    """A file system over the network says only when a file is made sure that there is no room for it."""
     log = tmp_path / "n1.out"
-    log.write_text("x\n" * 100)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfileobj", full)
+    log.write_text("older\n" * 10)
     rotate(log, 10, keep=3)
+    log.write_text("x\n" * 100)
+    module, name = {"shutil": shutil, "os": os}[what.partition(".")[0]], what.partition(".")[2]
+    real, calls = getattr(module, name), itertools.count(1)
+
+    def full(*given: object) -> object:
+        if next(calls) == at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*given)
+
+    monkeypatch.setattr(module, name, full)
+    rotate(log, 10, keep=3)
+    assert next(calls) == at + 1
+    assert [path.read_text() for path in with_pieces(log)] == ["older\n" * 10, "x\n" * 100]
+    assert {path.name for path in tmp_path.iterdir()} == {"n1.out", "n1.out.1", ".n1.out.before"}
+    # With room again all of it is there, once.
+    rotate(log, 10, keep=3)
+    assert [path.read_text() for path in with_pieces(log)] == ["older\n" * 10, "x\n" * 100, ""]
+    assert end_of(log) == 260
+
+
+def test_a_disk_that_takes_only_a_part_leaves_the_log_as_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "n1.out"
+    log.write_text("x\n" * 50_000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The kernel then writes so much of what it is given, and says only how much that was.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (70_001, limits[1]))
+    try:
+        rotate(log, 10, keep=3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert with_pieces(log) == [log]
-    assert log.read_text() == "x\n" * 100
+    assert log.read_text() == "x\n" * 50_000
 
 
 @settings(max_examples=200, deadline=None)

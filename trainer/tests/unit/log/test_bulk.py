@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+import os
 import random
-from collections.abc import Iterable, Iterator
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -151,25 +155,79 @@ def test_most_of_a_log_of_steps_is_read_together(before: str) -> None:
     assert sum(len(one.iterations) for one in found if isinstance(one, Steps)) > 2900
 
 
-@pytest.mark.parametrize("reach", [100, 10**6])
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Two processors, and no threads of other tests; how many processes were asked for."""
+    asked: list[int] = []
+    real = parallel._processes
+
+    def make(workers: int) -> ProcessPoolExecutor:
+        asked.append(workers)
+        return real(workers)
+
+    monkeypatch.setattr(parallel, "_processes", make)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("threading.active_count", lambda: 1)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("reach", "killed_from"), [(100, None), (10**6, None), (100, 0), (100, 60_000), (10**6, 60_000)]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_several_processes_read_what_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, reach: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    processes: list[int],
+    seed: int,
+    reach: int,
+    killed_from: int | None,
 ) -> None:
+    """Also when one of them is killed at a part, as the kernel does that has no memory left."""
     data = log(seed, groups=30)
     names = [tmp_path / "n1.out.2", tmp_path / "n1.out.1", tmp_path / "n1.out"]
     for name, part in zip(names, (data[:9999], data[9999:77_777], data[77_777:]), strict=True):
         name.write_bytes(part)
     monkeypatch.setattr(parallel, "PART", 10_000)
     monkeypatch.setattr(parallel, "REACH", reach)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    itself = os.getpid()
+
+    def read(paths: Sequence[Path], *, begin: int = 0, end: int = scan.END) -> Iterator[bytes]:
+        if killed_from is not None and begin >= killed_from and os.getpid() != itself:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return scan.read(paths, begin=begin, end=end)
+
+    monkeypatch.setattr(parallel, "read", read)
     assert len(list(parallel._parts(names, 10_000, reach))) > 5
     found = one_by_one(parallel.records_of(names, every=True))
+    assert processes == [2]
     known = list(scan.records([data]))
     for kind in {type(one) for one in known}:
         assert [repr(one) for one in found if type(one) is kind] == [
             repr(o) for o in known if type(o) is kind
         ]
+
+
+def _length(reader: int, path: Path) -> int:
+    if path.name == "77" and os.getpid() == reader:
+        raise OSError
+    return len(path.name)
+
+
+def _length_or_death(reader: int, path: Path) -> int:
+    if path.name == "77" and os.getpid() != reader:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(path.name)
+
+
+@pytest.mark.parametrize("length", [_length, _length_or_death])
+def test_many_files_are_read_by_several_processes_or_by_one_when_another_is_killed(
+    processes: list[int], length: Callable[[int, Path], int]
+) -> None:
+    paths = [Path(str(number)) for number in range(200)]
+    found = parallel.of_each(functools.partial(length, os.getpid()), paths)
+    assert found == [len(path.name) for path in paths]
+    assert processes == [2]
 
 
 def test_parts_are_the_whole_log(tmp_path: Path) -> None:

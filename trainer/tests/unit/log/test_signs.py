@@ -76,16 +76,26 @@ def test_a_disk_that_fills_is_told_before_the_next_checkpoint_and_a_burst_is_not
 
 
 @pytest.mark.parametrize(
-    ("throttled", "busy", "limit"), [(60, 0.2, "its quota is 0.5"), (10, 0.2, ""), (0, 0.95, "it has 2")]
+    ("quota", "throttled", "busy", "limit"),
+    [
+        (0.5, 60, 0.2, "its quota is 0.5"),
+        (12.5, 60, 0.2, "its quota is 12.5"),
+        (128.0, 60, 0.2, "its quota is 128"),
+        (1024.0, 60, 0.2, "its quota is 1024"),
+        (0.5, 10, 0.2, ""),
+        (0.5, 0, 0.95, "it has 2"),
+    ],
 )
-def test_a_node_s_own_limits_differ_from_others_work(throttled: int, busy: float, limit: str) -> None:
+def test_a_node_s_own_limits_differ_from_others_work(
+    quota: float, throttled: int, busy: float, limit: str
+) -> None:
     """Of a hundred periods so many were throttled; the two ranks took this share of the two processors."""
     measured = [
         replace(
             WELL,
             time=5.0 * n,
             processors=2,
-            quota=0.5,
+            quota=quota,
             periods=100 * n,
             throttled=throttled * n,
             cpu_s={4: 5.0 * n * busy, 5: 5.0 * n * busy},
