@@ -199,7 +199,6 @@ def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_t
         assert others.ask("n1", "state", job)["job"]["state"] == "running"
 
 
-@pytest.mark.long
 def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
     """Two accounts that every Debian has, neither of them root, with jobs of one name at the same time."""
     users = ("daemon", "nobody")
