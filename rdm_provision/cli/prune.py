@@ -16,7 +16,9 @@ from rdm_provision.pruning import Removal, age, ended, prunable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rdm_provision.events import RunResult
     from rdm_provision.job_state import JobState
+    from rdm_provision.run import Run
 
 __all__ = ["prune"]
 
@@ -31,7 +33,7 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
         return 0
     from rdm_provision.cli import job_view, view
 
-    result, _ = job_view.watch(look, cluster.name, silent=options.as_json, brief=True)
+    result = _carried_out(options, look, cluster.name)
     now = time.time()
     old = prunable(cluster.heard_jobs(result), seconds, now)
     names = [state.job for state in old]
@@ -40,8 +42,7 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     removed = False
     console = view.out()
     if names:
-        run = cluster.prune(names, check=True, **options.run)
-        result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+        result = _carried_out(options, cluster.prune(names, check=True, **options.run), cluster.name)
         removals = cluster.removals(result)
         if not options.as_json:
             _show(console, old, removals, now)
@@ -49,8 +50,7 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
         if yes or (
             not options.as_json and click.confirm(f"Remove {view.count(len(names), 'job')} from the nodes?")
         ):
-            run = cluster.prune(names, **options.run)
-            result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+            result = _carried_out(options, cluster.prune(names, **options.run), cluster.name)
             removals, removed = cluster.removals(result), True
     code = result.exit_code or int(unheard or (removed and any(one.reason for one in removals)))
     if options.as_json:
@@ -67,6 +67,25 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     else:
         console.print("Nothing was removed.")
     return code
+
+
+def _carried_out(options: Options, run: Run, title: str) -> RunResult:
+    """Carry one of the runs out to its end, and return its result.
+
+    Raises:
+        click.exceptions.Exit: it was broken off or refused, or could not be done as a whole: nothing may
+            follow it. All is said, and it has the exit code.
+    """
+    from rdm_provision.cli import job_view, view
+
+    result, _ = job_view.watch(run, title, silent=options.as_json, brief=True)
+    if not (result.cancelled or result.refused or result.message):
+        return result
+    if options.as_json:
+        emit_json(result.to_json())
+    else:
+        view.unhappy_end(result)
+    raise click.exceptions.Exit(result.exit_code)
 
 
 def _show(console: Console, jobs: Sequence[JobState], removals: Sequence[Removal], now: float) -> None:

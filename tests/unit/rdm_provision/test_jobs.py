@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,48 @@ def test_prune_shows_what_goes_and_asks(
         assert ("Nothing was removed." in said.output) != removes
     # A node that kept what was to go is a failure.
     assert said.return_value == int(removes)
+
+
+@pytest.mark.parametrize("words", [["--yes"], ["--yes", "--json"]])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ({"cancelled": True}, 130),
+        ({"message": "Another run holds the lock of the cluster."}, 1),
+        ({"refused": "nodes"}, 2),
+    ],
+)
+@pytest.mark.parametrize("ends_at", [1, 2, 3])
+def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    words: list[str],
+    end: dict[str, Any],
+    code: int,
+    ends_at: int,
+) -> None:
+    ended = {**TOLD, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
+    asked: list[bool] = []
+
+    def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
+        asked.append(run.spec.check)
+        told = {"jobs": [ended], "directory": "/d", "removed": [{"job": "demo-1", "bytes": 1}], "kept": []}
+        result = RunResult(
+            verb=run.spec.verb, nodes={"n1": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n1": [told]}}
+        )
+        return (replace(result, **end) if len(asked) == ends_at else result), None
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    arguments = ["-i", str(make_inventory("n1")), "--prune", "30d", *words]
+    said = CliRunner().invoke(jobs_verb.jobs, arguments)
+    assert (len(asked), said.exit_code) == (ends_at, code), said.output
+    assert "Removed" not in said.output
+    assert "No job ended" not in said.output
+    if "--json" in words:
+        assert json.loads(said.stdout)["exit_code"] == code
+    else:
+        assert end.get("message", "") in said.output
+        assert said.stderr
 
 
 # --- events ---------------------------------------------------------------------------------------------
