@@ -38,17 +38,18 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     old = prunable(cluster.heard_jobs(result), seconds, now)
     names = [state.job for state in old]
     unheard = not result.ok
-    removals: tuple[Removal, ...] = ()
     removed = False
     console = view.out()
-    if names:
-        result = _carried_out(options, cluster.prune(names, check=True, **options.run), cluster.name)
-        removals = cluster.removals(result)
+    # Also without a name: there may be what is left of a removal that was killed.
+    result = _carried_out(options, cluster.prune(names, check=True, **options.run), cluster.name)
+    removals = cluster.removals(result)
+    goes = sorted({*names, *(one.job for one in removals)})
+    if goes:
         if not options.as_json:
             _show(console, old, removals, now)
         # For a program nobody answers a question.
         if yes or (
-            not options.as_json and click.confirm(f"Remove {view.count(len(names), 'job')} from the nodes?")
+            not options.as_json and click.confirm(f"Remove {view.count(len(goes), 'job')} from the nodes?")
         ):
             result = _carried_out(options, cluster.prune(names, **options.run), cluster.name)
             removals, removed = cluster.removals(result), True
@@ -60,7 +61,7 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
         return code
     if unheard or not result.ok:
         job_view.unheard(console, result)
-    if not names:
+    if not goes:
         console.print(f"No job ended {older} ago, or earlier.")
     elif removed:
         _report(console, removals)
@@ -92,14 +93,22 @@ def _show(console: Console, jobs: Sequence[JobState], removals: Sequence[Removal
     """Print what would go."""
     from rdm_provision.cli import view
 
+    def sizes(job: str) -> str:
+        own = [one for one in removals if one.job == job]
+        return (
+            ", ".join(
+                f"{one.node} {f'keeps it: {one.reason}' if one.reason else _size(one.bytes)}" for one in own
+            )
+            or "-"
+        )
+
     made = view.table("job", "state", "ended", "on the nodes")
     for state in jobs:
         end = ended(state)
-        own = [one for one in removals if one.job == state.job]
-        sizes = ", ".join(
-            f"{one.node} {f'keeps it: {one.reason}' if one.reason else _size(one.bytes)}" for one in own
-        )
-        made.add_row(state.job, state.state, f"{view.age(now - end)} ago" if end else "-", sizes or "-")
+        made.add_row(state.job, state.state, f"{view.age(now - end)} ago" if end else "-", sizes(state.job))
+    known = {state.job for state in jobs}
+    for job in sorted({one.job for one in removals} - known):
+        made.add_row(job, "half removed", "-", sizes(job))
     view.show(console, made)
 
 
