@@ -267,7 +267,8 @@ class JobVerbs:
         :meth:`removals` of the result says what went.
 
         Args:
-            jobs: their names. One that runs on a node is kept there.
+            jobs: their names. One that runs on a node is kept there. What is left of jobs whose removal was
+                killed goes in any case.
             check: only say what would go.
 
         The other arguments are those of :meth:`train`.
@@ -292,14 +293,21 @@ class JobVerbs:
         )
 
     def removals(self, result: RunResult) -> tuple[Removal, ...]:
-        """Return what a :meth:`prune` run removed, or would remove, in the order of the nodes."""
+        """Return what a :meth:`prune` run removed, or would remove, in the order of the nodes.
+
+        A directory that nodes share is there once, with the first of them.
+        """
         told = result.returned.get(JOB_MODULE, {})
-        return tuple(
-            Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
-            for node in result.nodes
-            for answer in told.get(node, ())
-            for one in (*answer.get("removed", ()), *answer.get("kept", ()))
-        )
+        found: dict[tuple[str, str], Removal] = {}
+        for node in result.nodes:
+            for answer in told.get(node, ()):
+                for one in (*answer.get("removed", ()), *answer.get("kept", ())):
+                    removal = Removal(one["job"], node, int(one.get("bytes", 0)), str(one.get("reason", "")))
+                    which = (removal.job, str(one.get("identity") or node))
+                    # Who comes late finds less of it.
+                    if which not in found or found[which].bytes < removal.bytes:
+                        found[which] = removal
+        return tuple(found.values())
 
     def heard_jobs(self, result: RunResult) -> tuple[JobState, ...]:
         """Return the jobs of a :meth:`jobs` run of which the master answered, or who submitted them."""

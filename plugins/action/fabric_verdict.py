@@ -31,18 +31,16 @@ class ActionModule(Decision):
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
         rails: dict[str, dict[str, fabric.Measurement]] = {name: {} for name in options["rails"] or [""]}
-        first, *further = rails.values()
         waiting = []
         for host, answer in registered(options["measurements"], variables, options["hosts"]).items():
             if answer.get("unreachable"):
                 continue
-            measurement = fabric.measurement(answer)
-            if self._task.check_mode and measurement.container_state not in ("running", "unknown"):
+            measured = fabric.measurements(answer, len(rails))
+            if self._task.check_mode and measured[0].container_state not in ("running", "unknown"):
                 waiting.append(host)  # a run would start it first
                 continue
-            first[host] = measurement
-            for rail, there in zip(further, answer.get("rails") or [], strict=False):
-                rail[host] = fabric.measurement(there)
+            for rail, there in zip(rails.values(), measured, strict=False):
+                rail[host] = there
         judged = {
             name: judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
             for name, measurements in rails.items()

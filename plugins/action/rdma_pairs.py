@@ -67,6 +67,7 @@ class ActionModule(Decision):
                 results,
                 sample_of(len(ready), options["most_rounds"], options["above"]),
                 Bounds(share=options["slow_share"]),
-            )
+            ),
+            list(options["rails"]),
         )
         return {"rdma": judged, "msg": rdma.table(judged)}

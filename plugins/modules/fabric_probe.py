@@ -155,7 +155,7 @@ login:
   sample: {n1: "", n2: Host key verification failed}
 rails:
   description: What was measured on each further rail, in the order of O(rails); for each the keys above.
-  returned: when measured, with several rails
+  returned: when the container runs, with several rails
   type: list
   elements: dict
 """
@@ -227,8 +227,8 @@ def all_rails(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, An
     """
     subnets = [IPv4Network(subnet) for subnet in parameters["rails"].values()]
     found = [_measured(parameters, nodes)]
-    # Where the first could not be measured, the others would only say so again.
-    for subnet in subnets[1:] if found[0]["measured"] else ():
+    # Where no container runs, the others would only say so again. One that runs may lack an address of one.
+    for subnet in subnets[1:] if found[0]["container_state"] == "running" else ():
         there = {name: moved(address, subnets[0], subnet) for name, address in nodes.items()}
         found.append(_measured({**parameters, "ssh": False}, there))
     return dict(found[0], rails=found[1:]) if found[1:] else found[0]

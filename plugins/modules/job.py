@@ -67,7 +67,8 @@ options:
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
       - V(sections) returns the ends of its logs, its configuration in short and the times of its steps.
       - V(report) returns what its files on this node tell a report, condensed.
-      - V(remove) takes the directories of O(names) away, of those jobs that have ended.
+      - V(remove) takes the directories of O(names) away, of those jobs that have ended, and what is left of
+        those whose removal was killed.
       - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
         no container for them, none runs.
     type: str
@@ -196,7 +197,9 @@ report:
   returned: for V(report)
   type: dict
 removed:
-  description: C(job), and the C(bytes) that its directory took of the disk.
+  description: >-
+    C(job), the C(bytes) that its directory took of the disk, and its C(identity), the same on nodes that
+    share it.
   returned: for V(remove)
   type: list
   elements: dict
@@ -239,7 +242,7 @@ directory:
 
 import os
 import re
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES
@@ -368,11 +371,9 @@ def report(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     return {"report": agent.ask("report", [options["name"]])["report"]}
 
 
-def remove(agent: Agent, options: Dict[str, Any], only_look: bool = False) -> Dict[str, Any]:
-    """Take the directories of jobs away."""
-    if not options["names"]:
-        return {"removed": [], "kept": []}
-    answer = agent.ask("remove", options["names"] + (["--look"] if only_look else []))
+def remove(agent: Agent, names: List[str], only_look: bool) -> Dict[str, Any]:
+    """Take the directories of jobs away, and what a removal that was killed has left."""
+    answer = agent.ask("remove", names + (["--look"] if only_look else []))
     return {"removed": answer["removed"], "kept": answer["kept"], "changed": bool(answer["removed"])}
 
 
@@ -440,7 +441,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         agent = Agent(place, options["timeout"] + options["wait"] + 10)
         if verb == "remove":
             names = [name for name in options["names"] if _is_here(place.directory, name, chosen)]
-            return dict(result, **remove(agent, {"names": names}, only_look=module.check_mode))
+            if not names and not _half_removed(place.directory):
+                return dict(result, removed=[], kept=[])
+            return dict(result, **remove(agent, names, only_look=module.check_mode))
         if module.check_mode and verb in ("start", "stop"):
             seen = {} if verb == "start" else state(agent, dict(options, wait=0))
             return dict(result, **seen, changed=not seen.get("ended"))
@@ -461,6 +464,14 @@ def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
     return os.path.isdir(found) and os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(
         place.get("slurm")
     )
+
+
+def _half_removed(directory: str) -> bool:
+    """Return whether a removal was killed here; see trainer/rdm_job/removal.py."""
+    try:
+        return any(name.startswith(".removed-") for name in os.listdir(directory))
+    except OSError:
+        return False
 
 
 def _none(verb: str, said: str) -> Dict[str, Any]:

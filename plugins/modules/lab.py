@@ -469,7 +469,10 @@ def _present(
         machine.checked_memory(len(changed) + len(new) + len(off), machine.available_memory(meminfo) + freed)
     ports = engine.ports() if switch_runs else {}
     fresh = {*changed, *new, *off}
-    loose = change.note("plug in", [n for n in wanted if n not in fresh and spec.port(n) not in ports])
+    loose = change.note(
+        "plug in",
+        [n for n in wanted if n not in fresh and not spec.is_plugged(n, ports, given["rails"])],
+    )
     cut = change.note(
         "heal the cable of",
         [n for n in wanted if n not in fresh and not all(ports[one] for one in spec.ports_of(n, ports))],

@@ -59,6 +59,12 @@ options:
     description: A pair is slow below this share of the usual bandwidth.
     type: float
     default: 0.8
+  rails:
+    description:
+      - Name and subnet of each rail, where there are several. Only the first is measured, as V(judge) says.
+    type: dict
+    default: {}
+    version_added: 0.2.0
 """
 
 EXAMPLES = r"""
@@ -88,7 +94,8 @@ rdma:
   description: >-
     The judgement: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
     C(bandwidth_gbit) from node to node and C(latency_us) up to 128 nodes, C(by_node) (medians and the link's
-    rate), C(usual_gbit), C(usual_us), C(sample).
+    rate), C(usual_gbit), C(usual_us), C(sample),
+    C(scope) (which rail was measured, where there are several).
   returned: for V(judge)
   type: dict
 msg:
@@ -110,4 +117,5 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "patience": {"type": "float", "default": 5.0},
     "gather": {"type": "float", "default": 0},
     "slow_share": {"type": "float", "default": 0.8},
+    "rails": {"type": "dict", "default": {}},
 }

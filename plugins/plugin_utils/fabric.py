@@ -134,6 +134,16 @@ def measurement(result: Mapping[str, Any]) -> Measurement:
     )
 
 
+def measurements(result: Mapping[str, Any], rails: int) -> list[Measurement]:
+    """Return what a result of the module fabric_probe says of each rail.
+
+    Where it says nothing of the further ones, the container does not run, which is true of all of them.
+    """
+    first = measurement(result)
+    further = [measurement(one) for one in result.get("rails") or ()]
+    return [first, *(further or [first] * (rails - 1))]
+
+
 def of_rails(judged: Mapping[str, Fabric]) -> dict[str, Any]:
     """Return the judgement on several rails as plain data.
 

@@ -202,8 +202,13 @@ def pairs_of(
     return bandwidth, latency, failed
 
 
-def as_dict(rdma: Rdma) -> dict[str, Any]:
-    """Return the judgement as plain data; beyond 128 nodes without the pairs."""
+def as_dict(rdma: Rdma, rails: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the judgement as plain data; beyond 128 nodes without the pairs.
+
+    Args:
+        rdma: the judgement.
+        rails: the names of the cluster's rails where it has several; it is on the first.
+    """
     whole = len(rdma.nodes) <= FULL_MATRIX_NODES
     matrix: dict[str, dict[str, float]] = {}
     latencies: dict[str, dict[str, float]] = {}
@@ -236,6 +241,7 @@ def as_dict(rdma: Rdma) -> dict[str, Any]:
         "usual_us": rdma.usual_us,
         "without_device": rdma.bare,
         "sample": dict(rdma.sample._asdict(), text=str(rdma.sample)) if rdma.sample else None,
+        "scope": f"Measured on rail {rails[0]} alone, not on {listed(rails[1:])}." if rails[1:] else "",
     }
 
 
@@ -260,6 +266,8 @@ def table(rdma: Mapping[str, Any]) -> str:
         ).rstrip()
         for row in rows
     ]
+    if rdma["scope"]:
+        lines.append(rdma["scope"])
     if rdma["sample"]:
         lines.append(rdma["sample"]["text"])
     lines += ["FAILED " + finding for finding in rdma["findings"]]

@@ -24,6 +24,8 @@ def show_rdma(console: Console, rdma: Mapping[str, Any]) -> None:
         made.add_row(name, *[_figure(value) for value in cells], _mark(rdma, name))
     if rdma["usual_gbit"] is not None:
         view.show(console, made)
+    if rdma.get("scope"):
+        console.print(f"  {rdma['scope']}", soft_wrap=True)
     if rdma.get("sample"):
         console.print(f"  {rdma['sample']['text']}", soft_wrap=True)
     _told(console, rdma)

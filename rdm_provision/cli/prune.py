@@ -16,7 +16,9 @@ from rdm_provision.pruning import Removal, age, ended, prunable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from rdm_provision.events import RunResult
     from rdm_provision.job_state import JobState
+    from rdm_provision.run import Run
 
 __all__ = ["prune"]
 
@@ -31,26 +33,25 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
         return 0
     from rdm_provision.cli import job_view, view
 
-    result, _ = job_view.watch(look, cluster.name, silent=options.as_json, brief=True)
+    result = _carried_out(options, look, cluster.name)
     now = time.time()
     old = prunable(cluster.heard_jobs(result), seconds, now)
     names = [state.job for state in old]
     unheard = not result.ok
-    removals: tuple[Removal, ...] = ()
     removed = False
     console = view.out()
-    if names:
-        run = cluster.prune(names, check=True, **options.run)
-        result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
-        removals = cluster.removals(result)
+    # Also without a name: there may be what is left of a removal that was killed.
+    result = _carried_out(options, cluster.prune(names, check=True, **options.run), cluster.name)
+    removals = cluster.removals(result)
+    goes = sorted({*names, *(one.job for one in removals)})
+    if goes:
         if not options.as_json:
             _show(console, old, removals, now)
         # For a program nobody answers a question.
         if yes or (
-            not options.as_json and click.confirm(f"Remove {view.count(len(names), 'job')} from the nodes?")
+            not options.as_json and click.confirm(f"Remove {view.count(len(goes), 'job')} from the nodes?")
         ):
-            run = cluster.prune(names, **options.run)
-            result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
+            result = _carried_out(options, cluster.prune(names, **options.run), cluster.name)
             removals, removed = cluster.removals(result), True
     code = result.exit_code or int(unheard or (removed and any(one.reason for one in removals)))
     if options.as_json:
@@ -60,7 +61,7 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
         return code
     if unheard or not result.ok:
         job_view.unheard(console, result)
-    if not names:
+    if not goes:
         console.print(f"No job ended {older} ago, or earlier.")
     elif removed:
         _report(console, removals)
@@ -69,18 +70,45 @@ def prune(options: Options, older: str, *, yes: bool) -> int:
     return code
 
 
+def _carried_out(options: Options, run: Run, title: str) -> RunResult:
+    """Carry one of the runs out to its end, and return its result.
+
+    Raises:
+        click.exceptions.Exit: it was broken off or refused, or could not be done as a whole: nothing may
+            follow it. All is said, and it has the exit code.
+    """
+    from rdm_provision.cli import job_view, view
+
+    result, _ = job_view.watch(run, title, silent=options.as_json, brief=True)
+    if not (result.cancelled or result.refused or result.message):
+        return result
+    if options.as_json:
+        emit_json(result.to_json())
+    else:
+        view.unhappy_end(result)
+    raise click.exceptions.Exit(result.exit_code)
+
+
 def _show(console: Console, jobs: Sequence[JobState], removals: Sequence[Removal], now: float) -> None:
     """Print what would go."""
     from rdm_provision.cli import view
 
+    def sizes(job: str) -> str:
+        own = [one for one in removals if one.job == job]
+        return (
+            ", ".join(
+                f"{one.node} {f'keeps it: {one.reason}' if one.reason else _size(one.bytes)}" for one in own
+            )
+            or "-"
+        )
+
     made = view.table("job", "state", "ended", "on the nodes")
     for state in jobs:
         end = ended(state)
-        own = [one for one in removals if one.job == state.job]
-        sizes = ", ".join(
-            f"{one.node} {f'keeps it: {one.reason}' if one.reason else _size(one.bytes)}" for one in own
-        )
-        made.add_row(state.job, state.state, f"{view.age(now - end)} ago" if end else "-", sizes or "-")
+        made.add_row(state.job, state.state, f"{view.age(now - end)} ago" if end else "-", sizes(state.job))
+    known = {state.job for state in jobs}
+    for job in sorted({one.job for one in removals} - known):
+        made.add_row(job, "half removed", "-", sizes(job))
     view.show(console, made)
 
 

@@ -112,7 +112,8 @@ class JobDirectory:
     @classmethod
     def all(cls) -> list[JobDirectory]:
         """Return the directories of all jobs."""
-        return [cls(path.parent) for path in sorted(jobs_root().glob("*/job.json"))]
+        # Not what is being removed, whose name begins with a dot.
+        return [cls(path.parent) for path in sorted(jobs_root().glob("[!.]*/job.json"))]
 
     @property
     def exists(self) -> bool:

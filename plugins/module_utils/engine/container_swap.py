@@ -226,7 +226,10 @@ class Change:
         now = inspect(self._api, "containers", old["Id"])
         if now is not None and now["Name"] != "/" + self._name:
             _rename(self._api, old["Id"], self._name)
-        self._set_policy(old["Id"], old["HostConfig"]["RestartPolicy"]["Name"] or "no")
+        policy = old["HostConfig"]["RestartPolicy"]["Name"] or "no"
+        if policy == "no":  # perhaps the word of a run that was killed while it made room
+            policy = self._wanted["restart_policy"]
+        self._set_policy(old["Id"], policy)
         if old["State"]["Running"]:
             self._start(old["Id"])  # it may run still, which is nothing to the engine
 

@@ -153,6 +153,11 @@ def ports_of(node: str, ports: Iterable[str]) -> List[str]:
     return [name for name in ports if name == first or name.startswith(first + "r")]
 
 
+def is_plugged(node: str, ports: Iterable[str], rails: int) -> bool:
+    """Whether a node has its cables on all rails: one that was just being plugged in may have some."""
+    return len(ports_of(node, ports)) >= rails
+
+
 def object_name(lab: str, part: str = "") -> str:
     """Return the name of a lab's container, volume or (without part) network."""
     return f"rdm-lab-{lab}-{part}" if part else f"rdm-lab-{lab}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,83 @@ def test_prune_shows_what_goes_and_asks(
         assert ("Nothing was removed." in said.output) != removes
     # A node that kept what was to go is a failure.
     assert said.return_value == int(removes)
+
+
+def test_a_directory_that_nodes_share_is_told_once(make_inventory: MakeInventory) -> None:
+    def told(size: int, identity: str) -> list[dict[str, Any]]:
+        kept = [{"job": "demo-2", "reason": "it is running"}]
+        return [{"removed": [{"job": "demo-1", "bytes": size, "identity": identity}], "kept": kept}]
+
+    returned = {"rdm.provision.job": {"n1": told(1, "1a-2b"), "n2": told(9, "1a-2b"), "n3": told(9, "3c-4d")}}
+    result = RunResult(verb="prune", nodes=dict.fromkeys(("n1", "n2", "n3"), NodeRecap()), returned=returned)
+    removals = Cluster.load(make_inventory("n1", "n2", "n3")).removals(result)
+    gone = [(one.job, one.node, one.bytes) for one in removals if not one.reason]
+    # Who came late found less of it.
+    assert gone == [("demo-1", "n2", 9), ("demo-1", "n3", 9)]
+    assert [one.node for one in removals if one.reason] == ["n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_prune_finds_what_a_killed_removal_has_left(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, left: bool
+) -> None:
+    def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
+        told: dict[str, Any] = {"jobs": [], "directory": "/d"}
+        if run.spec.verb == "prune":
+            assert run.spec.literal_vars == {"job_names": []}
+            told = {"removed": [{"job": "demo-1", "bytes": 2048, "identity": "1a-2b"}] * left, "kept": []}
+        returned = {"rdm.provision.job": {"n1": [told]}}
+        return RunResult(verb=run.spec.verb, nodes={"n1": NodeRecap(ok=1)}, returned=returned), None
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    arguments = ["-i", str(make_inventory("n1")), "--prune", "30d", "--yes"]
+    said = CliRunner().invoke(jobs_verb.jobs, arguments, standalone_mode=False)
+    assert (said.exception, said.return_value) == (None, 0), said.output
+    assert bool(re.search(r"demo-1 +half removed +- +n1 2.0 KiB", said.output)) == left
+    assert ("Removed 1 job, 2.0 KiB on 1 node." in said.output) == left
+    assert ("No job ended 30d ago" in said.output) != left
+
+
+@pytest.mark.parametrize("words", [["--yes"], ["--yes", "--json"]])
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ({"cancelled": True}, 130),
+        ({"message": "Another run holds the lock of the cluster."}, 1),
+        ({"refused": "nodes"}, 2),
+    ],
+)
+@pytest.mark.parametrize("ends_at", [1, 2, 3])
+def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    words: list[str],
+    end: dict[str, Any],
+    code: int,
+    ends_at: int,
+) -> None:
+    ended = {**TOLD, "state": "finished", "started": NOW - 9e6, "ended": NOW - 8e6}
+    asked: list[bool] = []
+
+    def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, None]:
+        asked.append(run.spec.check)
+        told = {"jobs": [ended], "directory": "/d", "removed": [{"job": "demo-1", "bytes": 1}], "kept": []}
+        result = RunResult(
+            verb=run.spec.verb, nodes={"n1": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n1": [told]}}
+        )
+        return (replace(result, **end) if len(asked) == ends_at else result), None
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    arguments = ["-i", str(make_inventory("n1")), "--prune", "30d", *words]
+    said = CliRunner().invoke(jobs_verb.jobs, arguments)
+    assert (len(asked), said.exit_code) == (ends_at, code), said.output
+    assert "Removed" not in said.output
+    assert "No job ended" not in said.output
+    if "--json" in words:
+        assert json.loads(said.stdout)["exit_code"] == code
+    else:
+        assert end.get("message", "") in said.output
+        assert said.stderr
 
 
 # --- events ---------------------------------------------------------------------------------------------

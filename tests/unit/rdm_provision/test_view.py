@@ -337,11 +337,13 @@ def test_rdma_is_a_line_per_node_and_each_finding() -> None:
         "verdicts": {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}},
         "findings": ["n2: it sends 20 Gb/s"],
         "warnings": ["odd"],
+        "scope": "Measured on rail ib0 alone, not on ib1.",
         "sample": {"text": "Sampled: 16 of 999 rounds."},
     }
     show_rdma(made, rdma)
     lines = text(made).splitlines()
     assert ["n1", "181", "--", "2.07", "200", "ok"] in [line.split() for line in lines]
+    assert "  Measured on rail ib0 alone, not on ib1." in lines
     assert lines[-3:] == ["  Sampled: 16 of 999 rounds.", "  failed: n2: it sends 20 Gb/s", "  warning: odd"]
     made = console()
     show_rdma(made, {**rdma, "usual_gbit": None})

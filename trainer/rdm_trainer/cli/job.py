@@ -191,10 +191,13 @@ def report(name: str) -> int:
 
 
 @job.command()
-@click.argument("names", nargs=-1, required=True)
+@click.argument("names", nargs=-1)
 @click.option("--look", is_flag=True, help="Only say what would be removed.")
 def remove(names: tuple[str, ...], look: bool) -> int:
-    """Remove the directories of the jobs NAMES from this node, of those that have ended."""
+    """Remove the directories of the jobs NAMES from this node, of those that have ended.
+
+    What is left of those whose removal was killed goes in any case.
+    """
 
     def work() -> dict[str, Any]:
         from rdm_job.removal import remove

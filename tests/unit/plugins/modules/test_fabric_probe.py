@@ -14,6 +14,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.inside import NotMeasuredError
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
+from ansible_collections.rdm.provision.plugins.plugin_utils import fabric
 
 NODES = {f"n{rank}": f"10.0.0.{rank}" for rank in range(5)}
 
@@ -159,3 +160,30 @@ def test_every_reason_not_to_measure_is_a_sentence(
     with pytest.raises(NotMeasuredError) as caught:
         measure(monkeypatch, engine)
     assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize(
+    ("state", "asked"),
+    [("running", ["10.0.0.2", "10.0.1.2"]), ("exited", [])],
+)
+def test_a_container_that_runs_is_measured_on_every_rail(
+    monkeypatch: pytest.MonkeyPatch, state: str, asked: list[str]
+) -> None:
+    """It lacks the address of the first one only."""
+    seen: list[str] = []
+
+    class TwoRails(Engine):
+        def exec(self, container: str, argv: list[str], timeout: float, user: str) -> ExecResult:
+            super().exec(container, argv, timeout, user)
+            seen.append(self.settings["source"])
+            return answer(problem="" if len(seen) > 1 else "the container does not have the address 10.0.0.2")
+
+    monkeypatch.setattr(fabric_probe, "DockerAPI", lambda _socket: TwoRails(answer(), state))
+    parameters = {name: option.get("default") for name, option in fabric_probe.ARGUMENT_SPEC.items()}
+    rails = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
+    found = fabric_probe.all_rails({**parameters, "node": "n2", "rails": rails}, NODES)
+    assert (found["measured"], found["container_state"], seen) == (False, state, asked)
+    first, *further = fabric.measurements(found, 2)
+    # One that does not run is in the run on each of them.
+    assert [one.measured for one in further] == [bool(asked)]
+    assert asked or further == [first]

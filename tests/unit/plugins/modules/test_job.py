@@ -235,6 +235,14 @@ def test_no_other_directory_is_removed(agent: Any) -> None:
     assert agent.argv == []
 
 
+def test_what_a_killed_removal_has_left_goes_whatever_the_names(agent: Any, tmp_path: Path) -> None:
+    agent.says(removed=[{"job": "old", "bytes": 4096}], kept=[])
+    left = next(tmp_path.rglob("tiny-1")).parent / ".removed-old.1a-2b"
+    left.mkdir()
+    assert run("remove", agent, names=["another"], check=True)["changed"]
+    assert agent.argv == ["rdm-trainer", "job", "remove", "--look"]
+
+
 def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:
     agent.says(stopped=True, job={**RUNNING, "state": "stopped"})
     assert run("stop", agent, name="tiny-1", now=True)["changed"]

@@ -168,6 +168,15 @@ def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
     text = table(judged)
     assert "n3       20        20        2    25  FAILED" in text
     assert "FAILED n3: it sends 20" in text
+    assert "rail" not in text
+
+
+def test_of_several_rails_it_says_which_was_measured() -> None:
+    judged = judge_rdma(["n1"], {"n1": look()}, {})
+    assert [as_dict(judged, rails)["scope"] for rails in ((), ("ib0",))] == ["", ""]
+    several = as_dict(judged, ["ib0", "ib1", "ib2"])
+    assert several["scope"] == "Measured on rail ib0 alone, not on ib1, ib2."
+    assert several["scope"] in table(several).splitlines()
 
 
 def test_what_one_of_a_pair_did_not_tell_the_other_does() -> None:

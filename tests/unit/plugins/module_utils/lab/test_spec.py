@@ -138,6 +138,17 @@ def test_rails_are_bridges_of_the_switch_and_the_containers_are_on_all() -> None
     assert spec.ports_of("n11", ports) == ["port11", "port11r1"]
 
 
+def test_a_node_is_plugged_in_when_all_its_rails_are() -> None:
+    ports = ["port1", "port1r1", "port2", "port11r1"]
+    plugged = [
+        (name, rails)
+        for name in ("n1", "n2", "n3")
+        for rails in (1, 2)
+        if spec.is_plugged(name, ports, rails)
+    ]
+    assert plugged == [("n1", 1), ("n1", 2), ("n2", 1)]
+
+
 @pytest.mark.parametrize(
     ("rails", "driver", "hardware", "sentence"),
     [
