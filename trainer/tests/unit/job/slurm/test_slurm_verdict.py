@@ -14,7 +14,7 @@ from rdm_job.protocol import Node, Request, State
 from rdm_job.slurm import commands, verbs
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.slurm.states import Seen
-from rdm_job.slurm.step import again
+from rdm_job.slurm.step import again, refuse
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
@@ -76,11 +76,14 @@ def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, "7.0")
+    monkeypatch.setenv("SLURM_PROCID", "1")
     job = JobDirectory(tmp_path / "gpt", "login")
     job.make(Request("gpt", "login", (Node("login", "127.0.0.1", 1),)))
-    job.write_resolved(configuration.dump(configuration.from_dict({"launcher": {"max_restarts": 3}})))
+    job.write_resolved(configuration.dump(configuration.from_dict({"launcher": {"max_restarts": 1}})))
     job.write_state(State("gpt", "queued", launcher="slurm"))
     assert not again(job.path)
-    (job.path / "nodes/7.0").mkdir(parents=True)
+    # Its image does not run on one of the nodes: a restart mends nothing, and would not be counted.
+    refuse(job.path, "n2 has no image.")
+    assert not again(job.path)
     (job.path / "nodes/7.0/ready").write_text("go")
     assert again(job.path)
