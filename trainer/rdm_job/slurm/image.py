@@ -55,10 +55,15 @@ def _key(slurm: SlurmConfig) -> str:
         return container.key(image, "")
     # What is made of an archive has a directory for each mount.
     mounts = " ".join(sorted(slurm.mounts)) if kind == "archive" else ""
+    try:
+        status = Path(image).stat()
+    except OSError as error:
+        raise TrainerError(
+            f"{_node()} cannot read launcher.slurm.image {image}: {error.strerror}.", exit_code=FAILED
+        ) from None
     if _is_plain_archive(image):
         # Whatever file it is in, and whenever that was written.
         return container.key("", f"{docker_archive.image_id(Path(image))} {mounts}")
-    status = Path(image).stat()
     return container.key(image, f"{status.st_size} {status.st_mtime_ns} {mounts}")
 
 
@@ -124,12 +129,21 @@ def enter(path: Path) -> NoReturn:
     Raises:
         TrainerError: The image does not run here.
     """
+    try:
+        _enter(path)
+    except (OSError, KeyError) as error:
+        # Such as a user without a name, or a file system without locks.
+        raise TrainerError(f"{_node()} cannot enter the image: {error}.", exit_code=FAILED) from error
+
+
+def _enter(path: Path) -> NoReturn:
     job = JobDirectory(path)
     slurm = configuration.load(job.resolved).launcher.slurm
     assert slurm.image is not None
     runtime = _runtime(slurm)
-    # Charliecloud asks for it, and Slurm may not have it.
-    os.environ.setdefault("USER", pwd.getpwuid(os.getuid()).pw_name)
+    if "USER" not in os.environ:
+        # Charliecloud asks for it, and Slurm may not have it.
+        os.environ["USER"] = pwd.getpwuid(os.getuid()).pw_name
     key = _key(slurm)
     image = container.ready(runtime, slurm.image, path.parent / _KEPT, key)
     if runtime == "enroot" and not slurm.reload_container:
