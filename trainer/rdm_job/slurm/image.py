@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pwd
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -197,25 +198,29 @@ def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
             exit_code=FAILED,
         )
     command = ["sqfstar", "-all-root", "-no-progress", "-quiet", str(made)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        assert process.stderr is not None
-        try:
-            docker_archive.flatten(archive, process.stdin, directories, made.parent)
-        except BrokenPipeError:
-            pass
-        except BaseException:
-            process.kill()
-            raise
-        process.stdin.close()
-        said = process.stderr.read().decode(errors="replace")
+    # In a file, since nobody reads what it says while it is being written to.
+    with tempfile.TemporaryFile() as said:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said
+        ) as process:
+            assert process.stdin is not None
+            try:
+                # Where it has ended early, its own words say why.
+                with contextlib.suppress(BrokenPipeError):
+                    docker_archive.flatten(archive, process.stdin, directories, made.parent)
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+        said.seek(0)
+        words = said.read().decode(errors="replace")
     if process.returncode != 0:
-        raise _failed(command, said)
+        raise _failed(command, words)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Let others of this user wait, on all nodes where the file system has locks for all of them."""
     with lock.open("a") as held:

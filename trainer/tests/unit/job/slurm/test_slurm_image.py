@@ -13,9 +13,12 @@ import pytest
 
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
+from rdm_job.slurm import image
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_trainer import config as configuration
 from rdm_trainer.cli import main
+from rdm_trainer.errors import TrainerError
+from tests.unit.job.slurm.archives import archive, layer
 
 
 def job_in(directory: Path, **slurm: Any) -> Path:
@@ -43,7 +46,7 @@ def on_n2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused(job: Path) -> str:
     """What the node says to the others when it cannot enter the image."""
-    with pytest.raises(SystemExit, match="^1$"):
+    with pytest.raises(SystemExit, match="1"):
         main(["job", "enter", str(job)])
     assert (job / "nodes/7.0/ready").read_text() == "no"
     return str(json.loads((job / "nodes/7.0/1.json").read_text())["problem"])
@@ -51,9 +54,9 @@ def refused(job: Path) -> str:
 
 @pytest.mark.parametrize("name", ["image.sqsh", "image.tar", "image.tar.gz"])
 def test_a_node_without_the_image_says_so_to_the_others(tmp_path: Path, on_n2: Path, name: str) -> None:
-    image = tmp_path / name
-    job = job_in(tmp_path, image=str(image))
-    assert refused(job) == f"n2 cannot read launcher.slurm.image {image}: No such file or directory."
+    path = tmp_path / name
+    job = job_in(tmp_path, image=str(path))
+    assert refused(job) == f"n2 cannot read launcher.slurm.image {path}: No such file or directory."
 
 
 def test_a_node_without_locks_or_without_the_user_says_so(
@@ -62,12 +65,32 @@ def test_a_node_without_locks_or_without_the_user_says_so(
     def no_locks(*_: object) -> NoReturn:
         raise OSError(37, "No locks available")
 
-    image = tmp_path / "image.sqsh"
-    image.touch()
-    job = job_in(tmp_path, image=str(image))
+    path = tmp_path / "image.sqsh"
+    path.touch()
+    job = job_in(tmp_path, image=str(path))
     with monkeypatch.context() as here:
         here.setattr(fcntl, "flock", no_locks)
         assert refused(job) == "n2 cannot enter the image: [Errno 37] No locks available."
     monkeypatch.delenv("USER")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     assert "uid not found: 4000000" in refused(job)
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "said"),
+    [
+        ("echo FATAL ERROR: no inodes. >&2; exit 1", "sqfstar failed on n2: FATAL ERROR: no inodes."),
+        # More than a pipe holds, before it reads anything.
+        ("echo {1..20000} >&2; echo Too much. >&2; exit 1", "sqfstar failed on n2: Too much."),
+    ],
+    ids=["early", "much"],
+)
+def test_what_sqfstar_says_is_its_own(tmp_path: Path, on_n2: Path, stand_in: str, said: str) -> None:
+    (on_n2 / "sqfstar").write_text(f"#!/bin/bash\n{stand_in}\n")
+    (on_n2 / "sqfstar").chmod(0o755)
+    path = archive(tmp_path / "image.tar", layer(("opt/much", "x" * 4_000_000, "")))
+    job = job_in(tmp_path, image=str(path))
+    with pytest.raises(TrainerError) as refused:
+        image.prepare(job)
+    assert str(refused.value) == said
+    assert not [*(tmp_path / "jobs/.images").glob("*.new")]
