@@ -18,7 +18,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.slurm import container, docker_archive
 from rdm_trainer import config as configuration
 from rdm_trainer.config.schema import SlurmConfig
-from rdm_trainer.config.slurm import image_kind
+from rdm_trainer.config.slurm import can_run, image_kind
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["enter", "of_pyxis", "prepare", "problems"]
@@ -166,7 +166,9 @@ def _runtime(slurm: SlurmConfig) -> str:
     Raises:
         TrainerError: It is not here.
     """
-    wanted = [*container.PROGRAMS] if slurm.container == "auto" else [slurm.container]
+    wanted = [slurm.container]
+    if slurm.container == "auto":
+        wanted = [runtime for runtime in container.PROGRAMS if can_run(runtime, slurm.image or "")]
     if slurm.container == "pyxis":
         # Its images are enroot's.
         wanted = ["enroot"]

@@ -30,7 +30,7 @@ from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 from rdm_trainer import data
-from rdm_trainer.config.slurm import components, runs_in_image, world_size
+from rdm_trainer.config.slurm import can_run, components, runs_in_image, world_size
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["check", "start", "state", "states", "stop"]
@@ -104,7 +104,8 @@ def _refused(request: Request, config: configuration.Config) -> list[str]:
 def _script(directory: Path, config: configuration.Config) -> str:
     slurm = config.launcher.slurm
     pyxis: list[str] = []
-    if runs_in_image(slurm) and slurm.image and slurm.container in ("auto", "pyxis") and commands.has_pyxis():
+    may = slurm.image and slurm.container in ("auto", "pyxis") and can_run("pyxis", slurm.image)
+    if may and commands.has_pyxis():
         pyxis = image.of_pyxis(directory.parent, slurm)
     return script(directory.name, str(directory), sys.executable, config, pyxis)
 

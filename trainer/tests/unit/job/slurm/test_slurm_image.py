@@ -13,7 +13,7 @@ import pytest
 
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
-from rdm_job.slurm import image
+from rdm_job.slurm import commands, image, verbs
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_trainer import config as configuration
 from rdm_trainer.cli import main
@@ -74,6 +74,28 @@ def test_a_node_without_locks_or_without_the_user_says_so(
     monkeypatch.delenv("USER")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     assert "uid not found: 4000000" in refused(job)
+
+
+@pytest.mark.parametrize(("name", "by_pyxis"), [("x.sqsh", True), ("x.sif", False), ("x", False)])
+def test_pyxis_is_chosen_for_what_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by_pyxis: bool
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    monkeypatch.setattr(commands, "has_pyxis", lambda: True)
+    monkeypatch.setattr(commands, "submit", lambda *_: 7)
+    (tmp_path / name).touch()
+    job = JobDirectory(tmp_path / "gpt", "login")
+    request = Request("gpt", "login", (Node("login", "127.0.0.1", 1),))
+    slurm = {"image": str(tmp_path / name)}
+    verbs.start(job, request, configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}}))
+    assert ("--container-image" in job.script.read_text()) == by_pyxis
+
+
+def test_a_node_uses_the_runtime_that_runs_the_image(tmp_path: Path, on_n2: Path) -> None:
+    path = tmp_path / "image.sif"
+    path.touch()
+    said = refused(job_in(tmp_path, image=str(path)))
+    assert said == f"n2 has no apptainer, which would run launcher.slurm.image {path}."
 
 
 @pytest.mark.parametrize(
