@@ -29,7 +29,7 @@ from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
-from rdm_trainer import data
+from rdm_trainer import data, writers
 from rdm_trainer.config.slurm import can_run, components, runs_in_image, world_size
 from rdm_trainer.errors import TrainerError
 
@@ -67,9 +67,10 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     slots = {part.slots for part in components(config)} if not configuration.slurm.problems(config) else set()
     if slots:
         world = world_size(config)
-        own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
         # What is in an image is not seen from here.
         is_seen = not (config.launcher.program or in_image)
+        own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
+        own = [*own, *(writers.missing(config) if is_seen else ())]
         problems += own or (data.checks(config) if is_seen else [])
     else:
         problems += configuration.check(config)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,3 +88,20 @@ def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
     assert not again(job.path)
     (job.path / "nodes/7.0/ready").write_text("go")
     assert again(job.path)
+
+
+def test_a_library_that_the_nodes_would_miss_is_said_before_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    monkeypatch.setattr(commands, "is_there", lambda: False)
+    request = Request("gpt", "login", (Node("login", "127.0.0.1", 1),))
+
+    def said(**launcher: Any) -> bool:
+        asked = {"data": {"mock": True}, "logging": {"trackers": ["wandb"]}}
+        config = configuration.from_dict({**asked, "launcher": {"kind": "slurm", **launcher}})
+        return any("wandb, which is not installed" in one for one in verbs.check(request, config)["problems"])
+
+    assert said()
+    # What is in an image is not seen from here.
+    assert not said(slurm={"image": "/i/x.sqsh"})
