@@ -166,7 +166,7 @@ def _runtime(slurm: SlurmConfig) -> str:
     Raises:
         TrainerError: It is not here.
     """
-    wanted = [slurm.container]
+    wanted: list[str] = [slurm.container]
     if slurm.container == "auto":
         wanted = [runtime for runtime in container.PROGRAMS if can_run(runtime, slurm.image or "")]
     if slurm.container == "pyxis":

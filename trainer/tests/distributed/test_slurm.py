@@ -78,7 +78,7 @@ import os, pathlib, signal, sys, time
 
 where = [os.environ.get("IN", "")] if pathlib.Path("/only-in-the-image").exists() else []
 rank, world, node = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "RDM_NODE"))
-# In one piece: Slurm's ranks of a node have one file, and print writes each word where Python does not buffer.
+# In one piece: ranks of a step share a file, and an unbuffered print writes each word.
 sys.stdout.write(" ".join(["rank", rank, "of", world, "on", node, *where]) + "\n")
 sys.stdout.flush()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
