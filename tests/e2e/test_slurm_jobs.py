@@ -120,6 +120,8 @@ def test_who_cancelled_a_job_is_said(trained: SlurmLab) -> None:
 def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None:
     trained.on("n1", "pkill", "-x", "slurmdbd")
     try:
+        # It writes what it has before it ends.
+        wait_until(lambda: not trained.on("n1", "pidof", "slurmdbd", check=False), "slurmdbd has ended")
         train(trained, "blind", "optimisation.train_iterations=2000")
         reaches(trained, "blind", "running")
         trained.on("n1", "scancel", number(trained, "blind"))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import gzip
 import io
 import json
@@ -11,6 +12,7 @@ import posixpath
 import shutil
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,11 @@ from rdm_trainer.errors import TrainerError
 __all__ = ["flatten", "image_id"]
 
 _HIDDEN, _OPAQUE = ".wh.", ".wh..wh..opq"
+_CHANGED = ("path", "linkpath", "size")
+"""The headers of a member that are written anew."""
+_DAMAGED = (tarfile.TarError, zlib.error, EOFError, ValueError, KeyError, TypeError, AttributeError)
+"""What reading a file raises that is no archive, ends early, or has other things in its JSON."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def image_id(path: Path) -> str:
@@ -97,6 +104,8 @@ def _layer(layer: tarfile.TarFile, out: tarfile.TarFile, seen: set[str], closed:
             own_closed.add(name)
         shown = copy.copy(member)
         shown.name = name
+        # tarfile would rather write these, which are as they were.
+        shown.pax_headers = {key: of for key, of in member.pax_headers.items() if key not in _CHANGED}
         content = layer.extractfile(member) if member.isfile() else None
         if member.islnk():
             shown.linkname = _name(member.linkname)
@@ -132,20 +141,26 @@ def _name(path: str) -> str:
 
 
 @contextmanager
-def _refused(path: Path) -> Iterator[None]:
+def _refused(path: Path, scratch: Path | None = None) -> Iterator[None]:
     """Say in one sentence what is wrong with an archive."""
     try:
         yield
-    except tarfile.TarError as error:
-        raise TrainerError(f"{path} is no Docker archive: {error}.") from None
+    except _DAMAGED as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0].rstrip(":.")
+        raise TrainerError(f"{path} is no Docker archive, or a damaged one: {said}.") from None
+    except BrokenPipeError:
+        # Of whoever takes what is written.
+        raise
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise TrainerError(f"{scratch} has no room to unpack {path}: {error.strerror}.") from None
         raise TrainerError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 @contextmanager
 def _opened(path: Path, scratch: Path) -> Iterator[tarfile.TarFile]:
     """An archive in which one can go back quickly: a compressed one is unpacked for that."""
-    with _refused(path), path.open("rb") as raw:
+    with _refused(path, scratch), path.open("rb") as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
         if not is_packed:
@@ -163,7 +178,11 @@ def _manifest(archive: tarfile.TarFile, path: Path) -> dict[str, Any]:
     images = json.loads(_content(archive, "manifest.json", path).read())
     if len(images) != 1:
         raise TrainerError(f"{path} has {len(images)} images; docker save ONE of them.")
-    return dict(images[0])
+    image = dict(images[0])
+    for key in ("Config", "Layers"):
+        if key not in image:
+            raise TrainerError(f"{path} is no Docker archive: its manifest.json has no {key}.")
+    return image
 
 
 def _content(archive: tarfile.TarFile, name: str, path: Path) -> IO[bytes]:

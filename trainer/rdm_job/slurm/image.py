@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pwd
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.slurm import container, docker_archive
 from rdm_trainer import config as configuration
 from rdm_trainer.config.schema import SlurmConfig
-from rdm_trainer.config.slurm import image_kind
+from rdm_trainer.config.slurm import can_run, image_kind
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["enter", "of_pyxis", "prepare", "problems"]
@@ -55,10 +56,15 @@ def _key(slurm: SlurmConfig) -> str:
         return container.key(image, "")
     # What is made of an archive has a directory for each mount.
     mounts = " ".join(sorted(slurm.mounts)) if kind == "archive" else ""
+    try:
+        status = Path(image).stat()
+    except OSError as error:
+        raise TrainerError(
+            f"{_node()} cannot read launcher.slurm.image {image}: {error.strerror}.", exit_code=FAILED
+        ) from None
     if _is_plain_archive(image):
         # Whatever file it is in, and whenever that was written.
         return container.key("", f"{docker_archive.image_id(Path(image))} {mounts}")
-    status = Path(image).stat()
     return container.key(image, f"{status.st_size} {status.st_mtime_ns} {mounts}")
 
 
@@ -124,12 +130,21 @@ def enter(path: Path) -> NoReturn:
     Raises:
         TrainerError: The image does not run here.
     """
+    try:
+        _enter(path)
+    except (OSError, KeyError) as error:
+        # Such as a user without a name, or a file system without locks.
+        raise TrainerError(f"{_node()} cannot enter the image: {error}.", exit_code=FAILED) from error
+
+
+def _enter(path: Path) -> NoReturn:
     job = JobDirectory(path)
     slurm = configuration.load(job.resolved).launcher.slurm
     assert slurm.image is not None
     runtime = _runtime(slurm)
-    # Charliecloud asks for it, and Slurm may not have it.
-    os.environ.setdefault("USER", pwd.getpwuid(os.getuid()).pw_name)
+    if "USER" not in os.environ:
+        # Charliecloud asks for it, and Slurm may not have it.
+        os.environ["USER"] = pwd.getpwuid(os.getuid()).pw_name
     key = _key(slurm)
     image = container.ready(runtime, slurm.image, path.parent / _KEPT, key)
     if runtime == "enroot" and not slurm.reload_container:
@@ -151,7 +166,9 @@ def _runtime(slurm: SlurmConfig) -> str:
     Raises:
         TrainerError: It is not here.
     """
-    wanted = [*container.PROGRAMS] if slurm.container == "auto" else [slurm.container]
+    wanted: list[str] = [slurm.container]
+    if slurm.container == "auto":
+        wanted = [runtime for runtime in container.PROGRAMS if can_run(runtime, slurm.image or "")]
     if slurm.container == "pyxis":
         # Its images are enroot's.
         wanted = ["enroot"]
@@ -183,25 +200,29 @@ def _squash(archive: Path, made: Path, directories: Sequence[str]) -> None:
             exit_code=FAILED,
         )
     command = ["sqfstar", "-all-root", "-no-progress", "-quiet", str(made)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdin is not None
-        assert process.stderr is not None
-        try:
-            docker_archive.flatten(archive, process.stdin, directories, made.parent)
-        except BrokenPipeError:
-            pass
-        except BaseException:
-            process.kill()
-            raise
-        process.stdin.close()
-        said = process.stderr.read().decode(errors="replace")
+    # In a file, since nobody reads what it says while it is being written to.
+    with tempfile.TemporaryFile() as said:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said
+        ) as process:
+            assert process.stdin is not None
+            try:
+                # Where it has ended early, its own words say why.
+                with contextlib.suppress(BrokenPipeError):
+                    docker_archive.flatten(archive, process.stdin, directories, made.parent)
+            except BaseException:
+                process.kill()
+                raise
+            finally:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+        said.seek(0)
+        words = said.read().decode(errors="replace")
     if process.returncode != 0:
-        raise _failed(command, said)
+        raise _failed(command, words)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _alone(lock: Path) -> Iterator[None]:
     """Let others of this user wait, on all nodes where the file system has locks for all of them."""
     with lock.open("a") as held:

@@ -114,7 +114,8 @@ def again(path: Path) -> bool:
     job = JobDirectory.of_master(path)
     if job.asked_to_stop() is not None and not job.asked_by():
         return False
-    if not (path / "nodes" / os.environ[RUN_VARIABLE] / "ready").exists():
+    ready = path / "nodes" / os.environ[RUN_VARIABLE] / "ready"
+    if not ready.exists() or ready.read_text() == "no":
         # Its agents could not begin, and could not the next time.
         return False
     return view.goes_on(job.read_state(), configuration.load(job.resolved).launcher.max_restarts)

@@ -29,8 +29,8 @@ from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
-from rdm_trainer import data
-from rdm_trainer.config.slurm import components, runs_in_image, world_size
+from rdm_trainer import data, writers
+from rdm_trainer.config.slurm import can_run, components, runs_in_image, world_size
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["check", "start", "state", "states", "stop"]
@@ -67,9 +67,10 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     slots = {part.slots for part in components(config)} if not configuration.slurm.problems(config) else set()
     if slots:
         world = world_size(config)
-        own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
         # What is in an image is not seen from here.
         is_seen = not (config.launcher.program or in_image)
+        own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
+        own = [*own, *(writers.missing(config) if is_seen else ())]
         problems += own or (data.checks(config) if is_seen else [])
     else:
         problems += configuration.check(config)
@@ -104,7 +105,8 @@ def _refused(request: Request, config: configuration.Config) -> list[str]:
 def _script(directory: Path, config: configuration.Config) -> str:
     slurm = config.launcher.slurm
     pyxis: list[str] = []
-    if runs_in_image(slurm) and slurm.image and slurm.container in ("auto", "pyxis") and commands.has_pyxis():
+    may = slurm.image and slurm.container in ("auto", "pyxis") and can_run("pyxis", slurm.image)
+    if may and commands.has_pyxis():
         pyxis = image.of_pyxis(directory.parent, slurm)
     return script(directory.name, str(directory), sys.executable, config, pyxis)
 

@@ -15,6 +15,7 @@ from rdm_trainer.config.schema import Config, SlurmConfig
 
 __all__ = [
     "Component",
+    "can_run",
     "components",
     "generic_resources",
     "image_kind",
@@ -167,6 +168,12 @@ def takes(runtime: str) -> tuple[str, ...]:
     return _TAKES[runtime]
 
 
+def can_run(runtime: str, image: str) -> bool:
+    """Whether a container runtime runs an image, as it is or as what is made of it for all of them."""
+    kind = image_kind(image)
+    return kind in ("squashfs", "archive", "registry") or kind in takes(runtime)
+
+
 def problems(config: Config) -> list[str]:
     """Return what is wrong with what the job asks Slurm for, one sentence each."""
     slurm = config.launcher.slurm
@@ -226,12 +233,11 @@ def _image(slurm: SlurmConfig) -> Iterator[str]:
                 f"launcher.slurm.container is {slurm.container}, but there is no launcher.slurm.image to run."
             )
         return
-    kind = image_kind(slurm.image)
-    if slurm.container in _TAKES and kind in ("sif", "directory") and kind not in takes(slurm.container):
-        able = " or ".join(name for name in _TAKES if kind in takes(name))
+    if slurm.container in _TAKES and not can_run(slurm.container, slurm.image):
+        able = " or ".join(name for name in _TAKES if can_run(name, slurm.image))
         yield (
-            f"launcher.slurm.image {slurm.image} is a {kind}, which {slurm.container} does not run; {able} "
-            "does, and all of them run a .sqsh or a Docker archive (.tar)."
+            f"launcher.slurm.image {slurm.image} is a {image_kind(slurm.image)}, which {slurm.container} "
+            f"does not run; {able} does, and all of them run a .sqsh or a Docker archive (.tar)."
         )
 
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -16,7 +16,10 @@ from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
 from rdm_trainer.config import Config
 from rdm_trainer.errors import TrainerError
+from tests.unit.job.slurm.archives import archive, layer
 
+LONG = "d" * 120
+"""A name that a tar keeps in a header of its own."""
 MOUNTS = [("/shared/jobs", "/shared/jobs"), ("/data/pile", "/data")]
 
 
@@ -124,34 +127,6 @@ def test_an_image_that_cannot_run_is_refused(slurm: dict[str, Any], said: str) -
     assert any(said in problem for problem in configuration.check(job(**slurm)))
 
 
-def layer(*entries: tuple[str, str | None, str]) -> bytes:
-    """A layer of (path, content, path that it is a hard link to); a directory has neither."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as made:
-        for name, content, link in entries:
-            member = tarfile.TarInfo(name)
-            if link:
-                member.type, member.linkname = tarfile.LNKTYPE, link
-            elif content is None:
-                member.type = tarfile.DIRTYPE
-            member.size = len(content or "")
-            made.addfile(member, io.BytesIO((content or "").encode()))
-    return packed.getvalue()
-
-
-def archive(path: Path, *layers: bytes) -> Path:
-    names = [f"{number}.tar" for number in range(len(layers))]
-    parts = dict(zip(names, layers, strict=True))
-    parts["blobs/sha256/1234"] = json.dumps({"config": {"Env": ["PATH=/opt/bin:/bin"]}}).encode()
-    parts["manifest.json"] = json.dumps([{"Config": "blobs/sha256/1234", "Layers": names}]).encode()
-    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as made:
-        for name, content in parts.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            made.addfile(member, io.BytesIO(content))
-    return path
-
-
 def flat(path: Path) -> dict[str, str | None]:
     packed = io.BytesIO()
     docker_archive.flatten(path, packed, ["/shared/jobs", "/opt"], path.parent)
@@ -185,6 +160,8 @@ def test_the_layers_of_an_archive_become_what_docker_shows(tmp_path: Path, name:
             ("anew/new", "new", ""),
             ("anew/.wh..wh..opq", "", ""),
             ("../../out", "stays inside", ""),
+            (f"../../{LONG}", "stays inside", ""),
+            ("link", None, f"../../{LONG}"),
         ),
     )
     assert docker_archive.image_id(path) == "1234"
@@ -203,6 +180,8 @@ def test_the_layers_of_an_archive_become_what_docker_shows(tmp_path: Path, name:
         "anew": None,
         "anew/new": "new",
         "out": "stays inside",
+        LONG: "stays inside",
+        "link": "stays inside",
         "shared": None,
         "shared/jobs": None,
     }
@@ -217,3 +196,40 @@ def test_what_is_no_archive_is_said_in_one_sentence(tmp_path: Path) -> None:
         pass
     with pytest.raises(TrainerError, match=r"it has no manifest.json; docker save makes one"):
         docker_archive.image_id(path)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        ("[{}]", "is no Docker archive: its manifest.json has no Config"),
+        ("[1]", "is no Docker archive, or a damaged one: "),
+        ("no JSON", "is no Docker archive, or a damaged one: "),
+    ],
+)
+def test_a_manifest_that_is_none_is_said_in_one_sentence(tmp_path: Path, manifest: str, said: str) -> None:
+    with pytest.raises(TrainerError, match=said):
+        docker_archive.image_id(archive(tmp_path / "image.tar", manifest=manifest))
+
+
+def test_an_archive_that_is_damaged_is_said_in_one_sentence(tmp_path: Path) -> None:
+    path = archive(tmp_path / "image.tar.gz", layer(("opt", "x", "")))
+    whole = path.read_bytes()
+    for content in (whole[:-20], whole[:40] + b"\xff" * 40 + whole[80:]):
+        path.write_bytes(content)
+        with pytest.raises(TrainerError, match="is no Docker archive, or a damaged one: "):
+            flat(path)
+    with pytest.raises(TrainerError, match=r"a damaged one: .*'missing' not found"):
+        flat(archive(path, layer(("opt", None, "missing"))))
+
+
+def test_a_full_disk_is_not_said_to_be_the_archive_s_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = archive(tmp_path / "image.tar.gz", layer(("opt", "x", "")))
+
+    def full(dir: Path) -> IO[bytes]:
+        return Path("/dev/full").open("w+b")  # whoever asks for it closes it
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(TrainerError, match=f"^{tmp_path} has no room to unpack {path}: No space left"):
+        flat(path)

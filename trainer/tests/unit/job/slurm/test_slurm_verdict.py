@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from rdm_job.protocol import Node, Request, State
 from rdm_job.slurm import commands, verbs
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.slurm.states import Seen
-from rdm_job.slurm.step import again
+from rdm_job.slurm.step import again, refuse
 from rdm_trainer import config as configuration
 from rdm_trainer.errors import TrainerError
 
@@ -76,11 +77,31 @@ def test_a_job_whose_agents_never_began_does_not_go_back_into_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, "7.0")
+    monkeypatch.setenv("SLURM_PROCID", "1")
     job = JobDirectory(tmp_path / "gpt", "login")
     job.make(Request("gpt", "login", (Node("login", "127.0.0.1", 1),)))
-    job.write_resolved(configuration.dump(configuration.from_dict({"launcher": {"max_restarts": 3}})))
+    job.write_resolved(configuration.dump(configuration.from_dict({"launcher": {"max_restarts": 1}})))
     job.write_state(State("gpt", "queued", launcher="slurm"))
     assert not again(job.path)
-    (job.path / "nodes/7.0").mkdir(parents=True)
+    # Its image does not run on one of the nodes: a restart mends nothing, and would not be counted.
+    refuse(job.path, "n2 has no image.")
+    assert not again(job.path)
     (job.path / "nodes/7.0/ready").write_text("go")
     assert again(job.path)
+
+
+def test_a_library_that_the_nodes_would_miss_is_said_before_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    monkeypatch.setattr(commands, "is_there", lambda: False)
+    request = Request("gpt", "login", (Node("login", "127.0.0.1", 1),))
+
+    def said(**launcher: Any) -> bool:
+        asked = {"data": {"mock": True}, "logging": {"trackers": ["wandb"]}}
+        config = configuration.from_dict({**asked, "launcher": {"kind": "slurm", **launcher}})
+        return any("wandb, which is not installed" in one for one in verbs.check(request, config)["problems"])
+
+    assert said()
+    # What is in an image is not seen from here.
+    assert not said(slurm={"image": "/i/x.sqsh"})

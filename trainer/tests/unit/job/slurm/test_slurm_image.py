@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node does about the image of a job, and what it says where it cannot."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from rdm_job.directory import JobDirectory
+from rdm_job.protocol import Node, Request
+from rdm_job.slurm import commands, image, verbs
+from rdm_job.slurm.script import RUN_VARIABLE
+from rdm_trainer import config as configuration
+from rdm_trainer.cli import main
+from rdm_trainer.errors import TrainerError
+from tests.unit.job.slurm.archives import archive, layer
+
+
+def job_in(directory: Path, **slurm: Any) -> Path:
+    """The directory of a job in an image, as a task of srun on n2 finds it."""
+    job = JobDirectory(directory / "jobs/gpt", "n2")
+    job.make(Request("gpt", "n2", (Node("n2", "127.0.0.1", 1),)))
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
+    job.write_resolved(configuration.dump(config))
+    return job.path
+
+
+@pytest.fixture
+def on_n2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A node whose only program is an enroot that does nothing; returns where its programs are."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "enroot").write_text("#!/bin/sh\n")
+    (programs / "enroot").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    variables = {"SLURMD_NODENAME": "n2", "SLURM_PROCID": "1", RUN_VARIABLE: "7.0", "USER": "me"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return programs
+
+
+def refused(job: Path) -> str:
+    """What the node says to the others when it cannot enter the image."""
+    with pytest.raises(SystemExit, match="1"):
+        main(["job", "enter", str(job)])
+    assert (job / "nodes/7.0/ready").read_text() == "no"
+    return str(json.loads((job / "nodes/7.0/1.json").read_text())["problem"])
+
+
+@pytest.mark.parametrize("name", ["image.sqsh", "image.tar", "image.tar.gz"])
+def test_a_node_without_the_image_says_so_to_the_others(tmp_path: Path, on_n2: Path, name: str) -> None:
+    path = tmp_path / name
+    job = job_in(tmp_path, image=str(path))
+    assert refused(job) == f"n2 cannot read launcher.slurm.image {path}: No such file or directory."
+
+
+def test_a_node_without_locks_or_without_the_user_says_so(
+    tmp_path: Path, on_n2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> NoReturn:
+        raise OSError(37, "No locks available")
+
+    path = tmp_path / "image.sqsh"
+    path.touch()
+    job = job_in(tmp_path, image=str(path))
+    with monkeypatch.context() as here:
+        here.setattr(fcntl, "flock", no_locks)
+        assert refused(job) == "n2 cannot enter the image: [Errno 37] No locks available."
+    monkeypatch.delenv("USER")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    assert "uid not found: 4000000" in refused(job)
+
+
+@pytest.mark.parametrize(("name", "by_pyxis"), [("x.sqsh", True), ("x.sif", False), ("x", False)])
+def test_pyxis_is_chosen_for_what_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by_pyxis: bool
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    monkeypatch.setattr(commands, "has_pyxis", lambda: True)
+    monkeypatch.setattr(commands, "submit", lambda *_: 7)
+    (tmp_path / name).touch()
+    job = JobDirectory(tmp_path / "gpt", "login")
+    request = Request("gpt", "login", (Node("login", "127.0.0.1", 1),))
+    slurm = {"image": str(tmp_path / name)}
+    verbs.start(job, request, configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}}))
+    assert ("--container-image" in job.script.read_text()) == by_pyxis
+
+
+def test_a_node_uses_the_runtime_that_runs_the_image(tmp_path: Path, on_n2: Path) -> None:
+    path = tmp_path / "image.sif"
+    path.touch()
+    said = refused(job_in(tmp_path, image=str(path)))
+    assert said == f"n2 has no apptainer, which would run launcher.slurm.image {path}."
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "said"),
+    [
+        ("echo FATAL ERROR: no inodes. >&2; exit 1", "sqfstar failed on n2: FATAL ERROR: no inodes."),
+        # More than a pipe holds, before it reads anything.
+        ("echo {1..20000} >&2; echo Too much. >&2; exit 1", "sqfstar failed on n2: Too much."),
+    ],
+    ids=["early", "much"],
+)
+def test_what_sqfstar_says_is_its_own(tmp_path: Path, on_n2: Path, stand_in: str, said: str) -> None:
+    (on_n2 / "sqfstar").write_text(f"#!/bin/bash\n{stand_in}\n")
+    (on_n2 / "sqfstar").chmod(0o755)
+    path = archive(tmp_path / "image.tar", layer(("opt/much", "x" * 4_000_000, "")))
+    job = job_in(tmp_path, image=str(path))
+    with pytest.raises(TrainerError) as refused:
+        image.prepare(job)
+    assert str(refused.value) == said
+    assert not [*(tmp_path / "jobs/.images").glob("*.new")]
