@@ -59,8 +59,10 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import megatron
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+    EnvironmentProblem,
+    absolute_path,
+)
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -72,8 +74,10 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 def run(module: AnsibleModule) -> Dict[str, Any]:
     """Build or remove the helpers, and return the module's result."""
     options = module.params
+    checkout = absolute_path(options["checkout"], "python_env_megatron")
+    environment = absolute_path(options["environment"], "python_env_directory")
     try:
-        what = megatron.plan(local_path(options["checkout"]), local_path(options["environment"]))
+        what = megatron.plan(checkout, environment)
     except EnvironmentProblem:
         if options["state"] == "absent":
             return {"changed": False, "built": ""}

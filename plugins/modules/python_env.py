@@ -180,7 +180,10 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+    EnvironmentProblem,
+    absolute_path,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -215,7 +218,15 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 def run(module: AnsibleModule) -> Dict[str, Any]:
     """Make or remove the environment, and return the module's result."""
     options = module.params
-    directory = local_path(options["directory"])
+    directory, certificates, cache, pyenv_root = (
+        absolute_path(options[name], "python_env_" + variable)
+        for name, variable in (
+            ("directory", "directory"),
+            ("certificates", "certificates"),
+            ("cache", "cache_directory"),
+            ("pyenv_root", "pyenv_root"),
+        )
+    )
     result: Dict[str, Any] = {"changed": False, "directory": directory}
     if options["state"] == "absent":
         found = python_env.mine(directory, options["cluster"])
@@ -239,10 +250,10 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             find_links=[local_path(one) for one in options["find_links"]],
             torch_backend=options["torch_backend"],
             proxy=options["proxy"],
-            certificates=local_path(options["certificates"]),
-            cache=local_path(options["cache"]),
+            certificates=certificates,
+            cache=cache,
             python_mirror=options["python_mirror"],
-            pyenv_root=local_path(options["pyenv_root"]),
+            pyenv_root=pyenv_root,
         )
         mine = python_env.mine(directory, options["cluster"])
         result["used"] = [place for place in mine if python_env.in_use(place)]

@@ -12,11 +12,29 @@ import shutil
 import subprocess
 from typing import List, Mapping, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+
 _LIMIT_S = 3600
 
 
 class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
     """Why there is no environment; the text is one sentence."""
+
+
+def absolute_path(text: str, variable: str) -> str:
+    """Return a directory's or file's path as it is on this node, for this user.
+
+    Args:
+        text: with ``~`` and ``%n``, as local_path() reads them; empty stays empty.
+        variable: the name that the user knows it by.
+
+    Raises:
+        EnvironmentProblem: it would be another one wherever a program happens to run.
+    """
+    path = local_path(text)
+    if path and not path.startswith("/"):
+        raise EnvironmentProblem("{0} is {1!r}: begin it with / or ~/".format(variable, text))
+    return path
 
 
 def system_python(wanted: str) -> str:

@@ -20,7 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.python_env impo
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
 
-from tests.unit.plugins.modules.running import run_module
+from tests.unit.plugins.modules.running import Failed, run_module
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 METHODS = ("system", "pyenv", "uv")
@@ -356,6 +356,21 @@ def test_the_module_asks_for_files_once_and_changes_nothing_in_check_mode(node: 
     assert os.path.lexists(node.directory)
     assert run_module(module, node.options("absent"))["changed"]
     assert not run_module(module, node.options("absent"))["changed"]
+
+
+@pytest.mark.parametrize(
+    ("option", "variable"),
+    [
+        ("directory", "python_env_directory"),
+        ("pyenv_root", "python_env_pyenv_root"),
+        ("cache", "python_env_cache_directory"),
+    ],
+)
+def test_a_relative_path_is_refused(node: Node, option: str, variable: str) -> None:
+    from ansible_collections.rdm.provision.plugins.modules import python_env as module
+
+    with pytest.raises(Failed, match=f"^{variable} is 'envs/python': begin it with / or ~/$"):
+        run_module(module, {**node.options(), option: "envs/python"})
 
 
 def test_addresses_with_passwords_are_in_the_environment_only() -> None:
