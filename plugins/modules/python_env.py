@@ -65,6 +65,12 @@ options:
     description: The program uv, a file on the controller; for its method.
     type: str
     default: ""
+  makes:
+    description:
+      - Whether this node makes the environment, or removes it. Else it only looks, because another one does that
+        for all that share O(directory); a warning says that what is to be absent stays.
+    type: bool
+    default: true
   copies:
     description: Where the action plugin has put the wheel and uv on the node.
     type: dict
@@ -196,6 +202,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "wheel": {"type": "str", "default": ""},
     "program": {"type": "str", "default": ""},
     "uv": {"type": "str", "default": ""},
+    "makes": {"type": "bool", "default": True},
     "copies": {"type": "dict", "default": {}},
     # They may carry a password.
     "index_url": {"type": "str", "default": "", "no_log": True},
@@ -230,6 +237,10 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     result: Dict[str, Any] = {"changed": False, "directory": directory}
     if options["state"] == "absent":
         found = python_env.mine(directory, options["cluster"])
+        if found and not options["makes"]:
+            stays = "{0} stays, for other nodes share it: an env down of all nodes removes it"
+            module.warn(stays.format(directory))
+            return dict(result, removed=[])
         if module.check_mode:
             python_env.require_unused(directory, options["cluster"])
         elif found:
@@ -257,6 +268,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         )
         mine = python_env.mine(directory, options["cluster"])
         result["used"] = [place for place in mine if python_env.in_use(place)]
+        if not options["makes"]:
+            return result
         python_env.require(directory, wanted, sources, int(options["space"] * 2**30))
         copies = options["copies"]
         if not copies or module.check_mode:

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ansible.module_utils import basic
 from ansible_collections.rdm.provision.plugins.module_utils.node import apex, base_python, python_env
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.python_env import (
@@ -371,6 +372,29 @@ def test_a_relative_path_is_refused(node: Node, option: str, variable: str) -> N
 
     with pytest.raises(Failed, match=f"^{variable} is 'envs/python': begin it with / or ~/$"):
         run_module(module, {**node.options(), option: "envs/python"})
+
+
+def test_a_node_that_does_not_make_it_needs_nothing_and_removes_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker where the environment is shared, which has no Python of its own for it."""
+    from ansible_collections.rdm.provision.plugins.modules import python_env as module
+
+    warnings: list[str] = []
+    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda _, text: warnings.append(text))
+    worker = {**node.options(), "method": "system", "python": "3.99"}
+    with pytest.raises(Failed, match=r"there is no Python 3\.99 on the node"):
+        run_module(module, worker, check=True)
+    said = run_module(module, {**worker, "makes": False}, check=True)
+    assert (said["why"], said["used"]) == ("there is none", [])
+    assert "needed" not in said
+    node.make(node.wanted())
+    kept = run_module(module, {**node.options("absent"), "makes": False})
+    assert (kept["changed"], kept["removed"]) == (False, [])
+    assert warnings == [
+        f"{node.directory} stays, for other nodes share it: an env down of all nodes removes it"
+    ]
+    assert os.path.lexists(node.directory)
 
 
 def test_addresses_with_passwords_are_in_the_environment_only() -> None:
