@@ -67,8 +67,8 @@ options:
     default: ""
   makes:
     description:
-      - Whether this node makes the environment, or removes it. Else it only looks, because another one does that
-        for all that share O(directory); a warning says that what is to be absent stays.
+      - Whether this node makes the environment, or removes it. Else it only looks, because another one does
+        that for all that share O(directory); a warning says that what is to be absent stays.
     type: bool
     default: true
   copies:

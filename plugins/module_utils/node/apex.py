@@ -9,8 +9,11 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import tempfile
 from typing import List, Mapping, Sequence, Tuple
 
 LOG = "apex.log"
@@ -60,13 +63,29 @@ def install(
 ) -> str:
     """Install it with its extensions, else without; return what is lost in a sentence, empty for nothing.
 
+    A build writes into the source's directory, which nodes may share: it gets a copy.
+
     Args:
         argv: pip or uv with its verb `install`.
         version: as of command().
         source: a path, or an address.
         variables: the environment of the program.
         log: file for all that it writes.
+
+    Raises:
+        OSError: the directory cannot be copied.
     """
+    if os.path.isdir(source):
+        with tempfile.TemporaryDirectory(prefix="rdm-apex-") as folder:
+            copy = os.path.join(folder, "apex")
+            shutil.copytree(source, copy, symlinks=True)
+            return _install(argv, version, copy, variables, log)
+    return _install(argv, version, source, variables, log)
+
+
+def _install(
+    argv: Sequence[str], version: Tuple[int, ...], source: str, variables: Mapping[str, str], log: str
+) -> str:
     if _run(command(argv, version, source, True), dict(variables, **VARIABLES), log):
         return ""
     end = _end(log)

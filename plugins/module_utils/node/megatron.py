@@ -97,7 +97,8 @@ def build(what: Build) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise EnvironmentProblem("there is no C++ compiler on the node: install g++")
-    partial = "{0}.{1}".format(what.target, os.getpid())
+    # Nodes may share the checkout, and have the same process numbers.
+    partial = "{0}.{1}.{2}".format(what.target, os.uname().nodename, os.getpid())
     try:
         run_program(what.command(compiler, partial), "build {0}".format(what.source), _environment())
         os.replace(partial, what.target)

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -233,6 +234,36 @@ def test_a_python_that_cannot_be_built_is_the_end_of_its_log(node: Node) -> None
     assert str(caught.value).endswith("(all of it is in /tmp/python-build.20261123011502.11937.log)")
 
 
+def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> None:
+    """By a stand-in for pyenv, which waits when half of a Python is there, and cannot begin twice."""
+    pyenv = tmp_path / "bin" / "pyenv"
+    pyenv.parent.mkdir()
+    place = tmp_path / "versions" / "3.99.1" / "bin"
+    half, go = tmp_path / "half", tmp_path / "go"
+    os.mkfifo(half)
+    os.mkfifo(go)
+    pyenv.write_text(
+        f"#!/bin/sh\nset -e\nmkdir -p {place}\nln -s /bin/false {place}/python3\n"
+        f"echo > {half}\nread line < {go}\nln -sf {sys.executable} {place}/python3\n"
+    )
+    pyenv.chmod(0o755)
+    with ThreadPoolExecutor() as pool:
+        nodes = [pool.submit(base_python.build_python, str(tmp_path), "3.99", os.environ) for _ in range(2)]
+        half.read_text()
+        early = [node.done() for node in nodes]
+        go.write_text("\n")
+        assert early == [False, False]
+        assert [node.result() for node in nodes] == [f"{place}/python3"] * 2
+
+
+def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "versions" / "3.99.1" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/false")
+    with pytest.raises(EnvironmentProblem, match=r"3\.99\.1 is not whole: remove it \(pyenv uninstall 3"):
+        base_python.build_python(str(tmp_path), "3.99", os.environ)
+
+
 @pytest.mark.parametrize(
     ("method", "space", "says"),
     [
@@ -292,14 +323,16 @@ def test_apex_that_cannot_be_built_is_installed_without_its_extensions(node: Nod
         '[project]\nname = "apex"\nversion = "1.0"\n'
     )
     (source / "backend.py").write_text(
-        "import shutil\n"
+        "import pathlib, shutil\n"
         "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
+        "    pathlib.Path('written-by-the-build').touch()\n"
         "    if config_settings:\n"
         "        raise SystemExit(f'nvcc is not found, for {config_settings}')\n"
         f"    shutil.copy({str(made)!r}, directory)\n"
         f"    return {made.name!r}\n"
     )
     node.make(node.wanted(method)._replace(apex=str(source)))
+    assert not (source / "written-by-the-build").exists(), "nodes may share it"
     assert "apex-1.0" in python_env.receipt_of(node.directory)["packages"]
     lost = python_env.receipt_of(node.directory)["lost"]
     assert lost.startswith("apex's extensions could not be built: ")
