@@ -139,7 +139,7 @@ def test_one_node_makes_a_shared_environment_for_all(tmp_path: Path) -> None:
     code, _, output = play(node, directory, "--limit=n2", part="absent")
     assert code == 0, output
     assert f"{directory} stays, for other nodes share it" in output
-    assert os.path.exists(f"{directory}/bin/rdm-trainer")
+    assert Path(directory, "bin", "rdm-trainer").exists()
     code, _, output = play(node, directory, part="absent")
     assert code == 0, output
     assert not os.path.lexists(directory)
