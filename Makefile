@@ -22,7 +22,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x ansible_collections $(VENV)/l
 APT_RUN  := ca-certificates openssh-client python3-venv
 # The trainer's tests start its launchers as the images have them, submit to Slurm, and look at reports in a browser.
 APT_TRAINER := charliecloud chromium munge openmpi-bin openssh-client openssh-server pdsh slurm-client slurmctld slurmd squashfs-tools
-APT_TEST := busybox-static docker-registry docker.io ibsim-utils infiniband-diags iproute2 mmdebstrap opensm pdsh skopeo zstd
+APT_TEST := busybox-static docker-registry docker.io g++ ibsim-utils infiniband-diags iproute2 mmdebstrap opensm pdsh python3-dev skopeo zstd
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
@@ -87,7 +87,7 @@ unit: setup-dev ## tests without an engine
 trainer: lint-trainer ## tests of the trainer, on CPU processes
 	$(TRAINER_PYTEST) trainer/tests
 
-integration: setup-dev ## tests of the modules against a real Docker Engine
+integration: setup-dev setup-trainer ## tests of the modules against a real Docker Engine
 	pytest tests/integration
 
 molecule: setup-dev ## every molecule scenario on lab nodes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Python environment to the file that activates it, and the blocks that read it in every kind of shell."""
+"""A Python environment to the file that activates it, and the blocks by which a user's shells read it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import shell_fi
 
 DOCUMENTATION = r"""
 name: activation
-short_description: What activates a Python environment in every kind of shell of one user
+short_description: What activates a Python environment in the shells of one user
 description:
   - Returns C(files) and C(blocks) of M(rdm.provision.node_files). Login shells, interactive shells and
-    non-interactive ssh commands then have the environment's programs before others.
+    non-interactive ssh commands of bash, and login shells of sh, then have the environment's programs before
+    others.
+  - A zsh has them where the user has a C(.zshenv), which is not made here.
 author:
   - The rdm-provision developers
 positional: _input

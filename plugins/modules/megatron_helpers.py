@@ -25,7 +25,9 @@ attributes:
     description: Helpers for this Python that are no older than their source stay.
 options:
   state:
-    description: Whether they are there. The checkout stays in any case.
+    description:
+      - Whether they are there. The checkout stays in any case, and so do helpers that this module has not
+        built for O(environment), or that somebody has built anew since.
     type: str
     choices: [present, absent]
     default: present
@@ -49,18 +51,24 @@ EXAMPLES = r"""
 RETURN = r"""
 built:
   description: The compiled module.
-  returned: success
+  returned: with O(state=present)
   type: str
   sample: /home/me/Megatron-DeepSpeed/megatron/data/helpers.cpython-311-x86_64-linux-gnu.so
+removed:
+  description: The modules that were removed.
+  returned: with O(state=absent)
+  type: list
+  elements: str
 """
 
-import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import megatron
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+    EnvironmentProblem,
+    absolute_path,
+)
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -72,20 +80,17 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 def run(module: AnsibleModule) -> Dict[str, Any]:
     """Build or remove the helpers, and return the module's result."""
     options = module.params
-    try:
-        what = megatron.plan(local_path(options["checkout"]), local_path(options["environment"]))
-    except EnvironmentProblem:
-        if options["state"] == "absent":
-            return {"changed": False, "built": ""}
-        raise
+    checkout = absolute_path(options["checkout"], "python_env_megatron")
+    environment = absolute_path(options["environment"], "python_env_directory")
     if options["state"] == "absent":
-        changed = os.path.exists(what.target)
-        if changed and not module.check_mode:
-            os.unlink(what.target)
-    else:
-        changed = not what.is_built
-        if changed and not module.check_mode:
-            megatron.build(what)
+        removed = megatron.built_for(checkout, environment)
+        if not module.check_mode:
+            megatron.remove(removed)
+        return {"changed": bool(removed), "removed": removed}
+    what = megatron.plan(checkout, environment)
+    changed = not what.is_built
+    if changed and not module.check_mode:
+        megatron.build(what, environment)
     return {"changed": changed, "built": what.target}
 
 

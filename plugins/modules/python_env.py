@@ -65,6 +65,12 @@ options:
     description: The program uv, a file on the controller; for its method.
     type: str
     default: ""
+  makes:
+    description:
+      - Whether this node makes the environment, or removes it. Else it only looks, because another one does
+        that for all that share O(directory); a warning says that what is to be absent stays.
+    type: bool
+    default: true
   copies:
     description: Where the action plugin has put the wheel and uv on the node.
     type: dict
@@ -180,7 +186,10 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import python_env
-from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
+from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
+    EnvironmentProblem,
+    absolute_path,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -193,6 +202,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "wheel": {"type": "str", "default": ""},
     "program": {"type": "str", "default": ""},
     "uv": {"type": "str", "default": ""},
+    "makes": {"type": "bool", "default": True},
     "copies": {"type": "dict", "default": {}},
     # They may carry a password.
     "index_url": {"type": "str", "default": "", "no_log": True},
@@ -215,10 +225,22 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 def run(module: AnsibleModule) -> Dict[str, Any]:
     """Make or remove the environment, and return the module's result."""
     options = module.params
-    directory = local_path(options["directory"])
+    directory, certificates, cache, pyenv_root = (
+        absolute_path(options[name], "python_env_" + variable)
+        for name, variable in (
+            ("directory", "directory"),
+            ("certificates", "certificates"),
+            ("cache", "cache_directory"),
+            ("pyenv_root", "pyenv_root"),
+        )
+    )
     result: Dict[str, Any] = {"changed": False, "directory": directory}
     if options["state"] == "absent":
         found = python_env.mine(directory, options["cluster"])
+        if found and not options["makes"]:
+            stays = "{0} stays, for other nodes share it: an env down of all nodes removes it"
+            module.warn(stays.format(directory))
+            return dict(result, removed=[])
         if module.check_mode:
             python_env.require_unused(directory, options["cluster"])
         elif found:
@@ -239,13 +261,15 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             find_links=[local_path(one) for one in options["find_links"]],
             torch_backend=options["torch_backend"],
             proxy=options["proxy"],
-            certificates=local_path(options["certificates"]),
-            cache=local_path(options["cache"]),
+            certificates=certificates,
+            cache=cache,
             python_mirror=options["python_mirror"],
-            pyenv_root=local_path(options["pyenv_root"]),
+            pyenv_root=pyenv_root,
         )
         mine = python_env.mine(directory, options["cluster"])
         result["used"] = [place for place in mine if python_env.in_use(place)]
+        if not options["makes"]:
+            return result
         python_env.require(directory, wanted, sources, int(options["space"] * 2**30))
         copies = options["copies"]
         if not copies or module.check_mode:

@@ -56,7 +56,7 @@ def play(
         yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [task]}], sort_keys=False)
     )
     hosts = {name: {"ansible_connection": "local", "mine": f"/{name}"} for name in NODES}
-    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"workers": {"hosts": hosts}}))
     done = subprocess.run(
         [
             Path(sys.executable).with_name("ansible-playbook"),
@@ -136,6 +136,13 @@ def test_one_node_makes_a_shared_environment_for_all(tmp_path: Path) -> None:
     assert said.stdout == "it runs\n"
     code, stats, output = play(node, directory)
     assert (code, [stats[name]["changed"] for name in NODES]) == (0, [0, 0]), output
+    code, _, output = play(node, directory, "--limit=n2", part="absent")
+    assert code == 0, output
+    assert f"{directory} stays, for other nodes share it" in output
+    assert Path(directory, "bin", "rdm-trainer").exists()
+    code, _, output = play(node, directory, part="absent")
+    assert code == 0, output
+    assert not os.path.lexists(directory)
 
 
 @pytest.mark.parametrize("flags", [(), ("--check",)])

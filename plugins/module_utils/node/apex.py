@@ -9,8 +9,11 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import tempfile
 from typing import List, Mapping, Sequence, Tuple
 
 LOG = "apex.log"
@@ -19,8 +22,24 @@ OPTIONS = ("--cpp_ext", "--cuda_ext")
 # Later ones read variables.
 VARIABLES = {"APEX_CPP_EXT": "1", "APEX_CUDA_EXT": "1"}
 _LIMIT_S = 7200
-_PASSWORD = re.compile(r"git\+[a-z]+://[^/@\s]*:[^/@\s]*@")
 _PINNED = re.compile(r"git\+[^\s]+@[0-9a-f]{40}")
+
+
+SAFE_WAYS = "use ssh, a credential helper of git's on the node, or a directory"
+
+
+def has_credentials(address: str) -> bool:
+    """Tell whether an address has a password in it, or a user of HTTP, which is most often a token.
+
+    >>> has_credentials("git+ssh://git@example.org/apex")
+    False
+    >>> has_credentials("https://token@example.org/apex")
+    True
+    """
+    scheme, colon, rest = address.partition("://")
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    is_http = scheme.lower().rpartition("+")[2] in ("http", "https")
+    return bool(colon and at) and (is_http or ":" in user)
 
 
 def problem(source: str) -> str:
@@ -29,8 +48,9 @@ def problem(source: str) -> str:
     >>> problem("git+https://example.org/apex@main")
     'python_env_apex git+https://example.org/apex@main names no commit: end it with @ and its 40 digits'
     """
-    if _PASSWORD.match(source):
-        return "python_env_apex has a password, which would be in the build's log: use a key, or a directory"
+    if has_credentials(source):
+        reason = "has a user or a password in its address, which would be in the build's log"
+        return "python_env_apex {0}: {1}".format(reason, SAFE_WAYS)
     if source.startswith("git+") and not _PINNED.fullmatch(source):
         return "python_env_apex {0} names no commit: end it with @ and its 40 digits".format(source)
     if not source.startswith(("git+", "/", "~")):
@@ -60,13 +80,29 @@ def install(
 ) -> str:
     """Install it with its extensions, else without; return what is lost in a sentence, empty for nothing.
 
+    A build writes into the source's directory, which nodes may share: it gets a copy.
+
     Args:
         argv: pip or uv with its verb `install`.
         version: as of command().
         source: a path, or an address.
         variables: the environment of the program.
         log: file for all that it writes.
+
+    Raises:
+        OSError: the directory cannot be copied.
     """
+    if os.path.isdir(source):
+        with tempfile.TemporaryDirectory(prefix="rdm-apex-") as folder:
+            copy = os.path.join(folder, "apex")
+            shutil.copytree(source, copy, symlinks=True)
+            return _install(argv, version, copy, variables, log)
+    return _install(argv, version, source, variables, log)
+
+
+def _install(
+    argv: Sequence[str], version: Tuple[int, ...], source: str, variables: Mapping[str, str], log: str
+) -> str:
     if _run(command(argv, version, source, True), dict(variables, **VARIABLES), log):
         return ""
     end = _end(log)

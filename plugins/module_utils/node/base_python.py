@@ -6,17 +6,39 @@ This runs on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
 import subprocess
-from typing import List, Mapping, Optional
+from typing import Iterator, List, Mapping, Optional
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+
+LOCK = ".rdm-provision.lock"
+"""In PYENV_ROOT: who builds a Python there has it."""
 _LIMIT_S = 3600
 
 
 class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
     """Why there is no environment; the text is one sentence."""
+
+
+def absolute_path(text: str, variable: str) -> str:
+    """Return a directory's or file's path as it is on this node, for this user.
+
+    Args:
+        text: with ``~`` and ``%n``, as local_path() reads them; empty stays empty.
+        variable: the name that the user knows it by.
+
+    Raises:
+        EnvironmentProblem: it would be another one wherever a program happens to run.
+    """
+    path = local_path(text)
+    if path and not path.startswith("/"):
+        raise EnvironmentProblem("{0} is {1!r}: begin it with / or ~/".format(variable, text))
+    return path
 
 
 def system_python(wanted: str) -> str:
@@ -33,19 +55,24 @@ def system_python(wanted: str) -> str:
         raise EnvironmentProblem(
             "there is no Python {0} on the node: install it, or choose python_env_method: uv".format(wanted)
         )
-    asked = subprocess.run(
-        [path, "-c", "import ensurepip, venv"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    if asked.returncode:
+    if not _makes_environments(path):
         raise EnvironmentProblem(
             "{0} has no module venv or ensurepip: install its package (python3-venv on Debian), or choose "
             "python_env_method: uv".format(path)
         )
     return path
+
+
+def _makes_environments(python: str) -> bool:
+    """Tell whether a Python runs and has what an environment is made with."""
+    asked = subprocess.run(
+        [python, "-c", "import ensurepip, venv"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    return asked.returncode == 0
 
 
 def pyenv_program(root: str) -> str:
@@ -81,22 +108,42 @@ def build_python(root: str, wanted: str, variables: Mapping[str, str]) -> str:
     """Return the path of a Python that pyenv has or builds.
 
     Args:
-        root: PYENV_ROOT.
+        root: PYENV_ROOT, which nodes may share: one of them builds at a time, and the others wait for it.
         wanted: a version; of 3.11 the newest is taken that pyenv has, or else knows.
         variables: the environment; PYTHON_BUILD_MIRROR_URL and PYTHON_BUILD_CACHE_PATH say where sources are.
 
     Raises:
         EnvironmentProblem: it cannot be built; the end of the build's log is in the text.
     """
-    found = pyenv_python(root, wanted)
-    if found is not None:
-        return found
-    argv = [pyenv_program(root), "install", "--skip-existing", wanted]
-    run_program(argv, "build Python {0}".format(wanted), dict(variables, PYENV_ROOT=root))
-    found = pyenv_python(root, wanted)
+    with _alone(root):
+        found = pyenv_python(root, wanted)
+        if found is None:
+            argv = [pyenv_program(root), "install", "--skip-existing", wanted]
+            run_program(argv, "build Python {0}".format(wanted), dict(variables, PYENV_ROOT=root))
+            found = pyenv_python(root, wanted)
     if found is None:
         raise EnvironmentProblem("pyenv has built no Python {0} in {1}".format(wanted, root))
+    # pyenv builds in place: one that was killed has left a part.
+    if not _makes_environments(found):
+        place = os.path.dirname(os.path.dirname(found))
+        raise EnvironmentProblem(
+            "{0} is not whole: remove it (pyenv uninstall {1})".format(place, os.path.basename(place))
+        )
     return found
+
+
+@contextlib.contextmanager
+def _alone(root: str) -> Iterator[None]:
+    """Hold the lock on PYENV_ROOT; where this user may not write, it builds nothing either."""
+    try:
+        os.makedirs(root, exist_ok=True)
+        file = open(os.path.join(root, LOCK), "w", encoding="utf-8")  # noqa: SIM115  # closed below
+    except OSError:
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def run_program(argv: List[str], what: str, variables: Mapping[str, str], directory: str = "") -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Sequence
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
     EnvironmentProblem,
@@ -20,6 +20,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.base_python imp
 )
 
 # Before and after Megatron-LM's core.
+MARK = ".rdm-provision"
+"""After a module's name: says that it was built here, and for which environment."""
 SOURCES = ("megatron/data/helpers.cpp", "megatron/core/datasets/helpers.cpp")
 # torch brings pybind11's headers.
 _ASK = """\
@@ -88,8 +90,12 @@ def plan(checkout: str, environment: str) -> Build:
     return Build(source, target, [said["python"], *said["pybind11"]])
 
 
-def build(what: Build) -> None:
-    """Compile it; the module takes its place when it is whole.
+def build(what: Build, environment: str) -> None:
+    """Compile it; the module takes its place when it is whole, with a mark beside it.
+
+    Args:
+        what: what plan() has returned.
+        environment: for which; only its removal removes the module.
 
     Raises:
         EnvironmentProblem: there is no compiler, or it fails; the text has its last lines.
@@ -97,13 +103,46 @@ def build(what: Build) -> None:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise EnvironmentProblem("there is no C++ compiler on the node: install g++")
-    partial = "{0}.{1}".format(what.target, os.getpid())
+    # Nodes may share the checkout, and have the same process numbers.
+    partial = "{0}.{1}.{2}".format(what.target, os.uname().nodename, os.getpid())
     try:
         run_program(what.command(compiler, partial), "build {0}".format(what.source), _environment())
+        mark = {"environment": environment, "built_ns": os.stat(partial).st_mtime_ns}
+        with open(what.target + MARK, "w", encoding="utf-8") as file:
+            json.dump(mark, file)
         os.replace(partial, what.target)
     finally:
         if os.path.exists(partial):
             os.unlink(partial)
+
+
+def built_for(checkout: str, environment: str) -> List[str]:
+    """Return the modules in a checkout that build() has made for an environment, which may be gone.
+
+    A module that somebody has built anew since is theirs.
+    """
+    found = []
+    for source in SOURCES:
+        folder = os.path.dirname(os.path.join(checkout, source))
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+            target = os.path.join(folder, name[: -len(MARK)])
+            if not name.endswith(MARK) or not os.path.exists(target):
+                continue
+            try:
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    mark = json.load(file)
+            except ValueError:
+                continue
+            if mark == {"environment": environment, "built_ns": os.stat(target).st_mtime_ns}:
+                found.append(target)
+    return found
+
+
+def remove(targets: Sequence[str]) -> None:
+    """Remove modules that built_for() has named, and their marks."""
+    for target in targets:
+        os.unlink(target)
+        os.unlink(target + MARK)
 
 
 def _environment() -> Dict[str, str]:

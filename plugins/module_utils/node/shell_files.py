@@ -89,7 +89,7 @@ def shell_blocks(
 def source_blocks(
     file: str, name: str, zsh: bool = False, home: str = "~", state: str = "present"
 ) -> list[dict[str, Any]]:
-    """Return the blocks by which every kind of one user's shells reads a file, first of all and last.
+    """Return the blocks by which one user's shells read a file, first of all and last.
 
     What a user's own lines do to PATH in between, such as pyenv's, does not count then, and a ``.bashrc``
     that ends early in a shell that is not interactive has read it already.

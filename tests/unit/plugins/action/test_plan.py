@@ -268,6 +268,21 @@ def test_bare_hosts_with_amd_gpus_are_not_given_the_torch_for_cuda(cluster: Clus
         assert cluster.run()[0] == 0
 
 
+def test_a_token_in_an_address_for_git_is_refused_and_not_shown(cluster: Cluster) -> None:
+    bare = {
+        "rdm_runtime": "host",
+        "rdm_become": False,
+        "rdm_subnet": "10.2.72.0/24",
+        "rdm_accelerator": "cuda",
+    }
+    address = "https://s3cret@example.org/Megatron"
+    cluster.write({"a": {"my_ip": "10.2.72.135"}}, {}, {**bare, "python_env_megatron_repository": address})
+    rc, result, _ = cluster.run()
+    assert rc != 0
+    assert [problem["value"] for problem in result["problems"]] == ["python_env_megatron_repository"]
+    assert "s3cret" not in str(result)
+
+
 def test_a_network_that_ends_at_its_node_is_a_warning_where_there_are_several(cluster: Cluster) -> None:
     cluster.write({"a": {}}, {"b": {}}, {**CPU, "network_driver": "bridge"})
     rc, result, _ = cluster.run()

@@ -9,9 +9,11 @@ import platform
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from ansible.module_utils import basic
 from ansible_collections.rdm.provision.plugins.module_utils.node import apex, base_python, python_env
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import EnvironmentProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.python_env import (
@@ -20,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.python_env impo
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
 
-from tests.unit.plugins.modules.running import run_module
+from tests.unit.plugins.modules.running import Failed, run_module
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 METHODS = ("system", "pyenv", "uv")
@@ -232,6 +234,36 @@ def test_a_python_that_cannot_be_built_is_the_end_of_its_log(node: Node) -> None
     assert str(caught.value).endswith("(all of it is in /tmp/python-build.20261123011502.11937.log)")
 
 
+def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> None:
+    """By a stand-in for pyenv, which waits when half of a Python is there, and cannot begin twice."""
+    pyenv = tmp_path / "bin" / "pyenv"
+    pyenv.parent.mkdir()
+    place = tmp_path / "versions" / "3.99.1" / "bin"
+    half, go = tmp_path / "half", tmp_path / "go"
+    os.mkfifo(half)
+    os.mkfifo(go)
+    pyenv.write_text(
+        f"#!/bin/sh\nset -e\nmkdir -p {place}\nln -s /bin/false {place}/python3\n"
+        f"echo > {half}\nread line < {go}\nln -sf {sys.executable} {place}/python3\n"
+    )
+    pyenv.chmod(0o755)
+    with ThreadPoolExecutor() as pool:
+        nodes = [pool.submit(base_python.build_python, str(tmp_path), "3.99", os.environ) for _ in range(2)]
+        half.read_text()
+        early = [node.done() for node in nodes]
+        go.write_text("\n")
+        assert early == [False, False]
+        assert [node.result() for node in nodes] == [f"{place}/python3"] * 2
+
+
+def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "versions" / "3.99.1" / "bin" / "python3"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/false")
+    with pytest.raises(EnvironmentProblem, match=r"3\.99\.1 is not whole: remove it \(pyenv uninstall 3"):
+        base_python.build_python(str(tmp_path), "3.99", os.environ)
+
+
 @pytest.mark.parametrize(
     ("method", "space", "says"),
     [
@@ -291,14 +323,16 @@ def test_apex_that_cannot_be_built_is_installed_without_its_extensions(node: Nod
         '[project]\nname = "apex"\nversion = "1.0"\n'
     )
     (source / "backend.py").write_text(
-        "import shutil\n"
+        "import pathlib, shutil\n"
         "def build_wheel(directory, config_settings=None, metadata_directory=None):\n"
+        "    pathlib.Path('written-by-the-build').touch()\n"
         "    if config_settings:\n"
         "        raise SystemExit(f'nvcc is not found, for {config_settings}')\n"
         f"    shutil.copy({str(made)!r}, directory)\n"
         f"    return {made.name!r}\n"
     )
     node.make(node.wanted(method)._replace(apex=str(source)))
+    assert not (source / "written-by-the-build").exists(), "nodes may share it"
     assert "apex-1.0" in python_env.receipt_of(node.directory)["packages"]
     lost = python_env.receipt_of(node.directory)["lost"]
     assert lost.startswith("apex's extensions could not be built: ")
@@ -328,7 +362,8 @@ def test_the_command_for_apex_is_that_of_the_pip_there() -> None:
     ("source", "says"),
     [
         ("git+https://example.org/apex@main", "names no commit: end it with @"),
-        (f"git+https://me:secret@example.org/apex@{'a' * 40}", "has a password"),
+        (f"git+https://me:secret@example.org/apex@{'a' * 40}", "has a user or a password"),
+        ("git+https://secret@example.org/apex@main", "has a user or a password"),
         ("apex", "apex of PyPI is another project"),
         (f"git+https://example.org/apex@{'a' * 40}", ""),
         ("/src/apex.tar.gz", ""),
@@ -336,6 +371,7 @@ def test_the_command_for_apex_is_that_of_the_pip_there() -> None:
 )
 def test_apex_comes_from_a_pinned_source(source: str, says: str) -> None:
     assert says in apex.problem(source)
+    assert "secret" not in apex.problem(source)
     assert bool(says) == bool(apex.problem(source))
 
 
@@ -356,6 +392,44 @@ def test_the_module_asks_for_files_once_and_changes_nothing_in_check_mode(node: 
     assert os.path.lexists(node.directory)
     assert run_module(module, node.options("absent"))["changed"]
     assert not run_module(module, node.options("absent"))["changed"]
+
+
+@pytest.mark.parametrize(
+    ("option", "variable"),
+    [
+        ("directory", "python_env_directory"),
+        ("pyenv_root", "python_env_pyenv_root"),
+        ("cache", "python_env_cache_directory"),
+    ],
+)
+def test_a_relative_path_is_refused(node: Node, option: str, variable: str) -> None:
+    from ansible_collections.rdm.provision.plugins.modules import python_env as module
+
+    with pytest.raises(Failed, match=f"^{variable} is 'envs/python': begin it with / or ~/$"):
+        run_module(module, {**node.options(), option: "envs/python"})
+
+
+def test_a_node_that_does_not_make_it_needs_nothing_and_removes_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a worker where the environment is shared, which has no Python of its own for it."""
+    from ansible_collections.rdm.provision.plugins.modules import python_env as module
+
+    warnings: list[str] = []
+    monkeypatch.setattr(basic.AnsibleModule, "warn", lambda _, text: warnings.append(text))
+    worker = {**node.options(), "method": "system", "python": "3.99"}
+    with pytest.raises(Failed, match=r"there is no Python 3\.99 on the node"):
+        run_module(module, worker, check=True)
+    said = run_module(module, {**worker, "makes": False}, check=True)
+    assert (said["why"], said["used"]) == ("there is none", [])
+    assert "needed" not in said
+    node.make(node.wanted())
+    kept = run_module(module, {**node.options("absent"), "makes": False})
+    assert (kept["changed"], kept["removed"]) == (False, [])
+    assert warnings == [
+        f"{node.directory} stays, for other nodes share it: an env down of all nodes removes it"
+    ]
+    assert os.path.lexists(node.directory)
 
 
 def test_addresses_with_passwords_are_in_the_environment_only() -> None:
