@@ -79,7 +79,7 @@ import os, pathlib, signal, sys, time
 where = [os.environ.get("IN", "")] if pathlib.Path("/only-in-the-image").exists() else []
 rank, world, node = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "RDM_NODE"))
 # In one piece: ranks of a step share a file, and an unbuffered print writes each word.
-sys.stdout.write(" ".join(["rank", rank, "of", world, "on", node, *where]) + "\n")
+sys.stdout.write(" ".join(["rank", rank, "of", world, "on", node, *where]) + "\\n")
 sys.stdout.flush()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 end = pathlib.Path(os.environ["RDM_JOB_DIR"]) / "end"
