@@ -90,8 +90,10 @@ def fabric() -> Iterator[Fabric]:
 @pytest.fixture
 def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{fabric.engine.socket}")
-    root = functools.partial(container_functions.devices, root=str(fabric.sys))
-    monkeypatch.setattr(container_functions, "devices", root)
+    for looks in (container_functions.devices, container_functions.still_there):
+        monkeypatch.setattr(
+            container_functions, looks.__name__, functools.partial(looks, root=str(fabric.sys))
+        )
     fabric.number([*range(FUNCTIONS)])
     yield fabric.engine.api
     for one in fabric.engine.api.get("/containers/json", all=True):

@@ -96,7 +96,7 @@ def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optiona
     return found.paths
 
 
-def _still_there(key: str, root: str = "/sys") -> str:
+def still_there(key: str, root: str = "/sys") -> str:
     """Return the key of a function; empty for one that the kernel has taken away under its container."""
     gone = _PCI.match(key) and not os.path.isdir(os.path.join(root, "bus/pci/devices", key))
     return "" if gone else key
@@ -150,7 +150,7 @@ class Functions:
         settings: Settings = {}
         for network, address in self._ends:
             had = before.get(network) or {}
-            given = Given(_still_there(held(self._socket, found, network)))
+            given = Given(still_there(held(self._socket, found, network)))
             if not given.key and not check:
                 given = self._reserve(network, address)
             self._keys[network] = given.key
