@@ -10,8 +10,8 @@ LAB     ?= lab
 TRAIN   ?= optimisation.train_iterations=50
 TRAINER := trainer/.venv
 DATA    := $(VENV)/demo/data
-# Many processes import torch: without its compiled modules on the disk, each would compile them again.
-TRAINER_PYTEST := env -u PYTHONDONTWRITEBYTECODE $(TRAINER)/bin/pytest
+# Without compiled modules on the disk, each of the many processes of the tests would compile ours and torch's again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # pip would compile the 15,000 modules of the package ansible's collections, too, which run on nodes and not here. That is
 # most of its work. As with pip, a module that this Python cannot compile is left to whoever imports it.
@@ -55,7 +55,7 @@ test: packages ## everything that CI runs
 
 test-long: setup-dev setup-trainer ## what is too long for `make test`, on a machine that is for nothing else
 	pytest -m long tests
-	$(TRAINER_PYTEST) -m long trainer/tests
+	$(TRAINER)/bin/pytest -m long trainer/tests
 
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection trainer e2e")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)
@@ -65,7 +65,7 @@ SUITES ?= collection trainer e2e
 
 suite-collection: SUITE = pytest tests/unit tests/integration tests/molecule
 suite-e2e: SUITE = pytest tests/e2e
-suite-trainer: SUITE = $(TRAINER_PYTEST) trainer/tests
+suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests
 
 # Each line with the name of its suite.
 suite-%: setup-dev setup-trainer
@@ -85,7 +85,7 @@ unit: setup-dev ## tests without an engine
 	pytest tests/unit
 
 trainer: lint-trainer ## tests of the trainer, on CPU processes
-	$(TRAINER_PYTEST) trainer/tests
+	$(TRAINER)/bin/pytest trainer/tests
 
 integration: setup-dev setup-trainer ## tests of the modules against a real Docker Engine
 	pytest tests/integration
