@@ -82,6 +82,16 @@ class Node:
         """Remove containers."""
         self.docker("rm", "-f", *names)
 
+    def drop_network(self) -> bool:
+        """Remove the network; say whether it went: endpoints may be a moment longer than their containers."""
+        try:
+            self.docker("network", "rm", NETWORK)
+        except RuntimeError as error:
+            if "has active endpoints" not in str(error):
+                raise
+            return False
+        return True
+
     def reserve(self, address: str) -> dict[str, Any]:
         """Reserve a function for an address; return what the plugin says of it."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
@@ -145,7 +155,7 @@ def serving(node: Node, *options: str) -> Iterator[None]:
         given = ["-o", f"netdevice={node.parent}", "--subnet", "192.169.16.0/24", *options]
         node.docker("network", "create", "-d", node.driver, *given, NETWORK)
         yield
-        node.docker("network", "rm", NETWORK)
+        assert wait_until(node.drop_network, 20), "the network has endpoints of containers that are gone"
         node.stop_plugin()
         assert not node.socket.exists()
         assert not list(Path("/sys/class/net").glob(f"{node.parent}v*")), "the plugin left links"
