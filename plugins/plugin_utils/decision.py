@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from ansible.plugins.action import ActionBase
@@ -35,6 +36,7 @@ class Decision(ActionBase):
             result.update(refused.result(self.STAGE))
         return result
 
+    @abstractmethod
     def decide(self, options: dict[str, Any], variables: dict[str, Any]) -> dict[str, Any]:
         """Return what the task returns.
 
@@ -45,4 +47,3 @@ class Decision(ActionBase):
         Raises:
             Refused: of it the task's failure is made.
         """
-        raise NotImplementedError
