@@ -62,7 +62,7 @@ class _Wandb:
         import wandb
 
         # Whose project, key and server: its own variables say so. A job that goes on is the same run.
-        record = job_dir / ".wandb"
+        record = job_dir / ".wandb-run"
         before = _kept(record)
         self._run = wandb.init(
             id=before, name=job_dir.name, dir=str(job_dir), config=_shown(config), resume="allow"

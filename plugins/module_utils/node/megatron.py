@@ -19,9 +19,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.base_python imp
     run_program,
 )
 
-# Before and after Megatron-LM's core.
 MARK = ".rdm-provision"
 """After a module's name: says that it was built here, and for which environment."""
+# Before and after Megatron-LM's core.
 SOURCES = ("megatron/data/helpers.cpp", "megatron/core/datasets/helpers.cpp")
 # torch brings pybind11's headers.
 _ASK = """\

@@ -102,6 +102,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     )
 
     def init(**given: Any) -> types.SimpleNamespace:
+        # The real one would take it for its own directory (wandb_dir in its settings).
+        assert not Path(given["dir"], ".wandb").exists()
         found.append(("wandb", given))
         return run
 
