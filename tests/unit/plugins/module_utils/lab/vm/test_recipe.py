@@ -42,7 +42,8 @@ def test_the_version_changes_with_every_file(name: str, tmp_path: Path) -> None:
 
 
 def test_every_file_is_part_of_the_recipe() -> None:
-    assert {path.name for path in (FILES / "vm").iterdir()} == set(recipe.FILES)
+    # Another test that loads one of them as a module leaves its compiled form in a directory there.
+    assert {path.name for path in (FILES / "vm").iterdir() if path.is_file()} == set(recipe.FILES)
 
 
 def test_another_processor_is_refused_before_anything_is_made() -> None:
