@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["compact"]
+__all__ = ["FEW_NODES", "compact", "told_once"]
 
 FEW_NODES = 64
 """Up to so many nodes, each has everything that it shares with others."""
@@ -29,7 +29,7 @@ def compact(data: dict[str, Any]) -> dict[str, Any]:
     changes = [(name, change) for name, node in data["nodes"].items() for change in node["changes"]]
     if many:
         for name, change in changes:
-            change["diff"] = "".join(_told_once(change["diff"], name, seen))
+            change["diff"] = told_once(change["diff"], name, seen)
         for name, node in ((data.get("plan") or {}).get("nodes") or {}).items():
             for key, value in node.items():
                 if isinstance(value, (dict, list)):
@@ -52,6 +52,14 @@ def _longest(lengths: list[int]) -> int:
             return share
         room -= length
     return ROOM
+
+
+def told_once(diff: str, name: str, seen: dict[str, str]) -> str:
+    """Return the diff of node NAME, in it the files that an earlier node has as well without their lines.
+
+    SEEN says which node had a file's diff first, and grows.
+    """
+    return "".join(_told_once(diff, name, seen))
 
 
 def _told_once(diff: str, name: str, seen: dict[str, str]) -> Iterator[str]:

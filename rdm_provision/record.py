@@ -1,8 +1,8 @@
 """The log of a run, beside the inventory: ``.rdm/runs/<time>-<verb>/``, the newest twenty kept.
 
-``events.jsonl`` has one line per event worth keeping, ``result.json`` the result (of many nodes in a compact
-form), ``command`` what was run, and ``ansible.log`` what ansible-playbook printed when the run did not end
-well. Git and Ansible both ignore the folder.
+``events.jsonl`` has one line per event worth keeping, ``result.json`` the result (both of many nodes in a
+compact form), ``command`` what was run, and ``ansible.log`` what ansible-playbook printed when the run did
+not end well. Git and Ansible both ignore the folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
-from rdm_provision.compact import compact
+from rdm_provision.compact import FEW_NODES, compact, told_once
 from rdm_provision.events import (
     Event,
     NodeResult,
@@ -23,6 +23,7 @@ from rdm_provision.events import (
     Output,
     RunFinished,
     RunResult,
+    RunStarted,
     Status,
     to_json,
 )
@@ -43,6 +44,8 @@ class Record:
         """Begin a record under the folder HOME (None: keep none)."""
         self.folder: Path | None = None
         self._events: IO[str] | None = None
+        self._nodes = 0
+        self._seen: dict[str, str] = {}
         if home is None:
             return
         with contextlib.suppress(OSError):
@@ -60,6 +63,10 @@ class Record:
         if isinstance(event, NodeResult) and event.status in (Status.OK, Status.SKIPPED):
             return
         data = to_json(event)
+        if isinstance(event, RunStarted):
+            self._nodes = len(event.nodes)
+        if isinstance(event, NodeResult) and self._nodes > FEW_NODES:
+            data["diff"] = told_once(event.diff, event.node, self._seen)
         if len(data.get("diff", "")) > _DIFF_LIMIT:
             data["diff"] = data["diff"][:_DIFF_LIMIT] + "\n(cut)\n"
         with contextlib.suppress(OSError):

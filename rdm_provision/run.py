@@ -304,7 +304,9 @@ class Run:
         emit(translator.begin())
         env = {**environment.ansible_environment(), **spec.env, **vault_environment(spec.vault)}
         # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
-        env |= {"MAX_EVENT_RES": "1000000000", "ANSIBLE_STDOUT_CALLBACK": "default"}
+        env |= {"MAX_EVENT_RES": "1000000000"}
+        # Few read what Ansible prints, and ansible-runner keeps all of it in memory until the end.
+        env |= {"ANSIBLE_STDOUT_CALLBACK": "default" if spec.verbosity else "rdm.provision.no_diffs"}
         # What ansible-playbook leaves behind when it is killed goes with the folder.
         env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
         env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}

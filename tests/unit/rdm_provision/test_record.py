@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from rdm_provision.events import RunResult
+import pytest
+
+from rdm_provision.compact import FEW_NODES
+from rdm_provision.events import NodeResult, RunResult, RunStarted, Status
 from rdm_provision.record import Record
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator
@@ -26,3 +30,23 @@ def test_the_log_of_a_failed_run_has_no_value_that_is_to_be_hidden(tmp_path: Pat
     assert (record.folder / "ansible.log").read_text(encoding="utf-8") == (
         '+        "KEY=(hidden)",\n+        "NOTE=(hidden)",\n+        "KEY2=(hidden)",\n+ "MY_IP=1"\n'
     )
+
+
+@pytest.mark.parametrize(("nodes", "whole"), [(FEW_NODES, FEW_NODES), (FEW_NODES + 1, 1)])
+def test_of_many_nodes_the_events_tell_once_what_changed_on_all_of_them(
+    tmp_path: Path, nodes: int, whole: int
+) -> None:
+    names = tuple(f"n{number}" for number in range(nodes))
+    lines = "".join(f"+{name} 10.0.0.1\n" for name in names)
+    diff = f"--- /etc/rdm/nodes\n+++ /etc/rdm/nodes\n{lines}"
+    record = Record(tmp_path, "up", "ansible-playbook")
+    record.add(RunStarted(at=0.0, verb="up", nodes=names, check=False))
+    for name in names:
+        changed = NodeResult(0.0, name, "my_ip", "Write", Status.CHANGED, True, "", diff, seconds=0.1)
+        record.add(changed)
+    record.finish(failed(), None)
+    assert record.folder is not None
+    told = [json.loads(line) for line in (record.folder / "events.jsonl").read_text().splitlines()][1:]
+    assert [event["diff"] for event in told].count(diff) == whole
+    assert told[0]["diff"] == diff
+    assert {event["diff"].splitlines()[-1] for event in told[whole:]} <= {"(as on n0)"}

@@ -19,6 +19,7 @@ from rdm_provision.errors import ClusterBusyError
 from rdm_provision.events import (
     NodeResult,
     NodeStarted,
+    Output,
     PhaseStarted,
     RunFinished,
     RunStarted,
@@ -77,6 +78,17 @@ def test_a_check_says_what_would_change_and_changes_nothing(play: Play, tmp_path
     assert result.check
     assert result.changed == NODES
     assert not (tmp_path / "node1").exists()
+
+
+@pytest.mark.parametrize("verbosity", [0, 1])
+def test_ansible_prints_no_difference_until_its_own_output_is_asked_for(
+    play: Play, tmp_path: Path, verbosity: int
+) -> None:
+    run = play([write()], extra_vars={"folder": str(tmp_path)}, diff=True, check=True, verbosity=verbosity)
+    printed = "".join(event.text for event in run if isinstance(event, Output))
+    assert "changed: [node1]" in printed
+    assert ("+hello" in printed) == bool(verbosity)
+    assert "+hello" in run.result().nodes["node1"].changes[0].diff
 
 
 def test_one_node_fails_and_the_others_finish(play: Play, tmp_path: Path) -> None:
