@@ -445,8 +445,10 @@ UPSTREAM_RUNS = {
 
 def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> dict[str, Any]:
     """A node with the upstream plugin, which has given all VFs of ib0 but the last ones to containers."""
-    vfs = [{**VF, "index": index, "pci": f"0000:41:00.{index + 1}"} for index in range(4)]
-    vfs = [{**vf, "netdev": "" if vf["index"] < held else f"ib0v{vf['index']}"} for vf in vfs]
+    vfs = [
+        {**VF, "index": one, "pci": f"0000:41:00.{one + 1}", "netdev": "" if one < held else f"ib0v{one}"}
+        for one in range(4)
+    ]
     on_ib0 = network("ibnet", SUBNET, driver="sriov", options={"netdevice": netdevice}, labels=OURS)
     on_ib0["subnets"] = [{"subnet": SUBNET, "gateway": "192.169.16.1"}]
     found = with_networks(on_ib0, containers=(UPSTREAM_RUNS, *containers))
