@@ -8,6 +8,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import parse_nodes
+from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import on_rail
 from ansible_collections.rdm.provision.plugins.modules.rdma_pairs import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import rdma
 from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
@@ -33,7 +34,10 @@ class ActionModule(Decision):
         if not 0 < options["slow_share"] < 1:
             raise AnsibleActionFail(f"slow_share must be between 0 and 1, not {options['slow_share']}")
         try:
-            addresses = parse_nodes(options["nodes"])
+            addresses = {
+                name: on_rail(address, options["rails"], options["rail"])
+                for name, address in parse_nodes(options["nodes"]).items()
+            }
         except ValueError as error:
             raise AnsibleActionFail(str(error)) from error
         looks = {
@@ -60,14 +64,15 @@ class ActionModule(Decision):
             for host, answer in registered(options["results"], variables).items()
             if host in ready and not answer.get("skipped")
         }
-        judged = rdma.as_dict(
+        judged = dict(options["others"])
+        judged[options["rail"]] = rdma.as_dict(
             rdma.judge_rdma(
                 [name for name in addresses if name in looks],
                 looks,
                 results,
                 sample_of(len(ready), options["most_rounds"], options["above"]),
                 Bounds(share=options["slow_share"]),
-            ),
-            list(options["rails"]),
+            )
         )
-        return {"rdma": judged, "msg": rdma.table(judged)}
+        tables = [f"{name and f'Rail {name}. '}{rdma.table(one)}" for name, one in judged.items()]
+        return {"rdma": rdma.of_rails(judged), "msg": "\n".join(tables)}

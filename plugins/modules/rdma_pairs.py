@@ -60,8 +60,19 @@ options:
     type: float
     default: 0.8
   rails:
-    description:
-      - Name and subnet of each rail, where there are several. Only the first is measured, as V(judge) says.
+    description: >-
+      Name and subnet of each rail, where there are several; O(nodes) has the addresses on the first.
+    type: dict
+    default: {}
+    version_added: 0.2.0
+  rail:
+    description: The name of the rail that is measured; empty where there is only one.
+    type: str
+    default: ""
+    version_added: 0.2.0
+  others:
+    description: >-
+      The judgements on the rails that were measured before, RV(rdma.rails) of the last one; for V(judge).
     type: dict
     default: {}
     version_added: 0.2.0
@@ -94,8 +105,8 @@ rdma:
   description: >-
     The judgement: C(ok), C(nodes), C(verdicts) (C(ok) and C(reason) of each), C(findings), C(warnings),
     C(bandwidth_gbit) from node to node and C(latency_us) up to 128 nodes, C(by_node) (medians and the link's
-    rate), C(usual_gbit), C(usual_us), C(sample),
-    C(scope) (which rail was measured, where there are several).
+    rate), C(usual_gbit), C(usual_us), C(sample). Of several rails figures are those of the first, what is
+    said of nodes is said of all rails measured so far, and C(rails) has the judgement on each.
   returned: for V(judge)
   type: dict
 msg:
@@ -118,4 +129,6 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "gather": {"type": "float", "default": 0},
     "slow_share": {"type": "float", "default": 0.8},
     "rails": {"type": "dict", "default": {}},
+    "rail": {"type": "str", "default": ""},
+    "others": {"type": "dict", "default": {}},
 }

@@ -54,6 +54,17 @@ options:
     description: MY_IP of this node; for V(look).
     type: str
     default: ""
+  rails:
+    description: >-
+      Name and subnet of each rail, where there are several; O(address) is on the first. For V(look).
+    type: dict
+    default: {}
+    version_added: 0.2.0
+  rail:
+    description: The name of the rail to look at; empty for the first. For V(look).
+    type: str
+    default: ""
+    version_added: 0.2.0
   part:
     description: This node's part of the rounds, as M(rdm.provision.rdma_pairs) returns it.
     type: dict
@@ -138,6 +149,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     rdma_pairs_script,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.node.rail_address import on_rail
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "stage": {"type": "str", "choices": ["look", "start", "collect"], "required": True},
@@ -145,6 +157,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "cluster": {"type": "str", "default": "rdm"},
     "node": {"type": "str", "required": True},
     "address": {"type": "str", "default": ""},
+    "rails": {"type": "dict", "default": {}},
+    "rail": {"type": "str", "default": ""},
     "part": {"type": "dict", "default": {}},
     "wait": {"type": "float", "default": 0},
     "root": {"type": "str", "default": "/"},
@@ -175,12 +189,14 @@ def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     Raises:
         NotMeasuredError: with the reason.
         DockerProblem: the engine cannot be asked.
+        ValueError: there is no such rail, or no such address on it.
     """
     container = options["container"]
     inside.running(docker, container)
     path = "/containers/{0}/json".format(quote(container, safe=""))
     names, everything = given(docker.get(path))
-    arguments = [options["address"], options["root"]]
+    address = on_rail(options["address"], options["rails"], options["rail"])
+    arguments = [address, options["root"], str(len(options["rails"]) or 1)]
     seen = inside.run(docker, container, rdma_look_script, arguments, _LOOK_S)
     reason = seen.pop("problem")
     jobs = find_running({"runtime": "container"}, options["cluster"], options["node"])
@@ -227,7 +243,7 @@ def main() -> None:
         module.exit_json(changed=False, reason="nothing is measured in check mode", done=True, **echo(module))
     try:
         result = _STAGES[options["stage"]](DockerAPI(options["docker_socket"]), options)
-    except (NotMeasuredError, DockerProblem) as error:
+    except (NotMeasuredError, DockerProblem, ValueError) as error:
         result = {"reason": str(error), "done": True}
     module.exit_json(changed=False, **result, **echo(module))
 

@@ -32,6 +32,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         engine_checks.selinux,
         device_checks.parent,
         sriov_checks.functions,
+        sriov_checks.other_networks,
         sriov_checks.link_layer,
         sriov_checks.shared_functions,
         sriov_checks.iommu,

@@ -30,6 +30,11 @@ def plugin_in_place(facts: Mapping[str, Any], cluster: str) -> str:
     return ""
 
 
+def leaves_upstream(want: NodePlan, facts: Mapping[str, Any]) -> bool:
+    """Return whether this run replaces the upstream plugin by ours, and ends what is on its networks."""
+    return want.plugin == OWN and want.network_replace and plugin_in_place(facts, want.cluster) == UPSTREAM
+
+
 def upstream(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     """Refuse the upstream plugin under an engine that makes it destructive."""
     docker = facts.get("docker") or {}

@@ -202,13 +202,8 @@ def pairs_of(
     return bandwidth, latency, failed
 
 
-def as_dict(rdma: Rdma, rails: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the judgement as plain data; beyond 128 nodes without the pairs.
-
-    Args:
-        rdma: the judgement.
-        rails: the names of the cluster's rails where it has several; it is on the first.
-    """
+def as_dict(rdma: Rdma) -> dict[str, Any]:
+    """Return the judgement as plain data; beyond 128 nodes without the pairs."""
     whole = len(rdma.nodes) <= FULL_MATRIX_NODES
     matrix: dict[str, dict[str, float]] = {}
     latencies: dict[str, dict[str, float]] = {}
@@ -241,8 +236,56 @@ def as_dict(rdma: Rdma, rails: Sequence[str] = ()) -> dict[str, Any]:
         "usual_us": rdma.usual_us,
         "without_device": rdma.bare,
         "sample": dict(rdma.sample._asdict(), text=str(rdma.sample)) if rdma.sample else None,
-        "scope": f"Measured on rail {rails[0]} alone, not on {listed(rails[1:])}." if rails[1:] else "",
     }
+
+
+def of_rails(judged: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the judgement on several rails as plain data.
+
+    Figures are those of the first. What is said of nodes is said of all rails, and names the rail unless it
+    is the same on each; `rails` has them one by one.
+
+    Args:
+        judged: by name of the rail what as_dict() returned, the first one first; one with the name "" is the
+            only one.
+    """
+    first = next(iter(judged.values()))
+    if "" in judged:
+        return dict(first)
+    reasons = {
+        name: "; ".join(
+            _said_by(
+                {
+                    rail: [one["verdicts"][name]["reason"]]
+                    for rail, one in judged.items()
+                    if name in one["verdicts"]
+                }
+            )
+        )
+        for name in first["verdicts"]
+    }
+    return {
+        **first,
+        **{
+            what: _said_by({rail: one[what] for rail, one in judged.items()})
+            for what in ("findings", "warnings")
+        },
+        "ok": not any(reasons.values()),
+        "verdicts": {name: {"ok": not reason, "reason": reason} for name, reason in reasons.items()},
+        "rails": dict(judged),
+    }
+
+
+def _said_by(rails: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the sentences on each rail, those that are the same on every rail once and without its name."""
+    common = set.intersection(*map(set, rails.values())) if len(rails) > 1 else set()
+    said = [
+        sentence if sentence in common else f"rail {rail}: {sentence}"
+        for rail, sentences in rails.items()
+        for sentence in sentences
+        if sentence
+    ]
+    return list(dict.fromkeys(said))
 
 
 def table(rdma: Mapping[str, Any]) -> str:
@@ -266,8 +309,6 @@ def table(rdma: Mapping[str, Any]) -> str:
         ).rstrip()
         for row in rows
     ]
-    if rdma["scope"]:
-        lines.append(rdma["scope"])
     if rdma["sample"]:
         lines.append(rdma["sample"]["text"])
     lines += ["FAILED " + finding for finding in rdma["findings"]]

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import is_ours
 from ansible_collections.rdm.provision.plugins.module_utils.node.boot import (
     iommu_parameters,
     missing_parameters,
@@ -25,22 +26,30 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     parent_variable,
     parents,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import UPSTREAM
+from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import (
+    OWN,
+    UPSTREAM,
+    leaves_upstream,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
 _FIRMWARE_VFS = 8
 """How many VFs the advice is for at least, the default of sriov_firmware_vfs."""
+_HAVE_VFS = ("running", "paused")
 
 
 def functions(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     """See that each parent can have the VFs that are wanted, before any node has got some."""
-    told = set()
+    told, refused = set(), set()
     for one in facts.get("parents") or [] if want.network_driver == "sriov" else []:
         unfit = _unfit(want, one)
         if unfit or _is_short(want, one):
             told |= {one["name"], one["pci"]}
             problem = unfit or _too_few(want, one, findings)
-            findings.problems.extend([problem] if problem else [])
+            if problem:
+                refused.add(one["name"])
+                findings.problems.append(problem)
+    findings.problems.extend(_none_to_give(want, facts, refused))
     if want.functions and not want.become:
         reason = "needs root, which makes virtual functions, and rdm_become is false"
         findings.problems.append(Problem(want.node, "sriov_vfs", reason, "set rdm_become to true"))
@@ -131,6 +140,56 @@ def iommu(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
         )
 
 
+def other_networks(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Refuse to take the upstream plugin away from networks that are not the cluster's."""
+    if not leaves_upstream(want, facts):
+        return
+    others = [
+        one["name"]
+        for one in (facts.get("docker") or {}).get("networks") or []
+        if one["driver"] == want.network_driver and not is_ours(one.get("labels"), want.cluster)
+    ]
+    if others:
+        reason = f"serves {names(others)}, not of this cluster, too, so that it cannot be replaced"
+        remedy = f"remove {'it' if len(others) == 1 else 'them'}, or keep sriov_plugin: upstream"
+        findings.problems.append(Problem(want.node, "rdma/sriov-plugin", reason, remedy))
+
+
+def _none_to_give(want: NodePlan, facts: Mapping[str, Any], refused: Set[str]) -> Iterator[Problem]:
+    """Yield that no VFs are made and none are there for the plugin, which makes none by itself."""
+    if want.plugin != OWN or want.functions or want.network_options.get("mode") == "passthrough":
+        return
+    below = {*parents(want), *(rail.parent for rail in want.rails)} - refused
+    used = [one for one in facts.get("parents") or [] if one["pci"] and one["name"] in below]
+    lost = leaves_upstream(want, facts)
+    empty = used if lost else [one for one in used if not one["num_vfs"]]
+    if not empty:
+        return
+    listed = names(one["name"] for one in empty)
+    reason = f"makes no virtual functions, and {listed} {'has' if len(empty) == 1 else 'have'} none now"
+    if lost:
+        reason = f"makes no virtual functions, and rdma/sriov-plugin takes those of {listed} with it"
+    most = min(max(one["total_vfs"], want.sriov.firmware_vfs) for one in empty)
+    remedy = f"set sriov_vfs to how many {'it' if len(empty) == 1 else 'each'} shall have, {most} at most"
+    yield Problem(want.node, "sriov_vfs 0", reason, remedy)
+
+
+def _on_its_network(want: NodePlan, facts: Mapping[str, Any], parent: str) -> int:
+    """Return how many VFs of a parent the cluster's own containers have, through its networks there."""
+    docker = facts.get("docker") or {}
+    on_parent = {
+        one["name"]
+        for one in docker.get("networks") or []
+        if one["driver"] == want.network_driver and is_ours(one.get("labels"), want.cluster)
+        if (one.get("options") or {}).get("netdevice") == parent
+    }
+    return sum(
+        len(on_parent & set(one.get("networks") or {}))
+        for one in docker.get("containers") or []
+        if is_ours(one.get("labels"), want.cluster) and one["state"] in _HAVE_VFS
+    )
+
+
 def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Iterator[Problem]:
     """Yield why VFs cannot be made as they are wanted, but for the parents of which a layer tells."""
     found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
@@ -150,7 +209,8 @@ def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Ite
         if other != wanted.parent:
             reason = f"is the same function as {other}"
             yield Problem(want.node, wanted.parent, reason, "name it once")
-        for sentence in decision.problems(from_fact(fact), wanted):
+        ending = _on_its_network(want, facts, fact["pf"]) if leaves_upstream(want, facts) else 0
+        for sentence in decision.problems(from_fact(fact), wanted, ending):
             yield Problem(want.node, "", sentence, "")
 
 

@@ -15,7 +15,16 @@ __all__ = ["show_collective", "show_rdma"]
 
 def show_rdma(console: Console, rdma: Mapping[str, Any]) -> None:
     """Print a line per node of what ``RunResult.rdma`` holds, then every finding."""
-    view.heading(console, "RDMA", "medians between containers in Gb/s, latency in microseconds")
+    for rail, measured in (rdma.get("rails") or {"": rdma}).items():
+        _show_pairs(console, measured, f"RDMA on {rail}" if rail else "RDMA")
+    _told(console, rdma)
+    if rdma["ok"] and len(rdma["nodes"]) > 1:
+        console.print(Text("  Every node is as fast as the others.", "green"))
+
+
+def _show_pairs(console: Console, rdma: Mapping[str, Any], heading: str) -> None:
+    """Print a line per node of what was measured on one rail."""
+    view.heading(console, heading, "medians between containers in Gb/s, latency in microseconds")
     figures = ("sends", "receives", "latency", "link")
     made = view.table("node", *figures, "", right=figures)
     for name in rdma["nodes"]:
@@ -24,13 +33,8 @@ def show_rdma(console: Console, rdma: Mapping[str, Any]) -> None:
         made.add_row(name, *[_figure(value) for value in cells], _mark(rdma, name))
     if rdma["usual_gbit"] is not None:
         view.show(console, made)
-    if rdma.get("scope"):
-        console.print(f"  {rdma['scope']}", soft_wrap=True)
     if rdma.get("sample"):
         console.print(f"  {rdma['sample']['text']}", soft_wrap=True)
-    _told(console, rdma)
-    if rdma["ok"] and len(rdma["nodes"]) > 1:
-        console.print(Text("  Every node is as fast as the others.", "green"))
 
 
 def show_collective(console: Console, collective: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -36,49 +37,54 @@ class Cluster:
 
     def verify(self, *arguments: str) -> tuple[int, dict[str, Any], dict[str, str]]:
         """Run the part of the role; return exit code, judgement, and the reasons of failed hosts."""
-        inventory = {
-            "all": {
-                "vars": {
-                    "ansible_connection": "local",
-                    "ansible_python_interpreter": sys.executable,
-                    "verify_container": "rdm-{{ inventory_hostname }}",
-                    "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
-                },
-                "hosts": {name: {} for name in ADDRESSES},
-            }
-        }
-        play = {
-            "hosts": "all",
-            "gather_facts": False,
-            "environment": {"DOCKER_HOST": f"unix://{self.engine.socket}"},
-            "tasks": [{"import_role": {"name": "rdm.provision.verify", "tasks_from": "rdma"}}],
-        }
-        (self.trees / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        (self.trees / "play.yml").write_text(yaml.safe_dump([play]))
-        done = subprocess.run(
-            [
-                str(Path(sys.executable).with_name("ansible-playbook")),
-                *("-i", str(self.trees / "hosts.yml"), str(self.trees / "play.yml")),
-                *("-e", "__verify_root=/tree", *arguments),
-            ],
-            env={
-                **self.engine.environment,
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        return verify(self.trees, self.engine.environment, *arguments)
+
+
+def verify(
+    trees: Path, environment: dict[str, str], *arguments: str, **variables: Any
+) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Run the part of the role with an engine's environment; return as Cluster.verify does."""
+    inventory = {
+        "all": {
+            "vars": {
+                "ansible_connection": "local",
+                "ansible_python_interpreter": sys.executable,
+                "verify_container": "rdm-{{ inventory_hostname }}",
+                "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
+                **variables,
             },
-            capture_output=True,
-            text=True,
-        )
-        results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
-        judged = [host["rdma"] for task in results for host in task["hosts"].values() if host.get("rdma")]
-        failed = {
-            name: host["msg"]
-            for task in results
-            for name, host in task["hosts"].items()
-            if host.get("failed")
+            "hosts": {name: {} for name in ADDRESSES},
         }
-        assert judged, f"{done.stdout}{done.stderr}"
-        return done.returncode, judged[0], failed
+    }
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "environment": {"DOCKER_HOST": environment["DOCKER_HOST"]},
+        "tasks": [{"import_role": {"name": "rdm.provision.verify", "tasks_from": "rdma"}}],
+    }
+    (trees / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    (trees / "play.yml").write_text(yaml.safe_dump([play]))
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("ansible-playbook")),
+            *("-i", str(trees / "hosts.yml"), str(trees / "play.yml")),
+            *("-e", "__verify_root=/tree", *arguments),
+        ],
+        env={
+            **environment,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+        },
+        capture_output=True,
+        text=True,
+    )
+    results = [task for play in json.loads(done.stdout)["plays"] for task in play["tasks"]]
+    judged = [host["rdma"] for task in results for host in task["hosts"].values() if host.get("rdma")]
+    failed = {
+        name: host["msg"] for task in results for name, host in task["hosts"].items() if host.get("failed")
+    }
+    assert judged, f"{done.stdout}{done.stderr}"
+    return done.returncode, judged[-1], failed
 
 
 @pytest.fixture
@@ -156,3 +162,15 @@ def test_in_check_mode_it_only_looks(cluster: Cluster) -> None:
     assert (code, failed) == (0, {})
     assert rdma["bandwidth_gbit"] == {}
     assert not rdma["verdicts"]["n3"]["ok"]
+
+
+def test_each_rail_is_looked_at_and_what_is_wrong_on_all_is_said_once(tmp_path: Path) -> None:
+    # Without an engine, so that every look has the same answer.
+    environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    rails = {"ib0": "10.213.78.0/24", "ib1": "10.213.79.0/24"}
+    code, rdma, failed = verify(tmp_path, environment, verify_rails=rails)
+    assert (code, set(failed)) == (2, set(ADDRESSES))
+    assert list(rdma["rails"]) == ["ib0", "ib1"]
+    for name, one in rdma["verdicts"].items():
+        assert one["reason"] == failed[name] == rdma["rails"]["ib1"]["verdicts"][name]["reason"]
+        assert "none.sock" in one["reason"]

@@ -7,6 +7,7 @@ This runs on the controller and on nodes (Python 3.8 or newer).
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network
+from typing import Mapping
 
 
 def moved(address: str, first: IPv4Network, subnet: IPv4Network) -> str:
@@ -20,3 +21,21 @@ def moved(address: str, first: IPv4Network, subnet: IPv4Network) -> str:
     return str(
         IPv4Address(int(IPv4Address(address)) - int(first.network_address) + int(subnet.network_address))
     )
+
+
+def on_rail(address: str, rails: Mapping[str, str], rail: str) -> str:
+    """Return where a node is on a rail.
+
+    Args:
+        address: on the first one.
+        rails: name and subnet of each, the first one first; none where there is only one.
+        rail: the name of one of them; "" for the first.
+
+    Raises:
+        ValueError: there is no such rail.
+    """
+    if not rail:
+        return address
+    if rail not in rails:
+        raise ValueError("there is no rail {0}: choose one of {1}".format(rail, ", ".join(rails) or "none"))
+    return moved(address, IPv4Network(next(iter(rails.values()))), IPv4Network(rails[rail]))

@@ -4,7 +4,8 @@
 `rdm.provision.rdma_probe` sends the text of this file into the training container as `python3 -c`. So it uses
 nothing but the standard library of Python 3.7 or newer, and no other file of ours.
 
-It takes the address and the root of /sys and /dev as arguments, and prints one JSON object:
+It takes the address, the root of /sys and /dev, and how many rails there are as arguments, and prints one
+JSON object:
 
     {"problem": "" or one sentence, "device": "mlx5_2", "ib_port": 1, "gid_index": 3, "rate_gbit": 200.0,
      "link_layer": "InfiniBand", "usable": {"/dev/infiniband/uverbs2": "mlx5_2", …}, "foreign": ["mlx5_5"]}
@@ -14,7 +15,8 @@ those RDMA devices that it can use but whose network interface is in another nam
 
 sysfs shows all RDMA devices of the node to every container where rdma's namespaces are shared; only what can
 be opened in /dev/infiniband can be used. The device of an address has it in its GID table (RoCE, soft RoCE),
-or is below its interface, or ends its GUID as the IPoIB interface does its hardware address.
+or is below its interface, or ends its GUID as the IPoIB interface does its hardware address. Where there is
+one rail and one device, it is this.
 """
 
 from __future__ import annotations
@@ -98,7 +100,7 @@ def gid_of(address: str) -> str:
     return "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}".format(*socket.inet_aton(address))
 
 
-def places(address: str, interface: str, devices: List[str], root: str) -> Iterator[Port]:
+def places(address: str, interface: str, devices: List[str], root: str, alone: bool) -> Iterator[Port]:
     """Yield where an address is among RDMA devices, the surest first."""
     gid = gid_of(address)
     for wanted in ("RoCE v2", ""):
@@ -119,7 +121,7 @@ def places(address: str, interface: str, devices: List[str], root: str) -> Itera
     for device in devices:
         if device in below:
             yield Port(device, 1, None)
-    if len(devices) == 1:
+    if alone and len(devices) == 1:
         yield Port(devices[0], 1, None)
 
 
@@ -129,7 +131,7 @@ def rate_of(text: str) -> Optional[float]:
     return float(found.group(1)) if found else None
 
 
-def look(address: str, root: str = "/") -> Dict[str, Any]:
+def look(address: str, root: str = "/", rails: str = "1") -> Dict[str, Any]:
     """Return what the container can use: see the top of this file."""
     opened = usable(root)
     devices = sorted({owner for path, owner in opened.items() if owner and "/uverbs" in path})
@@ -158,7 +160,7 @@ def look(address: str, root: str = "/") -> Dict[str, Any]:
     if missing:
         found["problem"] = "its image has no {0}: add the package perftest to the image".format(missing[0])
         return found
-    place = next(places(address, interface_of(address), devices, root), None)
+    place = next(places(address, interface_of(address), devices, root, rails == "1"), None)
     if place is None:
         found["problem"] = "none of its RDMA devices {0} has the address {1}".format(
             ", ".join(devices), address

@@ -63,6 +63,7 @@ class Driver:
             one is unknown here.
         clock: seconds since the epoch.
         program: digest of what runs.
+        warn: writes a line to the log.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Driver:
         recover: Recover,
         clock: Callable[[], float] = time.time,
         program: str = "",
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._functions = functions
         self._state = state
         self._recover = recover
         self._clock = clock
         self._program = program
+        self._warn = warn
         self._lock = threading.Lock()
         self._calls: Dict[str, Callable[[Answer], Answer]] = {
             "Plugin.Activate": self._activate,
@@ -220,7 +223,15 @@ class Driver:
         endpoint = self._state.endpoints.pop(name, None)
         network = self._state.networks.get(endpoint.network) if endpoint else None
         if endpoint and network and network.pkey:
-            self._functions.reunite(Function(endpoint.function, network.parents[0], 0), name)
+            # The engine asks once only: the endpoint is gone, and the next one on this function tries again.
+            try:
+                self._functions.reunite(Function(endpoint.function, network.parents[0], 0), name)
+            except FunctionProblem as problem:
+                self._warn(
+                    "the partition of endpoint {0} is still on {1}: {2}".format(
+                        name[:12], endpoint.function, problem
+                    )
+                )
         return {}
 
     def _info(self, request: Answer) -> Answer:

@@ -204,16 +204,16 @@ class Functions:
             FunctionProblem: the kernel refuses.
         """
         vf = ["link", "set", "dev", function.parent, "vf", str(function.number)]
-        self._ip([*vf, "vlan", str(vlan)])
-        changes = [["trust", "on" if trusted else "off"]]
+        changes = [["vlan", str(vlan)], ["trust", "on" if trusted else "off"]]
         changes += [] if trusted else self._lacking_address(function)
         changes += [["spoofchk", "off" if trusted else "on"]]
-        # Not every driver knows both, and one that knows neither lets nothing through that these would stop.
+        # Not every driver knows these, and one that knows none lets nothing through that they would stop;
+        # but a VLAN that is wanted has to be there.
         for words in changes:
             try:
                 self._ip([*vf, *words])
             except FunctionProblem as problem:
-                if "not supported" not in str(problem):
+                if "not supported" not in str(problem) or (words[0] == "vlan" and vlan):
                     raise
 
     def _lacking_address(self, function: Function) -> List[List[str]]:

@@ -66,6 +66,7 @@ def main(arguments: Optional[List[str]] = None, functions: Optional[Functions] =
             state,
             lambda: networks_of(options.engine, name),
             program=digest_of(sys.argv[0]),
+            warn=say,
         )
         server = Server(options.socket, driver)
     except (FunctionProblem, OSError) as problem:

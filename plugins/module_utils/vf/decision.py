@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Collection, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import (
+    CONTAINER,
     PCI_DEVICES,
     POLICIES,
     Physical,
@@ -80,8 +81,14 @@ class Difference(NamedTuple):
     rebind: bool
 
 
-def problems(found: Physical, wanted: Wanted) -> List[str]:
-    """Return what stands against the work on a PF, in sentences."""
+def problems(found: Physical, wanted: Wanted, ending: int = 0) -> List[str]:
+    """Return what stands against the work on a PF, in sentences.
+
+    Args:
+        found: the PF.
+        wanted: how it shall be.
+        ending: how many of its VFs containers have that end before the work begins.
+    """
     unfit = _unfit(found, wanted)
     if unfit:
         return [unfit]
@@ -90,7 +97,8 @@ def problems(found: Physical, wanted: Wanted) -> List[str]:
     if not steps:
         return wrong
     held = [vf for vf in found.vfs if vf.holder]
-    if held:
+    # Which VF is in which container the kernel does not say: more than there should be are others'.
+    if len(held) > (ending if all(vf.holder == CONTAINER for vf in held) else 0):
         wrong.append(
             "{0} cannot be changed ({1}) while {2}: end what uses {3}, then run again".format(
                 found.name,

@@ -30,6 +30,9 @@ Links = Mapping[str, Mapping[int, Mapping[str, Any]]]
 Addresses = Mapping[str, str]
 """Interface -> an address that the node has on it."""
 
+CONTAINER = "a container"
+"""Who has a VF that is bound to a network driver and has no interface here."""
+
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _VIRTFN = re.compile(r"virtfn(\d+)")
 _INFINIBAND = "32"  # of /sys/class/net/*/type
@@ -79,7 +82,7 @@ class Virtual(NamedTuple):
         """Who has it, as a noun; empty for nobody. An interface that is in a container is not shown here."""
         if not self.driver or self.interface:
             return ""
-        return self.driver if self.driver.startswith(_GIVEN_AWAY) else "a container"
+        return self.driver if self.driver.startswith(_GIVEN_AWAY) else CONTAINER
 
 
 class Physical(NamedTuple):

@@ -337,17 +337,21 @@ def test_rdma_is_a_line_per_node_and_each_finding() -> None:
         "verdicts": {"n1": {"ok": True, "reason": ""}, "n2": {"ok": False, "reason": "x"}},
         "findings": ["n2: it sends 20 Gb/s"],
         "warnings": ["odd"],
-        "scope": "Measured on rail ib0 alone, not on ib1.",
         "sample": {"text": "Sampled: 16 of 999 rounds."},
     }
     show_rdma(made, rdma)
     lines = text(made).splitlines()
     assert ["n1", "181", "--", "2.07", "200", "ok"] in [line.split() for line in lines]
-    assert "  Measured on rail ib0 alone, not on ib1." in lines
     assert lines[-3:] == ["  Sampled: 16 of 999 rounds.", "  failed: n2: it sends 20 Gb/s", "  warning: odd"]
     made = console()
     show_rdma(made, {**rdma, "usual_gbit": None})
     assert "181" not in text(made)
+    made = console()
+    slower = {**rdma, "by_node": {name: {**figures, "sent_gbit": 90.0} for name in ("n1", "n2")}}
+    show_rdma(made, {**rdma, "findings": ["rail ib1: n2: slow"], "rails": {"ib0": rdma, "ib1": slower}})
+    shown = text(made)
+    assert shown.index("RDMA on ib0") < shown.index("181") < shown.index("RDMA on ib1") < shown.index("90")
+    assert shown.count("failed: ") == 1, "each finding names its rail, and is told once"
 
 
 def test_the_all_reduce_is_a_line_per_size() -> None:

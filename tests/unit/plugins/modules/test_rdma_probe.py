@@ -69,7 +69,16 @@ def test_a_job_that_runs_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> N
         "given": [UVERBS],
         "given_all": False,
     }
-    assert engine.argv[-2:] == ["10.0.0.1", "/"]
+    assert engine.argv[-3:] == ["10.0.0.1", "/", "1"]
+
+
+def test_on_a_further_rail_it_looks_for_the_address_there() -> None:
+    rails = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
+    engine: Any = Engine({"problem": "", "device": "mlx5_2"})
+    rdma_probe.look(engine, options(rails=rails, rail="ib1"))
+    assert engine.argv[-3:] == ["10.0.1.1", "/", "2"]
+    with pytest.raises(ValueError, match="there is no rail ib7: choose one of ib0, ib1"):
+        rdma_probe.look(engine, options(rails=rails, rail="ib7"))
 
 
 def test_a_program_is_started_with_its_runs_mark_and_outlives_the_module() -> None:

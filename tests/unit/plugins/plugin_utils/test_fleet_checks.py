@@ -116,6 +116,44 @@ def test_halves_are_told_apart_in_one_sentence(ready: dict[str, Any]) -> None:
     )
 
 
+def renamed(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """The same node, whose distribution names the interface otherwise."""
+    facts["parents"][0]["name"] = name
+    facts["sriov"][0]["pf"] = name
+    facts["infiniband"][0]["netdevs"] = [name]
+    return facts
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault is not exclusive])
+def test_nodes_are_compared_by_rail_whatever_they_name_its_interface(
+    ready: dict[str, Any], fault: Any
+) -> None:
+    nodes = {name: renamed(facts, f"ibp{name}") for name, facts in fleet(ready, 7).items()}
+    assert differences(nodes) == []
+    fault(nodes["n3"])
+    (line,) = sentences(differences(nodes))
+    assert line.startswith("n3: " + FAULTS[fault].format(others=6).replace("ib0", "ibpn3"))
+
+
+def test_halves_with_names_of_their_own_are_told_apart_in_one_sentence(ready: dict[str, Any]) -> None:
+    nodes = fleet(ready, 4)
+    for name in ("n0", "n1"):
+        old_firmware(renamed(nodes[name], "ibp65s0"))
+    (line,) = sentences(differences(nodes))
+    told = "20.31.1014 on n0, n1; 20.35.2000 on n2, n3: burn"
+    assert line.startswith(f"firmware: the nodes differ in the version in ibp65s0, ib0: {told}")
+
+
+def test_one_rail_is_not_compared_with_another(ready: dict[str, Any]) -> None:
+    nodes = fleet(ready, 3)
+    for facts in nodes.values():
+        second = copy.deepcopy(facts["infiniband"][0])
+        second.update(name="mlx5_9", netdevs=["ib1"], firmware="20.31.1014")
+        facts["infiniband"].append(second)
+        facts["parents"].append({**facts["parents"][0], "name": "ib1"})
+    assert differences(nodes) == []
+
+
 def test_a_port_that_is_down_is_not_compared_by_its_rate(ready: dict[str, Any]) -> None:
     nodes = fleet(ready, 3)
     nodes["n1"]["infiniband"][0]["ports"][0].update(state="DOWN", rate="10 Gb/sec (4X SDR)")

@@ -14,7 +14,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     network_present,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_host, check_node
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan, SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
@@ -370,6 +370,138 @@ VF = {
 def test_functions_that_cannot_be_made_are_refused(found: list[dict[str, Any]], said: str) -> None:
     sentences = problems(report(sriov=found), functions=[Wanted("ib0", 4)])
     assert [sentence[: len(said)] for sentence in sentences] == ([said] if said else [])
+
+
+def below(**changes: Any) -> dict[str, Any]:
+    """The interface below the network as `node_facts` reports it."""
+    sound = {
+        "name": "ib0",
+        "pci": "0000:41:00.0",
+        "driver": "mlx5_core",
+        "vendor": "0x15b3",
+        "total_vfs": 8,
+        "num_vfs": 0,
+        "virtual": False,
+        "bond": "",
+        "iommu": "",
+        "children": [],
+        "siblings": [],
+        "infiniband": True,
+    }
+    return {**sound, **changes}
+
+
+ON_IB0: dict[str, Any] = {
+    "network_driver": "sriov",
+    "network_options": {"netdevice": "ib0"},
+    "plugin": "rdm-sriov",
+    "sriov": SriovSettings(("ib0",), 1),
+}
+
+
+def test_no_functions_and_none_to_be_made_are_refused_before_the_plugin_has_none_to_give() -> None:
+    none = report(parents=[below()], sriov=[function()])
+    said = "sriov_vfs 0 makes no virtual functions, and ib0 has none now: set sriov_vfs to how many it shall "
+    assert problems(none, **ON_IB0) == [said + "have, 8 at most"]
+    assert problems(none, **ON_IB0, functions=[Wanted("ib0", 4)]) == []
+    for other in ({"plugin": "upstream"}, {"plugin": ""}, {"network_options": {"mode": "passthrough"}}):
+        found = report(parents=[below()], docker_min_api_version="1.12")
+        assert problems(found, **{**ON_IB0, **other}) == []
+    some = report(parents=[below(num_vfs=2, total_vfs=2)])
+    assert problems(some, **ON_IB0) == []
+
+
+def test_every_parent_without_functions_is_named_with_what_the_poorest_can_have() -> None:
+    rail = Rail("ib1", "ibnet-1", IPv4Network("10.1.0.0/24"), "10.1.0.254", "10.1.0.1")
+    found = report(
+        interfaces=[{"name": name, "addresses": []} for name in ("ib0", "ib1")],
+        parents=[below(), below(name="ib1", pci="0000:42:00.0", total_vfs=4)],
+    )
+    assert problems(found, **ON_IB0, rails=(rail,)) == [
+        "sriov_vfs 0 makes no virtual functions, and ib0, ib1 have none now: set sriov_vfs to how many each "
+        "shall have, 4 at most"
+    ]
+
+
+def test_firmware_that_the_run_mends_makes_no_functions_yet() -> None:
+    told = SriovSettings(("ib0",), 1, firmware_vfs=16)
+    found = report(parents=[below(total_vfs=0, firmware={"tool": "mstconfig", "error": "asleep"})])
+    refused = problems(found, **{**ON_IB0, "sriov": told})
+    assert [line.partition(":")[0] for line in refused] == ["firmware"], "the layer below says it all"
+    found["parents"][0]["firmware"] = {
+        "current": {"sriov": False, "vfs": 0},
+        "next": {"sriov": False, "vfs": 0},
+    }
+    [sentence] = problems(found, **{**ON_IB0, "sriov": told})
+    assert sentence.startswith("sriov_vfs 0 makes no virtual functions, and ib0 has none now")
+    assert sentence.endswith("16 at most")
+
+
+UPSTREAM_RUNS = {
+    **container("rdm-sriov-plugin"),
+    "labels": {"rdm.provision.cluster": "rdm", "rdm.provision.role": "plugin"},
+}
+
+
+def moving(held: int, *containers: dict[str, Any], netdevice: str = "ib0") -> dict[str, Any]:
+    """A node with the upstream plugin, which has given all VFs of ib0 but the last ones to containers."""
+    vfs = [
+        {**VF, "index": one, "pci": f"0000:41:00.{one + 1}", "netdev": "" if one < held else f"ib0v{one}"}
+        for one in range(4)
+    ]
+    on_ib0 = network("ibnet", SUBNET, driver="sriov", options={"netdevice": netdevice}, labels=OURS)
+    on_ib0["subnets"] = [{"subnet": SUBNET, "gateway": "192.169.16.1"}]
+    found = with_networks(on_ib0, containers=(UPSTREAM_RUNS, *containers))
+    found["sriov"] = [function(num_vfs=4, vfs=vfs)]
+    found["parents"] = [below(num_vfs=4)]
+    found["network_plugin"] = {**found["network_plugin"], "served_by": "a container", "socket": "/run/p.sock"}
+    return found
+
+
+MOVED: dict[str, Any] = {**ON_IB0, "network_replace": True, "functions": [Wanted("ib0", 8)]}
+
+
+def test_the_containers_that_a_move_from_upstream_ends_hold_no_functions_against_it() -> None:
+    ours = container("rdm", "rdm", ibnet="192.169.16.100")
+    assert problems(moving(1, ours), **MOVED) == []
+    stays = "ib0 cannot be changed (it has 4 VFs, not 8) while a container has VF 0"
+    for found in (
+        moving(2, ours),  # one of them is somebody else's
+        moving(1, {**ours, "state": "exited"}),
+        moving(1, ours, netdevice="ib1"),
+    ):
+        [sentence] = problems(found, **MOVED)
+        assert sentence.startswith(stays)
+    # Nothing is taken away where network_replace is not set, and that is told, too.
+    refused = problems(moving(1, ours), **{**MOVED, "network_replace": False})
+    assert any(line.startswith(stays) for line in refused)
+    assert any("set network_replace: true" in line for line in refused)
+
+
+def test_a_virtual_machine_keeps_its_function_through_a_move_from_upstream() -> None:
+    ours = container("rdm", "rdm", ibnet="192.169.16.100")
+    found = moving(1, ours)
+    found["sriov"][0]["vfs"][0]["driver"] = "vfio-pci"
+    [sentence] = problems(found, **MOVED)
+    assert "while vfio-pci has VF 0" in sentence
+
+
+def test_a_move_from_upstream_needs_functions_to_be_made_though_there_are_some_now() -> None:
+    ours = container("rdm", "rdm", ibnet="192.169.16.100")
+    assert problems(moving(1, ours), **{**MOVED, "functions": ()}) == [
+        "sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of ib0 with it: set "
+        "sriov_vfs to how many it shall have, 8 at most"
+    ]
+
+
+def test_a_move_from_upstream_is_refused_while_the_plugin_serves_others() -> None:
+    found = moving(0)
+    theirs = network("theirs", "10.9.0.0/24", driver="sriov", options={"netdevice": "ib1"})
+    found["docker"]["networks"].append(theirs)
+    assert problems(found, **MOVED) == [
+        "rdma/sriov-plugin serves theirs, not of this cluster, too, so that it cannot be replaced: remove "
+        "it, or keep sriov_plugin: upstream"
+    ]
 
 
 def test_a_vlan_on_infiniband_and_a_partition_on_ethernet_are_refused() -> None:

@@ -10,6 +10,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.rdma import (
     as_dict,
     device_problems,
     judge_rdma,
+    of_rails,
     table,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.rdma_parts import measuring, parts, sample_of
@@ -171,12 +172,35 @@ def test_the_slow_node_fails_with_its_reason_and_its_links_rate() -> None:
     assert "rail" not in text
 
 
-def test_of_several_rails_it_says_which_was_measured() -> None:
-    judged = judge_rdma(["n1"], {"n1": look()}, {})
-    assert [as_dict(judged, rails)["scope"] for rails in ((), ("ib0",))] == ["", ""]
-    several = as_dict(judged, ["ib0", "ib1", "ib2"])
-    assert several["scope"] == "Measured on rail ib0 alone, not on ib1, ib2."
-    assert several["scope"] in table(several).splitlines()
+def test_of_several_rails_each_is_judged_and_named() -> None:
+    nodes = names(6)
+    closed = look(given=["/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs2", "/dev/infiniband/uverbs9"])
+    looks = {**{name: look() for name in nodes}, "n5": closed}
+    rails = {
+        "ib0": as_dict(judge_rdma(nodes, looks, results(nodes))),
+        "ib1": as_dict(judge_rdma(nodes, looks, results(nodes, slow="n3"))),
+    }
+    judged = of_rails(rails)
+    slow = "it sends 20 and receives 20 Gb/s where 180 are usual"
+    shut = "its container was given /dev/infiniband/uverbs9, but cannot open it"
+    assert judged["findings"] == [f"n5: {shut}", f"rail ib1: n3: {slow}"], (
+        "what holds everywhere is said once"
+    )
+    assert {name: one["reason"] for name, one in judged["verdicts"].items() if not one["ok"]} == {
+        "n3": f"rail ib1: {slow}",
+        "n5": shut,
+    }
+    assert not judged["ok"]
+    assert judged["by_node"] == rails["ib0"]["by_node"]
+    assert judged["rails"] == rails
+    assert of_rails({"ib0": rails["ib0"]})["findings"] == [f"rail ib0: n5: {shut}"], (
+        "until the next is measured"
+    )
+
+
+def test_the_only_rail_has_no_name() -> None:
+    judged = as_dict(judge_rdma(["n1"], {"n1": look()}, {}))
+    assert of_rails({"": judged}) == judged
 
 
 def test_what_one_of_a_pair_did_not_tell_the_other_does() -> None:

@@ -42,8 +42,8 @@ class Container:
             write(self.root / f"dev/infiniband/umad{number}", "")
         return port
 
-    def look(self) -> dict[str, object]:
-        return script.look(ADDRESS, str(self.root))
+    def look(self, rails: str = "1") -> dict[str, object]:
+        return script.look(ADDRESS, str(self.root), rails)
 
 
 @pytest.fixture
@@ -96,6 +96,12 @@ def test_the_device_may_be_below_the_interface(container: Container) -> None:
     container.device(2)
     (container.root / "sys/class/net/eth0/device/infiniband/mlx5_1").mkdir(parents=True)
     assert container.look()["device"] == "mlx5_1"
+
+
+def test_the_only_device_is_not_taken_for_that_of_each_rail(container: Container) -> None:
+    container.device(1)
+    assert container.look()["device"] == "mlx5_1"
+    assert container.look("2")["problem"] == f"none of its RDMA devices mlx5_1 has the address {ADDRESS}"
 
 
 def test_a_device_whose_interface_is_elsewhere_is_foreign(container: Container) -> None:

@@ -150,3 +150,27 @@ def test_a_command_that_shows_no_functions_changes_nothing(tmp_path: Path) -> No
         card.isolate(Function("0000:3b:00.3", "eth0", 1), 0, trusted=False)
         assert card.said[-1] == SPOOF_CHECK
         assert not any(" mac " in line for line in card.said)
+
+
+class Refusing(Card):
+    """A card that does not support some settings."""
+
+    def __init__(self, root: Path, *unknown: str) -> None:
+        super().__init__(root, "")
+        self.unknown = unknown
+
+    def _ip(self, words: Sequence[str]) -> str:  # type: ignore[override]
+        shown = super()._ip(words)
+        if set(self.unknown) & set(words):
+            raise FunctionProblem("ip: RTNETLINK answers: Operation not supported")
+        return shown
+
+
+def test_a_card_that_knows_no_vlans_is_good_for_a_network_without_one(tmp_path: Path) -> None:
+    physical(tmp_path, "eth0", "0000:3b:00.0", {1: "0000:3b:00.3"})
+    function = Function("0000:3b:00.3", "eth0", 1)
+    card = Refusing(tmp_path, "vlan", "trust")
+    card.isolate(function, 0, trusted=False)
+    assert card.said[-1] == SPOOF_CHECK
+    with pytest.raises(FunctionProblem, match="not supported"):
+        card.isolate(function, 100, trusted=False)

@@ -106,7 +106,8 @@ class Node:
     def start(self) -> None:
         """Start the plugin, or another one after it."""
         self.state = State(str(self.directory))
-        self.driver = Driver(self.kernel, self.state, dict)
+        self.log: list[str] = []
+        self.driver = Driver(self.kernel, self.state, dict, warn=self.log.append)
 
     def call(self, name: str, **request: Any) -> dict[str, Any]:
         return self.driver.answer(f"NetworkDriver.{name}", {"NetworkID": "n", **request})
@@ -203,6 +204,22 @@ def test_what_the_kernel_refuses_leaves_nothing_half_done(node: Node, what: str)
     node.kernel.refuses = ""
     node.container("a")
     assert node.function("a") == "0000:3b:00.1"
+
+
+@pytest.mark.parametrize("what", ["link del", "dev ib1 alias"])
+def test_an_end_that_the_kernel_refuses_holds_no_function(node: Node, what: str) -> None:
+    away = node.container("a")
+    node.kernel.bring(away, "eth0")
+    node.kernel.refuses = what
+    assert node.call("DeleteEndpoint", EndpointID="a") == {}
+    assert "a" not in State(str(node.directory)).endpoints
+    [line] = node.log
+    assert line.startswith("the partition of endpoint a is still on 0000:3b:00.1: ip link")
+    node.kernel.refuses = ""
+    node.container("b")
+    node.container("c")
+    assert {node.function("b"), node.function("c")} == {"0000:3b:00.1", "0000:3b:00.2"}
+    assert not (node.kernel.root / "class/net/eth0").exists()
 
 
 def test_a_network_without_a_partition_makes_none(node: Node) -> None:
