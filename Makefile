@@ -50,21 +50,22 @@ demo-down: setup ## take the demo's cluster away
 test: packages ## everything that CI runs
 	@# One environment is made beside the other; it is ready when its lint begins.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
-	@# Two at a time: what waits beside what computes. The two that follow each other take as long as the first.
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-e2e suite-trainer suite-collection
+	@# Two at a time: what waits beside what computes. Each that ends makes room for the next, the shortest last.
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going suite-e2e suite-trainer suite-collection suite-molecule
 
 test-long: setup-dev setup-trainer ## what is too long for `make test`, on a machine that is for nothing else
 	pytest -m long tests
 	$(TRAINER)/bin/pytest -m long trainer/tests
 
-test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection trainer e2e")
+test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection molecule trainer e2e")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)
 
 ROUNDS ?= 10
-SUITES ?= collection trainer e2e
+SUITES ?= collection molecule trainer e2e
 
-suite-collection: SUITE = pytest tests/unit tests/integration tests/molecule
+suite-collection: SUITE = pytest tests/unit tests/integration
 suite-e2e: SUITE = pytest tests/e2e
+suite-molecule: SUITE = pytest tests/molecule
 suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests
 
 # Each line with the name of its suite.

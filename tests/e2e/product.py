@@ -17,6 +17,8 @@ from tests.labs import left_over
 
 ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
+DEADLINE_S = 240.0
+"""Only what hangs is waited for so long: a busy machine needs less."""
 ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
 
 
@@ -31,13 +33,10 @@ def environment(**env: str) -> dict[str, str]:
 def wait_until(
     condition: Callable[[], bool],
     what: str,
-    timeout: float = 240,
+    timeout: float = DEADLINE_S,
     seen: Callable[[], object] = lambda: "nothing to show",
 ) -> None:
-    """Poll a condition; fail with its name, and with what is SEEN then, when it does not come true in time.
-
-    Only what hangs is waited for so long: a busy machine needs less.
-    """
+    """Poll a condition; fail with its name, and with what is SEEN then, when it is not true in time."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -198,7 +197,7 @@ class Lab:
             ["docker", "exec", f"rdm-lab-{self.name}-{node}", *argv],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=DEADLINE_S,
         )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -219,7 +218,10 @@ class Lab:
     def pull_the_plug(self, node: str) -> None:
         """Do what ``lab stop`` does, but at once: the run that it is to disturb goes on meanwhile."""
         subprocess.run(
-            ["docker", "kill", f"rdm-lab-{self.name}-{node}"], check=True, capture_output=True, timeout=60
+            ["docker", "kill", f"rdm-lab-{self.name}-{node}"],
+            check=True,
+            capture_output=True,
+            timeout=DEADLINE_S,
         )
 
     def kill_engine(

@@ -29,7 +29,8 @@ def two(product: Product) -> str:
 def test_the_collection_comes_with_the_wheel(product: Product) -> None:
     listed = product.run("ansible-galaxy", "collection", "list", "rdm.provision").stdout
     assert "rdm.provision 0.1.0" in listed
-    roles = json.loads(product.run("ansible-doc", "--type", "role", "--list", "--json").stdout)
+    listing = ("ansible-doc", "--type", "role", "--list", "--json", "rdm.provision")
+    roles = json.loads(product.run(*listing).stdout)
     assert [role for role in ROLES if "main" not in roles[f"rdm.provision.{role}"]["entry_points"]] == []
     documented = product.run("ansible-doc", "--json", *(f"rdm.provision.{name}" for name in MODULES)).stdout
     assert set(json.loads(documented)) == {f"rdm.provision.{name}" for name in MODULES}

@@ -239,8 +239,7 @@ RESULTS = [
 
 
 def test_killed_at_ten_random_moments(runs: Callable[..., Runs]) -> None:
-    with busy_machine():
-        kill_at_random_moments(runs(RESULTS), 10)
+    kill_at_random_moments(runs(RESULTS), 10)
 
 
 @pytest.mark.long

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run a function in several real processes with a process group, and get back what each returned.
+"""Real processes: a function in several with a process group, or ``rdm-trainer`` as a launcher starts it.
 
 The processes come from one server that has imported torch and DeepSpeed and what these import later, so a
 launch costs well under a second. A launch can take many cases one after the other: building a new engine in
@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-__all__ = ["RankError", "run"]
+from tests.waiting import DEADLINE_S
+
+__all__ = ["Command", "RankError", "run"]
 
 TIMEOUT_S = 600.0
 """After which the ranks of a launch that have not answered are ended, in seconds."""
@@ -64,6 +69,83 @@ def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
             for process in processes:
                 process.kill()
                 process.join()
+
+
+class Command:
+    """``rdm-trainer`` with these arguments, in a process of the server; used as a ``subprocess.Popen`` is.
+
+    Args:
+        arguments: After the program's name.
+        largest_file: Bytes that a file may have, as on a disk that is full; no limit by default.
+
+    Attributes:
+        stdout: What it writes there.
+        stderr: The same of the other stream.
+    """
+
+    def __init__(self, *arguments: str, largest_file: int | None = None) -> None:
+        _start_server()
+        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(2)]
+        senders = [sender for _, sender in pipes]
+        self._process = _CONTEXT.Process(
+            target=_command, args=(*senders, arguments, largest_file), daemon=True
+        )
+        self._process.start()
+        for sender in senders:
+            sender.close()
+        self.stdout, self.stderr = (os.fdopen(os.dup(receiver.fileno())) for receiver, _ in pipes)
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
+        if kind is not None:
+            self._process.kill()
+        self._process.join()
+        self.stdout.close()
+        self.stderr.close()
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; negative for a signal, none before the end."""
+        return self._process.exitcode
+
+    def communicate(self, timeout: float = DEADLINE_S) -> tuple[str, str]:
+        """Wait for the end; return what there is to read of both streams.
+
+        Raises:
+            TimeoutError: It did not end in so many seconds, and is killed.
+        """
+        with ThreadPoolExecutor() as pool:
+            read = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
+            try:
+                out, errors = (stream.result(timeout) for stream in read)
+            except TimeoutError:
+                self._process.kill()
+                raise
+        self._process.join()
+        return out, errors
+
+
+def _command(
+    stdout: Connection, stderr: Connection, arguments: tuple[str, ...], largest_file: int | None
+) -> None:
+    from rdm_trainer.cli import main
+
+    assert _PRELOADED in sys.modules, "it would import torch again"
+    os.dup2(stdout.fileno(), 1)
+    os.dup2(stderr.fileno(), 2)
+    stdout.close()
+    stderr.close()
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    main(arguments)
 
 
 def _start_server() -> None:

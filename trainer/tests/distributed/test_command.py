@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.distributed import processes
 from tests.waiting import DEADLINE_S
 
 CONFIGURATION = """
@@ -28,18 +28,13 @@ checkpoint: {interval: 0}
 DATETIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d "
 
 
-def start(directory: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
+def arguments(directory: Path, *overrides: str) -> list[str]:
     (directory / "small.yaml").write_text(CONFIGURATION)
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "rdm_trainer", "train", str(directory / "small.yaml")),
-            *("--job-dir", str(directory / "job"), *overrides),
-        ],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return ["train", str(directory / "small.yaml"), "--job-dir", str(directory / "job"), *overrides]
+
+
+def start(directory: Path, *overrides: str, largest_file: int | None = None) -> processes.Command:
+    return processes.Command(*arguments(directory, *overrides), largest_file=largest_file)
 
 
 def described(line: str) -> dict[str, str]:
@@ -55,19 +50,19 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], 
     """A job that SIGTERM ended after its 15th step: its directory, log and exit code."""
     directory = tmp_path_factory.mktemp("command")
     with start(directory) as process:
-        assert process.stdout is not None
         lines = []
         for line in process.stdout:
             lines.append(line.rstrip("\n"))
             if line.startswith(" iteration       15/"):
-                process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
-        errors = process.stderr.read()
+                os.kill(process.pid, signal.SIGTERM)
+        _, errors = process.communicate()
     assert "Traceback" not in errors
+    assert process.returncode is not None
     return directory, lines, process.returncode
 
 
 def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
+    """It goes on in a Python of its own, as a launcher starts it: the imports count."""
     directory, lines, code = stopped
     assert code == 0
     checkpoints = directory / "job" / "checkpoints"
@@ -80,10 +75,19 @@ def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
 
     rest = last + 3
     changes = (f"optimisation.train_iterations={rest}", "logging.interval=1")
-    with start(directory, *changes, PYTHONPROFILEIMPORTTIME="1") as process:
-        out, errors = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, errors
-    imported = {line.rpartition("|")[2].strip() for line in errors.splitlines()}
+    done = subprocess.run(
+        [sys.executable, "-m", "rdm_trainer", *arguments(directory, *changes)],
+        env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    out = done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert out.startswith("[after megatron is initialized] "), "what is imported writes into the log"
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "torch._dynamo" in imported
     assert "torch._inductor.compile_fx" not in imported, "the compiler that nobody asked for takes seconds"
     steps = [described(line) for line in out.splitlines() if line.startswith(" iteration ")]
@@ -94,10 +98,9 @@ def test_a_signal_saves_and_ends(stopped: tuple[Path, list[str], int]) -> None:
 
 def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Path) -> None:
     changes = ("optimisation.train_iterations=3", "logging.tensorboard=false")
-    with start(tmp_path, *changes) as process:
-        # A disk that takes small files alone.
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, 4096))
-        out, errors = process.communicate(timeout=DEADLINE_S)
+    # A disk that takes small files alone.
+    with start(tmp_path, *changes, largest_file=4096) as process:
+        out, errors = process.communicate()
     assert process.returncode == 1
     assert "exiting at iteration 3: the training is done, and its last step could not be saved" in out
     (error,) = [line for line in errors.splitlines() if line.startswith("Error: ")]
@@ -105,14 +108,14 @@ def test_a_last_step_that_cannot_be_saved_is_a_failure_and_goes_on(tmp_path: Pat
     assert error.endswith("goes on from the start.")
     assert "Traceback" not in errors
     with start(tmp_path, *changes) as process:
-        out, errors = process.communicate(timeout=DEADLINE_S)
+        out, errors = process.communicate()
     assert process.returncode == 0, errors
     assert (tmp_path / "job" / "checkpoints" / "latest").read_text() == "global_step3"
 
 
 def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with start(tmp_path, "launcher.backend=nccl") as process:
-        _, errors = process.communicate(timeout=DEADLINE_S)
+        _, errors = process.communicate()
     assert process.returncode == 3
     assert errors.splitlines()[-1] == (
         "Error: launcher.backend is nccl, but this node has no GPU; use auto or gloo."
@@ -121,11 +124,10 @@ def test_a_device_that_cannot_is_refused_in_one_sentence(tmp_path: Path) -> None
 
 def test_a_second_training_in_one_directory_is_refused(tmp_path: Path) -> None:
     with start(tmp_path) as first:
-        assert first.stdout is not None
         assert any(line.startswith(" iteration ") for line in first.stdout), "the first one ended"
         with start(tmp_path) as second:
-            _, errors = second.communicate(timeout=DEADLINE_S)
-        first.kill()
+            _, errors = second.communicate()
+        os.kill(first.pid, signal.SIGKILL)
     assert second.returncode == 3
     assert errors.splitlines()[-1].startswith(f"Error: Another training is at work in {tmp_path / 'job'}; ")
 

@@ -223,7 +223,7 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.terminate()
             try:
-                daemon.wait(timeout=20)
+                daemon.wait(timeout=DEADLINE_S)
             except subprocess.TimeoutExpired:
                 daemon.kill()
         for path in self.jobs.glob("*/job.json"):
