@@ -22,7 +22,7 @@ from typing import Any
 
 from rdm_provision import environment
 from rdm_provision.events import Event, RunFinished, RunResult
-from rdm_provision.lock import Lock
+from rdm_provision.lock import Lock, cluster_lock_module
 from rdm_provision.record import Record
 from rdm_provision.translator import Translator
 from rdm_provision.vault import vault_arguments, vault_environment
@@ -251,7 +251,7 @@ class Run:
         """Run ansible-playbook through ansible-runner, and translate. The body of the thread."""
         try:
             _remove_stale()
-            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+            folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_place()}-"))
             try:
                 self._run_in(folder)
             finally:
@@ -347,9 +347,14 @@ def _begins(data: Mapping[str, Any], play: str) -> bool:
 _PREFIX = "rdm-provision-"
 
 
+def _place() -> str:
+    place: str = cluster_lock_module().place()
+    return place
+
+
 def _remove_stale() -> None:
-    """Remove the temporary folders of our runs that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+    """Remove the temporary folders of our runs that were killed, where their processes would be seen."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-{_place()}-*"):
         owner = folder.name.removeprefix(_PREFIX).split("-")[0]
         with contextlib.suppress(OSError):
             if owner.isdigit() and not Path("/proc", owner).exists() and folder.stat().st_uid == os.getuid():

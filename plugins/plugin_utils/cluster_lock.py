@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -214,6 +215,11 @@ def brief_lock(path: Path, patience: float) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def place() -> str:
+    """Return a word for this host and process namespace, in which alone a process id means anything."""
+    return hashlib.sha256(f"{socket.gethostname()}\0{_space()}".encode()).hexdigest()[:16]
 
 
 # --- what is left of a run ---------------------------------------------------------------------------------

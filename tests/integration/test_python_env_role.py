@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
+from ansible_collections.rdm.provision.plugins.plugin_utils.module_cache import cache_home
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
 
+from rdm_provision.environment import MODULE_CACHE
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.module_utils.node.test_python_env import PYTHON, Node
 
@@ -68,7 +70,9 @@ def play(
         env=os.environ
         | {
             "HOME": str(folder / "home"),
+            "XDG_CACHE_HOME": str(cache_home().parents[1]),
             "ANSIBLE_HOME": str(folder / "ansible"),
+            "ANSIBLE_CALLBACKS_ENABLED": MODULE_CACHE,
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
@@ -104,8 +108,7 @@ def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path:
     }
 
     def left() -> list[str]:
-        # The controller's own cache is in the same home.
-        return [path.name for path in home.iterdir() if path.name != ".cache"]
+        return [path.name for path in home.iterdir()]
 
     def run(*flags: str, expect: int = 0, **variables: Any) -> int:
         code, stats, output = play(node, "~/env", *flags, "--limit=n1", part="main", **{**more, **variables})

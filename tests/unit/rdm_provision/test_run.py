@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
 
 from rdm_provision.errors import ClusterBusyError
 from rdm_provision.events import (
@@ -28,7 +29,7 @@ from rdm_provision.events import (
 )
 from rdm_provision.lock import Lock
 from rdm_provision.record import KEEP
-from rdm_provision.run import Run, RunSpec
+from rdm_provision.run import Run, RunSpec, _remove_stale
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory, Play
 
 SECRET = "hunter2-never-to-be-seen"
@@ -178,6 +179,26 @@ def test_ansible_leaves_no_events_and_no_temporary_folder(play: Play) -> None:
     before = set(Path(tempfile.gettempdir()).glob(f"rdm-provision-{os.getpid()}-*"))
     play([task("Say", "debug", {"msg": "x"})]).result()
     assert set(Path(tempfile.gettempdir()).glob(f"rdm-provision-{os.getpid()}-*")) == before
+
+
+def test_folders_of_dead_runs_go_and_those_of_other_process_namespaces_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two containers can share a directory for temporary files, and neither sees the other's processes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    here = cluster_lock.place()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(cluster_lock, "_space", lambda: "pid:[1]")
+        there = cluster_lock.place()
+    assert here != there
+    names = [f"rdm-provision-{pid}-{at}-x_1" for pid in (os.getpid(), ended.pid) for at in (here, there)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    _remove_stale()
+    gone = [name for name in names if not (tmp_path / name).exists()]
+    assert gone == [f"rdm-provision-{ended.pid}-{here}-x_1"]
 
 
 def test_a_limit_that_matches_nothing_is_bad_input(play: Play) -> None:
