@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("collection", "molecule", "trainer", "e2e")
+SUITES = ("collection", "molecule", "trainer", "e2e", "machines")
 KEPT = ROOT / ".artifacts" / "stress"
 
 # It ends with whoever started it, however that ends.

@@ -1,4 +1,7 @@
-"""Virtual functions that the kernel makes: containers on two virtual machines talk over them."""
+"""Virtual functions that the kernel makes: containers on two virtual machines talk over them.
+
+What is not marked long is a suite of `make test`, which runs it alone.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,6 @@ from tests.labs import lab_name, left_over
 NODES = ("n1", "n2")
 VLAN = 100
 FUNCTIONS = 7
-
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +58,6 @@ def test_a_second_run_changes_nothing(machines: MachineLab) -> None:
     assert changed(result) == []
 
 
-def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: MachineLab) -> None:
-    machines.provisioned()
-    number = str(machines.function("n2")["vf"])
-    machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", "0")
-    try:
-        assert not machines.reaches("n1", ADDRESSES["n2"])
-    finally:
-        machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", str(VLAN))
-    assert_both_talk(machines)
-
-
 def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")
@@ -79,12 +69,25 @@ def test_all_is_there_again_after_a_reboot(machines: MachineLab) -> None:
     assert changed(machines.json("up")) == []
 
 
+@pytest.mark.long
+def test_the_vlan_is_the_cards_and_not_a_word_in_a_configuration(machines: MachineLab) -> None:
+    machines.provisioned()
+    number = str(machines.function("n2")["vf"])
+    machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", "0")
+    try:
+        assert not machines.reaches("n1", ADDRESSES["n2"])
+    finally:
+        machines.on("n2", "ip", "link", "set", "ib0", "vf", number, "vlan", str(VLAN))
+    assert_both_talk(machines)
+
+
 def restarted(lab: MachineLab, node: str, before: str) -> bool:
     """Whether the container of a node runs, in another process than before."""
     state = lab.container(node, "{{.State.Status}} {{.State.Pid}}").split()
     return state[:1] == ["running"] and state[1:] not in (["0"], [before])
 
 
+@pytest.mark.long
 def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")["address"]
@@ -102,6 +105,7 @@ def test_functions_stay_over_restarts_of_the_engine_and_of_the_plugin(machines: 
     assert_both_talk(machines)
 
 
+@pytest.mark.long
 def test_functions_that_vanish_under_a_container_are_named_and_made_anew(machines: MachineLab) -> None:
     machines.provisioned()
     before = machines.function("n2")["address"]
@@ -122,6 +126,7 @@ def test_functions_that_vanish_under_a_container_are_named_and_made_anew(machine
     assert changed(machines.json("up")) == []
 
 
+@pytest.mark.long
 def test_one_container_more_than_there_are_functions_is_refused(machines: MachineLab) -> None:
     machines.provisioned()
     image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
@@ -160,6 +165,7 @@ LOOK = """
 """
 
 
+@pytest.mark.long
 def test_soft_roce_on_a_function_is_found_as_its_rdma_device_and_carries_data(
     machines: MachineLab, tmp_path: Path
 ) -> None:
