@@ -341,6 +341,13 @@ def test_a_heterogeneous_job_is_one_job_with_one_order_of_ranks(slurm: Slurm) ->
     assert followed["parts"]["t3"] == "2 of 3 on t3\n"
 
 
+def test_a_job_for_gpus_asks_slurm_for_one_for_each_process(slurm: Slurm) -> None:
+    slurm.submit("gpus", "launcher.devices_per_node=2", accelerator="cuda")
+    asked = slurm.slurm("squeue", "--states=all", "-h", "-j", slurm.number("gpus"), "-o", "%b")
+    assert asked.strip().endswith("gpu:2")
+    assert slurm.ask("stop", "gpus", "--now")["job"]["state"] == "stopped"
+
+
 def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
     slurm.submit(
         "ranks",
