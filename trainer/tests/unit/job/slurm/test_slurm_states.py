@@ -78,11 +78,15 @@ def test_text_is_what_remains_without_json() -> None:
     assert found[0].reason == "Resources"
     assert found[-1].flags == ("COMPLETING",)
     (ended,) = states.of_account_text(
-        "5|CANCELLED by 1000|gpu2|None assigned|0:0|Unknown\n5.0|COMPLETED|||0:0|"
+        "5|CANCELLED by 1000|gpu2|None assigned|0:0|Unknown|Unknown\n5.0|COMPLETED|||0:0||"
     )
     assert (ended.state, ended.by, ended.nodes, ended.start) == ("CANCELLED", "1000", "", None)
-    (killed,) = states.of_account_text("39|OUT_OF_MEMORY|all|hs1|0:125|2026-11-22T04:30:42")
+    (killed,) = states.of_account_text(
+        "39|OUT_OF_MEMORY|all|hs1|0:125|2026-11-22T04:30:42|2026-11-22T04:31:02"
+    )
     assert (killed.state, killed.signal) == ("OUT_OF_MEMORY", 125)
+    assert (killed.start, killed.end) != (None, None)
+    assert (killed.end or 0) - (killed.start or 0) == 20
 
 
 @given(st.text() | st.just('{"jobs": 1}') | st.just("[]"))
@@ -204,6 +208,13 @@ def test_what_slurm_does_to_a_job_that_ran(seen: Seen | None, asked: bool, state
 def test_the_agents_word_is_the_last_one() -> None:
     ended = dataclasses.replace(RUNNING, state="finished", ended=NOW)
     assert told(ended, Seen(9, 9, "TIMEOUT")) == ("finished", "")
+
+
+def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
+    late = Seen(9, 9, "COMPLETED", end=NOW - view.LATE_S / 2)
+    state, reason = told(RUNNING, late)
+    assert (state, "not here yet" in reason) == ("running", True)
+    assert told(RUNNING, dataclasses.replace(late, end=NOW - view.LATE_S - 1))[0] == "failed"
 
 
 def test_nodes_that_begin() -> None:
