@@ -185,8 +185,10 @@ def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: conf
     for node in nodes:
         job.make(dataclasses.replace(request, node=node.name, nodes=nodes, offer=offer))
     job.make(dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer))
-    if before.has_ended:
-        job.write_state(before)
+    if not before.has_ended:
+        # From here on it is counted when it is put back into the queue, whoever ends its agents and when.
+        before = dataclasses.replace(before, state="starting", reason="")
+    job.write_state(before)
     return before
 
 

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.protocol import Failure, State
-from rdm_job.slurm import reasons, states, view
+from rdm_job import agent
+from rdm_job.directory import JobDirectory
+from rdm_job.protocol import Failure, Node, Request, State
+from rdm_job.slurm import reasons, states, step, view
 from rdm_job.slurm.states import Seen
 from rdm_job.slurm.step import before_this_run, nodes_of
 
@@ -237,6 +240,30 @@ def test_what_goes_on_is_counted_and_limited() -> None:
     assert (over.state, over.restarts) == ("failed", 1)
     assert "No restarts are left" in over.reason
     assert isinstance(over.failures[-1], Failure)
+
+
+def test_a_run_whose_agents_end_at_once_costs_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = JobDirectory(tmp_path / "gpt", "n1")
+    job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
+    job.write_resolved("{launcher: {kind: slurm, max_restarts: 1, slurm: {interface: lo}}}")
+    job.write_state(State("gpt", "queued", master="n1"))
+    told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1"}
+    names = (*told, "RDM_SLURM_RUN", "RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_PLACE")
+    for name in names:
+        monkeypatch.setenv(name, told.get(name, ""))
+
+    def ended(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(agent, "work", ended)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for run, goes_on in enumerate((True, False)):
+        monkeypatch.setenv("RDM_SLURM_RUN", f"7.{run}")
+        with pytest.raises(SystemExit):
+            step.run(job.path)
+        assert (job.read_state().restarts, step.again(job.path)) == (run, goes_on)
 
 
 def test_ranks_follow_the_tasks_of_srun() -> None:
