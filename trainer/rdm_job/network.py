@@ -13,6 +13,9 @@ __all__ = ["address_of", "interface_of", "is_free", "network_of", "outward_addre
 
 # Below the range from which Linux takes ports for outgoing connections.
 _PORTS = range(20000, 32000)
+_BLOCK = 32
+# Not to the next block, which is for the next job. A prime number, so that all blocks are looked at.
+_STRIDE = 101
 
 
 def interface_of(address: str) -> str | None:
@@ -63,13 +66,18 @@ def is_free(address: str, port: int) -> bool:
 def take_free_ports(address: str, count: int, start: int) -> list[int] | None:
     """Return COUNT ports in a row that are free, or None when there are none.
 
+    They are of one block. So two jobs that look at once, and both before either listens, do not find the same
+    ones unless they begin at the same block.
+
     Args:
         address: Where.
         count: How many.
-        start: Where to begin to look; different jobs begin at different places.
+        start: Which block to begin with, by its number; different jobs begin with different ones.
     """
-    for step in range(0, len(_PORTS) - count, count):
-        first = _PORTS[(start + step) % (len(_PORTS) - count)]
+    size = -(-count // _BLOCK) * _BLOCK
+    blocks = len(_PORTS) // size
+    for step in range(blocks):
+        first = _PORTS[(start + _STRIDE * step) % blocks * size]
         ports = list(range(first, first + count))
         if all(is_free(address, port) for port in ports):
             return ports

@@ -130,7 +130,7 @@ def recorded(number: int) -> Seen | None:
         try:
             said = _run(["sacct", f"--jobs={number}", *words])
             if "--completion" in words:
-                said = "\n".join(f"{line}|0:0|" for line in said.splitlines())
+                said = "\n".join(f"{line}|0:0||" for line in said.splitlines())
             parsed = states.of_json(said) if words == ["--json"] else states.of_account_text(said)
             if (seen := states.the_job(parsed, number)) is not None:
                 return replace(seen, by=_name(seen.by))

@@ -10,12 +10,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rdm_trainer.config import Config
 from rdm_trainer.config.slurm import Component, components, generic_resources, limit_seconds
 
-__all__ = ["ClusterNode", "Partition", "accounts", "nodes", "partitions", "problems"]
+__all__ = [
+    "ClusterNode",
+    "Partition",
+    "accounts",
+    "nodes",
+    "partitions",
+    "problems",
+    "with_gpus",
+    "without_gpus",
+]
 
 _FIELD = re.compile(r"(?:^| )([A-Za-z][A-Za-z/:_]*)=")
 _FEATURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -109,6 +118,68 @@ def nodes(text: str) -> list[ClusterNode]:
 def accounts(text: str) -> list[str]:
     """Return the user's accounts that ``sacctmgr --noheader --parsable2 show associations`` printed."""
     return sorted({line.split("|")[0].strip() for line in text.splitlines()} - {""})
+
+
+def with_gpus(
+    config: Config, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
+) -> Config:
+    """Return the configuration of a job that asks for a GPU for each process on a node.
+
+    What it says of GPUs itself stays. Nothing is asked of a partition where Slurm knows of no GPUs, and gives
+    nodes as they are.
+
+    Args:
+        config: The job's, without a problem in itself.
+        accelerator: ``cuda``, ``rocm`` or ``cpu``.
+        there: The partitions.
+        machines: The nodes.
+    """
+    launcher = config.launcher
+    if accelerator == "cpu" or launcher.devices_per_node is None:
+        return config
+    each = str(launcher.devices_per_node)
+    wanted = {
+        part.partition: each
+        for part in components(config)
+        if not part.gpus and _has_gpus(part, there, machines)
+    }
+    slurm = replace(launcher.slurm, gpus_per_node={**launcher.slurm.gpus_per_node, **wanted})
+    return replace(config, launcher=replace(launcher, slurm=slurm))
+
+
+def without_gpus(
+    config: Config, accelerator: str, there: Sequence[Partition], machines: Sequence[ClusterNode]
+) -> list[str]:
+    """Return where a job would have fewer GPUs than processes, one sentence each.
+
+    Args:
+        config: What :func:`with_gpus` returned.
+        accelerator: ``cuda``, ``rocm`` or ``cpu``.
+        there: The partitions.
+        machines: The nodes.
+    """
+    if accelerator == "cpu":
+        return []
+    found = []
+    for part in components(config):
+        of = f" of partition {part.partition}" if part.partition else ""
+        if part.gpus and part.slots > part.gpus:
+            found.append(
+                f"launcher.devices_per_node is {part.slots}, but the job asks for {part.gpus} GPUs of each "
+                f"node{of}; change launcher.slurm.{'gpus_per_node' if part.gpus_per_node else 'gres'}."
+            )
+        elif not part.gpus and _has_gpus(part, there, machines):
+            found.append(
+                f"The job asks for no GPUs of the nodes{of}; give launcher.devices_per_node, "
+                "launcher.slurm.gpus_per_node or launcher.slurm.gres."
+            )
+    return found
+
+
+def _has_gpus(part: Component, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> bool:
+    """Whether Slurm gives GPUs of the nodes of a component's partition."""
+    name = part.partition or next((one.name for one in there if one.is_default), "")
+    return any(node.has("gpu") for node in machines if name in node.partitions)
 
 
 def problems(

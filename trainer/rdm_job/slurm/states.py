@@ -25,9 +25,9 @@ __all__ = [
     "the_job",
 ]
 
-QUEUE_FORMAT = "%i|%T|%P|%N|%S|%Q|%l|%r"
+QUEUE_FORMAT = "%i|%T|%P|%N|%S|%Q|%e|%r"
 """For ``squeue --noheader --format``: the reason, which may hold anything, is last."""
-ACCOUNT_FORMAT = "JobID,State%60,Partition,NodeList%1000,ExitCode,Start"
+ACCOUNT_FORMAT = "JobID,State%60,Partition,NodeList%1000,ExitCode,Start,End"
 """For ``sacct --noheader --parsable2 --allocations --format``."""
 
 _ENDED = frozenset(
@@ -62,6 +62,7 @@ class Seen:
         priority: Among those that wait.
         code: Exit code of its script.
         signal: The signal that ended it; 0 for none.
+        end: When it ended, or will at its time limit; None when that is not known. Seconds since 1970.
     """
 
     job: int
@@ -76,6 +77,7 @@ class Seen:
     priority: int = 0
     code: int = 0
     signal: int = 0
+    end: float | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -118,6 +120,7 @@ def of_queue_text(text: str) -> list[Seen]:
                 _word(words[3]),
                 start=_time(words[4]),
                 priority=int(words[5]) if words[5].isdigit() else 0,
+                end=_time(words[6]),
             )
         )
     return found
@@ -128,7 +131,7 @@ def of_account_text(text: str) -> list[Seen]:
     found = []
     for line in text.splitlines():
         words = line.split("|")
-        if len(words) != 6 or (numbers := _numbers(words[0])) is None:
+        if len(words) != 7 or (numbers := _numbers(words[0])) is None:
             continue
         # As in `CANCELLED by 1000`.
         said, _, by = words[1].partition(" by ")
@@ -145,6 +148,7 @@ def of_account_text(text: str) -> list[Seen]:
                 start=_time(words[5]),
                 code=int(code) if code.isdigit() else 0,
                 signal=int(signal) if signal.isdigit() else 0,
+                end=_time(words[6]),
             )
         )
     return found
@@ -195,7 +199,11 @@ def _of(job: Mapping[str, Any]) -> Seen:
     state, flags = _state(_words(said.get("current") if isinstance(said, Mapping) else job.get("job_state")))
     reason = said.get("reason") if isinstance(said, Mapping) else job.get("state_reason")
     het = job["het"] if isinstance(job.get("het"), Mapping) else {"job_id": job.get("het_job_id")}
-    time = job["time"] if isinstance(job.get("time"), Mapping) else {"start": job.get("start_time")}
+    time = (
+        job["time"]
+        if isinstance(job.get("time"), Mapping)
+        else {"start": job.get("start_time"), "end": job.get("end_time")}
+    )
     number = _number(job.get("job_id")) or 0
     code, signal = _exit(job.get("exit_code"))
     return Seen(
@@ -211,6 +219,7 @@ def _of(job: Mapping[str, Any]) -> Seen:
         int(_number(job.get("priority")) or 0),
         code,
         signal,
+        _number(time.get("end")) or None,
     )
 
 

@@ -83,7 +83,10 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     elif not problems:
         try:
             problems += image.problems(config.launcher.slurm) if in_image else []
-            problems += limits.problems(config, *commands.cluster(), commands.accounts())
+            there, machines = commands.cluster()
+            config = limits.with_gpus(config, request.accelerator, there, machines)
+            problems += limits.without_gpus(config, request.accelerator, there, machines)
+            problems += limits.problems(config, there, machines, commands.accounts())
             problems += [] if problems else _refused(request, config)
         except SlurmError as error:
             problems.append(f"Slurm does not answer on {request.node}: {error}")
@@ -121,6 +124,8 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
         return {"directory": str(job.path), "started": False}
     mine = next(node for node in request.nodes if node.name == request.node)
     request = dataclasses.replace(request, nodes=(mine,))
+    if request.accelerator != "cpu":
+        config = limits.with_gpus(config, request.accelerator, *commands.cluster())
     job.make(request)
     if request.config:
         job.write_config(request.config)

@@ -16,7 +16,11 @@ from rdm_job.slurm import states
 from rdm_job.slurm.reasons import never, why
 from rdm_job.slurm.states import Seen
 
-__all__ = ["goes_on", "told"]
+__all__ = ["LATE_S", "goes_on", "told"]
+
+LATE_S = 90.0
+"""How long the agents' last word may take to the login host, in seconds. NFS shows what a directory had up to
+a minute ago (nfs(5), acdirmax)."""
 
 
 def told(
@@ -45,6 +49,10 @@ def told(
     if seen.waits:
         before = known.reason if known.state == "queued" and known.restarts else ""
         return replace(known, state="queued", reason=f"{before} {_waits(seen, queue, now)}".strip())
+    if seen.state == "COMPLETED" and seen.end is not None and now - seen.end < LATE_S:
+        return replace(
+            known, reason="Slurm says that it has ended; what its agents said last is not here yet."
+        )
     if seen.has_ended:
         state, reason = _ended(seen, known, asked, last_words)
         return replace(known, state=state, reason=reason, ended=now)

@@ -373,7 +373,8 @@ class SlurmConfig:
     """Generic resources of each node, as `gpu:a10:4`. The number of GPUs is how many processes a node
     gets."""
     gpus_per_node: Each = field(default_factory=dict)
-    """Instead of `gres`: GPUs of each node, as `4` or `a10:4`."""
+    """GPUs of each node, as `4` or `a10:4`, where `gres` has none. When neither says so, as many as
+    `launcher.devices_per_node`, if the inventory's `rdm_accelerator` is not `cpu` and Slurm gives GPUs."""
     cpus: Each = field(default_factory=dict)
     """CPUs of each node."""
     mem: Each = field(default_factory=dict)

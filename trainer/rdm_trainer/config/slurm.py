@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rdm_trainer.config.schema import Config, SlurmConfig
 
@@ -22,7 +22,6 @@ __all__ = [
     "limit_seconds",
     "problems",
     "runs_in_image",
-    "slots",
     "takes",
     "world_size",
 ]
@@ -97,6 +96,11 @@ class Component:
             found[f"gpu:{kind}" if kind else "gpu"] = int(count)
         return found
 
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it asks for on each node."""
+        return sum(count for name, count in self.generic.items() if name.split(":")[0] == "gpu")
+
 
 def generic_resources(text: str) -> dict[str, int]:
     """Return what a list in Slurm's form holds: ``{"gpu:a10": 4}`` of ``gpu:a10:4``."""
@@ -120,17 +124,11 @@ def components(config: Config) -> list[Component]:
     wanted: Mapping[str, str] = slurm.nodes or {"": str(config.launcher.nodes or 1)}
     found = []
     for partition, count in wanted.items():
-        asked = {key: _of(getattr(slurm, key), partition) for key in _BY_PARTITION}
-        component = Component(partition or slurm.partition or "", int(count), 1, **asked)
-        each = config.launcher.devices_per_node or slots(component)
-        found.append(Component(component.partition, component.nodes, each, **asked))
+        name = partition or slurm.partition or ""
+        asked = {key: _of(getattr(slurm, key), name) for key in _BY_PARTITION}
+        component = Component(name, int(count), 1, **asked)
+        found.append(replace(component, slots=config.launcher.devices_per_node or component.gpus or 1))
     return found
-
-
-def slots(component: Component) -> int:
-    """Return how many processes a node gets by the GPUs that are asked for."""
-    gpus = sum(count for name, count in component.generic.items() if name.split(":")[0] == "gpu")
-    return gpus or 1
 
 
 def world_size(config: Config) -> int:
@@ -178,10 +176,10 @@ def problems(config: Config) -> list[str]:
     """Return what is wrong with what the job asks Slurm for, one sentence each."""
     slurm = config.launcher.slurm
     found = [*_nodes(config), *_forms(slurm), *_image(slurm)]
-    if slurm.gres and slurm.gpus_per_node:
-        found.append("launcher.slurm has gres and gpus_per_node; give one.")
     if found:
         return found
+    if any(part.gpus_per_node and replace(part, gpus_per_node="").gpus for part in components(config)):
+        found.append("launcher.slurm has GPUs in gres and in gpus_per_node; give one.")
     if slurm.time and slurm.signal and limit_seconds(slurm.time) < slurm.signal + 60:
         found.append(
             f"launcher.slurm.time {slurm.time} leaves nothing before launcher.slurm.signal {slurm.signal} s "
@@ -205,7 +203,8 @@ def _nodes(config: Config) -> Iterator[str]:
     named = [partition for partition in slurm.nodes if partition]
     if named and slurm.partition:
         yield "launcher.slurm.nodes names partitions, and launcher.slurm.partition another; give one of them."
-    if slurm.nodes and config.launcher.nodes is not None:
+    counts = [int(count) for count in slurm.nodes.values() if re.fullmatch(_COUNT, count)]
+    if slurm.nodes and config.launcher.nodes not in (None, sum(counts)):
         yield "launcher.nodes and launcher.slurm.nodes say how many nodes; give one of them."
     for key in _BY_PARTITION:
         for partition in getattr(slurm, key):

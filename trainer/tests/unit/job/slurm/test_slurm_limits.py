@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rdm_job.slurm import limits
+from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
 
 RECORDS = Path(__file__).parent / "records"
@@ -92,3 +95,44 @@ def test_a_partition_may_be_closed_or_for_others() -> None:
 
 def test_accounts_are_named_once() -> None:
     assert limits.accounts("physics|\nchemistry\nphysics\n\n") == ["chemistry", "physics"]
+
+
+CONFIGS = Path(configuration.__file__).parents[2] / "configs"
+CLUSTER = (PARTITIONS, NODES)
+NO_GRES = (PARTITIONS, [dataclasses.replace(node, gres={}) for node in NODES])
+
+
+def asks(*overrides: str, cluster: Any = CLUSTER, accelerator: str = "cuda") -> tuple[list[str], list[str]]:
+    """What gpt2-xl.yaml asks for of GPUs, and what is said against it."""
+    config = configuration.load(CONFIGS / "gpt2-xl.yaml", ["launcher.kind=slurm", *overrides])
+    config = limits.with_gpus(config, accelerator, *cluster)
+    lines = script("xl", "/jobs/xl", "/env/bin/python", config).splitlines()
+    asked = [line.removeprefix("#SBATCH --") for line in lines if re.search("gres|gpus", line)]
+    return asked, limits.without_gpus(config, accelerator, *cluster)
+
+
+def test_a_configuration_that_says_only_how_many_devices_asks_for_as_many_gpus() -> None:
+    assert asks() == (["gpus-per-node=4"], [])
+    assert asks("launcher.slurm.nodes={hgx: 1, gpu2: 7}") == (["gpus-per-node=4"] * 2, [])
+    assert asks("launcher.slurm.nodes={hgx: 1, gpu2: 7}", "launcher.slurm.gres={hgx: gpu:hgx:4}") == (
+        ["gres=gpu:hgx:4", "gpus-per-node=4"],
+        [],
+    )
+    assert asks("launcher.slurm.gres=nvme:1") == (["gres=nvme:1", "gpus-per-node=4"], [])
+
+
+def test_gpus_are_asked_for_only_where_slurm_gives_them_and_processes_want_them() -> None:
+    assert asks(accelerator="cpu") == ([], [])
+    assert asks(cluster=NO_GRES) == ([], [])
+    assert asks("launcher.slurm.gpus_per_node=a10:8", accelerator="rocm") == (["gpus-per-node=a10:8"], [])
+
+
+def test_a_job_of_fewer_gpus_than_processes_is_refused() -> None:
+    assert asks("launcher.devices_per_node=null")[1] == [
+        "The job asks for no GPUs of the nodes; give launcher.devices_per_node, "
+        "launcher.slurm.gpus_per_node or launcher.slurm.gres."
+    ]
+    assert asks("launcher.slurm.partition=gpu2", "launcher.slurm.gres=gpu:a10:2")[1] == [
+        "launcher.devices_per_node is 4, but the job asks for 2 GPUs of each node of partition gpu2; "
+        "change launcher.slurm.gres."
+    ]

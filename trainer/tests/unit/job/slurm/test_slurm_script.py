@@ -161,7 +161,7 @@ def test_no_name_of_a_partition_breaks_out_of_its_line(name: str) -> None:
         ({"nodes": 2}, {"nodes": {"hgx": 1}}, "say how many nodes; give one of them"),
         ({}, {"nodes": {"hgx": 1}, "partition": "gpu2"}, "names partitions, and launcher.slurm.partition"),
         ({}, {"nodes": {"hgx": 1}, "gres": {"gpu2": "gpu:4"}}, "which is none of the job's partitions"),
-        ({}, {"gres": "gpu:4", "gpus_per_node": "4"}, "has gres and gpus_per_node; give one"),
+        ({}, {"gres": "gpu:4", "gpus_per_node": "4"}, "has GPUs in gres and in gpus_per_node; give one"),
         ({}, {"step": "ranks", "image": "/i/x.sqsh"}, "the image would need Slurm's programs; use agents"),
         ({}, {"mpi": "pmix"}, "but srun starts no ranks"),
         ({}, {"time": "two hours"}, "launcher.slurm.time is 'two hours'; Slurm takes it as"),
@@ -194,6 +194,15 @@ def test_what_is_written_for_all_partitions_is_read_back() -> None:
     assert configuration.from_dict(config.to_dict()) == config
     assert [part.mem for part in slurm_options.components(config)] == ["8G", ""]
     assert [part.gres for part in slurm_options.components(config)] == ["gpu:4", "gpu:4"]
+
+
+def test_what_is_given_for_the_only_partition_by_name_is_asked_for() -> None:
+    (part,) = slurm_options.components(job(partition="gpu2", gres={"gpu2": "gpu:a10:4"}))
+    assert (part.gres, part.slots) == ("gpu:a10:4", 4)
+
+
+def test_both_counts_of_nodes_may_be_given_where_they_agree() -> None:
+    assert slurm_options.problems(job({"nodes": 8}, nodes={"hgx": 1, "gpu2": 7})) == []
 
 
 def test_gpus_say_how_many_processes_a_node_has() -> None:

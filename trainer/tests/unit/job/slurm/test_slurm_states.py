@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import json
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.protocol import Failure, State
-from rdm_job.slurm import reasons, states, view
+from rdm_job import agent
+from rdm_job.directory import JobDirectory
+from rdm_job.protocol import Failure, Node, Request, State
+from rdm_job.slurm import reasons, states, step, view
 from rdm_job.slurm.states import Seen
 from rdm_job.slurm.step import before_this_run, nodes_of
+from rdm_trainer.errors import TrainerError
 
 RECORDS = Path(__file__).parent / "records"
 NOW = 1795321900.0
@@ -78,11 +84,15 @@ def test_text_is_what_remains_without_json() -> None:
     assert found[0].reason == "Resources"
     assert found[-1].flags == ("COMPLETING",)
     (ended,) = states.of_account_text(
-        "5|CANCELLED by 1000|gpu2|None assigned|0:0|Unknown\n5.0|COMPLETED|||0:0|"
+        "5|CANCELLED by 1000|gpu2|None assigned|0:0|Unknown|Unknown\n5.0|COMPLETED|||0:0||"
     )
     assert (ended.state, ended.by, ended.nodes, ended.start) == ("CANCELLED", "1000", "", None)
-    (killed,) = states.of_account_text("39|OUT_OF_MEMORY|all|hs1|0:125|2026-11-22T04:30:42")
+    (killed,) = states.of_account_text(
+        "39|OUT_OF_MEMORY|all|hs1|0:125|2026-11-22T04:30:42|2026-11-22T04:31:02"
+    )
     assert (killed.state, killed.signal) == ("OUT_OF_MEMORY", 125)
+    assert (killed.start, killed.end) != (None, None)
+    assert (killed.end or 0) - (killed.start or 0) == 20
 
 
 @given(st.text() | st.just('{"jobs": 1}') | st.just("[]"))
@@ -206,6 +216,13 @@ def test_the_agents_word_is_the_last_one() -> None:
     assert told(ended, Seen(9, 9, "TIMEOUT")) == ("finished", "")
 
 
+def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
+    late = Seen(9, 9, "COMPLETED", end=NOW - view.LATE_S / 2)
+    state, reason = told(RUNNING, late)
+    assert (state, "not here yet" in reason) == ("running", True)
+    assert told(RUNNING, dataclasses.replace(late, end=NOW - view.LATE_S - 1))[0] == "failed"
+
+
 def test_nodes_that_begin() -> None:
     assert told(QUEUED, Seen(9, 9, "RUNNING")) == ("starting", "")
     assert told(QUEUED, Seen(9, 9, "RUNNING", ("CONFIGURING",)))[0] == "starting"
@@ -226,6 +243,54 @@ def test_what_goes_on_is_counted_and_limited() -> None:
     assert (over.state, over.restarts) == ("failed", 1)
     assert "No restarts are left" in over.reason
     assert isinstance(over.failures[-1], Failure)
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
+    """A job on one node, of which this process is srun's first task."""
+    job = JobDirectory(tmp_path / "gpt", "n1")
+    job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
+    job.write_resolved("{launcher: {kind: slurm, max_restarts: 1, slurm: {interface: lo}}}")
+    job.write_state(State("gpt", "queued", master="n1"))
+    told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1", "RDM_SLURM_RUN": "7.0"}
+    for name in (*told, "RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_PLACE"):
+        monkeypatch.setenv(name, told.get(name, ""))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return job
+
+
+def test_a_run_whose_agents_end_at_once_costs_a_restart(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(agent, "work", ended)
+    for run, goes_on in enumerate((True, False)):
+        monkeypatch.setenv("RDM_SLURM_RUN", f"7.{run}")
+        with pytest.raises(SystemExit):
+            step.run(task.path)
+        assert (task.read_state().restarts, step.again(task.path)) == (run, goes_on)
+
+
+def test_nodes_whose_environments_differ_are_named_with_what_they_have(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    meeting = task.path / "nodes" / "7.0"
+    meeting.mkdir(parents=True)
+    torch = importlib.metadata.version("torch")
+    versions = {**step.versions(), "torch": "1.0"}
+    for number in (1, 2):
+        other = {"name": f"n{number + 1}", "address": f"10.0.0.{number}", "versions": versions}
+        (meeting / f"{number}.json").write_text(json.dumps(other))
+    with pytest.raises(TrainerError) as refused:
+        step.run(task.path)
+    assert str(refused.value) == (
+        f"The environments differ: n1 has torch {torch}, and n2, n3 1.0; make them the same on all nodes."
+    )
+    assert (meeting / "ready").read_text() == "no", "the others do not wait"
+    assert not step.again(task.path)
 
 
 def test_ranks_follow_the_tasks_of_srun() -> None:
