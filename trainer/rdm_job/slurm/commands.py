@@ -21,6 +21,7 @@ __all__ = [
     "accounts",
     "cancel",
     "cluster",
+    "environment",
     "has_pyxis",
     "is_there",
     "queue",
@@ -151,6 +152,12 @@ def cancel(number: int) -> None:
         _run(["scancel", str(number)])
 
 
+def environment() -> dict[str, str]:
+    """Return what Slurm's programs, and a job's script, get of this process' environment."""
+    kept = {name: value for name, value in os.environ.items() if not _LEFT_OUT.fullmatch(name)}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+
+
 def _name(user: str) -> str:
     """Return the name of a user who is given as a number."""
     with contextlib.suppress(KeyError):
@@ -164,13 +171,11 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
     Raises:
         SlurmError: It is not there, or fails; with its last words.
     """
-    environment = {name: value for name, value in os.environ.items() if not _LEFT_OUT.fullmatch(name)}
-    environment["LC_ALL"], environment["SLURM_TIME_FORMAT"] = "C", "standard"
     try:
         done = subprocess.run(
             command,
             cwd=cwd,
-            env=environment,
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

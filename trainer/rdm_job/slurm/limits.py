@@ -19,6 +19,7 @@ __all__ = [
     "ClusterNode",
     "Partition",
     "accounts",
+    "mebibytes",
     "nodes",
     "partitions",
     "problems",
@@ -231,7 +232,7 @@ def _component(
             )
         elif most < count:
             yield _too_much(known.name, f"of {name}", most, count)
-    cpus, memory = int(part.cpus or 0), _mem(part.mem)
+    cpus, memory = int(part.cpus or 0), mebibytes(part.mem)
     for what, wanted, most in (
         ("CPUs", cpus, max((node.cpus for node in its), default=cpus)),
         ("MiB of memory", memory, max((node.mem for node in its), default=memory)),
@@ -311,7 +312,7 @@ def _span(seconds: int) -> str:
     return f"{days}-{hours:02}:{minutes:02}:00" if days else f"{hours:02}:{minutes:02}:{rest % 60:02}"
 
 
-def _mem(text: str) -> int:
+def mebibytes(text: str) -> int:
     """Return what `--mem` asks for in MiB."""
     if not text:
         return 0

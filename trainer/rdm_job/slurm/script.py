@@ -29,7 +29,8 @@ job={job}
 agent=({python} -m rdm_trainer job)
 export {run}="$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
 
-{image}{trap}# One agent on each node. They find each other in the job's directory; the first node has rank 0.
+{image}{trap}{tasks}\
+# One agent on each node. They find each other in the job's directory; the first node has rank 0.
 srun {srun} {step} "$job" &
 agents=$!
 # A signal ends the waiting, too.
@@ -41,6 +42,11 @@ wait "$agents"; status=$?
 _IMAGE = """\
 # The image, made ready once for all nodes where it must be.
 "${agent[@]}" image "$job" || exit
+
+"""
+_TASKS = """\
+# Of a job of slurmrestd they are the first component's, and srun would take them for every one's.
+unset SLURM_NTASKS SLURM_NPROCS
 
 """
 _TRAP = """\
@@ -86,6 +92,7 @@ def script(name: str, directory: str, python: str, config: Config, pyxis: Sequen
         run=RUN_VARIABLE,
         image=_IMAGE if makes else "",
         trap=_TRAP.format(signal=slurm.signal) if slurm.signal else "",
+        tasks=_TASKS if slurm.rest else "",
         srun=" ".join(map(shlex.quote, [*_srun(len(parts), slurm.step == "ranks"), *pyxis])),
         step=step,
         again=_AGAIN if config.launcher.max_restarts else "",

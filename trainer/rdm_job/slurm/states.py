@@ -18,7 +18,9 @@ __all__ = [
     "ACCOUNT_FORMAT",
     "QUEUE_FORMAT",
     "Seen",
+    "counted",
     "of_account_text",
+    "of_answer",
     "of_json",
     "of_queue_text",
     "place",
@@ -96,10 +98,18 @@ def of_json(text: str) -> list[Seen]:
     Raises:
         ValueError: It is something else.
     """
-    found = json.loads(text)
-    if not isinstance(found, dict) or not isinstance(found.get("jobs"), list):
+    return of_answer(json.loads(text))
+
+
+def of_answer(answer: Any) -> list[Seen]:
+    """Return the jobs of such JSON, as slurmrestd has it as well.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if not isinstance(answer, dict) or not isinstance(answer.get("jobs"), list):
         raise ValueError("no list of jobs")
-    return [_of(job) for job in found["jobs"]]
+    return [_of(job) for job in answer["jobs"]]
 
 
 def of_queue_text(text: str) -> list[Seen]:
@@ -204,22 +214,22 @@ def _of(job: Mapping[str, Any]) -> Seen:
         if isinstance(job.get("time"), Mapping)
         else {"start": job.get("start_time"), "end": job.get("end_time")}
     )
-    number = _number(job.get("job_id")) or 0
+    number = counted(job.get("job_id")) or 0
     code, signal = _exit(job.get("exit_code"))
     return Seen(
         number,
-        _number(het.get("job_id")) or number,
+        counted(het.get("job_id")) or number,
         state,
         flags,
         _word(reason),
         str(job.get("partition") or ""),
         _word(job.get("nodes")),
         _word(job.get("kill_request_user")),
-        _number(time.get("start")) or None,
-        int(_number(job.get("priority")) or 0),
+        counted(time.get("start")) or None,
+        int(counted(job.get("priority")) or 0),
         code,
         signal,
-        _number(time.get("end")) or None,
+        counted(time.get("end")) or None,
     )
 
 
@@ -244,7 +254,7 @@ def _word(value: Any) -> str:
     return "" if text in ("None", "(null)", "N/A", "None assigned", "Unknown") else text
 
 
-def _number(value: Any) -> Any:
+def counted(value: Any) -> Any:
     """Return a number of either form; None where none is set."""
     if isinstance(value, Mapping):
         return value.get("number") if value.get("set") and not value.get("infinite") else None
@@ -254,11 +264,11 @@ def _number(value: Any) -> Any:
 def _exit(value: Any) -> tuple[int, int]:
     """Return (exit code, signal) of any form: sections, or the number that wait(2) gives."""
     if not isinstance(value, Mapping) or "return_code" not in value:
-        number = int(_number(value) or 0)
+        number = int(counted(value) or 0)
         return number >> 8, number & 0x7F
     signal = value.get("signal")
     name = signal.get("id", signal.get("signal_id")) if isinstance(signal, Mapping) else None
-    return int(_number(value["return_code"]) or 0), int(_number(name) or 0)
+    return int(counted(value["return_code"]) or 0), int(counted(name) or 0)
 
 
 def _numbers(text: str) -> tuple[int, int] | None:

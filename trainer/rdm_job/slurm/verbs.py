@@ -23,8 +23,9 @@ from rdm_job.check import standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
-from rdm_job.slurm import commands, image, limits, view
+from rdm_job.slurm import commands, image, limits, rest, view
 from rdm_job.slurm.commands import SlurmError
+from rdm_job.slurm.rest import Access
 from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
@@ -74,7 +75,8 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
         problems += own or (data.checks(config) if is_seen else [])
     else:
         problems += configuration.check(config)
-    if not commands.is_there():
+    slurm = rest.of_config(config.launcher.slurm)
+    if not slurm.is_there():
         problems.append(
             f"{request.node} has no sbatch: put the host that jobs are submitted from into login."
         )
@@ -83,13 +85,14 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     elif not problems:
         try:
             problems += image.problems(config.launcher.slurm) if in_image else []
-            there, machines = commands.cluster()
+            there, machines = slurm.cluster()
             config = limits.with_gpus(config, request.accelerator, there, machines)
             problems += limits.without_gpus(config, request.accelerator, there, machines)
-            problems += limits.problems(config, there, machines, commands.accounts())
+            problems += limits.problems(config, there, machines, slurm.accounts())
             problems += [] if problems else _refused(request, config)
         except SlurmError as error:
-            problems.append(f"Slurm does not answer on {request.node}: {error}")
+            silent = f"Slurm does not answer on {request.node}: {error}"
+            problems.append(str(error) if config.launcher.slurm.rest else silent)
     offer = {"mark": secrets.token_hex(8)}
     return {"ok": not problems, "problems": problems, "facts": facts, "offer": offer}
 
@@ -99,7 +102,7 @@ def _refused(request: Request, config: configuration.Config) -> list[str]:
     path = jobs_root() / f".{request.name}.{os.getpid()}.sbatch"
     try:
         write_atomically(path, _script(jobs_root() / request.name, config))
-        said = commands.would_run(path)
+        said = rest.of_config(config.launcher.slurm).would_run(path)
         return [f"Slurm refuses the job: {said}"] if said else []
     finally:
         path.unlink(missing_ok=True)
@@ -124,8 +127,9 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
         return {"directory": str(job.path), "started": False}
     mine = next(node for node in request.nodes if node.name == request.node)
     request = dataclasses.replace(request, nodes=(mine,))
+    slurm = rest.of_config(config.launcher.slurm)
     if request.accelerator != "cpu":
-        config = limits.with_gpus(config, request.accelerator, *commands.cluster())
+        config = limits.with_gpus(config, request.accelerator, *slurm.cluster())
     job.make(request)
     if request.config:
         job.write_config(request.config)
@@ -136,7 +140,7 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
     # A number may come again, where Slurm's records were taken away.
     shutil.rmtree(job.path / "nodes", ignore_errors=True)
     # Whoever looks meanwhile sees a job of Slurm's, and does not judge it.
-    write_atomically(job.slurm, json.dumps({"job": _NO_NUMBER}) + "\n")
+    _write_number(job, _NO_NUMBER, config)
     known = State(
         request.name,
         "queued",
@@ -148,11 +152,11 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
     )
     job.write_state(known)
     try:
-        number = commands.submit(job.path, job.script.name)
+        number = slurm.submit(job.path, job.script.name)
     except SlurmError as error:
         job.write_state(dataclasses.replace(known, state="failed", reason=str(error), ended=time.time()))
         raise
-    write_atomically(job.slurm, json.dumps({"job": number}) + "\n")
+    _write_number(job, number, config)
     return {"directory": str(job.path), "started": True}
 
 
@@ -168,11 +172,17 @@ def state(path: JobDirectory, wait: float = 0.0) -> State:
 
 
 def states(jobs: Iterable[JobDirectory]) -> list[State]:
-    """Return how several jobs are; Slurm is asked once for all."""
-    queue: list[Seen] | None = None
-    with contextlib.suppress(SlurmError):
-        queue = commands.queue()
-    return [_told(JobDirectory.of_master(job.path), queue) for job in jobs]
+    """Return how several jobs are; Slurm is asked once for all that were submitted the same way."""
+    queues: dict[Access, list[Seen] | None] = {}
+    found = []
+    for job in jobs:
+        slurm = _access(job)
+        if slurm not in queues:
+            queues[slurm] = None
+            with contextlib.suppress(SlurmError):
+                queues[slurm] = slurm.queue()
+        found.append(_told(JobDirectory.of_master(job.path), queues[slurm]))
+    return found
 
 
 def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]:
@@ -197,17 +207,18 @@ def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]
         job.ask_to_stop(max(timeout - 2 * _END_S, timeout / 2))
         while not (known := _told(job)).has_ended and known.state != "queued" and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-    commands.cancel(number)
+    slurm = _access(job)
+    slurm.cancel(number)
     deadline = time.monotonic() + _END_S
-    while not _gone(number) and time.monotonic() < deadline:
+    while not _gone(slurm, number) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
     return True, _told(JobDirectory.of_master(path.path))
 
 
-def _gone(number: int) -> bool:
+def _gone(slurm: Access, number: int) -> bool:
     """Whether a job holds no node any more."""
     with contextlib.suppress(SlurmError):
-        seen = the_job(commands.queue(), number)
+        seen = the_job(slurm.queue(), number)
         return seen is None or seen.has_ended
     return False
 
@@ -227,15 +238,16 @@ def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
         found = dataclasses.replace(found, verdict=of_state(found))
         job.write_state(found)
         return found
+    slurm = _access(job)
     try:
-        queue = commands.queue() if queue is None else queue
+        queue = slurm.queue() if queue is None else queue
     except SlurmError as error:
         return dataclasses.replace(known, reason=f"Slurm does not answer: {error}")
     seen = the_job(queue, number)
     # squeue keeps the jobs that ended lately, but not who cancelled them.
     if seen is None or (seen.state == "CANCELLED" and not seen.by):
         try:
-            seen = commands.recorded(number) or seen
+            seen = slurm.recorded(number) or seen
         except SlurmError as error:
             if seen is None:
                 return dataclasses.replace(known, reason=f"Slurm's accounting does not answer: {error}")
@@ -252,5 +264,18 @@ def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
     return found
 
 
+def _write_number(job: JobDirectory, number: int, config: configuration.Config) -> None:
+    """Keep a job's number, and how Slurm is asked about it."""
+    slurm = config.launcher.slurm
+    kept = {"job": number, **({"rest": slurm.rest, "rest_jwt": slurm.rest_jwt} if slurm.rest else {})}
+    write_atomically(job.slurm, json.dumps(kept) + "\n")
+
+
 def _number(job: JobDirectory) -> int:
     return int(json.loads(job.slurm.read_text())["job"])
+
+
+def _access(job: JobDirectory) -> Access:
+    """Return how Slurm was asked when a job was submitted."""
+    kept = json.loads(job.slurm.read_text())
+    return rest.access(kept.get("rest"), kept.get("rest_jwt", ""))

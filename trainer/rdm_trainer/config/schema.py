@@ -414,6 +414,12 @@ class SlurmConfig:
     `/of/the/node:/data`."""
     image_program: str = "rdm-trainer"
     """The trainer's program in the image."""
+    rest: str | None = None
+    """A slurmrestd through which jobs are submitted instead of `sbatch`: `https://HOST:PORT`,
+    `http://HOST:PORT` (what it is told can be read on the way, the token too) or `unix:/PATH`."""
+    rest_jwt: str = "~/.slurm.jwt"
+    """File with the user's token (JWT) for it, of mode 0600, on the host that jobs are submitted from. The
+    environment variable `SLURM_JWT` goes before it. The token itself is no value of a configuration."""
     reload_container: bool = False
     """Begin with the image as it is. Otherwise enroot and pyxis keep a container on each node, with what
     jobs have changed in it."""

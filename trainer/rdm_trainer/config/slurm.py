@@ -60,6 +60,10 @@ _FORMS = {
     "constraint": (r"[A-Za-z0-9_][A-Za-z0-9_.&|*()\[\]:-]*", "ib&nvme"),
     "interface": (r"[A-Za-z0-9_.:@-]{1,15}", "ib0"),
     "image": (rf"{_PATH}|docker://[A-Za-z0-9][A-Za-z0-9_./:@-]*", "/shared/train.sqsh"),
+    "rest": (
+        r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?|unix:/[A-Za-z0-9_./+@-]+",
+        "https://slurm1:6820",
+    ),
     "image_program": (r"[A-Za-z0-9_./+@=-]+", "/opt/env/bin/rdm-trainer"),
 }
 _BY_PARTITION = ("gres", "gpus_per_node", "cpus", "mem", "nodelist", "exclude", "constraint")
@@ -176,6 +180,9 @@ def problems(config: Config) -> list[str]:
     """Return what is wrong with what the job asks Slurm for, one sentence each."""
     slurm = config.launcher.slurm
     found = [*_nodes(config), *_forms(slurm), *_image(slurm)]
+    if not re.fullmatch(r"~?/[A-Za-z0-9_./+@=-]+", slurm.rest_jwt, re.ASCII):
+        # Whoever mistook it for the token does not want to read that.
+        found.append("launcher.slurm.rest_jwt must be the path of a file with the token, as ~/.slurm.jwt.")
     if found:
         return found
     if any(part.gpus_per_node and replace(part, gpus_per_node="").gpus for part in components(config)):

@@ -148,6 +148,9 @@ class Image:
 class Slurm:
     """A cluster of three nodes, and what its login host is asked."""
 
+    more_configuration = ""
+    """Further lines of slurm.conf."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.jobs = folder / "jobs"
@@ -169,7 +172,9 @@ class Slurm:
         ports = network.take_free_ports("127.0.0.1", 4, os.getpid())
         host = socket.gethostname().partition(".")[0]
         (self.folder / "slurm.conf").write_text(
-            CONFIG.format(folder=self.folder, host=host, ports=ports, user=getpass.getuser())
+            (CONFIG + self.more_configuration).format(
+                folder=self.folder, host=host, ports=ports, user=getpass.getuser()
+            )
         )
         (self.folder / "gres.conf").write_text(GRES.format(folder=self.folder))
         key = self.folder / "munge.key"

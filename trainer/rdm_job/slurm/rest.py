@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Slurm through slurmrestd, with a token: the same questions that ``commands`` asks Slurm's programs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.client
+import json
+import os
+import re
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rdm_job.slurm import commands, rest_forms, states, token
+from rdm_job.slurm.commands import SlurmError
+from rdm_job.slurm.limits import ClusterNode, Partition
+from rdm_job.slurm.states import Seen
+from rdm_trainer.config.schema import SlurmConfig
+
+__all__ = ["Access", "Rest", "access", "of_config"]
+
+_TIMEOUT_S = 60
+_UNIX = "unix:"
+
+
+class _NotServedError(SlurmError):
+    """It has no such path: without slurmdbd, none of the accounting."""
+
+
+class Access(Protocol):
+    """What is asked of Slurm, by its programs (the module ``commands``) or through slurmrestd."""
+
+    def is_there(self) -> bool:
+        """Whether jobs can be submitted from here."""
+
+    def cluster(self) -> tuple[list[Partition], list[ClusterNode]]:
+        """Return the cluster's partitions and nodes."""
+
+    def accounts(self) -> list[str]:
+        """Return this user's accounts; none where there is no accounting."""
+
+    def would_run(self, script: Path) -> str:
+        """Return why Slurm refuses a script; empty when it would take it."""
+
+    def submit(self, directory: Path, script: str) -> int:
+        """Submit a script of a directory, from there, and return the job's number."""
+
+    def queue(self) -> list[Seen]:
+        """Return the jobs that Slurm has in its memory."""
+
+    def recorded(self, number: int) -> Seen | None:
+        """Return a job as the accounting has it; None where there is none, or it does not know the job."""
+
+    def cancel(self, number: int) -> None:
+        """End a job. One that has ended is no error."""
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A slurmrestd.
+
+    Attributes:
+        address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:/PATH``.
+        token_file: Where the user's token is, unless ``SLURM_JWT`` has it.
+
+    All methods raise SlurmError, with one sentence, when there is no token that is good, or no answer.
+    """
+
+    address: str
+    token_file: str
+
+    def is_there(self) -> bool:
+        """Whether jobs can be submitted from here. That it answers is seen by the first question."""
+        return True
+
+    def cluster(self) -> tuple[list[Partition], list[ClusterNode]]:
+        """Return the cluster's partitions and nodes."""
+        found = (self._get("partitions"), self._get("nodes"))
+        return rest_forms.partitions(found[0]), rest_forms.nodes(found[1])
+
+    def accounts(self) -> list[str]:
+        """Return this user's accounts; none where there is no accounting."""
+        with contextlib.suppress(SlurmError):
+            return rest_forms.accounts(self._get("associations", "slurmdb"), self._token().user)
+        return []
+
+    def would_run(self, script: Path) -> str:
+        """Return why a script cannot be submitted. Whether Slurm takes it cannot be asked this way."""
+        try:
+            rest_forms.submission(script.read_text(encoding="utf-8"), "", {}, _api(self))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def submit(self, directory: Path, script: str) -> int:
+        """Submit a script of a directory, from there, and return the job's number."""
+        text = (directory / script).read_text(encoding="utf-8")
+        try:
+            request = rest_forms.submission(text, str(directory), commands.environment(), _api(self))
+        except ValueError as error:
+            raise SlurmError(str(error)) from None
+        answer = self._ask("POST", f"/slurm/{rest_forms.name(_api(self))}/job/submit", request)
+        number = answer.get("job_id")
+        if not isinstance(number, int) or number <= 0:
+            raise SlurmError(f"slurmrestd at {self.address} returned no number of a job.")
+        return number
+
+    def queue(self) -> list[Seen]:
+        """Return the jobs that Slurm has in its memory."""
+        return states.of_answer(self._get("jobs"))
+
+    def recorded(self, number: int) -> Seen | None:
+        """Return a job as the accounting has it; None where there is none, or it does not know the job."""
+        try:
+            answer = self._get(f"job/{number}", "slurmdb")
+        except _NotServedError:
+            return None
+        return states.the_job(states.of_answer(answer), number)
+
+    def cancel(self, number: int) -> None:
+        """End a job. One that has ended is no error."""
+        try:
+            self._ask("DELETE", f"/slurm/{rest_forms.name(_api(self))}/job/{number}")
+        except SlurmError as error:
+            if not _HAS_ENDED.search(str(error)):
+                raise
+
+    def specification(self) -> str:
+        """Return what it says of its own API."""
+        status, text = self._exchange("GET", "/openapi/v3", None, self._token())
+        if status != http.client.OK:
+            raise self._refused(status, text.strip()[:200])
+        return text
+
+    def _token(self) -> token.Token:
+        return token.read(self.token_file, os.environ)
+
+    def _get(self, what: str, part: str = "slurm") -> dict[str, Any]:
+        return self._ask("GET", f"/{part}/{rest_forms.name(_api(self))}/{what}")
+
+    def _ask(self, method: str, path: str, request: Any = None) -> dict[str, Any]:
+        """Return what a request is answered.
+
+        Raises:
+            SlurmError: It is refused, or not answered.
+        """
+        status, text = self._exchange(method, path, request, self._token())
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = None
+        if status != http.client.OK or not isinstance(answer, dict) or rest_forms.said(answer):
+            raise self._refused(status, rest_forms.said(answer) or text.strip()[:200])
+        return answer
+
+    def _refused(self, status: int, said: str) -> SlurmError:
+        where = f"slurmrestd at {self.address}"
+        source = self._token().source
+        if status == http.client.UNAUTHORIZED:
+            return SlurmError(
+                f"{where} does not take the token in {source}: make another with scontrol token."
+            )
+        if status == http.client.NOT_FOUND:
+            return _NotServedError(f"{where} does not serve what it is asked.")
+        words = re.sub(r"\s+", " ", said).rstrip(".") or f"status {status}"
+        if status == http.client.INTERNAL_SERVER_ERROR and _SILENT.search(words):
+            return SlurmError(
+                f"{where} says {words!r}: Slurm's controller does not answer it, or does not take the token "
+                f"in {source}."
+            )
+        return SlurmError(f"{where} says: {words}.")
+
+    def _exchange(self, method: str, path: str, request: Any, mine: token.Token) -> tuple[int, str]:
+        """Return the status and the text that a request is answered with."""
+        headers = {
+            "Accept": "application/json",
+            "X-SLURM-USER-NAME": mine.user,
+            "X-SLURM-USER-TOKEN": mine.text,
+        }
+        body = None
+        if request is not None:
+            headers["Content-Type"] = "application/json"
+            body = json.dumps(request).encode()
+        connection = _connection(self.address)
+        try:
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it hung up"
+            raise SlurmError(f"slurmrestd at {self.address} does not answer: {why.rstrip('.')}.") from None
+        finally:
+            connection.close()
+
+
+_HAS_ENDED = re.compile(r"already complet|Invalid job id|Unable to find", re.IGNORECASE)
+"""How slurmrestd says that a job is none any more."""
+_SILENT = re.compile(
+    r"Unspecified error|Failed while looking|Zero Bytes|Protocol authentication|Unable to contact"
+    r"|unable to load",
+    re.IGNORECASE,
+)
+"""How slurmrestd says that the controller did not answer it, or did not take the token."""
+
+
+def access(address: str | None, token_file: str) -> Access:
+    """Return how Slurm is asked: through slurmrestd where there is an address, else by its programs."""
+    return Rest(address, token_file) if address else commands
+
+
+def of_config(slurm: SlurmConfig) -> Access:
+    """Return how Slurm is asked for a job."""
+    return access(slurm.rest, slurm.rest_jwt)
+
+
+@functools.cache
+def _api(server: Rest) -> int:
+    """Return the newest version that a server and this trainer speak.
+
+    Raises:
+        SlurmError: There is none, or it does not answer.
+    """
+    found = rest_forms.newest(server.specification())
+    if found is None:
+        known = ", ".join(map(rest_forms.name, rest_forms.APIS))
+        raise SlurmError(f"slurmrestd at {server.address} speaks none of {known}.")
+    return found
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a socket in the file system."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=_TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _connection(address: str) -> http.client.HTTPConnection:
+    """Return a connection that is made by the first request. Certificates are verified."""
+    if address.startswith(_UNIX):
+        return _UnixConnection(address.removeprefix(_UNIX))
+    scheme, _, host = address.partition("://")
+    if scheme == "https":
+        return http.client.HTTPSConnection(
+            host.rstrip("/"), timeout=_TIMEOUT_S, context=ssl.create_default_context()
+        )
+    return http.client.HTTPConnection(host.rstrip("/"), timeout=_TIMEOUT_S)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The token (JWT) that a user shows to slurmrestd. It is in no configuration, command line, log or error."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pwd
+import re
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rdm_job.slurm.commands import SlurmError
+
+__all__ = ["REMEDY", "VARIABLE", "Token", "of", "read"]
+
+VARIABLE = "SLURM_JWT"
+"""The environment variable that ``scontrol token`` prints."""
+_FORM = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@$-]*")
+REMEDY = "make another with scontrol token"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token, whose text is in no representation of it.
+
+    Attributes:
+        user: Whom it is of.
+        source: Where it was found, for sentences.
+        text: The secret.
+    """
+
+    user: str
+    source: str
+    text: str = field(repr=False)
+
+
+def read(path: str, environment: Mapping[str, str]) -> Token:
+    """Return the token of the environment or of a file.
+
+    Args:
+        path: ``launcher.slurm.rest_jwt``.
+        environment: Of this process; its ``SLURM_JWT`` goes before the file.
+
+    Raises:
+        SlurmError: There is none, others can read it, or it has expired; in one sentence without it.
+    """
+    if VARIABLE in environment:
+        return of(environment[VARIABLE], VARIABLE, time.time())
+    file = Path(path).expanduser()
+    try:
+        with file.open(encoding="utf-8") as opened:
+            mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
+            text = opened.read()
+    except FileNotFoundError:
+        raise SlurmError(
+            f"There is no token for slurmrestd: write what scontrol token prints to {file}, with mode 0600, "
+            f"or set {VARIABLE}."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SlurmError(f"The token for slurmrestd in {file} cannot be read: {why}.") from None
+    if mode & 0o077:
+        raise SlurmError(f"Others can read the token for slurmrestd in {file}: give it the mode 0600.")
+    return of(text, str(file), time.time())
+
+
+def of(text: str, source: str, now: float) -> Token:
+    """Return the token that a text holds, bare or as ``scontrol token`` prints it.
+
+    Args:
+        text: The text.
+        source: Where it was found.
+        now: Seconds since 1970.
+
+    Raises:
+        SlurmError: It holds none, or one that has expired.
+    """
+    bare = text.strip().removeprefix(f"{VARIABLE}=")
+    if _FORM.fullmatch(bare) is None:
+        raise SlurmError(f"What {source} holds is no token for slurmrestd (a JWT): {REMEDY}.")
+    claims: object = None
+    part = bare.split(".")[1]
+    # Slurm verifies it. One that cannot be read here may still be Slurm's.
+    with contextlib.suppress(ValueError):
+        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    known = claims if isinstance(claims, dict) else {}
+    ends = known.get("exp")
+    if isinstance(ends, int | float) and ends <= now:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ends))
+        raise SlurmError(f"The token for slurmrestd in {source} expired at {when}: {REMEDY}.")
+    user = str(known.get("sun") or "")
+    return Token(user if _USER.fullmatch(user) else pwd.getpwuid(os.getuid()).pw_name, source, bare)

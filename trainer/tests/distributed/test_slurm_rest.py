@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Jobs through a real slurmrestd with tokens: what asks it has no other way to Slurm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job import network
+from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
+from tests.distributed.test_slurm import WHOLE
+from tests.waiting import wait_until
+
+
+class RestSlurm(Slurm):
+    """A cluster with a slurmrestd, and a login host without a configuration of Slurm."""
+
+    more_configuration = "AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={folder}/jwt.key\n"
+
+    def up(self) -> None:
+        key = self.folder / "jwt.key"
+        key.write_bytes(os.urandom(32))
+        key.chmod(0o600)
+        super().up()
+        ports = network.take_free_ports("127.0.0.1", 1, os.getpid() + 1)
+        assert ports
+        self.address = f"http://127.0.0.1:{ports[0]}"
+        self.jwt = self.token("jwt", "3600")
+        cluster = dict(self.environment)
+        # Without the first it wants a token of its own; with the second it may be root, or Slurm's user.
+        self.environment |= {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
+        words = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38", f"127.0.0.1:{ports[0]}")
+        self._start("slurmrestd", *words)
+        self.environment = cluster
+        wait_until("slurmrestd listens", lambda: not network.is_free("127.0.0.1", ports[0]))
+
+    def token(self, name: str, seconds: str) -> Path:
+        """Write a token into a file, as a user does."""
+        said = self.slurm("scontrol", "token", f"lifespan={seconds}")
+        assert said.startswith("SLURM_JWT="), said
+        path = self.folder / name
+        path.write_text(said)
+        path.chmod(0o600)
+        return path
+
+    def ask(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
+        known = self.environment.pop("SLURM_CONF")
+        try:
+            return super().ask(*words, request=request)
+        finally:
+            self.environment["SLURM_CONF"] = known
+
+    def request(self, job: str, *overrides: str, **more: Any) -> dict[str, Any]:
+        mine = (f"launcher.slurm.rest={self.address}", f"launcher.slurm.rest_jwt={self.jwt}")
+        return super().request(job, *mine, "launcher.slurm.signal=0", *overrides, **more)
+
+    def problems(self, *overrides: str) -> list[str]:
+        """What stands in the way of a job that is never submitted."""
+        found: list[str] = self.ask("check", request=self.request("never", *overrides))["problems"]
+        assert not (self.jobs / "never").exists()
+        return found
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
+    missing = [name for name in (*DAEMONS, "slurmrestd") if shutil.which(name) is None]
+    assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
+    made = RestSlurm(tmp_path_factory.mktemp("slurm"))
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: RestSlurm) -> None:
+    slurm.submit(
+        "het",
+        "launcher.slurm.nodes={hgx: 1, gpu2: 2}",
+        "launcher.slurm.gres={hgx: gpu:hgx:2, gpu2: gpu:a10:1}",
+        "launcher.slurm.mem=300M",
+        "launcher.slurm.time='00:10:00'",
+    )
+    slurm.begins("het", "rank 0 of 3 on t1", "rank 1 of 3 on t2", "rank 2 of 3 on t3")
+    assert slurm.reaches("het", "running")["master"] == "t1"
+    asked = slurm.slurm("scontrol", "show", "job", slurm.number("het"))
+    assert ("TresPerNode=gres:gpu:hgx:2" in asked, "TimeLimit=00:10:00" in asked) == (True, True)
+    slurm.let_end("het")
+    assert slurm.reaches("het", "finished", "failed")["nodes"] == dict.fromkeys(NODES, "done")
+    secret = slurm.jwt.read_text().strip().partition("=")[2]
+    files = [path for path in (slurm.jobs / "het").rglob("*") if path.is_file()]
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert secret not in str(slurm.ask("list"))
+
+
+def test_one_waits_for_the_other_and_says_why_until_they_are_stopped(slurm: RestSlurm) -> None:
+    slurm.submit("first", "launcher.nodes=2", WHOLE)
+    slurm.begins("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
+    slurm.submit("second", "launcher.nodes=2", WHOLE)
+    wait_until("it says why", lambda: slurm.state("second"), lambda one: "(Resources)" in one["reason"])
+    states = {one["job"]: one["state"] for one in slurm.ask("list")["jobs"]}
+    assert (states["first"], states["second"]) == ("running", "queued")
+    stopped = slurm.ask("stop", "second")["job"]
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "It was cancelled, as asked.")
+    saved = slurm.ask("stop", "first", "--timeout", "200")["job"]
+    assert (saved["state"], saved["reason"]) == ("stopped", "It saved and ended, as asked.")
+    slurm.submit("first", config="", resume=True)
+    slurm.reaches("first", "running")
+    slurm.slurm("scancel", slurm.number("first"))
+    assert "not by rdm-provision stop" in slurm.reaches("first", "stopped")["reason"]
+
+
+def test_a_token_that_is_not_good_is_one_sentence_before_anything_is_submitted(slurm: RestSlurm) -> None:
+    before = slurm.slurm("squeue", "-h", "--all", "--states=all")
+    short = slurm.token("short", "1")
+    told = wait_until(
+        "it has expired",
+        lambda: slurm.problems(f"launcher.slurm.rest_jwt={short}"),
+        lambda found: bool(found) and f"The token for slurmrestd in {short} expired at " in found[0],
+    )
+    assert len(told) == 1
+    known = slurm.jwt.read_text().strip()
+    wrong = slurm.folder / "wrong"
+    # Another signature.
+    wrong.write_text(known.rpartition(".")[0] + "." + "A" * 43)
+    wrong.chmod(0o600)
+    (said,) = slurm.problems(f"launcher.slurm.rest_jwt={wrong}")
+    assert f"does not take the token in {wrong}" in said
+    wrong.chmod(0o640)
+    (said,) = slurm.problems(f"launcher.slurm.rest_jwt={wrong}")
+    assert said == f"Others can read the token for slurmrestd in {wrong}: give it the mode 0600."
+    (said,) = slurm.problems(f"launcher.slurm.rest_jwt={slurm.folder}/none")
+    assert said.startswith("There is no token for slurmrestd: ")
+    assert slurm.slurm("squeue", "-h", "--all", "--states=all") == before
+
+
+def test_what_slurmrestd_cannot_do_is_refused_before_anything_is_submitted(slurm: RestSlurm) -> None:
+    with pytest.MonkeyPatch.context() as during:
+        during.setattr(slurm, "address", "http://127.0.0.1:1")
+        (said,) = slurm.problems()
+    assert said == "slurmrestd at http://127.0.0.1:1 does not answer: Connection refused."
+    (said,) = slurm.problems("launcher.slurm.signal=300")
+    assert "cannot tell a script that its time limit is near: set launcher.slurm.signal=0" in said
+    assert slurm.problems("launcher.slurm.partition=gpu") == [
+        "Slurm has no partition gpu; did you mean gpu2?"
+    ]
+    (said,) = slurm.problems("launcher.slurm.rest_jwt=eyJh.eyJz.sig")
+    assert (said.startswith("launcher.slurm.rest_jwt must be the path"), "eyJ" in said) == (True, False)
+
+
+def test_a_token_in_the_environment_goes_before_the_file(
+    slurm: RestSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = slurm.jwt.read_text().strip().partition("=")[2]
+    missing = f"launcher.slurm.rest_jwt={slurm.folder}/none"
+    monkeypatch.setitem(slurm.environment, "SLURM_JWT", token)
+    slurm.submit("from-environment", missing, "launcher.slurm.nodelist=t3")
+    slurm.begins("from-environment", "rank 0 of 1 on t3")
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert token not in running
+    slurm.let_end("from-environment")
+    assert slurm.reaches("from-environment", "finished", "failed")["state"] == "finished"

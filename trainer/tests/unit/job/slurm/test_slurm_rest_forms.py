@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What slurmrestd is sent and answers, and the token. A real one is asked in test_slurm_rest.py."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job.slurm import rest_forms, token
+from rdm_job.slurm.commands import SlurmError
+from rdm_job.slurm.script import script
+from rdm_trainer import config as configuration
+
+ALL: dict[str, Any] = {
+    "nodes": {"hgx": 1, "gpu2": 7},
+    "gres": {"hgx": "gpu:hgx:4"},
+    "gpus_per_node": {"gpu2": "a10:4"},
+    "cpus": "14",
+    "mem": "64G",
+    "time": "1-00:00:30",
+    "account": "physics",
+    "qos": "normal",
+    "nodelist": {"gpu2": "n[060-067]"},
+    "exclude": {"gpu2": "n061,n062"},
+    "constraint": "ib&nvme",
+}
+NOW = 1795400000.0
+
+
+def sent(api: int, **slurm: Any) -> dict[str, Any]:
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
+    text = script("gpt", "/jobs/gpt", "/env/bin/python", config)
+    return rest_forms.submission(text, "/jobs/gpt", {"PATH": "/bin"}, api)
+
+
+def jwt(**claims: Any) -> str:
+    parts = (json.dumps(part).encode() for part in ({"alg": "HS256"}, claims))
+    return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), "c2lnbmVk"])
+
+
+def test_a_script_is_one_request_in_the_form_of_22_05() -> None:
+    request = sent(38, **ALL, signal=0)
+    first, second = request["jobs"]
+    assert request["script"].startswith("#!/bin/bash\n")
+    assert first == {
+        "name": "gpt",
+        "current_working_directory": "/jobs/gpt",
+        "environment": {"PATH": "/bin"},
+        "standard_output": "slurm.out",
+        "open_mode": "append",
+        "requeue": False,
+        "nodes": [1, 1],
+        "tasks_per_node": 1,
+        "tasks": 1,
+        "partition": "hgx",
+        "gres": "gpu:hgx:4",
+        "cpus_per_task": 14,
+        "memory_per_node": 65536,
+        "constraints": "ib&nvme",
+        "time_limit": 1441,
+        "account": "physics",
+        "qos": "normal",
+    }
+    assert (second["nodes"], second["tasks"], second["gpus_per_node"]) == ([7, 7], 7, "a10:4")
+    assert (second["nodelist"], second["exclude_nodes"]) == ("n[060-067]", "n061,n062")
+
+
+@pytest.mark.parametrize("api", [40, 41, 42])
+def test_a_script_is_one_request_in_the_later_form(api: int) -> None:
+    request = sent(api, **ALL)
+    first, second = request["jobs"]
+    assert list(request) == ["jobs"]
+    assert first["script"].startswith("#!/bin/bash\n")
+    assert first["environment"] == ["PATH=/bin"]
+    assert (first["nodes"], second["nodes"], second["tasks"]) == ("1", "7", 7)
+    assert (first["tres_per_node"], second["tres_per_node"]) == ("gres/gpu:hgx:4", "gres/gpu:a10:4")
+    assert first["time_limit"] == {"set": True, "infinite": False, "number": 1441}
+    assert first["memory_per_node"]["number"] == 65536
+    assert (first["kill_warning_flags"], first["kill_warning_signal"]) == (["BATCH_JOB"], "USR1")
+    assert first["kill_warning_delay"]["number"] == 300
+    assert (second["required_nodes"], second["excluded_nodes"]) == (["n[060-067]"], ["n061,n062"])
+
+
+def test_srun_does_not_take_the_first_components_tasks_for_all() -> None:
+    line = "unset SLURM_NTASKS SLURM_NPROCS"
+    text = sent(42, **ALL, rest="http://localhost:6820")["jobs"][0]["script"].splitlines()
+    started = next(number for number, words in enumerate(text) if words.startswith("srun "))
+    assert text.index(line) < started
+    assert line not in sent(42, **ALL)["jobs"][0]["script"]
+
+
+def test_gres_of_two_options_are_one_list() -> None:
+    request = sent(42, gres="nvme:1", gpus_per_node="4")
+    assert request["job"]["tres_per_node"] == "gres/nvme:1,gres/gpu:4"
+
+
+def test_an_option_that_it_does_not_take_is_named() -> None:
+    with pytest.raises(ValueError, match=r"slurmrestd of v0\.0\.42 is not known to take sbatch's --hint"):
+        rest_forms.submission("#!/bin/bash\n#SBATCH --hint=nomultithread\n", "/", {}, 42)
+    with pytest.raises(ValueError, match=r"set launcher\.slurm\.signal=0"):
+        sent(38)
+
+
+def test_the_newest_version_that_both_speak_is_taken() -> None:
+    paths: dict[str, Any] = {f"/slurm/v0.0.{number}/job/submit": {} for number in (39, 40, 41, 44)}
+    specification = json.dumps({"paths": paths})
+    assert rest_forms.newest(specification) == 41
+    assert rest_forms.newest(specification.replace("/", "\\/")) == 41
+    assert rest_forms.newest('{"paths": {"/slurm/v0.0.37/job/submit": {}}}') is None
+
+
+def test_partitions_and_nodes_of_the_later_form() -> None:
+    partition = {
+        "name": "gpu2",
+        "nodes": {"total": 2},
+        "accounts": {"allowed": "physics,chemistry", "deny": ""},
+        "maximums": {
+            "time": {"set": True, "infinite": False, "number": 1440},
+            "nodes": {"set": False, "infinite": True, "number": 0},
+        },
+        "partition": {"state": ["UP"]},
+    }
+    (one,) = rest_forms.partitions({"partitions": [partition]})
+    assert (one.is_default, one.state, one.nodes, one.most_nodes) == (True, "UP", 2, None)
+    assert (one.most_seconds, one.accounts, one.denied) == (86400, ("physics", "chemistry"), ())
+    two = rest_forms.partitions({"partitions": [partition, {**partition, "name": "other"}]})
+    assert [part.is_default for part in two] == [False, False]
+    node = {
+        "name": "t2",
+        "partitions": ["gpu2"],
+        "gres": "gpu:a10:4(S:0-1)",
+        "features": ["ib", "nvme"],
+        "cpus": 16,
+        "effective_cpus": 14,
+        "real_memory": 2000,
+    }
+    (found,) = rest_forms.nodes({"nodes": [node]})
+    assert (found.gres, found.features, found.cpus) == ({"gpu:a10": 4}, ("ib", "nvme"), 14)
+
+
+def test_accounts_are_the_users_own() -> None:
+    associations = [{"account": "physics", "user": "me"}, {"account": "root", "user": "root"}]
+    assert rest_forms.accounts({"associations": associations}, "me") == ["physics"]
+
+
+def test_a_token_says_whose_it_is_and_until_when() -> None:
+    text = jwt(sun="me", exp=NOW + 1)
+    found = token.of(f"SLURM_JWT={text}\n", "/home/me/.slurm.jwt", NOW)
+    assert (found.user, found.text) == ("me", text)
+    assert text not in repr(found)
+    with pytest.raises(SlurmError, match=r"in /home/me/\.slurm\.jwt expired at .*scontrol token"):
+        token.of(jwt(sun="me", exp=NOW), "/home/me/.slurm.jwt", NOW)
+
+
+@pytest.mark.parametrize("text", ["", "secret", "a.b", "a.b.c\r\nX-SLURM-USER-NAME: root", "a.b.c d"])
+def test_what_is_no_token_is_not_repeated(text: str) -> None:
+    with pytest.raises(SlurmError) as caught:
+        token.of(text, "FILE", NOW)
+    assert str(caught.value) == (
+        "What FILE holds is no token for slurmrestd (a JWT): make another with scontrol token."
+    )
+
+
+def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "jwt"
+    file.write_text(jwt(sun="me"))
+    for mode in (0o640, 0o604):
+        file.chmod(mode)
+        with pytest.raises(SlurmError, match="Others can read"):
+            token.read(str(file), {})
+    file.chmod(0o600)
+    assert token.read(str(file), {}).user == "me"
+    assert token.read(str(tmp_path / "none"), {"SLURM_JWT": jwt(sun="you")}).user == "you"
