@@ -125,7 +125,6 @@ def observed(
     on_gpus = [watch["gpu_processes"] for watch in told.values()]
     is_ours = not config.launcher.program
     asked = {} if is_ours else _asked(config.launcher.program)
-    said = {key: value for watch in told.values() for key, value in watch["arguments"].items()}
     model = config.model
     last = state.failures[-1] if state.failures else None
     phase = next((str(watch["phase"]) for watch in told.values() if watch["phase"]), "")
@@ -140,7 +139,7 @@ def observed(
         runs=[run] if run else [],
         findings=findings,
         asked={**asked, "WORLD_SIZE": str(world)},
-        told=said,
+        told={node: watch["arguments"] for node, watch in told.items()},
         versions={node: watch["versions"] for node, watch in told.items()},
         gpu_processes=sum(on_gpus) if on_gpus and None not in on_gpus else None,
         seconds_running=running_s,

@@ -49,7 +49,7 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
         runs=runs,
         findings=findings(line for file in sorted(folder.glob("*.err")) for line in _lines(file)),
         asked=_settings(conf) if conf else {},
-        told=job_info(outputs),
+        told={"": job_info(outputs)},
         gpu_processes=_processes(sorted(folder.glob("*.gpu"))),
         seconds_since_step=max(0.0, now - changed) if runs else None,
     )

@@ -74,7 +74,7 @@ class Observed:
         runs: Its runs, as ``Summary.runs`` has them; the last one counts.
         findings: What is wrong on its standard error, since its newest run began.
         asked: Its configuration, by the names of the job info; see ``sections``.
-        told: The same, as the job itself wrote it.
+        told: The same, as the job itself wrote it, by the node that wrote it ("" where that is not known).
         versions: Of packages that must be equal on all nodes, by node.
         gpu_processes: Processes on its GPUs.
         seconds_running: Since it, or its newest run, began.
@@ -94,7 +94,7 @@ class Observed:
     runs: Sequence[Mapping[str, Any]] = ()
     findings: Sequence[Finding] = ()
     asked: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     gpu_processes: int | None = None
     seconds_running: float | None = None
@@ -219,9 +219,16 @@ def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
 def _differences(seen: Observed) -> Iterator[Sign]:
     """Yield how what runs differs from what was asked for, and nodes from each other."""
     for key, asked in seen.asked.items():
-        told = seen.told.get(key, asked)
-        if not _same(told, asked):
-            yield Sign("configuration", f"{key} is {told}, and {asked} was asked for.")
+        others: dict[str, list[str]] = {}
+        for node, told in seen.told.items():
+            if not _same(told.get(key, asked), asked):
+                others.setdefault(told[key], []).append(node)
+        for told_value, nodes in others.items():
+            where = f" on {_names(nodes)}" if any(nodes) else ""
+            # What all nodes say is no single one's fault.
+            culprit = nodes[0] if len(nodes) < len(seen.told) else ""
+            text = f"{key} is {told_value}{where}, and {asked} was asked for."
+            yield Sign("configuration", text, culprit)
     packages = {package for versions in seen.versions.values() for package in versions}
     for package in sorted(packages):
         by_version: dict[str, list[str]] = {}
@@ -233,12 +240,13 @@ def _differences(seen: Observed) -> Iterator[Sign]:
             usual = max(by_version, key=lambda version: len(by_version[version]))
             for version, nodes in by_version.items():
                 if version != usual:
-                    names = ", ".join(nodes[:_NAMED]) + (
-                        f" and {len(nodes) - _NAMED} more" * (len(nodes) > _NAMED)
-                    )
                     verb = "has" if len(nodes) == 1 else "have"
-                    text = f"{names} {verb} {package} {version}, others have {usual}."
+                    text = f"{_names(nodes)} {verb} {package} {version}, others have {usual}."
                     yield Sign("version", text, nodes[0])
+
+
+def _names(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:_NAMED]) + f" and {len(nodes) - _NAMED} more" * (len(nodes) > _NAMED)
 
 
 def _same(told: str, asked: str) -> bool:

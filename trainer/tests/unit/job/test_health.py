@@ -190,15 +190,23 @@ def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) ->
         }
     ]
     told["n1"]["watch"]["arguments"] = {"num_layers": "12", "lr": "0.0001", "WORLD_SIZE": "2"}
+    told["n2"]["watch"]["arguments"] = {"lr": "1.0e-4", "WORLD_SIZE": "4"}
     clock.now += 1
     found = health.verdict(STATE, told)
     assert found["verdict"] == "suspect"
     assert found["evidence"] == [
         "A disk or a quota is full, 2 times (n1, rank 1: OSError: [Errno 28] No space left on device).",
-        "num_layers is 12, and 24 was asked for.",
+        "num_layers is 12 on n1, and 24 was asked for.",
+        "WORLD_SIZE is 2 on n1, and 4 was asked for.",
         "n2 has torch 2.11.0, others have 2.13.0.",
     ]
     assert {"kind": "version", "node": "n2", "rank": None} in found["culprits"]
+    assert {"kind": "configuration", "node": "n1", "rank": None} in found["culprits"]
+    for one in told.values():
+        one["watch"]["arguments"] = {"WORLD_SIZE": "2"}
+    found = health.verdict(STATE, told)
+    assert "WORLD_SIZE is 2 on n1, n2, and 4 was asked for." in found["evidence"]
+    assert "configuration" not in [one["kind"] for one in found["culprits"]]
 
 
 def test_the_verdict_on_a_job_that_has_ended() -> None:

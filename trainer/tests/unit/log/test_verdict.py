@@ -43,7 +43,7 @@ HEALTHY = Observed(
     state="running",
     runs=(run(),),
     asked={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0"},
-    told={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0", "PROFILE": "false"},
+    told={"n2": {"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0", "PROFILE": "false"}},
     versions={"n1": {"torch": "2.11"}, "n2": {"torch": "2.11"}},
     gpu_processes=32,
     seconds_running=3000,
@@ -75,7 +75,7 @@ def test_healthy() -> None:
         ({"seconds_since_step": 75, "phase": "saving"}, "healthy", ""),
         ({"seconds_since_step": 7200, "phase": "saving"}, "stalled", "No step for 7200 s"),
         (
-            {"told": {"PARTITION": "6-6-6-6"}},
+            {"told": {"": {"PARTITION": "6-6-6-6"}}},
             "suspect",
             "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked",
         ),
