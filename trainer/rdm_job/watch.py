@@ -172,10 +172,15 @@ class Watch:
     def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
         """Return the GPUs that are the job's: of those that its processes see, each has one.
 
-        Launchers may set the variables that say so themselves: what a process got is what counts.
+        Launchers may set the variables that say so themselves: what a process got is what counts. A program
+        of the user's may have several for a process: further ones that its processes are on come behind.
         """
         seen = self._sampler.devices(None if process is None else processes.environment_of(process))
-        return seen if self._config.launcher.program else seen[: self._slots]
+        own, others = seen[: self._slots], seen[self._slots :]
+        if not others or not self._config.launcher.program:
+            return own
+        ours = set(processes.of_job(self._request.job_id))
+        return (*own, *(one for one in others if not ours.isdisjoint(one.processes)))
 
     def _serve(self) -> Exporter | None:
         """Answer Prometheus, where the configuration wants it; what is in the way ends no job."""
@@ -270,7 +275,7 @@ class Watch:
         return signs.of_node(
             self._request.node,
             list(self._samples),
-            first_rank=self._first_rank,
+            ranks=range(self._first_rank, self._first_rank + self._slots),
             checkpoint_s=left * step_s if self._checkpoint_bytes and step_s else None,
             checkpoint_bytes=self._checkpoint_bytes,
             whole_bytes=self._whole_bytes,

@@ -53,6 +53,8 @@ _HOT_FOR = 3
 """A GPU is throttled when it was so at its last so many looks."""
 _HEAT = ("hw_thermal", "sw_thermal")
 _POWER = ("hw_power_brake", "hw_slowdown")
+"""Reasons for lower clocks. NVML says ``hw_slowdown`` also beside ``hw_thermal``, when heat is the cause:
+there it speaks for nothing else (nvml.h, nvmlClocksEventReasonHwSlowdown)."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def of_node(
     node: str,
     samples: Sequence[Sample],
     *,
-    first_rank: int = 0,
+    ranks: Sequence[int] = (),
     checkpoint_s: float | None = None,
     checkpoint_bytes: int = 0,
     whole_bytes: int = 0,
@@ -180,7 +182,7 @@ def of_node(
     Args:
         node: Its name.
         samples: What was measured, the oldest first.
-        first_rank: The lowest of its ranks, which is on the first of its devices.
+        ranks: Its ranks, each on the device at its place; on further devices is none that is known.
         checkpoint_s: Seconds until the next checkpoint; None when none is to come.
         checkpoint_bytes: What this node writes of it.
         whole_bytes: What all nodes write, perhaps to the same disk; 0 when that is not known.
@@ -191,7 +193,7 @@ def of_node(
     found = list(_memory(node, samples))
     if not is_saving:
         found += _disk(node, samples, checkpoint_s, checkpoint_bytes, whole_bytes)
-    return [*found, *_network(node, samples), *_devices(node, samples, first_rank)]
+    return [*found, *_network(node, samples), *_devices(node, samples, ranks)]
 
 
 def held_back(samples: Sequence[Sample]) -> str:
@@ -326,13 +328,13 @@ def _network(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
             yield Sign("network", text, node, is_note=not many)
 
 
-def _devices(node: str, samples: Sequence[Sample], first_rank: int) -> Iterator[Sign]:
+def _devices(node: str, samples: Sequence[Sample], ranks: Sequence[int]) -> Iterator[Sign]:
     looks = [one for one in samples if one.devices]
     if not looks:
         return
     began = {device.index: device for device in looks[0].devices}
     for place, device in enumerate(looks[-1].devices):
-        rank, name = first_rank + place, f"GPU {device.index} of {node}"
+        rank, name = ranks[place] if place < len(ranks) else None, f"GPU {device.index} of {node}"
         new = device.ecc.get("uncorrected", 0) - began.get(device.index, device).ecc.get("uncorrected", 0)
         if new > 0:
             yield Sign("ecc", f"{name} has {new} uncorrectable memory errors (ECC).", node, rank)
@@ -348,5 +350,11 @@ def _devices(node: str, samples: Sequence[Sample], first_rank: int) -> Iterator[
         clock = f"{device.clocks['sm']} MHz" if "sm" in device.clocks else "lower clocks"
         heat = f" at {device.celsius:.0f}'C" if device.celsius is not None else ""
         for reasons, why in ((_HEAT, f"by heat{heat}"), (_POWER, "by its power supply")):
-            if recent and all(set(reasons).intersection(other.throttled) for other in recent):
+            if recent and all(set(reasons).intersection(_causes(other)) for other in recent):
                 yield Sign("throttled", f"{name} is throttled {why}, to {clock}.", node, rank)
+
+
+def _causes(device: Device) -> set[str]:
+    """Return why a device's clocks are held down, without what only follows from another reason."""
+    told = set(device.throttled)
+    return told - {"hw_slowdown"} if "hw_thermal" in told else told

@@ -47,7 +47,7 @@ def test_a_node_that_is_well() -> None:
     ],
 )
 def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, words: str) -> None:
-    (sign,) = of_node("n2", samples(**last), first_rank=4, checkpoint_s=600, checkpoint_bytes=5 * 10**9)
+    (sign,) = of_node("n2", samples(**last), ranks=(4, 5), checkpoint_s=600, checkpoint_bytes=5 * 10**9)
     assert (sign.kind, sign.node, sign.rank, sign.is_note) == (kind, "n2", rank, False)
     assert words in sign.text
 
@@ -128,6 +128,33 @@ def test_a_gpu_that_is_hot_for_a_moment_is_none_that_is_throttled() -> None:
     assert sign.text == "GPU 3 of n2 is throttled by heat at 91'C, to 1200 MHz."
     capped = [replace(one, devices=(replace(GPU, throttled=("sw_power_cap",)),)) for one in samples()]
     assert of_node("n2", capped) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        # What NVML says of a GPU that is too hot.
+        (("hw_slowdown", "hw_thermal"), ["by heat at 60'C"]),
+        (("hw_slowdown", "hw_power_brake"), ["by its power supply"]),
+        (("hw_slowdown",), ["by its power supply"]),
+        (("hw_power_brake", "sw_thermal"), ["by heat at 60'C", "by its power supply"]),
+    ],
+)
+def test_heat_is_not_said_to_be_the_power_supply_s_fault(told: tuple[str, ...], why: list[str]) -> None:
+    found = of_node("n2", [replace(one, devices=(replace(GPU, throttled=told),)) for one in samples()])
+    assert [sign.text for sign in found] == [
+        f"GPU 3 of n2 is throttled {words}, to 1200 MHz." for words in why
+    ]
+
+
+def test_a_gpu_beyond_the_ranks_is_nobody_s() -> None:
+    """Its place would be the number of a rank on the next node."""
+    devices = (replace(GPU, index=0), replace(GPU, index=1, xids=(79,)), replace(GPU, index=5, xids=(79,)))
+    found = of_node("n2", samples(devices=devices), ranks=(4, 5))
+    assert [(sign.rank, sign.text) for sign in found] == [
+        (5, "The driver reports errors of GPU 1 of n2: Xid 79."),
+        (None, "The driver reports errors of GPU 5 of n2: Xid 79."),
+    ]
 
 
 @given(

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# ruff: noqa: N802, N815  # the library's names
+"""What becomes of a node's GPUs on their way to the verdict: driver, sampler, watch, health.
+
+NVIDIA's driver is a stand-in: a module with the names of nvidia-ml-py that are used, over a test's own GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job import processes
+from rdm_job.directory import JobDirectory
+from rdm_job.health import Health
+from rdm_job.protocol import Node, Offer, Request, State
+from rdm_job.watch import Watch
+from rdm_trainer import config as configuration
+from rdm_trainer.config import Config
+
+MIB = 1024 * 1024
+REQUEST = Request(
+    *("gpt", "n1", (Node("n1", "127.0.0.1", 2), Node("n2", "127.0.0.2", 2))),
+    accelerator="cuda",
+    offer=Offer(mark="x"),
+)
+STATE = State(job="gpt", state="running", started=1.0)
+
+
+@dataclass
+class Gpu:
+    """One GPU, as the driver knows it."""
+
+    index: int
+    celsius: int = 60
+    used: int = 20 * MIB
+    reasons: int = 0
+    uncorrected: int = 0
+    processes: list[int] = field(default_factory=list)
+
+
+class Driver(types.ModuleType):
+    """The stand-in of nvidia-ml-py."""
+
+    class NVMLError(Exception):
+        """What the library raises."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+    NVML_TEMPERATURE_GPU = 0
+    NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
+    NVML_VOLATILE_ECC = 0
+    nvmlClocksThrottleReasonHwSlowdown = 0x8
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlEventTypeXidCriticalError = 8
+
+    def __init__(self, *gpus: Gpu) -> None:
+        super().__init__("pynvml")
+        self.gpus = gpus
+        self.xids: list[tuple[Gpu, int]] = []
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        return self.gpus[index]
+
+    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
+        return f"GPU-{gpu.index}"
+
+    def nvmlDeviceGetName(self, gpu: Gpu) -> str:
+        return "NVIDIA A10"
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> types.SimpleNamespace:
+        return types.SimpleNamespace(used=gpu.used, total=22731 * MIB)
+
+    def nvmlDeviceGetTemperature(self, gpu: Gpu, sensor: int) -> int:
+        return gpu.celsius
+
+    def nvmlDeviceGetClockInfo(self, gpu: Gpu, domain: int) -> int:
+        return 1200
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: Gpu) -> int:
+        return gpu.reasons
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu: Gpu, kind: int, counter: int) -> int:
+        return gpu.uncorrected if kind else 0
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[types.SimpleNamespace]:
+        return [types.SimpleNamespace(pid=pid, usedGpuMemory=MIB) for pid in gpu.processes]
+
+    def nvmlEventSetCreate(self) -> object:
+        return self
+
+    def nvmlDeviceRegisterEvents(self, gpu: Gpu, kinds: int, events: object) -> None:
+        assert (kinds, events) == (8, self)
+
+    def nvmlEventSetWait(self, events: object, milliseconds: int) -> types.SimpleNamespace:
+        if not self.xids:
+            raise self.NVMLError("the time is up")
+        gpu, number = self.xids.pop()
+        return types.SimpleNamespace(device=gpu, eventData=number)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Eight GPUs, on all of which somebody is."""
+    made = Driver(*(Gpu(index, used=20000 * MIB, processes=[1]) for index in range(8)))
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Callable[..., Watch]:
+    """Returns what watches the second node, of a job with some configuration."""
+
+    def make(**more: Any) -> Watch:
+        request = replace(REQUEST, node="n2")
+        directory = JobDirectory(tmp_path / "gpt", "n2")
+        directory.make(request)
+        return Watch(directory, request, config(tmp_path, **more))
+
+    return make
+
+
+def config(tmp_path: Path, **more: Any) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"name": "gpt", **more}))
+    return configuration.load(path)
+
+
+@pytest.fixture
+def program() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the job."""
+    environment = {**os.environ, processes.JOB_VARIABLE: REQUEST.job_id}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_gpus_of_others_are_no_program_s(
+    driver: Driver, watched: Callable[..., Watch], program: subprocess.Popen[bytes]
+) -> None:
+    """A node with eight GPUs, of which the job has two processes: what is on the others is not its own."""
+    driver.gpus[6].processes.append(program.pid)
+    watch = watched(launcher={"program": ["train.py"]})
+    driver.xids = [(driver.gpus[5], 79), (driver.gpus[6], 79), (driver.gpus[1], 79)]
+    watch.measure([])
+    watch.look([])
+    told = watch.told()
+    assert [line[:3] for line in watch.gpu] == ["[0]", "[1]", "[6]"]
+    assert [(sign["rank"], sign["text"]) for sign in told["signs"]] == [
+        (3, "The driver reports errors of GPU 1 of n2: Xid 79."),
+        (None, "The driver reports errors of GPU 6 of n2: Xid 79."),
+    ]
