@@ -122,7 +122,7 @@ def observed(
     since = [float(watch["since_s"]) for watch in told.values()]
     if step_s is not None:
         since.append(step_s)
-    on_gpus = [watch["gpu_processes"] for watch in told.values()]
+    on_gpus = {node: watch["gpu_processes"] for node, watch in told.items()}
     is_ours = not config.launcher.program
     asked = {} if is_ours else _asked(config.launcher.program)
     model = config.model
@@ -141,7 +141,7 @@ def observed(
         asked={**asked, "WORLD_SIZE": str(world)},
         told={node: watch["arguments"] for node, watch in told.items()},
         versions={node: watch["versions"] for node, watch in told.items()},
-        gpu_processes=sum(on_gpus) if on_gpus and None not in on_gpus else None,
+        gpu_processes={node: count for node, count in on_gpus.items() if count is not None},
         seconds_running=running_s,
         seconds_since_step=min(since, default=None),
         phase=phase,

@@ -66,9 +66,11 @@ def _settings(conf: Path) -> dict[str, str]:
         raise NothingToRead(f"{conf} cannot be read: {error.strerror}.") from error
 
 
-def _processes(files: Sequence[Path]) -> int | None:
-    """Return 0 when no GPU has any memory in use or names a process; None when that is not known."""
-    devices = [match for file in files for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
-    if not devices:
-        return None
-    return 0 if all(int(device[1]) == 0 and not device[2].strip() for device in devices) else None
+def _processes(files: Sequence[Path]) -> dict[str, int]:
+    """Return on how many GPUs of each node a process is named, or memory in use; nothing of unknown nodes."""
+    found = {}
+    for file in files:
+        devices = [match for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
+        if devices:
+            found[file.stem] = sum(1 for one in devices if int(one[1]) or one[2].strip())
+    return found

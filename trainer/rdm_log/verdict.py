@@ -76,7 +76,7 @@ class Observed:
         asked: Its configuration, by the names of the job info; see ``sections``.
         told: The same, as the job itself wrote it, by the node that wrote it ("" where that is not known).
         versions: Of packages that must be equal on all nodes, by node.
-        gpu_processes: Processes on its GPUs.
+        gpu_processes: Processes on its GPUs, by node ("" where that is not known).
         seconds_running: Since it, or its newest run, began.
         seconds_since_step: Since its last training line.
         phase: What the training does just now, such as ``saving``.
@@ -96,7 +96,7 @@ class Observed:
     asked: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    gpu_processes: int | None = None
+    gpu_processes: Mapping[str, int] = field(default_factory=dict)
     seconds_running: float | None = None
     seconds_since_step: float | None = None
     phase: str = ""
@@ -166,15 +166,17 @@ def judge(seen: Observed) -> Verdict:
     if state in _FINISHED or (not state and _is_done(run)):
         end = f"It came to iteration {run['last_iteration']}." if run else "It has ended."
         return _verdict("finished", [Sign("state", end), *errors])
+    idle = _idle(seen, state)
     signs = [
         *errors,
         *_differences(seen),
+        *idle,
         *seen.signs,
         *(_of_steps(run, seen.vocabulary) if run else ()),
     ]
     suspicious = [sign for sign in signs if not sign.is_note]
     notes = [sign for sign in signs if sign.is_note]
-    late = list(_late(seen, state))
+    late = [*(idle if len(idle) == len(seen.gpu_processes) else ()), *_late(seen, state)]
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
     if suspicious:
@@ -309,13 +311,26 @@ def _about_loss(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]
         yield f"{run['skipped']} of {steps} steps were skipped."
 
 
+def _idle(seen: Observed, state: str) -> list[Sign]:
+    """Return on which nodes it runs and no process is on the GPUs, each; of all nodes it is one sentence.
+
+    Until its first step a training may read its data.
+    """
+    running = seen.seconds_running
+    grace = _IDLE_S if seen.run else _START_S
+    if state == "stopping" or state in _WAITING or (running is not None and running <= grace):
+        return []
+    nodes = [node for node, count in seen.gpu_processes.items() if count == 0]
+    if len(nodes) == len(seen.gpu_processes):
+        return [Sign("idle", "It runs, but no process is on its GPUs.", node) for node in nodes]
+    return [Sign("idle", f"No process is on the GPUs of {_names(nodes)}.", node) for node in nodes]
+
+
 def _late(seen: Observed, state: str) -> Iterator[Sign]:
     """Yield why a job does not get on."""
     if state == "stopping":
         return
     running = seen.seconds_running
-    if seen.gpu_processes == 0 and state not in _WAITING and (running is None or running > _IDLE_S):
-        yield Sign("idle", "It runs, but no process is on its GPUs.")
     run = seen.run
     if run is None:
         may_be_late = state not in ("pending", "configuring") and seen.tells_steps

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -166,4 +167,64 @@ def test_gpus_of_others_are_no_program_s(
     assert [(sign["rank"], sign["text"]) for sign in told["signs"]] == [
         (3, "The driver reports errors of GPU 1 of n2: Xid 79."),
         (None, "The driver reports errors of GPU 6 of n2: Xid 79."),
+    ]
+
+
+def test_a_node_without_a_process_on_its_gpus_is_named(
+    driver: Driver, watched: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    watch = watched()
+
+    def on_gpus() -> int | None:
+        watch.measure([])
+        watch.look([])
+        found: int | None = watch.told()["gpu_processes"]
+        return found
+
+    assert on_gpus() == 2
+    # In a container the driver may name nobody, but it shows their memory.
+    driver.gpus[0].processes, driver.gpus[1].processes = [], []
+    assert on_gpus() == 2
+    driver.gpus[0].used = 20 * MIB
+    assert on_gpus() == 1
+    driver.gpus[1].used = 20 * MIB
+    assert on_gpus() == 0
+    health = Health(REQUEST, config(tmp_path))
+    clock = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock + 1000)
+    busy = {**watch.told(), "gpu_processes": 2}
+    found = health.verdict(STATE, {"n1": {"watch": busy}, "n2": {"watch": watch.told()}})
+    assert "No process is on the GPUs of n2." in found["evidence"]
+    assert found["culprits"] == [{"kind": "idle", "node": "n2", "rank": None}]
+
+
+def test_what_the_driver_tells_comes_to_the_verdict(
+    driver: Driver, watched: Callable[..., Watch], tmp_path: Path
+) -> None:
+    """Throttling counts when it lasts, ECC errors when there are more, and other jobs' GPUs never."""
+    watch, health = watched(), Health(REQUEST, config(tmp_path))
+
+    def found() -> dict[str, Any]:
+        watch.measure([])
+        watch.look([])
+        return health.verdict(STATE, {"n2": {"watch": watch.told()}})
+
+    driver.gpus[0].uncorrected = 3
+    assert found()["verdict"] == "starting"
+    driver.gpus[0].uncorrected = 5
+    driver.gpus[1].celsius, driver.gpus[1].reasons = 91, 0x48
+    driver.gpus[5].uncorrected, driver.gpus[5].reasons = 7, 0x48
+    driver.xids = [(driver.gpus[1], 48), (driver.gpus[5], 79)]
+    found()
+    found()
+    verdict = found()
+    assert verdict["evidence"] == [
+        "GPU 0 of n2 has 2 uncorrectable memory errors (ECC).",
+        "The driver reports errors of GPU 1 of n2: Xid 48.",
+        "GPU 1 of n2 is throttled by heat at 91'C, to 1200 MHz.",
+    ]
+    assert verdict["culprits"] == [
+        {"kind": "ecc", "node": "n2", "rank": 2},
+        {"kind": "xid", "node": "n2", "rank": 3},
+        {"kind": "throttled", "node": "n2", "rank": 3},
     ]
