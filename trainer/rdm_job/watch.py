@@ -83,6 +83,8 @@ class Watch:
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
         self._exporter = self._serve()
+        self._prometheus = directory.path / f"metrics.{request.node}.prom"
+        self._has_ended = False
         self.gpu: list[str] = []
         self._told: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -196,13 +198,30 @@ class Watch:
 
     def _tell_prometheus(self, sample: signs.Sample) -> None:
         text = metrics.of_node(self._request.name, self._request.node, sample)
-        if self._request.node == self._request.master.name:
+        if self._is_master:
             text = metrics.of_job(self._directory.read_state()) + text
         if self._exporter is not None:
             self._exporter.text = text
-        if self._config.logging.prometheus:
-            with contextlib.suppress(OSError):
-                write_atomically(self._directory.path / f"metrics.{self._request.node}.prom", text)
+        with self._lock, contextlib.suppress(OSError):
+            if self._config.logging.prometheus and not self._has_ended:
+                write_atomically(self._prometheus, text)
+
+    def end(self) -> None:
+        """Leave Prometheus' file with how the job has ended, on its master; elsewhere, and of others, none.
+
+        What was measured last would otherwise be read as how the node is, for ever.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            self._has_ended = True
+            state = self._directory.read_state()
+            if self._config.logging.prometheus and self._is_master and state.has_ended:
+                write_atomically(self._prometheus, metrics.of_job(state))
+            else:
+                self._prometheus.unlink(missing_ok=True)
+
+    @property
+    def _is_master(self) -> bool:
+        return self._request.node == self._request.master.name
 
     def _read_out(self) -> None:
         before = self._run.lines, self._run

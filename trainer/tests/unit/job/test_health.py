@@ -327,6 +327,27 @@ def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirector
     assert record["devices"][0]["name"].endswith("CPU cores")
 
 
+def test_prometheus_file_says_no_longer_that_a_job_runs_when_it_has_ended(
+    tmp_path: Path, job: JobDirectory
+) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path, logging={"prometheus": True}))
+    job.write_state(replace(STATE, verdict={"verdict": "healthy"}))
+    watch.measure([])
+    told = tmp_path / "gpt/metrics.n1.prom"
+    assert 'rdm_job_verdict{job="gpt",verdict="healthy"} 1' in told.read_text()
+    assert "rdm_node_memory_used_bytes" in told.read_text()
+    job.write_state(replace(STATE, state="failed", ended=9.0, verdict={"verdict": "failed"}))
+    watch.end()
+    # The thread that measures may be in the middle of it.
+    watch.measure([])
+    assert 'rdm_job_verdict{job="gpt",verdict="failed"} 1' in told.read_text()
+    assert "rdm_node_memory_used_bytes" not in told.read_text()
+    # One that Slurm starts again may do so on other nodes.
+    job.write_state(replace(STATE, state="queued"))
+    watch.end()
+    assert not told.exists()
+
+
 @pytest.mark.parametrize(
     ("version", "files"),
     [
