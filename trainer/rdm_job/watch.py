@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import statistics
 import sys
 import threading
 import time
@@ -77,7 +78,6 @@ class Watch:
         self._whole_bytes = 0
         if config.checkpoint.interval and not config.launcher.program:
             self._whole_bytes = flops.checkpoint_bytes(config)
-        self._checkpoint_bytes = self._whole_bytes * self._slots // sum(node.slots for node in request.nodes)
         self._sampler = Sampler(request.accelerator)
         self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
@@ -107,6 +107,10 @@ class Watch:
         self._begun_at = time.time()
         self._paces: dict[int, deque[dict[str, Any]]] = {}
         self._before: dict[int, Mapping[str, float]] = {}
+        # All agents are there when an attempt begins. What nodes that share a disk write must fit together.
+        slots = {node.name: node.slots for node in self._request.nodes}
+        here = {self._request.node, *self._directory.sharing}.intersection(slots)
+        self._checkpoint_bytes = self._whole_bytes * sum(slots[name] for name in here) // sum(slots.values())
 
     def told(self) -> dict[str, Any]:
         """Return what the master is to hear; see ``health.observed``."""
@@ -136,7 +140,7 @@ class Watch:
             "phase": (str(progress.get("phase") or "") if is_telling else self._phase),
             "tells_phases": is_telling,
             "ranks": told,
-            "signs": [one.to_json() for one in self._signs(progress if is_telling else {})],
+            "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, told)],
             "held_back": signs.held_back(self._samples),
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),
@@ -284,13 +288,15 @@ class Watch:
         before = self._before.setdefault(rank, usual)
         return {**usual, "before_s": before["own_s"], "before_waited_s": before["waited_s"]}
 
-    def _signs(self, progress: Mapping[str, Any]) -> list[signs.Sign]:
+    def _signs(self, progress: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> list[signs.Sign]:
         interval, step_s = self._config.checkpoint.interval, 0.0
         if self._plain is not None:
             step_s = (self._plain["step_ms"]["median"] or 0.0) / 1000
         elif paces := [one for of_rank in self._paces.values() for one in of_rank]:
-            step_s = float(paces[-1]["own_s"])
-        left = interval - int(progress.get("iteration") or 0) % interval if interval else 0
+            # Without lines of steps here: a rank's step is its own time and what it waits for others.
+            step_s = statistics.median(float(one["own_s"]) + (one.get("waited_s") or 0.0) for one in paces)
+        done = progress.get("iteration") or max((one["iteration"] - 1 for one in ranks), default=0)
+        left = interval - max(0, int(done)) % interval if interval else 0
         return signs.of_node(
             self._request.node,
             list(self._samples),

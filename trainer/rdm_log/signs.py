@@ -184,7 +184,7 @@ def of_node(
         samples: What was measured, the oldest first.
         ranks: Its ranks, each on the device at its place; on further devices is none that is known.
         checkpoint_s: Seconds until the next checkpoint; None when none is to come.
-        checkpoint_bytes: What this node writes of it.
+        checkpoint_bytes: What is written of it to this node's disk, by all nodes that share it.
         whole_bytes: What all nodes write, perhaps to the same disk; 0 when that is not known.
         is_saving: A checkpoint is being written now, and the disk fills for that reason.
     """
@@ -237,7 +237,7 @@ def _disk(
     if free == 0:
         yield Sign("disk", f"The disk of {node} is full.", node)
     elif free < wanted:
-        text = f"The disk of {node} has {_size(free)} free, and its part of the next checkpoint takes"
+        text = f"The disk of {node} has {_size(free)} free, and what the next checkpoint writes there takes"
         yield Sign("disk", f"{text} {_size(wanted)}.", node)
     elif speed > 0 and free - speed * horizon < wanted:
         when = free / speed

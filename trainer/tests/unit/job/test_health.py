@@ -18,7 +18,9 @@ from rdm_job.health import Health, of_state
 from rdm_job.measure import measure
 from rdm_job.protocol import Failure, Node, Offer, Request, State
 from rdm_job.watch import Watch
+from rdm_log import signs
 from rdm_trainer import config as configuration
+from rdm_trainer import flops
 from rdm_trainer.config import Config
 from rdm_trainer.pace import Pace
 
@@ -325,6 +327,44 @@ def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirector
     assert record["ranks"]["0"] > 0
     assert record["disk_free"] > 0
     assert record["devices"][0]["name"].endswith("CPU cores")
+
+
+def test_the_time_to_the_next_checkpoint_counts_what_a_rank_waits(
+    tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without lines of steps, 25 of 40 steps of 1.1 s before the next checkpoint."""
+    watch = Watch(job, REQUEST, config(tmp_path, checkpoint={"interval": 40}))
+    pace = Pace(job.pace(1))
+    pace.step(176)
+    record = {"time": time.time(), "group": "stage 0", "own_s": 0.5, "waited_s": 0.6}
+    job.pace(1).write_text(json.dumps(record))
+    asked: list[float | None] = []
+
+    def of_node(*_: object, checkpoint_s: float | None, **__: object) -> list[signs.Sign]:
+        asked.append(checkpoint_s)
+        return []
+
+    monkeypatch.setattr(signs, "of_node", of_node)
+    watch.look([{"rank": 1, "pid": os.getpid(), "state": "running"}])
+    assert asked == [pytest.approx(25 * 1.1)]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_checkpoint_of_all_nodes_must_fit_on_a_disk_that_they_share(
+    tmp_path: Path, job: JobDirectory, is_shared: bool
+) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path, checkpoint={"interval": 40}))
+    whole = flops.checkpoint_bytes(config(tmp_path, checkpoint={"interval": 40}))
+    for node in ("n1", "n2") if is_shared else ("n1",):
+        lock = JobDirectory(job.path, node).lock()
+        assert lock is not None
+        lock.close()
+    watch.begin()
+    free = int(0.7 * whole)
+    watch._samples.append(signs.Sample(time=1.0, disk_free=free))
+    watch.look([])
+    named = [sign["kind"] for sign in watch.told()["signs"]]
+    assert named == (["disk"] if is_shared else [])
 
 
 def test_prometheus_file_says_no_longer_that_a_job_runs_when_it_has_ended(

@@ -32,7 +32,12 @@ def test_a_node_that_is_well() -> None:
 @pytest.mark.parametrize(
     ("last", "kind", "rank", "words"),
     [
-        ({"disk_free": GIB}, "disk", None, "1.1 GB free, and its part of the next checkpoint takes 5.0 GB"),
+        (
+            {"disk_free": GIB},
+            "disk",
+            None,
+            "1.1 GB free, and what the next checkpoint writes there takes 5.0 GB",
+        ),
         (
             {"memory_used": 31 * GIB, "ranks": {4: GIB, 5: 23 * GIB}},
             "memory",
