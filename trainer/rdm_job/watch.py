@@ -24,7 +24,7 @@ from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
 from rdm_job.directory import JobDirectory, write_atomically
 from rdm_job.exporter import Exporter
-from rdm_job.health import ARGUMENTS
+from rdm_job.info import ARGUMENTS
 from rdm_job.protocol import Request
 from rdm_job.rotation import end_of, gained, rotate
 from rdm_job.thinning import thin
@@ -34,6 +34,7 @@ from rdm_log.figures import Sample
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
+from rdm_log.sections import info_of
 from rdm_log.summary import plain
 from rdm_trainer import flops, pace
 from rdm_trainer.config import Config
@@ -48,6 +49,8 @@ _AT_ONCE = 256 * 1024
 """Bytes of a log that are read at a time, so that a flood of errors does not keep the agent from its work."""
 _BEHIND = 64 * 1024 * 1024
 """Who is so far behind goes on at the end."""
+_HEAD = 64 * 1024
+"""In so many bytes at its beginning a script says what it runs."""
 _TOLD = 8
 _PACES = 64
 _LATELY = 8
@@ -100,6 +103,8 @@ class Watch:
         self._out = _Tail(self._directory.log(self._request.node, "out"))
         self._err = _Tail(self._directory.log(self._request.node, "err"))
         self._findings = Findings()
+        self._head, self._info = b"", dict[str, str]()
+        self._shapes: dict[int, dict[str, str]] = {}
         self._run = Run(times=Sample(_TIMES))
         self._plain: dict[str, Any] | None = None
         self._phase = ""
@@ -229,7 +234,11 @@ class Watch:
 
     def _read_out(self) -> None:
         before = self._run.lines, self._run
-        for record in records(iter([self._out.block()])):
+        block = self._out.block()
+        if len(self._head) < _HEAD:
+            self._head += block[:_HEAD]
+            self._info = info_of(self._head.decode("utf-8", "replace"))
+        for record in records(iter([block])):
             self._run = followed(self._run, record)
             if isinstance(record, Checkpoint | Evaluation | Memory | Milestone | Step):
                 self._moved = time.monotonic()
@@ -243,9 +252,16 @@ class Watch:
     def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return what the processes say that they are, to be compared with what was asked for."""
         told = {key: self._run.arguments[key] for key in ARGUMENTS if key in self._run.arguments}
-        worlds = {str(one["world"]) for one in ranks if one.get("world")}
+        said: dict[str, set[str]] = {}
+        for one in ranks:
+            rank = int(one["rank"])
+            if rank not in self._shapes and (shape := pace.shape(self._directory.pace(rank))):
+                self._shapes[rank] = shape
+            world = {"WORLD_SIZE": str(one["world"])} if one.get("world") else {}
+            for key, value in {**self._shapes.get(rank, {}), **world}.items():
+                said.setdefault(key, set()).add(value)
         # All have the same, or one that another launcher started does not.
-        return {**told, **({"WORLD_SIZE": ", ".join(sorted(worlds))} if worlds else {})}
+        return {**self._info, **told, **{key: ", ".join(sorted(values)) for key, values in said.items()}}
 
     def _since(self, progress: Mapping[str, Any]) -> float:
         """Return for how many seconds nothing has told of the training going on."""

@@ -19,7 +19,7 @@ from rdm_log.lines import MILLISECONDS, Step
 from rdm_log.scan import pieces, read, records, with_pieces
 from rdm_log.tails import count_lines, tail
 
-__all__ = ["Section", "job_info", "sections", "text"]
+__all__ = ["Section", "info_of", "job_info", "sections", "text"]
 
 _TIMES = 20
 """So many times of steps are shown, the last ones."""
@@ -112,10 +112,16 @@ def job_info(outputs: Sequence[Path]) -> dict[str, str]:
                 head = opened.read(_HEAD).decode("utf-8", "replace")
         except OSError:
             continue
-        if match := _INFO.search(head):
-            pairs = (line.partition(": ") for line in match[0].splitlines())
-            return {key: value for key, _, value in pairs}
+        if found := info_of(head):
+            return found
     return {}
+
+
+def info_of(head: str) -> dict[str, str]:
+    """Return what a script wrote of its job at the head of its output; nothing where it wrote none."""
+    match = _INFO.search(head)
+    pairs = (line.partition(": ") for line in match[0].splitlines()) if match else ()
+    return {key: value for key, _, value in pairs}
 
 
 def _times(outputs: Sequence[Path]) -> list[str]:
