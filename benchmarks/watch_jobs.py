@@ -54,6 +54,7 @@ def report(node: int) -> dict[str, Any]:
         "held_back": "",
         "gpu_processes": EACH,
         "arguments": {"WORLD_SIZE": str(NODES * EACH)},
+        "vocabulary": None,
     }
     return {
         "attempt": 0,

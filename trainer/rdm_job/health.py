@@ -119,6 +119,7 @@ def observed(
     on_gpus = {node: watch["gpu_processes"] for node, watch in told.items()}
     is_ours = not config.launcher.program
     model = config.model
+    padded = next((watch["vocabulary"] for watch in told.values() if watch["vocabulary"]), None)
     last = state.failures[-1] if state.failures else None
     phase = next((str(watch["phase"]) for watch in told.values() if watch["phase"]), "")
     signs = [Sign.of(one) for watch in told.values() for one in watch["signs"]]
@@ -141,7 +142,7 @@ def observed(
         tells_phases=any(watch["tells_phases"] for watch in told.values()),
         tells_steps=is_ours,
         sees_steps=step_s is not None,
-        vocabulary=model.vocab_size + model.vocab_extra_ids if is_ours else None,
+        vocabulary=model.vocab_size + model.vocab_extra_ids if is_ours else padded,
         signs=[
             *peers.first_nan(ranks),
             *slow,

@@ -31,10 +31,10 @@ from rdm_job.thinning import thin
 from rdm_log import peers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
+from rdm_log.heads import info_of, vocabulary_of
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
-from rdm_log.sections import info_of
 from rdm_log.summary import plain
 from rdm_trainer import flops, pace
 from rdm_trainer.config import Config
@@ -49,8 +49,8 @@ _AT_ONCE = 256 * 1024
 """Bytes of a log that are read at a time, so that a flood of errors does not keep the agent from its work."""
 _BEHIND = 64 * 1024 * 1024
 """Who is so far behind goes on at the end."""
-_HEAD = 64 * 1024
-"""In so many bytes at its beginning a script says what it runs."""
+_HEAD = 256 * 1024
+"""In so many bytes at its beginning a program says what it runs."""
 _TOLD = 8
 _PACES = 64
 _LATELY = 8
@@ -104,6 +104,7 @@ class Watch:
         self._err = _Tail(self._directory.log(self._request.node, "err"))
         self._findings = Findings()
         self._head, self._info = b"", dict[str, str]()
+        self._vocabulary: int | None = None
         self._shapes: dict[int, dict[str, str]] = {}
         self._run = Run(times=Sample(_TIMES))
         self._plain: dict[str, Any] | None = None
@@ -149,6 +150,7 @@ class Watch:
             "held_back": signs.held_back(self._samples),
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),
+            "vocabulary": self._vocabulary,
         }
 
     def measure(self, ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -235,9 +237,10 @@ class Watch:
     def _read_out(self) -> None:
         before = self._run.lines, self._run
         block = self._out.block()
-        if len(self._head) < _HEAD:
+        if block and len(self._head) < _HEAD:
             self._head += block[:_HEAD]
-            self._info = info_of(self._head.decode("utf-8", "replace"))
+            text = self._head.decode("utf-8", "replace")
+            self._info, self._vocabulary = info_of(text), vocabulary_of(text)
         for record in records(iter([block])):
             self._run = followed(self._run, record)
             if isinstance(record, Checkpoint | Evaluation | Memory | Milestone | Step):

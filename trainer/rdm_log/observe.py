@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from rdm_log.errors import findings
+from rdm_log.heads import head, vocabulary_of
+from rdm_log.scan import pieces
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.tails import tail, text_lines
@@ -52,7 +55,17 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
         told={"": job_info(outputs)},
         gpu_processes=_processes(sorted(folder.glob("*.gpu"))),
         seconds_since_step=max(0.0, now - changed) if runs else None,
+        vocabulary=_vocabulary(outputs),
     )
+
+
+def _vocabulary(outputs: Sequence[Path]) -> int | None:
+    """Return what the first process wrote of its vocabulary, whichever node it was on."""
+    for group in pieces(outputs):
+        with contextlib.suppress(OSError):
+            if (found := vocabulary_of(head(group[0]))) is not None:
+                return found
+    return None
 
 
 def _lines(file: Path) -> Iterator[str]:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdm_log.heads import head, info_of
 from rdm_log.lines import MILLISECONDS, Step
 from rdm_log.scan import pieces, read, records, with_pieces
 from rdm_log.tails import count_lines, tail
 
-__all__ = ["Section", "info_of", "job_info", "sections", "text"]
+__all__ = ["Section", "job_info", "sections", "text"]
 
 _TIMES = 20
 """So many times of steps are shown, the last ones."""
@@ -27,8 +28,6 @@ _DEBUG = 11
 """The step whose time the script asks for, to see whether every step is logged."""
 _RULE = "*" * 19
 _STREAMS = (("output", "out", 3), ("error", "err", 1), ("gpu", "gpu", 4))
-_HEAD = 1024 * 1024
-_INFO = re.compile(r"^(?:NODE_RANK: \d+)(?:\n[A-Z][A-Z_]*: .*){0,13}", re.MULTILINE)
 _DEVICE = re.compile(r"\[(\d+)\] ")
 
 
@@ -108,20 +107,12 @@ def job_info(outputs: Sequence[Path]) -> dict[str, str]:
     heads = [group[0] for group in pieces(outputs)]
     for file in (*heads[1:2], *heads[:1]):
         try:
-            with file.open("rb") as opened:
-                head = opened.read(_HEAD).decode("utf-8", "replace")
+            found = info_of(head(file))
         except OSError:
             continue
-        if found := info_of(head):
+        if found:
             return found
     return {}
-
-
-def info_of(head: str) -> dict[str, str]:
-    """Return what a script wrote of its job at the head of its output; nothing where it wrote none."""
-    match = _INFO.search(head)
-    pairs = (line.partition(": ") for line in match[0].splitlines()) if match else ()
-    return {key: value for key, _, value in pairs}
 
 
 def _times(outputs: Sequence[Path]) -> list[str]:

@@ -90,6 +90,7 @@ def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[s
             "held_back": "",
             "gpu_processes": None,
             "arguments": {"WORLD_SIZE": "4"},
+            "vocabulary": None,
         }
 
     return {"n1": {"watch": watch(0)}, "n2": {"watch": watch(2)}}
@@ -256,6 +257,23 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     watch.begin()
     watch.look([])
     assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
+
+
+PADDED = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
+
+
+def test_a_program_that_learns_nothing_is_told_from_its_own_vocabulary(
+    tmp_path: Path, job: JobDirectory
+) -> None:
+    settings = config(tmp_path, launcher={"program": ["pretrain_gpt.py"]})
+    watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
+    with job.log("n1", "out").open("a") as file:
+        file.write(PADDED + "".join(LINE.format(10 * n, 500.0, 10.8257) for n in range(1, 41)))
+    watch.look([])
+    found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+    assert found["evidence"] == [
+        "The lm loss stays at 10.826, the logarithm of the vocabulary of 50304: nothing is learnt."
+    ]
 
 
 def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDirectory) -> None:

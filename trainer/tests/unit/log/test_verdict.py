@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from rdm_log.errors import findings
 from rdm_log.lines import Step
+from rdm_log.observe import observe
 from rdm_log.runs import runs
 from rdm_log.summary import plain, summarise
 from rdm_log.verdict import EXIT_CODES, Observed, judge
@@ -200,3 +201,21 @@ def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, text = said("--json")
     assert (code, json.loads(text)["verdict"]) == (1, "failed")
     assert said("--conf", str(tmp_path / "absent"))[0] == 3
+
+
+def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path) -> None:
+    """Megatron writes of how many entries its vocabulary is."""
+    line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: 1.08257E+01 |\n"
+    steps = "".join(line.format(10 * n) for n in range(1, 41))
+    (tmp_path / "n1.out").write_text(
+        f" > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n{steps}"
+    )
+    (tmp_path / "n2.out").write_text(steps)
+    now = (tmp_path / "n1.out").stat().st_mtime
+    verdict = judge(observe(tmp_path, now=now))
+    assert (verdict.word, verdict.reason) == (
+        "suspect",
+        "The lm loss stays at 10.826, the logarithm of the vocabulary of 50304: nothing is learnt.",
+    )
+    (tmp_path / "n1.out").write_text(steps)
+    assert judge(observe(tmp_path, now=now)).word == "healthy"
