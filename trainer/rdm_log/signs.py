@@ -51,6 +51,10 @@ _ALL = 0.9
 """… used this share of the processors that they have."""
 _HOT_FOR = 3
 """A GPU is throttled when it was so at its last so many looks."""
+_NEAR_K = 5.0
+"""So little below its limit a GPU is told to be hot."""
+_GPU_FULL = 0.97
+"""From this share on a GPU's memory is told to be full: torch's cache may leave less, and then gives back."""
 _HEAT = ("hw_thermal", "sw_thermal")
 _POWER = ("hw_power_brake", "hw_slowdown")
 """Reasons for lower clocks. NVML says ``hw_slowdown`` also beside ``hw_thermal``, when heat is the cause:
@@ -93,6 +97,7 @@ class Device:
         index: On its node.
         name: Of the product.
         celsius: Its temperature.
+        celsius_limit: That at which it is slowed down.
         percent: How busy it is.
         used: Bytes of its memory in use.
         total: Bytes of its memory.
@@ -118,6 +123,7 @@ class Device:
     ecc: Mapping[str, int] = field(default_factory=dict)
     xids: tuple[int, ...] = ()
     processes: Mapping[int, int] = field(default_factory=dict)
+    celsius_limit: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -352,6 +358,24 @@ def _devices(node: str, samples: Sequence[Sample], ranks: Sequence[int]) -> Iter
         for reasons, why in ((_HEAT, f"by heat{heat}"), (_POWER, "by its power supply")):
             if recent and all(set(reasons).intersection(_causes(other)) for other in recent):
                 yield Sign("throttled", f"{name} is throttled {why}, to {clock}.", node, rank)
+        if not set(_HEAT).intersection(device.throttled):
+            yield from _hot(name, recent, node, rank)
+    full = [one for one in looks[-1].devices if one.total and (one.used or 0) >= _GPU_FULL * one.total]
+    if full:
+        whose = ", ".join(str(one.index) for one in full)
+        many = f"GPUs {whose}" if len(full) > 1 else f"GPU {whose}"
+        text = f"The memory of {many} of {node} is over {100 * _GPU_FULL:.0f} % full."
+        yield Sign("memory", text, node, is_note=True)
+
+
+def _hot(name: str, recent: Sequence[Device], node: str, rank: int | None) -> Iterator[Sign]:
+    """Yield that a GPU is, at each of its last looks, as hot as where it is slowed down, or nearly so."""
+    left = [one.celsius_limit - one.celsius for one in recent if one.celsius and one.celsius_limit]
+    if left and len(left) == len(recent) and max(left) <= _NEAR_K:
+        text = (
+            f"{name} has {recent[-1].celsius:.0f}'C, and is slowed down at {recent[-1].celsius_limit:.0f}'C."
+        )
+        yield Sign("heat", text, node, rank, is_note=max(left) > 0)
 
 
 def _causes(device: Device) -> set[str]:

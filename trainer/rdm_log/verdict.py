@@ -7,6 +7,7 @@ warnings; another configuration than was asked for) and what the steps themselve
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -175,7 +176,7 @@ def judge(seen: Observed) -> Verdict:
         *(_of_steps(run, seen.vocabulary) if run else ()),
     ]
     suspicious = [sign for sign in signs if not sign.is_note]
-    notes = [sign for sign in signs if sign.is_note]
+    notes = _few([sign for sign in signs if sign.is_note])
     late = [*(idle if len(idle) == len(seen.gpu_processes) else ()), *_late(seen, state)]
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
@@ -190,6 +191,21 @@ def _verdict(word: Word, evidence: Sequence[Sign]) -> Verdict:
     texts = tuple(dict.fromkeys(sign.text for sign in evidence))
     named = tuple(sign for sign in evidence if sign.node and not sign.is_note)
     return Verdict(word, texts[0], texts, named)
+
+
+def _few(notes: Sequence[Sign]) -> list[Sign]:
+    """Return the first notes of each kind: of a thousand nodes, each may have one."""
+    kinds = collections.Counter(sign.kind for sign in notes)
+    seen: collections.Counter[str] = collections.Counter()
+    found = []
+    for sign in notes:
+        seen[sign.kind] += 1
+        if seen[sign.kind] <= _NAMED:
+            found.append(sign)
+        elif seen[sign.kind] == kinds[sign.kind]:
+            text = f"{kinds[sign.kind] - _NAMED} more notes are about {sign.kind}."
+            found.append(Sign(sign.kind, text, is_note=True))
+    return found
 
 
 def _beginning(seen: Observed, state: str) -> str:

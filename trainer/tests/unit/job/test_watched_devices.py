@@ -57,6 +57,7 @@ class Driver(types.ModuleType):
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
     NVML_TEMPERATURE_GPU = 0
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1
     NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
     NVML_VOLATILE_ECC = 0
     nvmlClocksThrottleReasonHwSlowdown = 0x8
@@ -88,6 +89,9 @@ class Driver(types.ModuleType):
 
     def nvmlDeviceGetTemperature(self, gpu: Gpu, sensor: int) -> int:
         return gpu.celsius
+
+    def nvmlDeviceGetTemperatureThreshold(self, gpu: Gpu, kind: int) -> int:
+        return 98
 
     def nvmlDeviceGetClockInfo(self, gpu: Gpu, domain: int) -> int:
         return 1200

@@ -162,6 +162,34 @@ def test_a_gpu_beyond_the_ranks_is_nobody_s() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("celsius", "limit", "is_note"),
+    [(98, 98, False), (103, 98, False), (94, 98, True), (92, 98, None), (98, None, None), (None, 98, None)],
+)
+def test_a_gpu_as_hot_as_where_it_is_slowed_down(
+    celsius: float | None, limit: float | None, is_note: bool | None
+) -> None:
+    hot = replace(GPU, celsius=celsius, celsius_limit=limit)
+    found = of_node("n2", [replace(one, devices=(hot,)) for one in samples()], ranks=(4,))
+    assert [(sign.kind, sign.rank, sign.is_note) for sign in found] == (
+        [] if is_note is None else [("heat", 4, is_note)]
+    )
+    if found:
+        assert found[0].text == f"GPU 3 of n2 has {celsius}'C, and is slowed down at 98'C."
+    # For a moment it may be.
+    assert of_node("n2", samples(devices=(hot,))) == []
+    # One that is slowed down for it is told once.
+    throttled = replace(hot, throttled=("hw_thermal",))
+    kinds = [sign.kind for sign in of_node("n2", [replace(one, devices=(throttled,)) for one in samples()])]
+    assert kinds == ["throttled"]
+
+
+def test_full_memory_of_gpus_is_told_once_for_a_node_and_makes_nobody_suspect() -> None:
+    full = [replace(GPU, index=index, used=GPU.total) for index in (0, 1)]
+    (sign,) = of_node("n2", samples(devices=(*full, GPU)))
+    assert (sign.text, sign.is_note) == ("The memory of GPUs 0, 1 of n2 is over 97 % full.", True)
+
+
 @given(
     st.lists(
         st.tuples(st.integers(60 * GIB, 100 * GIB), st.integers(4 * GIB, 15 * GIB), st.floats(30, 88)),
@@ -178,7 +206,7 @@ def test_what_healthy_nodes_do_is_no_sign(measured: list[tuple[int, int, float]]
             memory_used=used,
             segments=10**6 + n,
             resent=10 + n // 9,
-            devices=(replace(GPU, celsius=heat, used=free // 4),),
+            devices=(replace(GPU, celsius=heat, used=min(free // 4, 23 * GIB)),),
         )
         for n, (free, used, heat) in enumerate(measured)
     ]

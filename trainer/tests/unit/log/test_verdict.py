@@ -18,6 +18,7 @@ from rdm_log.errors import findings
 from rdm_log.lines import Step
 from rdm_log.observe import observe
 from rdm_log.runs import runs
+from rdm_log.signs import Sign
 from rdm_log.summary import plain, summarise
 from rdm_log.verdict import EXIT_CODES, Observed, judge
 from rdm_trainer import cli
@@ -124,6 +125,18 @@ def test_slower_steps_are_told_and_make_no_job_suspect() -> None:
     verdict = judge(replace(HEALTHY, runs=(run(times=[*[400.0] * 50, *[1000.0] * 10]),)))
     assert verdict.word == "healthy"
     assert "took 2.5 times as long" in verdict.evidence[1]
+
+
+def test_notes_of_a_thousand_nodes_are_few() -> None:
+    notes = [
+        Sign("memory", f"The memory of GPU 0 of n{n} is full.", f"n{n}", is_note=True) for n in range(1000)
+    ]
+    verdict = judge(replace(HEALTHY, signs=notes))
+    assert verdict.word == "healthy"
+    assert verdict.evidence[1:] == (
+        *(note.text for note in notes[:8]),
+        "992 more notes are about memory.",
+    )
 
 
 def test_errors_are_evidence_and_warnings_are_not() -> None:
