@@ -11,23 +11,14 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from rdm_job.protocol import Request
+from rdm_log.heads import ARGUMENT_OF
 from rdm_trainer.config import Config
 from rdm_trainer.distributed.pipeline_parallel.partition import explicit
 
 __all__ = ["ARGUMENTS", "asked", "job_info"]
 
-_OF_ARGUMENT = {
-    "NUM_LAYERS": "num_layers",
-    "HIDDEN_SIZE": "hidden_size",
-    "MICRO_BATCH_SIZE": "micro_batch_size",
-    "GLOBAL_BATCH_SIZE": "global_batch_size",
-    "TENSOR_MP_SIZE": "tensor_model_parallel_size",
-    "PIPELINE_MP_SIZE": "pipeline_model_parallel_size",
-    "DP_SIZE": "data_parallel_size",
-    "PARTITION": "balance",
-}
 ARGUMENTS = (
-    *_OF_ARGUMENT.values(),
+    *ARGUMENT_OF.values(),
     *("num_attention_heads", "seq_length", "train_iters", "world_size", "optimizer", "lr"),
 )
 """Arguments of Megatron's programs that are compared with what they print of themselves."""
@@ -78,7 +69,7 @@ def asked(request: Request, config: Config) -> dict[str, str]:
         for key in _SHARED:
             share *= int(given.get(key, "1"))
         found.setdefault("data_parallel_size", str(int(nodes["WORLD_SIZE"]) // share))
-    info = {name: found[key] for name, key in _OF_ARGUMENT.items() if key in found}
+    info = {name: found[key] for name, key in ARGUMENT_OF.items() if key in found}
     return {**info, **found, **nodes, **_of_environment(config.launcher.env)}
 
 
@@ -94,4 +85,4 @@ def _given(program: Sequence[str]) -> dict[str, str]:
 
 def _of_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return what a script's own variables ask for, such as MODEL."""
-    return {key: environment[key] for key in ("MODEL", *_OF_ARGUMENT) if key in environment}
+    return {key: environment[key] for key in ("MODEL", *ARGUMENT_OF) if key in environment}

@@ -6,8 +6,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-__all__ = ["head", "info_of", "vocabulary_of"]
+__all__ = ["ARGUMENT_OF", "head", "info_of", "vocabulary_of"]
 
+ARGUMENT_OF = {
+    "NUM_LAYERS": "num_layers",
+    "HIDDEN_SIZE": "hidden_size",
+    "MICRO_BATCH_SIZE": "micro_batch_size",
+    "GLOBAL_BATCH_SIZE": "global_batch_size",
+    "TENSOR_MP_SIZE": "tensor_model_parallel_size",
+    "PIPELINE_MP_SIZE": "pipeline_model_parallel_size",
+    "DP_SIZE": "data_parallel_size",
+    "PARTITION": "balance",
+}
+"""Which of Megatron's arguments, as it prints them, a name of the job info speaks of."""
 _HEAD = 1024 * 1024
 _INFO = re.compile(r"^(?:NODE_RANK: \d+)(?:\n[A-Z][A-Z_]*: .*){0,13}", re.MULTILINE)
 _VOCABULARY = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")

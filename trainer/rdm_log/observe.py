@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from rdm_log.errors import findings
-from rdm_log.heads import head, vocabulary_of
+from rdm_log.errors import Finding, findings
+from rdm_log.heads import ARGUMENT_OF, head, vocabulary_of
 from rdm_log.scan import pieces
 from rdm_log.sections import job_info
+from rdm_log.signs import Sample, Sign, of_node
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed
@@ -24,8 +28,13 @@ _MOST_LINES = 1_000_000
 _SETTING = re.compile(
     r"""^(?:export +)?([A-Z][A-Z0-9_]*)=["']?([^"'#\s$`]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
-_DEVICE = re.compile(r"^\[\d+\] .*\| +(\d+) / +\d+ MB \|(.*)$")
+_PROCESSORS = " CPU cores"
+"""Ends the name of what our agents write of in the same form where a node has no GPU."""
+_DEVICE = re.compile(rf"^\[\d+\] (?!\d+{_PROCESSORS}).*\| +(\d+) / +(\d+) MB \|(.*)$")
 _DEVICES = 16
+_SAMPLES = 120
+_MOST_BYTES = 4 * 1024 * 1024
+"""So many of the last moments of a node are looked at, in so many bytes."""
 
 
 def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: float) -> Observed:
@@ -42,20 +51,27 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
     """
     outputs = log_files(directory)
     try:
-        runs: Sequence[dict[str, object]] = summarise(outputs).runs
+        runs: Sequence[dict[str, Any]] = summarise(outputs).runs
     except NothingToRead:
         runs = ()
     folder = outputs[0].parent
     changed = max(output.stat().st_mtime for output in outputs)
+    info = job_info(outputs)
+    arguments = runs[-1]["arguments"] if runs else {}
     return Observed(
         state=state,
         runs=runs,
-        findings=findings(line for file in sorted(folder.glob("*.err")) for line in _lines(file)),
-        asked=_settings(conf) if conf else {},
-        told={"": job_info(outputs)},
+        findings=[one for file in sorted(folder.glob("*.err")) for one in _findings(file)],
+        # What a script says that it runs is asked of the program that it starts.
+        asked={
+            **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
+            **(_settings(conf) if conf else {}),
+        },
+        told={"": {**info, **arguments}},
         gpu_processes=_processes(sorted(folder.glob("*.gpu"))),
         seconds_since_step=max(0.0, now - changed) if runs else None,
         vocabulary=_vocabulary(outputs),
+        signs=[one for file in sorted(folder.glob("*.gpu.jsonl")) for one in _signs(file)],
     )
 
 
@@ -68,8 +84,23 @@ def _vocabulary(outputs: Sequence[Path]) -> int | None:
     return None
 
 
-def _lines(file: Path) -> Iterator[str]:
-    yield from islice(text_lines(file), _MOST_LINES)
+def _findings(file: Path) -> list[Finding]:
+    """Return what is wrong in the errors of a node, ``NODE.err``."""
+    lines = islice(text_lines(file), _MOST_LINES)
+    return [replace(one, node=file.stem) for one in findings(lines)]
+
+
+def _signs(file: Path) -> list[Sign]:
+    """Return what is wrong with a node, from the end of what its agent measured, ``NODE.gpu.jsonl``."""
+    samples = []
+    for line in tail(file, _SAMPLES, most=_MOST_BYTES):
+        # The first of the last bytes may be in the middle of a line, and the last line may have been cut.
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            sample = Sample.of(json.loads(line))
+            gpus = tuple(one for one in sample.devices if not one.name.endswith(_PROCESSORS))
+            samples.append(replace(sample, devices=gpus))
+    node = file.name.removesuffix(".gpu.jsonl")
+    return of_node(node, samples, ranks=sorted(samples[-1].ranks) if samples else ())
 
 
 def _settings(conf: Path) -> dict[str, str]:
@@ -80,10 +111,15 @@ def _settings(conf: Path) -> dict[str, str]:
 
 
 def _processes(files: Sequence[Path]) -> dict[str, int]:
-    """Return on how many GPUs of each node a process is named, or memory in use; nothing of unknown nodes."""
+    """Return on how many GPUs of each node a process is; nothing of nodes without GPUs that are known.
+
+    A process is on a GPU that names one, or has more memory in use than a driver takes of it.
+    """
     found = {}
     for file in files:
-        devices = [match for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
+        devices = [match.groups() for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
         if devices:
-            found[file.stem] = sum(1 for one in devices if int(one[1]) or one[2].strip())
+            found[file.stem] = sum(
+                1 for used, total, names in devices if int(used) > int(total) / 50 or names.strip()
+            )
     return found

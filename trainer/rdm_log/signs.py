@@ -168,6 +168,21 @@ class Sample:
     throttled: int | None = None
     cpu_s: Mapping[int, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Sample:
+        """Return the sample that JSON holds; keys that are none of it are left out.
+
+        Raises:
+            TypeError: It is none, or a device is none.
+            KeyError: It has no time.
+        """
+        names = {one.name for one in dataclasses.fields(cls)} & data.keys()
+        known = {key: data[key] for key in names}
+        for key in ("ranks", "cpu_s"):
+            known[key] = {int(rank): value for rank, value in data.get(key, {}).items()}
+        devices = ({**one, "throttled": tuple(one["throttled"])} for one in data.get("devices", ()))
+        return cls(**{**known, "time": data["time"], "devices": tuple(Device(**one) for one in devices)})
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         return dataclasses.asdict(self)

@@ -223,8 +223,16 @@ def _is_done(run: Mapping[str, Any] | None) -> bool:
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
-    for one in findings:
-        if one.kind == "error":
+    """Yield what is wrong; what a thousand nodes say is said of the first."""
+    errors = [one for one in findings if one.kind == "error"]
+    nodes = collections.Counter(one.name for one in errors)
+    seen: collections.Counter[str] = collections.Counter()
+    for one in errors:
+        seen[one.name] += 1
+        if seen[one.name] == _NAMED + 1:
+            cause = one.cause[0].upper() + one.cause[1:]
+            yield Sign("error", f"{cause}, on {nodes[one.name] - _NAMED} more nodes.")
+        elif seen[one.name] <= _NAMED:
             who = f"rank {one.ranks[0]}: " if len(one.ranks) == 1 else ""
             if one.node:
                 who = f"{one.node}, {who}" if who else f"{one.node}: "
