@@ -28,7 +28,7 @@ from rdm_job.info import ARGUMENTS
 from rdm_job.protocol import Request
 from rdm_job.rotation import end_of, gained, rotate
 from rdm_job.thinning import thin
-from rdm_log import peers, signs
+from rdm_log import peers, rank_timers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
 from rdm_log.heads import info_of, vocabulary_of
@@ -316,7 +316,7 @@ class Watch:
             step_s = statistics.median(float(one["own_s"]) + (one.get("waited_s") or 0.0) for one in paces)
         done = progress.get("iteration") or max((one["iteration"] - 1 for one in ranks), default=0)
         left = interval - max(0, int(done)) % interval if interval else 0
-        return signs.of_node(
+        return self._slow() + signs.of_node(
             self._request.node,
             list(self._samples),
             ranks=range(self._first_rank, self._first_rank + self._slots),
@@ -325,6 +325,15 @@ class Watch:
             whole_bytes=self._whole_bytes,
             is_saving=progress.get("phase") == "saving",
         )
+
+    def _slow(self) -> list[signs.Sign]:
+        """Return which ranks compute longer than their peers, where the program writes the timers of all."""
+        layout = rank_timers.layout({**self._info, **self._run.arguments})
+        compute = self._run.compute_ms
+        if not compute or layout is None:
+            return []
+        names = [node.name for node in self._request.nodes for _ in range(node.slots)]
+        return rank_timers.slow(compute, *layout, dict(enumerate(names)))
 
     def _gpu_processes(self) -> int | None:
         """Return how many processes are on the GPUs; None where that is not known."""

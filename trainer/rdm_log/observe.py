@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rdm_log import rank_timers
 from rdm_log.errors import Finding, findings
-from rdm_log.heads import ARGUMENT_OF, head, vocabulary_of
+from rdm_log.heads import ARGUMENT_OF, head, info_of, vocabulary_of
 from rdm_log.scan import pieces
 from rdm_log.sections import job_info
 from rdm_log.signs import Sample, Sign, of_node
@@ -71,7 +72,10 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
         gpu_processes=_processes(sorted(folder.glob("*.gpu"))),
         seconds_since_step=max(0.0, now - changed) if runs else None,
         vocabulary=_vocabulary(outputs),
-        signs=[one for file in sorted(folder.glob("*.gpu.jsonl")) for one in _signs(file)],
+        signs=[
+            *(_slow(runs[-1], {**info, **arguments}, outputs) if runs else ()),
+            *(one for file in sorted(folder.glob("*.gpu.jsonl")) for one in _signs(file)),
+        ],
     )
 
 
@@ -82,6 +86,24 @@ def _vocabulary(outputs: Sequence[Path]) -> int | None:
             if (found := vocabulary_of(head(group[0]))) is not None:
                 return found
     return None
+
+
+def _slow(run: Mapping[str, Any], told: Mapping[str, str], outputs: Sequence[Path]) -> list[Sign]:
+    """Return the ranks that compute longer than their peers, where the timers of all are told."""
+    compute = {int(rank): float(time) for rank, time in run["compute_ms"].items()}
+    layout = rank_timers.layout(told)
+    if not compute or layout is None:
+        return []
+    names = {}
+    for group in pieces(outputs):
+        with contextlib.suppress(OSError):
+            number = info_of(head(group[0])).get("NODE_RANK", "")
+            if number.isdecimal():
+                names[int(number)] = group[-1].stem
+    count = told.get("NNODES", "")
+    each = len(compute) // int(count) if count.isdecimal() and int(count) else 0
+    nodes = {rank: names[rank // each] for rank in compute if rank // each in names} if each else {}
+    return rank_timers.slow(compute, *layout, nodes)
 
 
 def _findings(file: Path) -> list[Finding]:

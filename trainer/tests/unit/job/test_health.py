@@ -276,6 +276,19 @@ def test_a_program_that_learns_nothing_is_told_from_its_own_vocabulary(
     ]
 
 
+def test_the_slow_rank_of_a_program_that_writes_the_timers_of_all_is_named(
+    tmp_path: Path, job: JobDirectory
+) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path, launcher={"program": ["pretrain_gpt.py"]}))
+    timers = "".join(f"     rank {rank:2d}: {700.0 if rank == 2 else 400.0}\n" for rank in range(4))
+    with job.log("n1", "out").open("a") as file:
+        file.write("NODE_RANK: 0\nTENSOR_MP_SIZE: 1\nPIPELINE_MP_SIZE: 1\n" + LINE.format(10, 900.0, 9.0))
+        file.write(f"times across ranks (ms):\n  forward-compute:\n{timers}" + LINE.format(20, 900.0, 8.9))
+    watch.look([])
+    (sign,) = watch.told()["signs"]
+    assert (sign["kind"], sign["node"], sign["rank"]) == ("slow", "n2", 2)
+
+
 def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDirectory) -> None:
     out = job.log("n1", "out")
     watch = Watch(job, REQUEST, config(tmp_path, logging={"rotate_mebibytes": 1}))
