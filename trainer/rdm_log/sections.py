@@ -94,11 +94,11 @@ def _ends(files: Sequence[Path], lines: int) -> list[str]:
     """Return the files' paths, and the last lines of each below its name."""
     shown = ["  ".join(map(str, files))] if files else []
     for number, file in enumerate(files):
-        end = tail(file, max(lines, 64))
+        end, last = tail(file, max(lines, 64)), lines
         if file.suffix == ".gpu" and end and (device := _DEVICE.match(end[-1])):
             # The last record, however many devices the node has.
-            lines = int(device[1]) + 1
-        shown += [*([""] if number else []), f"==> {file} <==", *end[-lines:]]
+            last = int(device[1]) + 1
+        shown += [*([""] if number else []), f"==> {file} <==", *end[-last:]]
     return shown
 
 
