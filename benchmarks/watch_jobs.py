@@ -19,10 +19,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
 from rdm_job.health import Health  # noqa: E402
+from rdm_job.info import asked  # noqa: E402
 from rdm_job.protocol import Node, Request, State  # noqa: E402
 from rdm_trainer.config import Config  # noqa: E402
 
 NODES, EACH, ROUNDS = 1000, 8, 5
+REQUEST = Request("gpt", "n0", tuple(Node(f"n{n}", f"10.0.{n // 250}.{n % 250}", EACH) for n in range(NODES)))
+CONFIG = Config(name="gpt")
 LINE = "[0] NVIDIA H200      | 49'C,  98 % | 71204 / 143771 MB |"
 
 
@@ -53,7 +56,8 @@ def report(node: int) -> dict[str, Any]:
         "signs": [],
         "held_back": "",
         "gpu_processes": EACH,
-        "arguments": {"WORLD_SIZE": str(NODES * EACH)},
+        "arguments": asked(REQUEST, CONFIG),
+        "vocabulary": None,
     }
     return {
         "attempt": 0,
@@ -80,10 +84,9 @@ def best(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print the table."""
-    nodes = tuple(Node(f"n{n}", f"10.0.{n // 250}.{n % 250}", EACH) for n in range(NODES))
-    wire = {node.name: json.dumps(report(n)).encode() for n, node in enumerate(nodes)}
+    wire = {node.name: json.dumps(report(n)).encode() for n, node in enumerate(REQUEST.nodes)}
     reports = {name: json.loads(line) for name, line in wire.items()}
-    health = Health(Request("gpt", "n0", nodes), Config(name="gpt"))
+    health = Health(REQUEST, CONFIG)
     state = State(job="gpt", state="running", started=1.0, nodes=dict.fromkeys(wire, "running"))
     state.gpu = {name: one["gpu"] for name, one in reports.items()}
     state.verdict = health.verdict(state, reports)

@@ -34,6 +34,7 @@ Examples:
   rdm-provision jobs gpt-1121-081512 --verdict || mail -s "look at it" me@example.org < /dev/null
   rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
   rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
+  rdm-provision jobs log2/10932251 --verdict     likewise, whether that job is well
   rdm-provision jobs --prune 30d                 remove those that ended a month ago
   rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
 """
@@ -62,8 +63,8 @@ def jobs(
     shows them and asks. With --json it removes only with --yes. A job that runs, or whose master does not
     answer, stays.
 
-    With --sections JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu; rdm-trainer reads
-    it.
+    With --sections and --verdict JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu;
+    rdm-trainer reads it.
     """
     if older:
         if job or watch or verdict or sections:
@@ -71,8 +72,9 @@ def jobs(
                 "--prune is of all jobs, and not with JOB, --watch, --verdict or --sections."
             )
         return prune(options, older, yes=yes)
-    if sections and "/" in job:
-        return _read_directory(Path(job), as_json=options.as_json)
+    if (sections or verdict) and "/" in job and not (sections and verdict) and not watch:
+        verb = "sections" if sections else "verdict"
+        return _read_directory(Path(job), verb, as_json=options.as_json)
     if verdict and (watch or sections or not job):
         raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
     cluster = options.cluster()
@@ -153,13 +155,13 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
     return result.exit_code
 
 
-def _read_directory(directory: Path, *, as_json: bool) -> int:
+def _read_directory(directory: Path, verb: str, *, as_json: bool) -> int:
     """Have a directory read by the program that knows logs; nothing of it is imported here."""
     if not directory.is_dir():
         raise InputError(f"there is no directory {directory}", hint="give one with NODE.out files")
     program = shutil.which("rdm-trainer")
     if program is None:
-        hint = f"where it is, such as in a training container: rdm-trainer log sections {directory}"
+        hint = f"where it is, such as in a training container: rdm-trainer log {verb} {directory}"
         raise InputError("rdm-trainer, which reads logs, is not installed here", hint=hint)
-    command = [program, "log", "sections", str(directory), *(["--json"] if as_json else [])]
+    command = [program, "log", verb, str(directory), *(["--json"] if as_json else [])]
     return subprocess.run(command, check=False).returncode

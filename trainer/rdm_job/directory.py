@@ -262,6 +262,11 @@ class JobDirectory:
 
     # The agent.
 
+    @property
+    def sharing(self) -> list[str]:
+        """The nodes that have had an agent in this very directory: more than one where they share it."""
+        return [path.name[len(".agent.") : -len(".lock")] for path in self.path.glob(".agent.*.lock")]
+
     def lock(self, kind: int = fcntl.LOCK_EX) -> IO[str] | None:
         """Return the agent's lock, or None when an agent has it. It is held as long as the file is open."""
         file = self._lock.open("a")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rdm_job.info import asked as asked_of
 from rdm_job.protocol import Request, State
 from rdm_log import peers
 from rdm_log.errors import Finding
@@ -18,17 +19,10 @@ from rdm_log.signs import Sign
 from rdm_log.verdict import Observed, judge
 from rdm_trainer.config import Config
 
-__all__ = ["ARGUMENTS", "Health", "observed", "of_state"]
+__all__ = ["Health", "observed", "of_state"]
 
 _BUSY_S = 60.0
 """That others use a node is told when they have done so for so long; to name a rank, its window suffices."""
-
-ARGUMENTS = (
-    *("num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size"),
-    *("global_batch_size", "tensor_model_parallel_size", "pipeline_model_parallel_size", "train_iters"),
-    *("world_size", "data_parallel_size", "optimizer", "lr"),
-)
-"""Arguments of Megatron's programs that are compared with what they print of themselves."""
 
 
 class Health:
@@ -41,7 +35,7 @@ class Health:
 
     def __init__(self, request: Request, config: Config) -> None:
         self._config = config
-        self._world = sum(node.slots for node in request.nodes)
+        self._asked = asked_of(request, config)
         self._word = ""
         self._since = 0.0
         self.begin()
@@ -71,7 +65,7 @@ class Health:
             told,
             ranks,
             self._config,
-            world=self._world,
+            asked=self._asked,
             running_s=now - self._began,
             step_s=now - self._moved if ranks else None,
             slow=self._lasting(
@@ -97,7 +91,7 @@ def observed(
     ranks: Sequence[RankPace],
     config: Config,
     *,
-    world: int,
+    asked: Mapping[str, str],
     running_s: float,
     step_s: float | None,
     slow: Sequence[Sign] = (),
@@ -109,7 +103,7 @@ def observed(
         told: What each node saw; see ``Watch.told``.
         ranks: All of them.
         config: Of the job.
-        world: How many ranks there are to be.
+        asked: What its processes are to say of themselves; see ``info.asked``.
         running_s: Since the attempt began.
         step_s: Since any rank has begun a step; None where ranks do not say it.
         slow: Ranks that are slow, for some time now.
@@ -122,11 +116,10 @@ def observed(
     since = [float(watch["since_s"]) for watch in told.values()]
     if step_s is not None:
         since.append(step_s)
-    on_gpus = [watch["gpu_processes"] for watch in told.values()]
+    on_gpus = {node: watch["gpu_processes"] for node, watch in told.items()}
     is_ours = not config.launcher.program
-    asked = {} if is_ours else _asked(config.launcher.program)
-    said = {key: value for watch in told.values() for key, value in watch["arguments"].items()}
     model = config.model
+    padded = next((watch["vocabulary"] for watch in told.values() if watch["vocabulary"]), None)
     last = state.failures[-1] if state.failures else None
     phase = next((str(watch["phase"]) for watch in told.values() if watch["phase"]), "")
     signs = [Sign.of(one) for watch in told.values() for one in watch["signs"]]
@@ -139,17 +132,17 @@ def observed(
         failure=Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None,
         runs=[run] if run else [],
         findings=findings,
-        asked={**asked, "WORLD_SIZE": str(world)},
-        told=said,
+        asked=asked,
+        told={node: watch["arguments"] for node, watch in told.items()},
         versions={node: watch["versions"] for node, watch in told.items()},
-        gpu_processes=sum(on_gpus) if on_gpus and None not in on_gpus else None,
+        gpu_processes={node: count for node, count in on_gpus.items() if count is not None},
         seconds_running=running_s,
         seconds_since_step=min(since, default=None),
         phase=phase,
         tells_phases=any(watch["tells_phases"] for watch in told.values()),
         tells_steps=is_ours,
         sees_steps=step_s is not None,
-        vocabulary=model.vocab_size + model.vocab_extra_ids if is_ours else None,
+        vocabulary=model.vocab_size + model.vocab_extra_ids if is_ours else padded,
         signs=[
             *peers.first_nan(ranks),
             *slow,
@@ -175,14 +168,3 @@ def of_state(state: State) -> dict[str, Any]:
         )
     )
     return {**found.to_json(), "since": state.ended or state.started or time.time()}
-
-
-def _asked(program: Sequence[str]) -> dict[str, str]:
-    """Return the arguments of a Megatron program that it prints of itself, under the names of its list."""
-    found = {}
-    for word, following in zip(program, [*program[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        key = name.removeprefix("--").replace("-", "_")
-        if name.startswith("--") and key in ARGUMENTS:
-            found[key] = value if equals else following
-    return found

@@ -103,7 +103,8 @@ class Part:
             self.links.make(self.directory.path, self.directory.exports)
 
     def clear(self) -> None:
-        """Remove it."""
+        """Remove it, and what dashboards would take for a job that runs."""
+        self._watch.end()
         if self.links is not None:
             self.links.remove()
 

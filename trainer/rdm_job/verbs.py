@@ -16,6 +16,7 @@ from rdm_job import outputs, processes
 from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.health import of_state
+from rdm_job.info import job_info
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_job.rotation import end_of, gained
@@ -245,26 +246,7 @@ def sections(name: str) -> dict[str, Any]:
     if job.slurm.is_file():
         # All nodes' logs lie there.
         job = JobDirectory.of_master(job.path)
-    request, config = job.request(), configuration.load(job.resolved)
-    parallel, batch, model = config.parallel, config.optimisation, config.model
-    world = sum(node.slots for node in request.nodes)
-    # Under the names that the document's scripts write.
-    info = {
-        "NODE_RANK": [node.name for node in request.nodes].index(job.node),
-        "MASTER_ADDR": request.master.address,
-        "NNODES": len(request.nodes),
-        "WORLD_SIZE": world,
-        "GLOBAL_BATCH_SIZE": batch.global_batch_size,
-        "MICRO_BATCH_SIZE": batch.micro_batch_size,
-        "TENSOR_MP_SIZE": parallel.tensor,
-        "DP_SIZE": parallel.data or world // (parallel.tensor * parallel.pipeline),
-        "PIPELINE_MP_SIZE": parallel.pipeline,
-        "PARTITION": parallel.partition,
-        "MODEL": config.name,
-        "HIDDEN_SIZE": model.hidden_size,
-        "NUM_LAYERS": model.layers,
-    }
-    told = {key: str(value) for key, value in info.items()}
+    told = job_info(job.request(), configuration.load(job.resolved))
     found = sections_of(job.logs, name, info=told, node="" if job.slurm.is_file() else job.node)
     return {"sections": [section.to_json() for section in found]}
 

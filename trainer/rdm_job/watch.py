@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import statistics
 import sys
 import threading
 import time
@@ -23,13 +24,14 @@ from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
 from rdm_job.directory import JobDirectory, write_atomically
 from rdm_job.exporter import Exporter
-from rdm_job.health import ARGUMENTS
+from rdm_job.info import ARGUMENTS
 from rdm_job.protocol import Request
 from rdm_job.rotation import end_of, gained, rotate
 from rdm_job.thinning import thin
-from rdm_log import peers, signs
+from rdm_log import peers, rank_timers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
+from rdm_log.heads import info_of, vocabulary_of
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
@@ -47,6 +49,8 @@ _AT_ONCE = 256 * 1024
 """Bytes of a log that are read at a time, so that a flood of errors does not keep the agent from its work."""
 _BEHIND = 64 * 1024 * 1024
 """Who is so far behind goes on at the end."""
+_HEAD = 256 * 1024
+"""In so many bytes at its beginning a program says what it runs."""
 _TOLD = 8
 _PACES = 64
 _LATELY = 8
@@ -77,12 +81,13 @@ class Watch:
         self._whole_bytes = 0
         if config.checkpoint.interval and not config.launcher.program:
             self._whole_bytes = flops.checkpoint_bytes(config)
-        self._checkpoint_bytes = self._whole_bytes * self._slots // sum(node.slots for node in request.nodes)
         self._sampler = Sampler(request.accelerator)
         self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
         self._exporter = self._serve()
+        self._prometheus = directory.path / f"metrics.{request.node}.prom"
+        self._has_ended = False
         self.gpu: list[str] = []
         self._told: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -98,6 +103,9 @@ class Watch:
         self._out = _Tail(self._directory.log(self._request.node, "out"))
         self._err = _Tail(self._directory.log(self._request.node, "err"))
         self._findings = Findings()
+        self._head, self._info = b"", dict[str, str]()
+        self._vocabulary: int | None = None
+        self._shapes: dict[int, dict[str, str]] = {}
         self._run = Run(times=Sample(_TIMES))
         self._plain: dict[str, Any] | None = None
         self._phase = ""
@@ -105,6 +113,10 @@ class Watch:
         self._begun_at = time.time()
         self._paces: dict[int, deque[dict[str, Any]]] = {}
         self._before: dict[int, Mapping[str, float]] = {}
+        # All agents are there when an attempt begins. What nodes that share a disk write must fit together.
+        slots = {node.name: node.slots for node in self._request.nodes}
+        here = {self._request.node, *self._directory.sharing}.intersection(slots)
+        self._checkpoint_bytes = self._whole_bytes * sum(slots[name] for name in here) // sum(slots.values())
 
     def told(self) -> dict[str, Any]:
         """Return what the master is to hear; see ``health.observed``."""
@@ -134,10 +146,11 @@ class Watch:
             "phase": (str(progress.get("phase") or "") if is_telling else self._phase),
             "tells_phases": is_telling,
             "ranks": told,
-            "signs": [one.to_json() for one in self._signs(progress if is_telling else {})],
+            "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, told)],
             "held_back": signs.held_back(self._samples),
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),
+            "vocabulary": self._vocabulary,
         }
 
     def measure(self, ranks: Sequence[Mapping[str, Any]]) -> None:
@@ -172,10 +185,15 @@ class Watch:
     def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
         """Return the GPUs that are the job's: of those that its processes see, each has one.
 
-        Launchers may set the variables that say so themselves: what a process got is what counts.
+        Launchers may set the variables that say so themselves: what a process got is what counts. A program
+        of the user's may have several for a process: further ones that its processes are on come behind.
         """
         seen = self._sampler.devices(None if process is None else processes.environment_of(process))
-        return seen if self._config.launcher.program else seen[: self._slots]
+        own, others = seen[: self._slots], seen[self._slots :]
+        if not others or not self._config.launcher.program:
+            return own
+        ours = set(processes.of_job(self._request.job_id))
+        return (*own, *(one for one in others if not ours.isdisjoint(one.processes)))
 
     def _serve(self) -> Exporter | None:
         """Answer Prometheus, where the configuration wants it; what is in the way ends no job."""
@@ -191,17 +209,39 @@ class Watch:
 
     def _tell_prometheus(self, sample: signs.Sample) -> None:
         text = metrics.of_node(self._request.name, self._request.node, sample)
-        if self._request.node == self._request.master.name:
+        if self._is_master:
             text = metrics.of_job(self._directory.read_state()) + text
         if self._exporter is not None:
             self._exporter.text = text
-        if self._config.logging.prometheus:
-            with contextlib.suppress(OSError):
-                write_atomically(self._directory.path / f"metrics.{self._request.node}.prom", text)
+        with self._lock, contextlib.suppress(OSError):
+            if self._config.logging.prometheus and not self._has_ended:
+                write_atomically(self._prometheus, text)
+
+    def end(self) -> None:
+        """Leave Prometheus' file with how the job has ended, on its master; elsewhere, and of others, none.
+
+        What was measured last would otherwise be read as how the node is, for ever.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            self._has_ended = True
+            state = self._directory.read_state()
+            if self._config.logging.prometheus and self._is_master and state.has_ended:
+                write_atomically(self._prometheus, metrics.of_job(state))
+            else:
+                self._prometheus.unlink(missing_ok=True)
+
+    @property
+    def _is_master(self) -> bool:
+        return self._request.node == self._request.master.name
 
     def _read_out(self) -> None:
         before = self._run.lines, self._run
-        for record in records(iter([self._out.block()])):
+        block = self._out.block()
+        if block and len(self._head) < _HEAD:
+            self._head += block[:_HEAD]
+            text = self._head.decode("utf-8", "replace")
+            self._info, self._vocabulary = info_of(text), vocabulary_of(text)
+        for record in records(iter([block])):
             self._run = followed(self._run, record)
             if isinstance(record, Checkpoint | Evaluation | Memory | Milestone | Step):
                 self._moved = time.monotonic()
@@ -215,9 +255,16 @@ class Watch:
     def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return what the processes say that they are, to be compared with what was asked for."""
         told = {key: self._run.arguments[key] for key in ARGUMENTS if key in self._run.arguments}
-        worlds = {str(one["world"]) for one in ranks if one.get("world")}
+        said: dict[str, set[str]] = {}
+        for one in ranks:
+            rank = int(one["rank"])
+            if rank not in self._shapes and (shape := pace.shape(self._directory.pace(rank))):
+                self._shapes[rank] = shape
+            world = {"WORLD_SIZE": str(one["world"])} if one.get("world") else {}
+            for key, value in {**self._shapes.get(rank, {}), **world}.items():
+                said.setdefault(key, set()).add(value)
         # All have the same, or one that another launcher started does not.
-        return {**told, **({"WORLD_SIZE": ", ".join(sorted(worlds))} if worlds else {})}
+        return {**self._info, **told, **{key: ", ".join(sorted(values)) for key, values in said.items()}}
 
     def _since(self, progress: Mapping[str, Any]) -> float:
         """Return for how many seconds nothing has told of the training going on."""
@@ -260,22 +307,33 @@ class Watch:
         before = self._before.setdefault(rank, usual)
         return {**usual, "before_s": before["own_s"], "before_waited_s": before["waited_s"]}
 
-    def _signs(self, progress: Mapping[str, Any]) -> list[signs.Sign]:
+    def _signs(self, progress: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]]) -> list[signs.Sign]:
         interval, step_s = self._config.checkpoint.interval, 0.0
         if self._plain is not None:
             step_s = (self._plain["step_ms"]["median"] or 0.0) / 1000
         elif paces := [one for of_rank in self._paces.values() for one in of_rank]:
-            step_s = float(paces[-1]["own_s"])
-        left = interval - int(progress.get("iteration") or 0) % interval if interval else 0
-        return signs.of_node(
+            # Without lines of steps here: a rank's step is its own time and what it waits for others.
+            step_s = statistics.median(float(one["own_s"]) + (one.get("waited_s") or 0.0) for one in paces)
+        done = progress.get("iteration") or max((one["iteration"] - 1 for one in ranks), default=0)
+        left = interval - max(0, int(done)) % interval if interval else 0
+        return self._slow() + signs.of_node(
             self._request.node,
             list(self._samples),
-            first_rank=self._first_rank,
+            ranks=range(self._first_rank, self._first_rank + self._slots),
             checkpoint_s=left * step_s if self._checkpoint_bytes and step_s else None,
             checkpoint_bytes=self._checkpoint_bytes,
             whole_bytes=self._whole_bytes,
             is_saving=progress.get("phase") == "saving",
         )
+
+    def _slow(self) -> list[signs.Sign]:
+        """Return which ranks compute longer than their peers, where the program writes the timers of all."""
+        layout = rank_timers.layout({**self._info, **self._run.arguments})
+        compute = self._run.compute_ms
+        if not compute or layout is None:
+            return []
+        names = [node.name for node in self._request.nodes for _ in range(node.slots)]
+        return rank_timers.slow(compute, *layout, dict(enumerate(names)))
 
     def _gpu_processes(self) -> int | None:
         """Return how many processes are on the GPUs; None where that is not known."""

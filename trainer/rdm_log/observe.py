@@ -3,13 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from rdm_log.errors import findings
+from rdm_log import rank_timers
+from rdm_log.errors import Finding, findings
+from rdm_log.heads import ARGUMENT_OF, head, info_of, vocabulary_of
+from rdm_log.scan import pieces
 from rdm_log.sections import job_info
+from rdm_log.signs import Sample, Sign, of_node
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed
@@ -21,8 +29,13 @@ _MOST_LINES = 1_000_000
 _SETTING = re.compile(
     r"""^(?:export +)?([A-Z][A-Z0-9_]*)=["']?([^"'#\s$`]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
-_DEVICE = re.compile(r"^\[\d+\] .*\| +(\d+) / +\d+ MB \|(.*)$")
+_PROCESSORS = " CPU cores"
+"""Ends the name of what our agents write of in the same form where a node has no GPU."""
+_DEVICE = re.compile(rf"^\[\d+\] (?!\d+{_PROCESSORS}).*\| +(\d+) / +(\d+) MB \|(.*)$")
 _DEVICES = 16
+_SAMPLES = 120
+_MOST_BYTES = 4 * 1024 * 1024
+"""So many of the last moments of a node are looked at, in so many bytes."""
 
 
 def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: float) -> Observed:
@@ -39,24 +52,77 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
     """
     outputs = log_files(directory)
     try:
-        runs: Sequence[dict[str, object]] = summarise(outputs).runs
+        runs: Sequence[dict[str, Any]] = summarise(outputs).runs
     except NothingToRead:
         runs = ()
     folder = outputs[0].parent
     changed = max(output.stat().st_mtime for output in outputs)
+    info = job_info(outputs)
+    arguments = runs[-1]["arguments"] if runs else {}
     return Observed(
         state=state,
         runs=runs,
-        findings=findings(line for file in sorted(folder.glob("*.err")) for line in _lines(file)),
-        asked=_settings(conf) if conf else {},
-        told=job_info(outputs),
+        findings=[one for file in sorted(folder.glob("*.err")) for one in _findings(file)],
+        # What a script says that it runs is asked of the program that it starts.
+        asked={
+            **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
+            **(_settings(conf) if conf else {}),
+        },
+        told={"": {**info, **arguments}},
         gpu_processes=_processes(sorted(folder.glob("*.gpu"))),
         seconds_since_step=max(0.0, now - changed) if runs else None,
+        vocabulary=_vocabulary(outputs),
+        signs=[
+            *(_slow(runs[-1], {**info, **arguments}, outputs) if runs else ()),
+            *(one for file in sorted(folder.glob("*.gpu.jsonl")) for one in _signs(file)),
+        ],
     )
 
 
-def _lines(file: Path) -> Iterator[str]:
-    yield from islice(text_lines(file), _MOST_LINES)
+def _vocabulary(outputs: Sequence[Path]) -> int | None:
+    """Return what the first process wrote of its vocabulary, whichever node it was on."""
+    for group in pieces(outputs):
+        with contextlib.suppress(OSError):
+            if (found := vocabulary_of(head(group[0]))) is not None:
+                return found
+    return None
+
+
+def _slow(run: Mapping[str, Any], told: Mapping[str, str], outputs: Sequence[Path]) -> list[Sign]:
+    """Return the ranks that compute longer than their peers, where the timers of all are told."""
+    compute = {int(rank): float(time) for rank, time in run["compute_ms"].items()}
+    layout = rank_timers.layout(told)
+    if not compute or layout is None:
+        return []
+    names = {}
+    for group in pieces(outputs):
+        with contextlib.suppress(OSError):
+            number = info_of(head(group[0])).get("NODE_RANK", "")
+            if number.isdecimal():
+                names[int(number)] = group[-1].stem
+    count = told.get("NNODES", "")
+    each = len(compute) // int(count) if count.isdecimal() and int(count) else 0
+    nodes = {rank: names[rank // each] for rank in compute if rank // each in names} if each else {}
+    return rank_timers.slow(compute, *layout, nodes)
+
+
+def _findings(file: Path) -> list[Finding]:
+    """Return what is wrong in the errors of a node, ``NODE.err``."""
+    lines = islice(text_lines(file), _MOST_LINES)
+    return [replace(one, node=file.stem) for one in findings(lines)]
+
+
+def _signs(file: Path) -> list[Sign]:
+    """Return what is wrong with a node, from the end of what its agent measured, ``NODE.gpu.jsonl``."""
+    samples = []
+    for line in tail(file, _SAMPLES, most=_MOST_BYTES):
+        # The first of the last bytes may be in the middle of a line, and the last line may have been cut.
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            sample = Sample.of(json.loads(line))
+            gpus = tuple(one for one in sample.devices if not one.name.endswith(_PROCESSORS))
+            samples.append(replace(sample, devices=gpus))
+    node = file.name.removesuffix(".gpu.jsonl")
+    return of_node(node, samples, ranks=sorted(samples[-1].ranks) if samples else ())
 
 
 def _settings(conf: Path) -> dict[str, str]:
@@ -66,9 +132,16 @@ def _settings(conf: Path) -> dict[str, str]:
         raise NothingToRead(f"{conf} cannot be read: {error.strerror}.") from error
 
 
-def _processes(files: Sequence[Path]) -> int | None:
-    """Return 0 when no GPU has any memory in use or names a process; None when that is not known."""
-    devices = [match for file in files for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
-    if not devices:
-        return None
-    return 0 if all(int(device[1]) == 0 and not device[2].strip() for device in devices) else None
+def _processes(files: Sequence[Path]) -> dict[str, int]:
+    """Return on how many GPUs of each node a process is; nothing of nodes without GPUs that are known.
+
+    A process is on a GPU that names one, or has more memory in use than a driver takes of it.
+    """
+    found = {}
+    for file in files:
+        devices = [match.groups() for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
+        if devices:
+            found[file.stem] = sum(
+                1 for used, total, names in devices if int(used) > int(total) / 50 or names.strip()
+            )
+    return found

@@ -14,7 +14,7 @@ from typing import Any
 
 from rdm_log.signs import Sign
 
-__all__ = ["RankPace", "first_nan", "holding", "slow", "strained", "usual"]
+__all__ = ["RankPace", "first_nan", "holding", "limit_of", "slow", "strained", "usual"]
 
 _MANY = 8
 _SLOWER = {True: 1.3, False: 1.5}
@@ -107,8 +107,6 @@ def slow(ranks: Iterable[RankPace], held_back: Mapping[str, str] | None = None) 
     Args:
         ranks: All of a job.
         held_back: What limits a node, by node; see ``signs.held_back``.
-
-    Source: the median absolute deviation as a robust estimate of the spread (Rousseeuw and Croux 1993).
     """
     groups: dict[str, list[RankPace]] = {}
     everyone = list(ranks)
@@ -121,10 +119,8 @@ def slow(ranks: Iterable[RankPace], held_back: Mapping[str, str] | None = None) 
         if len(group) > 1:
             times = [one.own_s or 0.0 for one in group]
             # Of two ranks the faster one is how fast it goes, and the other one's waiting what it costs.
-            typical = statistics.median_low(times)
+            typical, limit = limit_of(times)
             waiting = statistics.median_high([one.waited_s for one in group])
-            spread = 1.4826 * statistics.median_low([abs(time - typical) for time in times])
-            limit = max(_SLOWER[len(group) >= _MANY] * typical, typical + max(_BEYOND * spread, _LEAST_S))
             for one in group:
                 time, least = one.own_s or 0.0, one.least_s or 0.0
                 seconds = least if least > limit else time
@@ -136,6 +132,16 @@ def slow(ranks: Iterable[RankPace], held_back: Mapping[str, str] | None = None) 
                         crowded.append(entry)
     found += _grown([group[0] for group in groups.values() if len(group) == 1])
     return [*_told(found, everyone), *_crowded(crowded, held_back or {})]
+
+
+def limit_of(times: Sequence[float]) -> tuple[float, float]:
+    """Return what peers usually take, in seconds, and from where on one is slow.
+
+    Source: the median absolute deviation as a robust estimate of the spread (Rousseeuw and Croux 1993).
+    """
+    typical = statistics.median_low(times)
+    spread = 1.4826 * statistics.median_low([abs(time - typical) for time in times])
+    return typical, max(_SLOWER[len(times) >= _MANY] * typical, typical + max(_BEYOND * spread, _LEAST_S))
 
 
 @dataclass(frozen=True)

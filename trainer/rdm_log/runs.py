@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rdm_log import rank_timers
 from rdm_log.bulk import Many, RankTimes, Steps
 from rdm_log.figures import Curve, Largest, Sample, Series
 from rdm_log.lines import (
@@ -166,6 +167,16 @@ class Run:
     engine: Run | None = None
     _recent: dict[int, Step] = field(default_factory=dict)
     _unread: Steps | None = None
+
+    @property
+    def compute_ms(self) -> dict[int, float]:
+        """What each rank computes in a step on average, where the timers of all ranks are told."""
+        timers = [self.timers[name].ranks for name in rank_timers.TIMERS if name in self.timers]
+        found: dict[int, float] = {}
+        for of_ranks in timers:
+            for rank, (total, count) in of_ranks.items():
+                found[rank] = found.get(rank, 0.0) + total / count
+        return found
 
     @property
     def is_empty(self) -> bool:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rdm_log.heads import head, info_of
 from rdm_log.lines import MILLISECONDS, Step
 from rdm_log.scan import pieces, read, records, with_pieces
 from rdm_log.tails import count_lines, tail
@@ -27,8 +28,6 @@ _DEBUG = 11
 """The step whose time the script asks for, to see whether every step is logged."""
 _RULE = "*" * 19
 _STREAMS = (("output", "out", 3), ("error", "err", 1), ("gpu", "gpu", 4))
-_HEAD = 1024 * 1024
-_INFO = re.compile(r"^(?:NODE_RANK: \d+)(?:\n[A-Z][A-Z_]*: .*){0,13}", re.MULTILINE)
 _DEVICE = re.compile(r"\[(\d+)\] ")
 
 
@@ -95,11 +94,11 @@ def _ends(files: Sequence[Path], lines: int) -> list[str]:
     """Return the files' paths, and the last lines of each below its name."""
     shown = ["  ".join(map(str, files))] if files else []
     for number, file in enumerate(files):
-        end = tail(file, max(lines, 64))
+        end, last = tail(file, max(lines, 64)), lines
         if file.suffix == ".gpu" and end and (device := _DEVICE.match(end[-1])):
             # The last record, however many devices the node has.
-            lines = int(device[1]) + 1
-        shown += [*([""] if number else []), f"==> {file} <==", *end[-lines:]]
+            last = int(device[1]) + 1
+        shown += [*([""] if number else []), f"==> {file} <==", *end[-last:]]
     return shown
 
 
@@ -108,13 +107,11 @@ def job_info(outputs: Sequence[Path]) -> dict[str, str]:
     heads = [group[0] for group in pieces(outputs)]
     for file in (*heads[1:2], *heads[:1]):
         try:
-            with file.open("rb") as opened:
-                head = opened.read(_HEAD).decode("utf-8", "replace")
+            found = info_of(head(file))
         except OSError:
             continue
-        if match := _INFO.search(head):
-            pairs = (line.partition(": ") for line in match[0].splitlines())
-            return {key: value for key, _, value in pairs}
+        if found:
+            return found
     return {}
 
 

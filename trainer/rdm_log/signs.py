@@ -51,8 +51,14 @@ _ALL = 0.9
 """… used this share of the processors that they have."""
 _HOT_FOR = 3
 """A GPU is throttled when it was so at its last so many looks."""
+_NEAR_K = 5.0
+"""So little below its limit a GPU is told to be hot."""
+_GPU_FULL = 0.97
+"""From this share on a GPU's memory is told to be full: torch's cache may leave less, and then gives back."""
 _HEAT = ("hw_thermal", "sw_thermal")
 _POWER = ("hw_power_brake", "hw_slowdown")
+"""Reasons for lower clocks. NVML says ``hw_slowdown`` also beside ``hw_thermal``, when heat is the cause:
+there it speaks for nothing else (nvml.h, nvmlClocksEventReasonHwSlowdown)."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,7 @@ class Device:
         index: On its node.
         name: Of the product.
         celsius: Its temperature.
+        celsius_limit: That at which it is slowed down.
         percent: How busy it is.
         used: Bytes of its memory in use.
         total: Bytes of its memory.
@@ -116,6 +123,7 @@ class Device:
     ecc: Mapping[str, int] = field(default_factory=dict)
     xids: tuple[int, ...] = ()
     processes: Mapping[int, int] = field(default_factory=dict)
+    celsius_limit: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -160,6 +168,21 @@ class Sample:
     throttled: int | None = None
     cpu_s: Mapping[int, float] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Sample:
+        """Return the sample that JSON holds; keys that are none of it are left out.
+
+        Raises:
+            TypeError: It is none, or a device is none.
+            KeyError: It has no time.
+        """
+        names = {one.name for one in dataclasses.fields(cls)} & data.keys()
+        known = {key: data[key] for key in names}
+        for key in ("ranks", "cpu_s"):
+            known[key] = {int(rank): value for rank, value in data.get(key, {}).items()}
+        devices = ({**one, "throttled": tuple(one["throttled"])} for one in data.get("devices", ()))
+        return cls(**{**known, "time": data["time"], "devices": tuple(Device(**one) for one in devices)})
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         return dataclasses.asdict(self)
@@ -169,7 +192,7 @@ def of_node(
     node: str,
     samples: Sequence[Sample],
     *,
-    first_rank: int = 0,
+    ranks: Sequence[int] = (),
     checkpoint_s: float | None = None,
     checkpoint_bytes: int = 0,
     whole_bytes: int = 0,
@@ -180,9 +203,9 @@ def of_node(
     Args:
         node: Its name.
         samples: What was measured, the oldest first.
-        first_rank: The lowest of its ranks, which is on the first of its devices.
+        ranks: Its ranks, each on the device at its place; on further devices is none that is known.
         checkpoint_s: Seconds until the next checkpoint; None when none is to come.
-        checkpoint_bytes: What this node writes of it.
+        checkpoint_bytes: What is written of it to this node's disk, by all nodes that share it.
         whole_bytes: What all nodes write, perhaps to the same disk; 0 when that is not known.
         is_saving: A checkpoint is being written now, and the disk fills for that reason.
     """
@@ -191,7 +214,7 @@ def of_node(
     found = list(_memory(node, samples))
     if not is_saving:
         found += _disk(node, samples, checkpoint_s, checkpoint_bytes, whole_bytes)
-    return [*found, *_network(node, samples), *_devices(node, samples, first_rank)]
+    return [*found, *_network(node, samples), *_devices(node, samples, ranks)]
 
 
 def held_back(samples: Sequence[Sample]) -> str:
@@ -235,7 +258,7 @@ def _disk(
     if free == 0:
         yield Sign("disk", f"The disk of {node} is full.", node)
     elif free < wanted:
-        text = f"The disk of {node} has {_size(free)} free, and its part of the next checkpoint takes"
+        text = f"The disk of {node} has {_size(free)} free, and what the next checkpoint writes there takes"
         yield Sign("disk", f"{text} {_size(wanted)}.", node)
     elif speed > 0 and free - speed * horizon < wanted:
         when = free / speed
@@ -326,13 +349,13 @@ def _network(node: str, samples: Sequence[Sample]) -> Iterator[Sign]:
             yield Sign("network", text, node, is_note=not many)
 
 
-def _devices(node: str, samples: Sequence[Sample], first_rank: int) -> Iterator[Sign]:
+def _devices(node: str, samples: Sequence[Sample], ranks: Sequence[int]) -> Iterator[Sign]:
     looks = [one for one in samples if one.devices]
     if not looks:
         return
     began = {device.index: device for device in looks[0].devices}
     for place, device in enumerate(looks[-1].devices):
-        rank, name = first_rank + place, f"GPU {device.index} of {node}"
+        rank, name = ranks[place] if place < len(ranks) else None, f"GPU {device.index} of {node}"
         new = device.ecc.get("uncorrected", 0) - began.get(device.index, device).ecc.get("uncorrected", 0)
         if new > 0:
             yield Sign("ecc", f"{name} has {new} uncorrectable memory errors (ECC).", node, rank)
@@ -348,5 +371,29 @@ def _devices(node: str, samples: Sequence[Sample], first_rank: int) -> Iterator[
         clock = f"{device.clocks['sm']} MHz" if "sm" in device.clocks else "lower clocks"
         heat = f" at {device.celsius:.0f}'C" if device.celsius is not None else ""
         for reasons, why in ((_HEAT, f"by heat{heat}"), (_POWER, "by its power supply")):
-            if recent and all(set(reasons).intersection(other.throttled) for other in recent):
+            if recent and all(set(reasons).intersection(_causes(other)) for other in recent):
                 yield Sign("throttled", f"{name} is throttled {why}, to {clock}.", node, rank)
+        if not set(_HEAT).intersection(device.throttled):
+            yield from _hot(name, recent, node, rank)
+    full = [one for one in looks[-1].devices if one.total and (one.used or 0) >= _GPU_FULL * one.total]
+    if full:
+        whose = ", ".join(str(one.index) for one in full)
+        many = f"GPUs {whose}" if len(full) > 1 else f"GPU {whose}"
+        text = f"The memory of {many} of {node} is over {100 * _GPU_FULL:.0f} % full."
+        yield Sign("memory", text, node, is_note=True)
+
+
+def _hot(name: str, recent: Sequence[Device], node: str, rank: int | None) -> Iterator[Sign]:
+    """Yield that a GPU is, at each of its last looks, as hot as where it is slowed down, or nearly so."""
+    left = [one.celsius_limit - one.celsius for one in recent if one.celsius and one.celsius_limit]
+    if left and len(left) == len(recent) and max(left) <= _NEAR_K:
+        text = (
+            f"{name} has {recent[-1].celsius:.0f}'C, and is slowed down at {recent[-1].celsius_limit:.0f}'C."
+        )
+        yield Sign("heat", text, node, rank, is_note=max(left) > 0)
+
+
+def _causes(device: Device) -> set[str]:
+    """Return why a device's clocks are held down, without what only follows from another reason."""
+    told = set(device.throttled)
+    return told - {"hw_slowdown"} if "hw_thermal" in told else told

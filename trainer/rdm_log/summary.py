@@ -175,6 +175,7 @@ def plain(run: Run) -> dict[str, Any]:
             }
             for name, timer in run.timers.items()
         ],
+        "compute_ms": {str(rank): time for rank, time in sorted(run.compute_ms.items())},
         "arguments": run.arguments,
         "last_fields": last,
     }

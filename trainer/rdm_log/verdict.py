@@ -7,6 +7,7 @@ warnings; another configuration than was asked for) and what the steps themselve
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,9 +75,9 @@ class Observed:
         runs: Its runs, as ``Summary.runs`` has them; the last one counts.
         findings: What is wrong on its standard error, since its newest run began.
         asked: Its configuration, by the names of the job info; see ``sections``.
-        told: The same, as the job itself wrote it.
+        told: The same, as the job itself wrote it, by the node that wrote it ("" where that is not known).
         versions: Of packages that must be equal on all nodes, by node.
-        gpu_processes: Processes on its GPUs.
+        gpu_processes: Processes on its GPUs, by node ("" where that is not known).
         seconds_running: Since it, or its newest run, began.
         seconds_since_step: Since its last training line.
         phase: What the training does just now, such as ``saving``.
@@ -94,9 +95,9 @@ class Observed:
     runs: Sequence[Mapping[str, Any]] = ()
     findings: Sequence[Finding] = ()
     asked: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    gpu_processes: int | None = None
+    gpu_processes: Mapping[str, int] = field(default_factory=dict)
     seconds_running: float | None = None
     seconds_since_step: float | None = None
     phase: str = ""
@@ -166,15 +167,17 @@ def judge(seen: Observed) -> Verdict:
     if state in _FINISHED or (not state and _is_done(run)):
         end = f"It came to iteration {run['last_iteration']}." if run else "It has ended."
         return _verdict("finished", [Sign("state", end), *errors])
+    idle = _idle(seen, state)
     signs = [
         *errors,
         *_differences(seen),
+        *idle,
         *seen.signs,
         *(_of_steps(run, seen.vocabulary) if run else ()),
     ]
     suspicious = [sign for sign in signs if not sign.is_note]
-    notes = [sign for sign in signs if sign.is_note]
-    late = list(_late(seen, state))
+    notes = _few([sign for sign in signs if sign.is_note])
+    late = [*(idle if len(idle) == len(seen.gpu_processes) else ()), *_late(seen, state)]
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
     if suspicious:
@@ -188,6 +191,21 @@ def _verdict(word: Word, evidence: Sequence[Sign]) -> Verdict:
     texts = tuple(dict.fromkeys(sign.text for sign in evidence))
     named = tuple(sign for sign in evidence if sign.node and not sign.is_note)
     return Verdict(word, texts[0], texts, named)
+
+
+def _few(notes: Sequence[Sign]) -> list[Sign]:
+    """Return the first notes of each kind: of a thousand nodes, each may have one."""
+    kinds = collections.Counter(sign.kind for sign in notes)
+    seen: collections.Counter[str] = collections.Counter()
+    found = []
+    for sign in notes:
+        seen[sign.kind] += 1
+        if seen[sign.kind] <= _NAMED:
+            found.append(sign)
+        elif seen[sign.kind] == kinds[sign.kind]:
+            text = f"{kinds[sign.kind] - _NAMED} more notes are about {sign.kind}."
+            found.append(Sign(sign.kind, text, is_note=True))
+    return found
 
 
 def _beginning(seen: Observed, state: str) -> str:
@@ -205,8 +223,16 @@ def _is_done(run: Mapping[str, Any] | None) -> bool:
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
-    for one in findings:
-        if one.kind == "error":
+    """Yield what is wrong; what a thousand nodes say is said of the first."""
+    errors = [one for one in findings if one.kind == "error"]
+    nodes = collections.Counter(one.name for one in errors)
+    seen: collections.Counter[str] = collections.Counter()
+    for one in errors:
+        seen[one.name] += 1
+        if seen[one.name] == _NAMED + 1:
+            cause = one.cause[0].upper() + one.cause[1:]
+            yield Sign("error", f"{cause}, on {nodes[one.name] - _NAMED} more nodes.")
+        elif seen[one.name] <= _NAMED:
             who = f"rank {one.ranks[0]}: " if len(one.ranks) == 1 else ""
             if one.node:
                 who = f"{one.node}, {who}" if who else f"{one.node}: "
@@ -219,9 +245,16 @@ def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
 def _differences(seen: Observed) -> Iterator[Sign]:
     """Yield how what runs differs from what was asked for, and nodes from each other."""
     for key, asked in seen.asked.items():
-        told = seen.told.get(key, asked)
-        if not _same(told, asked):
-            yield Sign("configuration", f"{key} is {told}, and {asked} was asked for.")
+        others: dict[str, list[str]] = {}
+        for node, told in seen.told.items():
+            if not _same(told.get(key, asked), asked):
+                others.setdefault(told[key], []).append(node)
+        for told_value, nodes in others.items():
+            where = f" on {_names(nodes)}" if any(nodes) else ""
+            # What all nodes say is no single one's fault.
+            culprit = nodes[0] if len(nodes) < len(seen.told) else ""
+            text = f"{key} is {told_value}{where}, and {asked} was asked for."
+            yield Sign("configuration", text, culprit)
     packages = {package for versions in seen.versions.values() for package in versions}
     for package in sorted(packages):
         by_version: dict[str, list[str]] = {}
@@ -233,12 +266,13 @@ def _differences(seen: Observed) -> Iterator[Sign]:
             usual = max(by_version, key=lambda version: len(by_version[version]))
             for version, nodes in by_version.items():
                 if version != usual:
-                    names = ", ".join(nodes[:_NAMED]) + (
-                        f" and {len(nodes) - _NAMED} more" * (len(nodes) > _NAMED)
-                    )
                     verb = "has" if len(nodes) == 1 else "have"
-                    text = f"{names} {verb} {package} {version}, others have {usual}."
+                    text = f"{_names(nodes)} {verb} {package} {version}, others have {usual}."
                     yield Sign("version", text, nodes[0])
+
+
+def _names(nodes: Sequence[str]) -> str:
+    return ", ".join(nodes[:_NAMED]) + f" and {len(nodes) - _NAMED} more" * (len(nodes) > _NAMED)
 
 
 def _same(told: str, asked: str) -> bool:
@@ -301,13 +335,26 @@ def _about_loss(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]
         yield f"{run['skipped']} of {steps} steps were skipped."
 
 
+def _idle(seen: Observed, state: str) -> list[Sign]:
+    """Return on which nodes it runs and no process is on the GPUs, each; of all nodes it is one sentence.
+
+    Until its first step a training may read its data.
+    """
+    running = seen.seconds_running
+    grace = _IDLE_S if seen.run else _START_S
+    if state == "stopping" or state in _WAITING or (running is not None and running <= grace):
+        return []
+    nodes = [node for node, count in seen.gpu_processes.items() if count == 0]
+    if len(nodes) == len(seen.gpu_processes):
+        return [Sign("idle", "It runs, but no process is on its GPUs.", node) for node in nodes]
+    return [Sign("idle", f"No process is on the GPUs of {_names(nodes)}.", node) for node in nodes]
+
+
 def _late(seen: Observed, state: str) -> Iterator[Sign]:
     """Yield why a job does not get on."""
     if state == "stopping":
         return
     running = seen.seconds_running
-    if seen.gpu_processes == 0 and state not in _WAITING and (running is None or running > _IDLE_S):
-        yield Sign("idle", "It runs, but no process is on its GPUs.")
     run = seen.run
     if run is None:
         may_be_late = state not in ("pending", "configuring") and seen.tells_steps

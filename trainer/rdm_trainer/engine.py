@@ -30,6 +30,7 @@ from rdm_trainer.deepspeed_config import deepspeed_json
 from rdm_trainer.distributed.parameters import placement_of, seed_of
 from rdm_trainer.distributed.pipeline_parallel import partition
 from rdm_trainer.distributed.topology import Topology, quiet
+from rdm_trainer.models.transformer import Block, LayerNorm
 from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer
 
 __all__ = ["Engine", "StepResult", "Watcher"]
@@ -165,6 +166,27 @@ class Engine:
         """The model, or this rank's stage of it."""
         module: nn.Module = self.deepspeed.module
         return module
+
+    @property
+    def blocks(self) -> list[str]:
+        """The kinds of the transformer blocks that this rank has."""
+        return [type(one).__name__ for one in self.module.modules() if isinstance(one, Block)]
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """What DeepSpeed and the model have become, whatever was asked for, by the names of the job info."""
+        engine, topology = self.deepspeed, self.topology
+        norms = (one.weight for one in self.module.modules() if isinstance(one, LayerNorm))
+        widths = [getattr(weight, "ds_shape", weight.shape)[0] for weight in norms]
+        return {
+            "GLOBAL_BATCH_SIZE": engine.train_batch_size(),
+            "MICRO_BATCH_SIZE": engine.train_micro_batch_size_per_gpu(),
+            "DP_SIZE": dist.get_world_size(topology.data_group),
+            "TENSOR_MP_SIZE": dist.get_world_size(topology.tensor_group),
+            "PIPELINE_MP_SIZE": dist.get_world_size(topology.pipeline_group),
+            # A first stage may have the embedding only.
+            **({"HIDDEN_SIZE": widths[0]} if widths else {}),
+        }
 
     @contextlib.contextmanager
     def watched(self, watcher: Watcher) -> Iterator[None]:

@@ -13,11 +13,11 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PACE_VARIABLE", "Pace", "read", "starved"]
+__all__ = ["PACE_VARIABLE", "Pace", "read", "shape", "starved"]
 
 PACE_VARIABLE = "RDM_PACE"
 """Names the record in the environment of a job's processes; the mark lies beside it."""
@@ -90,11 +90,15 @@ class Pace:
             **dict(zip(("waited_s", "starved_s"), (wait / max(1, steps) for wait in waits), strict=True)),
             **record,
         }
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         # A disk that is full ends no training.
         with contextlib.suppress(OSError):
-            partial.write_text(json.dumps({"time": time.time(), **record}) + "\n")
-            partial.replace(self._path)
+            _replace(self._path, {"time": time.time(), **record})
+
+    def built(self, shape: Mapping[str, Any]) -> None:
+        """Say once what this rank has built, by the names of the job info; see ``rdm_job.info``."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                _replace(_shape_of(self._path), {key: str(value) for key, value in shape.items()})
 
     def _set(self, since: float) -> None:
         if self._mark is not None:
@@ -118,6 +122,16 @@ def starved() -> float:
         rows = [line.split() for line in lines if line.startswith("cpu") and line[3].isdigit()]
         stolen = max((int(row[8]) for row in rows if len(row) > 8), default=0)
     return delays / 1e9 + stolen / os.sysconf("SC_CLK_TCK")
+
+
+def _replace(path: Path, record: Mapping[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(record) + "\n")
+    partial.replace(path)
+
+
+def _shape_of(path: Path) -> Path:
+    return path.with_suffix(".shape")
 
 
 def _mark_of(path: Path) -> Path:
@@ -146,3 +160,15 @@ def read(path: Path) -> tuple[dict[str, Any], int, float]:
         found = json.loads(path.read_text())
         record = found if isinstance(found, dict) else {}
     return record, iteration, since
+
+
+def shape(path: Path) -> dict[str, str]:
+    """Return what a rank has built; nothing while it has not said so.
+
+    Args:
+        path: The record's.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(_shape_of(path).read_text())
+        return found if isinstance(found, dict) else {}
+    return {}

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,20 @@ class _Stop:
         self.received = signal.Signals(number)
 
 
+def _layers(stages: Mapping[int, Sequence[str]]) -> dict[str, Any]:
+    """Return the layers that were built, and where they were cut, by the names of the job info.
+
+    Args:
+        stages: The kinds of the blocks of each stage.
+    """
+    blocks = [kind for kinds in stages.values() for kind in kinds]
+    return {
+        "PARTITION": "-".join(str(len(stages[stage])) for stage in sorted(stages)),
+        # Of a T5, the configuration's layers are the encoder's.
+        "NUM_LAYERS": len([kind for kind in blocks if kind != "DecoderBlock"]),
+    }
+
+
 class _Sums:
     """Losses since the last log line, added up on the device."""
 
@@ -227,6 +241,8 @@ class Training:
         self._own_time = OwnTime(Pace(), torch.device(get_accelerator().current_device_name()))
         self.topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
         self.engine = Engine(config, self.topology, on_loss=lambda loss: self._own_time.note_loss(loss))
+        stages = dict(self._collective.gather((self.topology.pipeline_rank, self.engine.blocks)))
+        self._own_time.pace.built({**self.engine.shape, **_layers(stages)})
         self._schedule = LearningRate.of(config)
         self._milestone("after model, optimizer, and learning rate scheduler are built")
         self.iteration = 0

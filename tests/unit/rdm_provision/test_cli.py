@@ -435,6 +435,9 @@ def test_a_directory_is_read_by_the_program_that_knows_logs(
     program.chmod(0o755)
     said = call("jobs", f"{logs}/", "--sections", "--json")
     assert (said.code, said.out) == (3, f"log sections {logs} --json\n")
+    said = call("jobs", f"{logs}/", "--verdict")
+    assert (said.code, said.out) == (3, f"log verdict {logs}\n")
+    assert call("jobs", f"{logs}/", "--verdict", "--sections").code == 3
 
 
 STEP = (

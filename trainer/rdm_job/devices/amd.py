@@ -82,7 +82,7 @@ def _uuid(device: Path) -> str:
 
 def _device(index: int, device: Path) -> Device:
     sensors = next(iter(sorted(device.glob("hwmon/hwmon*"))), device / "hwmon")
-    heat = _number(sensors / "temp1_input")
+    heat, hottest = _number(sensors / "temp1_input"), _number(sensors / "temp1_crit")
     watts = _number(sensors / "power1_average") or _number(sensors / "power1_input")
     limit = _number(sensors / "power1_cap")
     clocks = {"sm": _number(sensors / "freq1_input"), "memory": _number(sensors / "freq2_input")}
@@ -92,6 +92,7 @@ def _device(index: int, device: Path) -> Device:
         index,
         _read(device / "product_name") or "AMD GPU",
         celsius=None if heat is None else heat / 1000,
+        celsius_limit=None if hottest is None else hottest / 1000,
         percent=_number(device / "gpu_busy_percent"),
         used=None if used is None else int(used),
         total=None if total is None else int(total),

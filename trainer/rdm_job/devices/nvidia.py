@@ -135,6 +135,7 @@ class Reader:
             index,
             name.decode() if isinstance(name, bytes) else str(name),
             celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            celsius_limit=ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
             percent=busy.gpu if busy is not None else None,
             used=memory.used if memory is not None else None,
             total=memory.total if memory is not None else None,

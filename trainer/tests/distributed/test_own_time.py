@@ -65,11 +65,15 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     record, iteration, waits = pace_module.read(Path(folder) / f"{rank}.pace")
     assert (iteration, waits) == (4, 0.0)
     # Others may use the processors in one step or another.
-    return {**record, "own_s": min([*filter(None, told), record["own_s"]])}
+    shape = pace_module.shape(Path(folder) / f"{rank}.pace")
+    return {**record, "own_s": min([*filter(None, told), record["own_s"]]), "shape": shape}
 
 
+# Each of them also tells what was built.
 @pytest.mark.parametrize(
-    "parallel", [{"zero_stage": 0}, {"zero_stage": 1}, {"pipeline": 2}, {"tensor": 2}], ids=str
+    "parallel",
+    [{"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 3}, {"pipeline": 2}, {"tensor": 2}],
+    ids=str,
 )
 def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
     tmp_path: Path, parallel: dict[str, Any]
@@ -80,6 +84,21 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
     assert victim["own_s"] < culprit["own_s"] - SLEEP_S / 2
     assert (victim["nan_at"], culprit["nan_at"]) == (None, 3)
     assert (victim["group"] == culprit["group"]) == ("pipeline" not in parallel)
+    tensor, pipeline = parallel.get("tensor", 1), parallel.get("pipeline", 1)
+    assert (
+        victim["shape"]
+        == culprit["shape"]
+        == {
+            "GLOBAL_BATCH_SIZE": "4",
+            "MICRO_BATCH_SIZE": "1",
+            "DP_SIZE": str(2 // (tensor * pipeline)),
+            "TENSOR_MP_SIZE": str(tensor),
+            "PIPELINE_MP_SIZE": str(pipeline),
+            "HIDDEN_SIZE": "32",
+            "PARTITION": "1-1" if pipeline == 2 else "2",
+            "NUM_LAYERS": "2",
+        }
+    )
 
 
 def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:

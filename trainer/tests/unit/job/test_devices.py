@@ -80,6 +80,7 @@ def test_all_that_nvidias_library_tells(driver: Path) -> None:
         "index": 1,
         "name": "NVIDIA A10",
         "celsius": 50,
+        "celsius_limit": 98,
         "percent": 97,
         "used": 1024 * MIB,
         "total": 22731 * MIB,
@@ -118,6 +119,7 @@ def test_amd_from_sysfs(tmp_path: Path) -> None:
             "mem_info_vram_used": str(2048 * MIB),
             "mem_info_vram_total": str(65536 * MIB),
             "hwmon/hwmon3/temp1_input": "41000",
+            "hwmon/hwmon3/temp1_crit": "100000",
             "hwmon/hwmon3/power1_average": "311000000",
             "hwmon/hwmon3/power1_cap": "500000000",
             "hwmon/hwmon3/freq1_input": "1700000000",
@@ -136,6 +138,7 @@ def test_amd_from_sysfs(tmp_path: Path) -> None:
     assert reader.devices([["1"]]) == ()
     assert line(device_) == "[0] AMD Instinct MI250X | 41'C,  97 % |  2048 / 65536 MB |"
     assert (device_.watts, device_.watts_limit, device_.clocks) == (311, 500, {"sm": 1700})
+    assert (device_.celsius, device_.celsius_limit) == (41, 100)
     assert device_.ecc == {"corrected": 7, "uncorrected": 1}
     assert amd.Reader(tmp_path / "absent").missing
 

@@ -18,7 +18,9 @@ from rdm_job.health import Health, of_state
 from rdm_job.measure import measure
 from rdm_job.protocol import Failure, Node, Offer, Request, State
 from rdm_job.watch import Watch
+from rdm_log import signs
 from rdm_trainer import config as configuration
+from rdm_trainer import flops
 from rdm_trainer.config import Config
 from rdm_trainer.pace import Pace
 
@@ -88,6 +90,7 @@ def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[s
             "held_back": "",
             "gpu_processes": None,
             "arguments": {"WORLD_SIZE": "4"},
+            "vocabulary": None,
         }
 
     return {"n1": {"watch": watch(0)}, "n2": {"watch": watch(2)}}
@@ -190,15 +193,23 @@ def test_versions_errors_and_what_was_asked_for(tmp_path: Path, clock: Clock) ->
         }
     ]
     told["n1"]["watch"]["arguments"] = {"num_layers": "12", "lr": "0.0001", "WORLD_SIZE": "2"}
+    told["n2"]["watch"]["arguments"] = {"lr": "1.0e-4", "WORLD_SIZE": "4"}
     clock.now += 1
     found = health.verdict(STATE, told)
     assert found["verdict"] == "suspect"
     assert found["evidence"] == [
         "A disk or a quota is full, 2 times (n1, rank 1: OSError: [Errno 28] No space left on device).",
-        "num_layers is 12, and 24 was asked for.",
+        "num_layers is 12 on n1, and 24 was asked for.",
+        "WORLD_SIZE is 2 on n1, and 4 was asked for.",
         "n2 has torch 2.11.0, others have 2.13.0.",
     ]
     assert {"kind": "version", "node": "n2", "rank": None} in found["culprits"]
+    assert {"kind": "configuration", "node": "n1", "rank": None} in found["culprits"]
+    for one in told.values():
+        one["watch"]["arguments"] = {"WORLD_SIZE": "2"}
+    found = health.verdict(STATE, told)
+    assert "WORLD_SIZE is 2 on n1, n2, and 4 was asked for." in found["evidence"]
+    assert "configuration" not in [one["kind"] for one in found["culprits"]]
 
 
 def test_the_verdict_on_a_job_that_has_ended() -> None:
@@ -246,6 +257,36 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     watch.begin()
     watch.look([])
     assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
+
+
+PADDED = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
+
+
+def test_a_program_that_learns_nothing_is_told_from_its_own_vocabulary(
+    tmp_path: Path, job: JobDirectory
+) -> None:
+    settings = config(tmp_path, launcher={"program": ["pretrain_gpt.py"]})
+    watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
+    with job.log("n1", "out").open("a") as file:
+        file.write(PADDED + "".join(LINE.format(10 * n, 500.0, 10.8257) for n in range(1, 41)))
+    watch.look([])
+    found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+    assert found["evidence"] == [
+        "The lm loss stays at 10.826, the logarithm of the vocabulary of 50304: nothing is learnt."
+    ]
+
+
+def test_the_slow_rank_of_a_program_that_writes_the_timers_of_all_is_named(
+    tmp_path: Path, job: JobDirectory
+) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path, launcher={"program": ["pretrain_gpt.py"]}))
+    timers = "".join(f"     rank {rank:2d}: {700.0 if rank == 2 else 400.0}\n" for rank in range(4))
+    with job.log("n1", "out").open("a") as file:
+        file.write("NODE_RANK: 0\nTENSOR_MP_SIZE: 1\nPIPELINE_MP_SIZE: 1\n" + LINE.format(10, 900.0, 9.0))
+        file.write(f"times across ranks (ms):\n  forward-compute:\n{timers}" + LINE.format(20, 900.0, 8.9))
+    watch.look([])
+    (sign,) = watch.told()["signs"]
+    assert (sign["kind"], sign["node"], sign["rank"]) == ("slow", "n2", 2)
 
 
 def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDirectory) -> None:
@@ -317,6 +358,65 @@ def test_the_records_of_gpus_are_lines_and_json(tmp_path: Path, job: JobDirector
     assert record["ranks"]["0"] > 0
     assert record["disk_free"] > 0
     assert record["devices"][0]["name"].endswith("CPU cores")
+
+
+def test_the_time_to_the_next_checkpoint_counts_what_a_rank_waits(
+    tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node without lines of steps, 25 of 40 steps of 1.1 s before the next checkpoint."""
+    watch = Watch(job, REQUEST, config(tmp_path, checkpoint={"interval": 40}))
+    pace = Pace(job.pace(1))
+    pace.step(176)
+    record = {"time": time.time(), "group": "stage 0", "own_s": 0.5, "waited_s": 0.6}
+    job.pace(1).write_text(json.dumps(record))
+    asked: list[float | None] = []
+
+    def of_node(*_: object, checkpoint_s: float | None, **__: object) -> list[signs.Sign]:
+        asked.append(checkpoint_s)
+        return []
+
+    monkeypatch.setattr(signs, "of_node", of_node)
+    watch.look([{"rank": 1, "pid": os.getpid(), "state": "running"}])
+    assert asked == [pytest.approx(25 * 1.1)]
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_checkpoint_of_all_nodes_must_fit_on_a_disk_that_they_share(
+    tmp_path: Path, job: JobDirectory, is_shared: bool
+) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path, checkpoint={"interval": 40}))
+    whole = flops.checkpoint_bytes(config(tmp_path, checkpoint={"interval": 40}))
+    for node in ("n1", "n2") if is_shared else ("n1",):
+        lock = JobDirectory(job.path, node).lock()
+        assert lock is not None
+        lock.close()
+    watch.begin()
+    free = int(0.7 * whole)
+    watch._samples.append(signs.Sample(time=1.0, disk_free=free))
+    watch.look([])
+    named = [sign["kind"] for sign in watch.told()["signs"]]
+    assert named == (["disk"] if is_shared else [])
+
+
+def test_prometheus_file_says_no_longer_that_a_job_runs_when_it_has_ended(
+    tmp_path: Path, job: JobDirectory
+) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path, logging={"prometheus": True}))
+    job.write_state(replace(STATE, verdict={"verdict": "healthy"}))
+    watch.measure([])
+    told = tmp_path / "gpt/metrics.n1.prom"
+    assert 'rdm_job_verdict{job="gpt",verdict="healthy"} 1' in told.read_text()
+    assert "rdm_node_memory_used_bytes" in told.read_text()
+    job.write_state(replace(STATE, state="failed", ended=9.0, verdict={"verdict": "failed"}))
+    watch.end()
+    # The thread that measures may be in the middle of it.
+    watch.measure([])
+    assert 'rdm_job_verdict{job="gpt",verdict="failed"} 1' in told.read_text()
+    assert "rdm_node_memory_used_bytes" not in told.read_text()
+    # One that Slurm starts again may do so on other nodes.
+    job.write_state(replace(STATE, state="queued"))
+    watch.end()
+    assert not told.exists()
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,12 @@ def test_a_node_with_more_devices_shows_them_all(tmp_path: Path) -> None:
     assert len(sections(tmp_path, "x")[2].lines) == 2 + 8
 
 
+def test_a_node_s_devices_say_nothing_of_the_next_node_s_lines(tmp_path: Path) -> None:
+    _write(tmp_path / "n1.gpu", ["[0] NVIDIA H200 | 1 |"])
+    _write(tmp_path / "n2.gpu", [f"NVML has said {n}" for n in range(6)])
+    assert sections(tmp_path, "x")[2].lines[-4:] == tuple(f"NVML has said {n}" for n in range(2, 6))
+
+
 def test_nothing_there_is_no_error(tmp_path: Path) -> None:
     assert sections(tmp_path / "absent", "x")[0] == Section("last output message", (), 0)
     assert count_lines(tmp_path / "absent") == 0

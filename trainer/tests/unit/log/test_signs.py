@@ -32,7 +32,12 @@ def test_a_node_that_is_well() -> None:
 @pytest.mark.parametrize(
     ("last", "kind", "rank", "words"),
     [
-        ({"disk_free": GIB}, "disk", None, "1.1 GB free, and its part of the next checkpoint takes 5.0 GB"),
+        (
+            {"disk_free": GIB},
+            "disk",
+            None,
+            "1.1 GB free, and what the next checkpoint writes there takes 5.0 GB",
+        ),
         (
             {"memory_used": 31 * GIB, "ranks": {4: GIB, 5: 23 * GIB}},
             "memory",
@@ -47,7 +52,7 @@ def test_a_node_that_is_well() -> None:
     ],
 )
 def test_each_fault_is_named(last: dict[str, Any], kind: str, rank: int | None, words: str) -> None:
-    (sign,) = of_node("n2", samples(**last), first_rank=4, checkpoint_s=600, checkpoint_bytes=5 * 10**9)
+    (sign,) = of_node("n2", samples(**last), ranks=(4, 5), checkpoint_s=600, checkpoint_bytes=5 * 10**9)
     assert (sign.kind, sign.node, sign.rank, sign.is_note) == (kind, "n2", rank, False)
     assert words in sign.text
 
@@ -130,6 +135,61 @@ def test_a_gpu_that_is_hot_for_a_moment_is_none_that_is_throttled() -> None:
     assert of_node("n2", capped) == []
 
 
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        # What NVML says of a GPU that is too hot.
+        (("hw_slowdown", "hw_thermal"), ["by heat at 60'C"]),
+        (("hw_slowdown", "hw_power_brake"), ["by its power supply"]),
+        (("hw_slowdown",), ["by its power supply"]),
+        (("hw_power_brake", "sw_thermal"), ["by heat at 60'C", "by its power supply"]),
+    ],
+)
+def test_heat_is_not_said_to_be_the_power_supply_s_fault(told: tuple[str, ...], why: list[str]) -> None:
+    found = of_node("n2", [replace(one, devices=(replace(GPU, throttled=told),)) for one in samples()])
+    assert [sign.text for sign in found] == [
+        f"GPU 3 of n2 is throttled {words}, to 1200 MHz." for words in why
+    ]
+
+
+def test_a_gpu_beyond_the_ranks_is_nobody_s() -> None:
+    """Its place would be the number of a rank on the next node."""
+    devices = (replace(GPU, index=0), replace(GPU, index=1, xids=(79,)), replace(GPU, index=5, xids=(79,)))
+    found = of_node("n2", samples(devices=devices), ranks=(4, 5))
+    assert [(sign.rank, sign.text) for sign in found] == [
+        (5, "The driver reports errors of GPU 1 of n2: Xid 79."),
+        (None, "The driver reports errors of GPU 5 of n2: Xid 79."),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("celsius", "limit", "is_note"),
+    [(98, 98, False), (103, 98, False), (94, 98, True), (92, 98, None), (98, None, None), (None, 98, None)],
+)
+def test_a_gpu_as_hot_as_where_it_is_slowed_down(
+    celsius: float | None, limit: float | None, is_note: bool | None
+) -> None:
+    hot = replace(GPU, celsius=celsius, celsius_limit=limit)
+    found = of_node("n2", [replace(one, devices=(hot,)) for one in samples()], ranks=(4,))
+    assert [(sign.kind, sign.rank, sign.is_note) for sign in found] == (
+        [] if is_note is None else [("heat", 4, is_note)]
+    )
+    if found:
+        assert found[0].text == f"GPU 3 of n2 has {celsius}'C, and is slowed down at 98'C."
+    # For a moment it may be.
+    assert of_node("n2", samples(devices=(hot,))) == []
+    # One that is slowed down for it is told once.
+    throttled = replace(hot, throttled=("hw_thermal",))
+    kinds = [sign.kind for sign in of_node("n2", [replace(one, devices=(throttled,)) for one in samples()])]
+    assert kinds == ["throttled"]
+
+
+def test_full_memory_of_gpus_is_told_once_for_a_node_and_makes_nobody_suspect() -> None:
+    full = [replace(GPU, index=index, used=GPU.total) for index in (0, 1)]
+    (sign,) = of_node("n2", samples(devices=(*full, GPU)))
+    assert (sign.text, sign.is_note) == ("The memory of GPUs 0, 1 of n2 is over 97 % full.", True)
+
+
 @given(
     st.lists(
         st.tuples(st.integers(60 * GIB, 100 * GIB), st.integers(4 * GIB, 15 * GIB), st.floats(30, 88)),
@@ -146,7 +206,7 @@ def test_what_healthy_nodes_do_is_no_sign(measured: list[tuple[int, int, float]]
             memory_used=used,
             segments=10**6 + n,
             resent=10 + n // 9,
-            devices=(replace(GPU, celsius=heat, used=free // 4),),
+            devices=(replace(GPU, celsius=heat, used=min(free // 4, 23 * GIB)),),
         )
         for n, (free, used, heat) in enumerate(measured)
     ]

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from rdm_log.errors import findings
 from rdm_log.lines import Step
+from rdm_log.observe import observe
 from rdm_log.runs import runs
+from rdm_log.signs import Device, Sample, Sign
 from rdm_log.summary import plain, summarise
 from rdm_log.verdict import EXIT_CODES, Observed, judge
 from rdm_trainer import cli
@@ -43,9 +45,9 @@ HEALTHY = Observed(
     state="running",
     runs=(run(),),
     asked={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0"},
-    told={"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0", "PROFILE": "false"},
+    told={"n2": {"NNODES": "8", "PARTITION": "0-11-8-8-8-8-5-0", "PROFILE": "false"}},
     versions={"n1": {"torch": "2.11"}, "n2": {"torch": "2.11"}},
-    gpu_processes=32,
+    gpu_processes={"n1": 16, "n2": 16},
     seconds_running=3000,
     seconds_since_step=14,
     vocabulary=50304,
@@ -69,13 +71,20 @@ def test_healthy() -> None:
         ({"state": "restarting", "seconds_since_step": 900}, "starting", ""),
         ({"runs": (), "seconds_running": 60}, "starting", ""),
         ({"runs": (), "seconds_running": 3600}, "stalled", "not come to a step in 3600 s"),
-        ({"gpu_processes": 0}, "stalled", "no process is on its GPUs"),
-        ({"gpu_processes": 0, "seconds_running": 30}, "healthy", ""),
+        ({"gpu_processes": {"n1": 0, "n2": 0}}, "stalled", "no process is on its GPUs"),
+        ({"gpu_processes": {"n1": 0, "n2": 0}, "seconds_running": 30}, "healthy", ""),
+        ({"gpu_processes": {"n1": 0}, "seconds_running": 600, "runs": ()}, "starting", ""),
+        ({"gpu_processes": {"n1": 0}, "seconds_running": 1000, "runs": ()}, "stalled", "no process is on"),
+        (
+            {"gpu_processes": {**dict.fromkeys(map(str, range(99)), 8), "n7": 0}},
+            "suspect",
+            "No process is on the GPUs of n7.",
+        ),
         ({"seconds_since_step": 75}, "stalled", "No step for 75 s after iteration 600"),
         ({"seconds_since_step": 75, "phase": "saving"}, "healthy", ""),
         ({"seconds_since_step": 7200, "phase": "saving"}, "stalled", "No step for 7200 s"),
         (
-            {"told": {"PARTITION": "6-6-6-6"}},
+            {"told": {"": {"PARTITION": "6-6-6-6"}}},
             "suspect",
             "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked",
         ),
@@ -116,6 +125,18 @@ def test_slower_steps_are_told_and_make_no_job_suspect() -> None:
     verdict = judge(replace(HEALTHY, runs=(run(times=[*[400.0] * 50, *[1000.0] * 10]),)))
     assert verdict.word == "healthy"
     assert "took 2.5 times as long" in verdict.evidence[1]
+
+
+def test_notes_of_a_thousand_nodes_are_few() -> None:
+    notes = [
+        Sign("memory", f"The memory of GPU 0 of n{n} is full.", f"n{n}", is_note=True) for n in range(1000)
+    ]
+    verdict = judge(replace(HEALTHY, signs=notes))
+    assert verdict.word == "healthy"
+    assert verdict.evidence[1:] == (
+        *(note.text for note in notes[:8]),
+        "992 more notes are about memory.",
+    )
 
 
 def test_errors_are_evidence_and_warnings_are_not() -> None:
@@ -193,3 +214,75 @@ def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, text = said("--json")
     assert (code, json.loads(text)["verdict"]) == (1, "failed")
     assert said("--conf", str(tmp_path / "absent"))[0] == 3
+
+
+def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path) -> None:
+    """Megatron writes of how many entries its vocabulary is."""
+    line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: 1.08257E+01 |\n"
+    steps = "".join(line.format(10 * n) for n in range(1, 41))
+    (tmp_path / "n1.out").write_text(
+        f" > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n{steps}"
+    )
+    (tmp_path / "n2.out").write_text(steps)
+    now = (tmp_path / "n1.out").stat().st_mtime
+    verdict = judge(observe(tmp_path, now=now))
+    assert (verdict.word, verdict.reason) == (
+        "suspect",
+        "The lm loss stays at 10.826, the logarithm of the vocabulary of 50304: nothing is learnt.",
+    )
+    (tmp_path / "n1.out").write_text(steps)
+    assert judge(observe(tmp_path, now=now)).word == "healthy"
+
+
+def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path) -> None:
+    line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: {:.3f}E+00 |\n"
+    info = "NODE_RANK: 1\nHIDDEN_SIZE: 1600\nNUM_LAYERS: 48\nPARTITION: 24-24\n"
+    arguments = "  hidden_size ..................................... 1600\n  num_layers ........ 24\n"
+    steps = "".join(line.format(10 * n, 9 - n / 10) for n in range(1, 41))
+    gpu = "[{}] NVIDIA A10       | 49'C,  90 % | {:5d} / 22731 MB |\n"
+    for node, used in (("n1", 9000), ("n2", 3)):
+        (tmp_path / f"{node}.out").write_text(info + arguments + steps)
+        # What the driver takes of a GPU is no process.
+        (tmp_path / f"{node}.gpu").write_text(gpu.format(0, used) + gpu.format(1, used))
+    (tmp_path / "n3.gpu").write_text("[0] 16 CPU cores | 1 % | 10 / 64000 MB |\n")
+    full = "[rank3]: OSError: [Errno 28] No space left on device\n"
+    (tmp_path / "n1.err").write_text("  warnings.warn(\n")
+    (tmp_path / "n2.err").write_text(full)
+    now = (tmp_path / "n1.out").stat().st_mtime
+    verdict = judge(observe(tmp_path, state="RUNNING", now=now))
+    assert verdict.evidence == (
+        "A disk or a quota is full (n2, rank 3: OSError: [Errno 28] No space left on device).",
+        "num_layers is 24, and 48 was asked for.",
+        "No process is on the GPUs of n2.",
+    )
+    assert [(one.kind, one.node, one.rank) for one in verdict.culprits] == [
+        ("error", "n2", 3),
+        ("idle", "n2", None),
+    ]
+    # One error of many nodes is not told of each.
+    for number in range(2, 32):
+        (tmp_path / f"n{number}.err").write_text(full)
+    told = judge(observe(tmp_path, state="RUNNING", now=now)).evidence
+    assert (len(told), told[8]) == (11, "A disk or a quota is full, on 22 more nodes.")
+
+
+def test_what_agents_have_measured_is_judged_without_them(tmp_path: Path) -> None:
+    line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: {:.3f}E+00 |\n"
+    (tmp_path / "n1.out").write_text("".join(line.format(10 * n, 9 - n / 10) for n in range(1, 41)))
+    gpu = Device(1, "NVIDIA A10", 91, 98, 2**30, 2**34, throttled=("hw_thermal",), clocks={"sm": 900})
+    told = [
+        Sample(5.0 * n, 2**40, 2**33, 2**35, ranks={4: 2**30, 5: 2**30}, devices=(replace(gpu, index=0), gpu))
+        for n in range(9)
+    ]
+    told[-1] = replace(told[-1], devices=(replace(gpu, index=0, throttled=()), gpu))
+    records = [json.dumps({**one.to_json(), "node": "n1", "note": "said once"}) for one in told]
+    stream = tmp_path / "n1.gpu.jsonl"
+    # Other programs may have written there, and the last line may be cut.
+    stream.write_text("\n".join(["7", "{}", *records, records[0][:90]]))
+    now = (tmp_path / "n1.out").stat().st_mtime
+    verdict = judge(observe(tmp_path, state="RUNNING", now=now))
+    assert verdict.evidence == ("GPU 1 of n1 is throttled by heat at 91'C, to 900 MHz.",)
+    assert [(one.kind, one.node, one.rank) for one in verdict.culprits] == [("throttled", "n1", 5)]
+    processors = Device(0, "16 CPU cores", used=98, total=100)
+    stream.write_text(json.dumps(replace(told[0], devices=(processors,)).to_json()))
+    assert judge(observe(tmp_path, state="RUNNING", now=now)).word == "healthy"

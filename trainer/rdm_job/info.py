@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What was asked for, under the names by which programs tell what they are. Pure functions.
+
+The names in capitals are those that FASOP's scripts write (``_01_run_inter.sh``), the others those of
+Megatron's arguments, as it prints them at its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from rdm_job.protocol import Request
+from rdm_log.heads import ARGUMENT_OF
+from rdm_trainer.config import Config
+from rdm_trainer.distributed.pipeline_parallel.partition import explicit
+
+__all__ = ["ARGUMENTS", "asked", "job_info"]
+
+ARGUMENTS = (
+    *ARGUMENT_OF.values(),
+    *("num_attention_heads", "seq_length", "train_iters", "world_size", "optimizer", "lr"),
+)
+"""Arguments of Megatron's programs that are compared with what they print of themselves."""
+_SHARED = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+"""What the world is divided by; what is left are replicas."""
+
+
+def job_info(request: Request, config: Config) -> dict[str, str]:
+    """Return a job of ours in short."""
+    parallel, batch, model = config.parallel, config.optimisation, config.model
+    world = sum(node.slots for node in request.nodes)
+    info = {
+        "NODE_RANK": [node.name for node in request.nodes].index(request.node),
+        "MASTER_ADDR": request.master.address,
+        "NNODES": len(request.nodes),
+        "WORLD_SIZE": world,
+        "GLOBAL_BATCH_SIZE": batch.global_batch_size,
+        "MICRO_BATCH_SIZE": batch.micro_batch_size,
+        "TENSOR_MP_SIZE": parallel.tensor,
+        "DP_SIZE": parallel.data or world // (parallel.tensor * parallel.pipeline),
+        "PIPELINE_MP_SIZE": parallel.pipeline,
+        "PARTITION": parallel.partition,
+        "MODEL": config.name,
+        "HIDDEN_SIZE": model.hidden_size,
+        "NUM_LAYERS": model.layers,
+    }
+    return {key: str(value) for key, value in info.items()}
+
+
+def asked(request: Request, config: Config) -> dict[str, str]:
+    """Return what the processes of a job are to say of themselves, all nodes the same.
+
+    Of another program's arguments, those count that it was given, and what follows from them and the nodes.
+    """
+    told = job_info(request, config)
+    nodes = {key: told[key] for key in ("NNODES", "WORLD_SIZE")}
+    if not config.launcher.program:
+        left_out = {"NODE_RANK", "MASTER_ADDR", "MODEL"}
+        if explicit(told["PARTITION"]) is None:
+            # Where the pipeline is cut is the trainer's to decide.
+            left_out.add("PARTITION")
+        return {key: value for key, value in told.items() if key not in left_out}
+    given = _given(config.launcher.program)
+    found = {key: given[key] for key in ARGUMENTS if key in given}
+    found.setdefault("world_size", nodes["WORLD_SIZE"])
+    with contextlib.suppress(ValueError, ZeroDivisionError):
+        share = 1
+        for key in _SHARED:
+            share *= int(given.get(key, "1"))
+        found.setdefault("data_parallel_size", str(int(nodes["WORLD_SIZE"]) // share))
+    info = {name: found[key] for name, key in ARGUMENT_OF.items() if key in found}
+    return {**info, **found, **nodes, **_of_environment(config.launcher.env)}
+
+
+def _given(program: Sequence[str]) -> dict[str, str]:
+    """Return the options of a command line, named as arguments are in Python."""
+    found = {}
+    for word, following in zip(program, [*program[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            found[name.removeprefix("--").replace("-", "_")] = value if equals else following
+    return found
+
+
+def _of_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a script's own variables ask for, such as MODEL."""
+    return {key: environment[key] for key in ("MODEL", *ARGUMENT_OF) if key in environment}

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a program says of itself at the head of its output, once. Pure but for ``head``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["ARGUMENT_OF", "head", "info_of", "vocabulary_of"]
+
+ARGUMENT_OF = {
+    "NUM_LAYERS": "num_layers",
+    "HIDDEN_SIZE": "hidden_size",
+    "MICRO_BATCH_SIZE": "micro_batch_size",
+    "GLOBAL_BATCH_SIZE": "global_batch_size",
+    "TENSOR_MP_SIZE": "tensor_model_parallel_size",
+    "PIPELINE_MP_SIZE": "pipeline_model_parallel_size",
+    "DP_SIZE": "data_parallel_size",
+    "PARTITION": "balance",
+}
+"""Which of Megatron's arguments, as it prints them, a name of the job info speaks of."""
+_HEAD = 1024 * 1024
+_INFO = re.compile(r"^(?:NODE_RANK: \d+)(?:\n[A-Z][A-Z_]*: .*){0,13}", re.MULTILINE)
+_VOCABULARY = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
+
+
+def head(path: Path) -> str:
+    """Return the first mebibyte of a log.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as file:
+        return file.read(_HEAD).decode("utf-8", "replace")
+
+
+def info_of(text: str) -> dict[str, str]:
+    """Return the ``KEY: value`` lines that FASOP's scripts write of a job; nothing where there are none."""
+    match = _INFO.search(text)
+    pairs = (line.partition(": ") for line in match[0].splitlines()) if match else ()
+    return {key: value for key, _, value in pairs}
+
+
+def vocabulary_of(text: str) -> int | None:
+    """Return the entries of the vocabulary, padded, as Megatron writes it; None where it does not.
+
+    Source: ``_vocab_size_with_padding`` in Megatron-LM's ``megatron/tokenizer/tokenizer.py``.
+
+    >>> vocabulary_of(" > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)")
+    50304
+    """
+    match = _VOCABULARY.search(text)
+    return int(match[1]) if match else None

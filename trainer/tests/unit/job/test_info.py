@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What was asked for, by the names by which programs tell what they are; and what a node's processes told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job.directory import JobDirectory
+from rdm_job.health import Health
+from rdm_job.info import asked
+from rdm_job.protocol import Node, Offer, Request, State
+from rdm_job.watch import Watch
+from rdm_trainer import config as configuration
+from rdm_trainer.config import Config
+from rdm_trainer.pace import Pace
+
+REQUEST = Request(
+    "gpt", "n1", (Node("n1", "127.0.0.1", 2), Node("n2", "127.0.0.2", 2)), offer=Offer(mark="x")
+)
+STATE = State(job="gpt", state="running", started=1.0)
+OURS = {
+    "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4},
+    "parallel": {"pipeline": 2, "partition": "3-1"},
+    "optimisation": {"micro_batch_size": 2, "global_batch_size": 8},
+}
+# As FASOP's _01_run_inter.sh begins it, and what that writes before.
+PROGRAM = [
+    *("_00_pretrain_gpt.py", "--num-layers", "48", "--hidden-size=1600", "--micro-batch-size", "1"),
+    *(
+        "--pipeline-model-parallel-size",
+        "2",
+        "--balance",
+        "25-23",
+        "--no-async-tensor-model-parallel-allreduce",
+    ),
+]
+SAID = (
+    "n1\nNODE_RANK: 0\nMASTER_ADDR: 10.0.0.1\nNNODES: 3\nWORLD_SIZE: 4\nMICRO_BATCH_SIZE: 1\n"
+    "PARTITION: 24-24\nMODEL: xl\n"
+)
+
+
+def config(tmp_path: Path, **more: Any) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"name": "gpt", **more}))
+    return configuration.load(path)
+
+
+def test_of_our_trainer_its_layout_and_model_are_asked_for(tmp_path: Path) -> None:
+    found = asked(REQUEST, config(tmp_path, **OURS))
+    assert found == {
+        "NNODES": "2",
+        "WORLD_SIZE": "4",
+        "GLOBAL_BATCH_SIZE": "8",
+        "MICRO_BATCH_SIZE": "2",
+        "TENSOR_MP_SIZE": "1",
+        "PIPELINE_MP_SIZE": "2",
+        "DP_SIZE": "2",
+        "PARTITION": "3-1",
+        "HIDDEN_SIZE": "64",
+        "NUM_LAYERS": "4",
+    }
+    even = {**OURS, "parallel": {"pipeline": 2}}
+    assert "PARTITION" not in asked(REQUEST, config(tmp_path, **even))
+
+
+def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_path: Path) -> None:
+    found = asked(REQUEST, config(tmp_path, launcher={"program": PROGRAM, "env": {"MODEL": "xl", "X": "1"}}))
+    assert found == {
+        **{"NNODES": "2", "WORLD_SIZE": "4", "world_size": "4", "MODEL": "xl"},
+        **{"num_layers": "48", "NUM_LAYERS": "48", "hidden_size": "1600", "HIDDEN_SIZE": "1600"},
+        **{"micro_batch_size": "1", "MICRO_BATCH_SIZE": "1", "balance": "25-23", "PARTITION": "25-23"},
+        **{"pipeline_model_parallel_size": "2", "PIPELINE_MP_SIZE": "2"},
+        **{"data_parallel_size": "2", "DP_SIZE": "2"},
+    }
+    odd = ["train.py", "--tensor-model-parallel-size", "$TP"]
+    assert "DP_SIZE" not in asked(REQUEST, config(tmp_path, launcher={"program": odd}))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDirectory:
+    made = JobDirectory(tmp_path / "gpt", "n1")
+    made.make(REQUEST)
+    return made
+
+
+def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobDirectory) -> None:
+    settings = config(tmp_path, **OURS)
+    watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
+    ranks = [{"rank": rank, "pid": 1, "state": "running", "world": 4} for rank in (0, 1)]
+
+    def evidence() -> list[str]:
+        watch.look(ranks)
+        found: list[str] = health.verdict(STATE, {"n1": {"watch": watch.told()}})["evidence"]
+        return found
+
+    assert evidence() == ["It has not come to a step yet."]
+    right = {key: value for key, value in asked(REQUEST, settings).items() if key != "WORLD_SIZE"}
+    Pace(job.pace(0)).built(right)
+    assert evidence() == ["It has not come to a step yet."]
+    Pace(job.pace(1)).built({**right, "NUM_LAYERS": 3, "PARTITION": "2-1"})
+    assert evidence() == [
+        "PARTITION is 2-1, 3-1 on n1, and 3-1 was asked for.",
+        "NUM_LAYERS is 3, 4 on n1, and 4 was asked for.",
+    ]
+    # Another attempt tells it anew.
+    job.forget_ranks()
+    watch.begin()
+    assert evidence() == ["It has not come to a step yet."]
+
+
+def test_what_a_script_writes_of_its_job_is_compared_while_it_runs(tmp_path: Path, job: JobDirectory) -> None:
+    settings = config(tmp_path, launcher={"program": PROGRAM, "env": {"MODEL": "xl"}})
+    watch, health = Watch(job, REQUEST, settings), Health(REQUEST, settings)
+    half = SAID.index("WORLD_SIZE")
+    for part in (SAID[:half], SAID[half:]):
+        with job.log("n1", "out").open("a") as file:
+            file.write(part)
+        watch.look([])
+    found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+    assert (found["verdict"], found["evidence"]) == (
+        "suspect",
+        ["PARTITION is 24-24 on n1, and 25-23 was asked for.", "NNODES is 3 on n1, and 2 was asked for."],
+    )

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# ruff: noqa: N802, N815  # the library's names
+"""What becomes of a node's GPUs on their way to the verdict: driver, sampler, watch, health.
+
+NVIDIA's driver is a stand-in: a module with the names of nvidia-ml-py that are used, over a test's own GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job import processes
+from rdm_job.directory import JobDirectory
+from rdm_job.health import Health
+from rdm_job.protocol import Node, Offer, Request, State
+from rdm_job.watch import Watch
+from rdm_trainer import config as configuration
+from rdm_trainer.config import Config
+
+MIB = 1024 * 1024
+REQUEST = Request(
+    *("gpt", "n1", (Node("n1", "127.0.0.1", 2), Node("n2", "127.0.0.2", 2))),
+    accelerator="cuda",
+    offer=Offer(mark="x"),
+)
+STATE = State(job="gpt", state="running", started=1.0)
+
+
+@dataclass
+class Gpu:
+    """One GPU, as the driver knows it."""
+
+    index: int
+    celsius: int = 60
+    used: int = 20 * MIB
+    reasons: int = 0
+    uncorrected: int = 0
+    processes: list[int] = field(default_factory=list)
+
+
+class Driver(types.ModuleType):
+    """The stand-in of nvidia-ml-py."""
+
+    class NVMLError(Exception):
+        """What the library raises."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+    NVML_TEMPERATURE_GPU = 0
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1
+    NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
+    NVML_VOLATILE_ECC = 0
+    nvmlClocksThrottleReasonHwSlowdown = 0x8
+    nvmlClocksThrottleReasonHwThermalSlowdown = 0x40
+    nvmlEventTypeXidCriticalError = 8
+
+    def __init__(self, *gpus: Gpu) -> None:
+        super().__init__("pynvml")
+        self.gpus = gpus
+        self.xids: list[tuple[Gpu, int]] = []
+
+    def nvmlInit(self) -> None:
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        return self.gpus[index]
+
+    def nvmlDeviceGetUUID(self, gpu: Gpu) -> str:
+        return f"GPU-{gpu.index}"
+
+    def nvmlDeviceGetName(self, gpu: Gpu) -> str:
+        return "NVIDIA A10"
+
+    def nvmlDeviceGetMemoryInfo(self, gpu: Gpu) -> types.SimpleNamespace:
+        return types.SimpleNamespace(used=gpu.used, total=22731 * MIB)
+
+    def nvmlDeviceGetTemperature(self, gpu: Gpu, sensor: int) -> int:
+        return gpu.celsius
+
+    def nvmlDeviceGetTemperatureThreshold(self, gpu: Gpu, kind: int) -> int:
+        return 98
+
+    def nvmlDeviceGetClockInfo(self, gpu: Gpu, domain: int) -> int:
+        return 1200
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu: Gpu) -> int:
+        return gpu.reasons
+
+    def nvmlDeviceGetTotalEccErrors(self, gpu: Gpu, kind: int, counter: int) -> int:
+        return gpu.uncorrected if kind else 0
+
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: Gpu) -> list[types.SimpleNamespace]:
+        return [types.SimpleNamespace(pid=pid, usedGpuMemory=MIB) for pid in gpu.processes]
+
+    def nvmlEventSetCreate(self) -> object:
+        return self
+
+    def nvmlDeviceRegisterEvents(self, gpu: Gpu, kinds: int, events: object) -> None:
+        assert (kinds, events) == (8, self)
+
+    def nvmlEventSetWait(self, events: object, milliseconds: int) -> types.SimpleNamespace:
+        if not self.xids:
+            raise self.NVMLError("the time is up")
+        gpu, number = self.xids.pop()
+        return types.SimpleNamespace(device=gpu, eventData=number)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """Eight GPUs, on all of which somebody is."""
+    made = Driver(*(Gpu(index, used=20000 * MIB, processes=[1]) for index in range(8)))
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Callable[..., Watch]:
+    """Returns what watches the second node, of a job with some configuration."""
+
+    def make(**more: Any) -> Watch:
+        request = replace(REQUEST, node="n2")
+        directory = JobDirectory(tmp_path / "gpt", "n2")
+        directory.make(request)
+        return Watch(directory, request, config(tmp_path, **more))
+
+    return make
+
+
+def config(tmp_path: Path, **more: Any) -> Config:
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"name": "gpt", **more}))
+    return configuration.load(path)
+
+
+@pytest.fixture
+def program() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the job."""
+    environment = {**os.environ, processes.JOB_VARIABLE: REQUEST.job_id}
+    with subprocess.Popen(["sleep", "600"], env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_gpus_of_others_are_no_program_s(
+    driver: Driver, watched: Callable[..., Watch], program: subprocess.Popen[bytes]
+) -> None:
+    """A node with eight GPUs, of which the job has two processes: what is on the others is not its own."""
+    driver.gpus[6].processes.append(program.pid)
+    watch = watched(launcher={"program": ["train.py"]})
+    driver.xids = [(driver.gpus[5], 79), (driver.gpus[6], 79), (driver.gpus[1], 79)]
+    watch.measure([])
+    watch.look([])
+    told = watch.told()
+    assert [line[:3] for line in watch.gpu] == ["[0]", "[1]", "[6]"]
+    assert [(sign["rank"], sign["text"]) for sign in told["signs"]] == [
+        (3, "The driver reports errors of GPU 1 of n2: Xid 79."),
+        (None, "The driver reports errors of GPU 6 of n2: Xid 79."),
+    ]
+
+
+def test_a_node_without_a_process_on_its_gpus_is_named(
+    driver: Driver, watched: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    watch = watched()
+
+    def on_gpus() -> int | None:
+        watch.measure([])
+        watch.look([])
+        found: int | None = watch.told()["gpu_processes"]
+        return found
+
+    assert on_gpus() == 2
+    # In a container the driver may name nobody, but it shows their memory.
+    driver.gpus[0].processes, driver.gpus[1].processes = [], []
+    assert on_gpus() == 2
+    driver.gpus[0].used = 20 * MIB
+    assert on_gpus() == 1
+    driver.gpus[1].used = 20 * MIB
+    assert on_gpus() == 0
+    health = Health(REQUEST, config(tmp_path))
+    clock = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: clock + 1000)
+    busy = {**watch.told(), "gpu_processes": 2}
+    found = health.verdict(STATE, {"n1": {"watch": busy}, "n2": {"watch": watch.told()}})
+    assert "No process is on the GPUs of n2." in found["evidence"]
+    assert found["culprits"] == [{"kind": "idle", "node": "n2", "rank": None}]
+
+
+def test_what_the_driver_tells_comes_to_the_verdict(
+    driver: Driver, watched: Callable[..., Watch], tmp_path: Path
+) -> None:
+    """Throttling counts when it lasts, ECC errors when there are more, and other jobs' GPUs never."""
+    watch, health = watched(), Health(REQUEST, config(tmp_path))
+
+    def found() -> dict[str, Any]:
+        watch.measure([])
+        watch.look([])
+        return health.verdict(STATE, {"n2": {"watch": watch.told()}})
+
+    driver.gpus[0].uncorrected = 3
+    assert found()["verdict"] == "starting"
+    driver.gpus[0].uncorrected = 5
+    driver.gpus[1].celsius, driver.gpus[1].reasons = 91, 0x48
+    driver.gpus[5].uncorrected, driver.gpus[5].reasons = 7, 0x48
+    driver.xids = [(driver.gpus[1], 48), (driver.gpus[5], 79)]
+    found()
+    found()
+    verdict = found()
+    assert verdict["evidence"] == [
+        "GPU 0 of n2 has 2 uncorrectable memory errors (ECC).",
+        "The driver reports errors of GPU 1 of n2: Xid 48.",
+        "GPU 1 of n2 is throttled by heat at 91'C, to 1200 MHz.",
+    ]
+    assert verdict["culprits"] == [
+        {"kind": "ecc", "node": "n2", "rank": 2},
+        {"kind": "xid", "node": "n2", "rank": 3},
+        {"kind": "throttled", "node": "n2", "rank": 3},
+    ]

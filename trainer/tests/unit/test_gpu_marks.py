@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the step trace and the profilers ask of a GPU, where there is none: torch.cuda is a stand-in.
+
+Its device has a clock of its own, and is behind the host until somebody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rdm_trainer.config import Config, LauncherConfig
+from rdm_trainer.distributed import clocks
+from rdm_trainer.distributed.topology import Topology
+from rdm_trainer.profiler import Profiler
+from rdm_trainer.step_trace import StepTrace
+
+AHEAD_NS = 5_000_000
+
+
+class Gpu:
+    """A device on which each operation of a step takes 3 ms; and what it was asked, in order."""
+
+    def __init__(self) -> None:
+        self.now_ms = 100.0
+        self.asked: list[str] = []
+
+    def work(self) -> None:
+        self.now_ms += 3.0
+
+    def synchronize(self) -> None:
+        self.asked.append("wait")
+
+    @contextlib.contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        self.asked.append(f"begin {name}")
+        yield
+        self.asked.append(f"end {name}")
+
+    def start(self) -> None:
+        self.asked.append("start")
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+
+
+class Engine:
+    """What is watched: a step of two micro-batches, and a collective."""
+
+    device = torch.device("cuda")
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._watchers: list[Callable[[str, str], Any]] = []
+
+    @contextlib.contextmanager
+    def watched(self, watcher: Callable[[str, str], Any]) -> Iterator[None]:
+        self._watchers.append(watcher)
+        yield
+        self._watchers.remove(watcher)
+
+    def step(self) -> None:
+        for kind, name in (("forward", "ForwardPass"), ("backward", "BackwardPass")) * 2:
+            with contextlib.ExitStack() as stack:
+                for watcher in self._watchers:
+                    stack.enter_context(watcher(kind, name))
+                self._gpu.work()
+        dist.all_reduce(None)
+
+
+class Collective:
+    """All ranks, whose own group is not looked at."""
+
+    group = object()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    made = Gpu()
+
+    class Event:
+        """An event: when the device came to it, which nobody may ask before it was waited for."""
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_ms = made.now_ms
+
+        def elapsed_time(self, other: Event) -> float:
+            assert made.asked[-1] == "wait"
+            return other.at_ms - self.at_ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
+    monkeypatch.setattr(torch.cuda.nvtx, "range", made.range)
+    monkeypatch.setattr(torch.cuda.profiler, "start", made.start)
+    monkeypatch.setattr(torch.cuda.profiler, "stop", made.stop)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: made.work())
+    monkeypatch.setattr(clocks, "compare", lambda _: (AHEAD_NS, 200.0))
+    return made
+
+
+def test_the_step_trace_has_the_device_s_times_and_waits_for_them_once(gpu: Gpu, tmp_path: Path) -> None:
+    engine = Engine(gpu)
+    trace = StepTrace(range(2, 4), engine, Topology.single(), Collective(), tmp_path)  # type: ignore[arg-type]
+    waits = []
+    for iteration in range(1, 5):
+        with trace.step(iteration):
+            before = len(gpu.asked)
+            engine.step()
+            # Within a step nobody waits for the device.
+            assert len(gpu.asked) == before
+        waits.append(gpu.asked.count("wait"))
+    assert waits == [0, 2, 3, 3]
+    told = json.loads((tmp_path / "trace/rank-00000.json").read_text())
+    assert told["clock_uncertainty_us"] == 0.2
+    assert [span[:4] for span in told["spans"]] == [
+        [kind, name, step, batch]
+        for step in (2, 3)
+        for kind, name, batch in (
+            ("forward", "ForwardPass", 0),
+            ("backward", "BackwardPass", 0),
+            ("forward", "ForwardPass", 1),
+            ("backward", "BackwardPass", 1),
+            ("collective", "all_reduce", -1),
+        )
+    ]
+    assert [duration for *_, duration in told["spans"]] == pytest.approx([3000.0] * 10, abs=0.2)
+    # The device's first mark is the host's moment, on the first node's clock.
+    first = (trace._began + AHEAD_NS) / 1e3
+    begins = [begin - first for *_, begin, _ in told["spans"]]
+    assert begins == pytest.approx([3000.0 * number for number in range(10)], abs=0.2)
+    assert dist.all_reduce.__name__ == "<lambda>", "what was looked through is as it was"
+
+
+def test_nsys_sees_the_steps_that_were_asked_for_and_our_names(gpu: Gpu, tmp_path: Path) -> None:
+    engine = Engine(gpu)
+    config = Config(launcher=LauncherConfig(profiler="nsys", profiler_ranks=(1,), profiler_steps="2-3"))
+    for rank in (0, 1):
+        profiler = Profiler(config, engine, rank, tmp_path)  # type: ignore[arg-type]
+        for iteration in range(1, 5):
+            with profiler.step(iteration):
+                engine.step()
+        if rank == 0:
+            assert gpu.asked == []
+    passes = [f"{word} {name}" for name in ("ForwardPass", "BackwardPass") * 2 for word in ("begin", "end")]
+    assert gpu.asked == [
+        "start",
+        *("begin step 2", *passes, "end step 2"),
+        *("begin step 3", *passes, "end step 3"),
+        *("wait", "stop"),
+    ]
+    assert not list(tmp_path.iterdir())
