@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     Integers = np.ndarray[Any, np.dtype[np.int64]]
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+    Flags = np.ndarray[Any, np.dtype[np.bool_]]
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 __all__ = ["Form", "Table", "has_numpy"]
@@ -144,7 +145,7 @@ class Table:
         values = {name: array("d", self._values[name][first:last].tobytes()) for name in form.needed}
         return array("q", self._iterations[first:last].tobytes()), values
 
-    def _fits(self, rows: Bytes, form: Form) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def _fits(self, rows: Bytes, form: Form) -> Flags:
         """Return of each row whether it differs from the first one in nothing but numbers."""
         np = self._np
         # What may stand at each place instead of the first one's byte.
@@ -160,7 +161,7 @@ class Table:
         fixed, free = places[may[places] == 0], places[may[places] > 0]
         # The first one itself may say ``nan`` where others have a number.
         is_number = ((_classes()[rows[:, free]] & may[free]) > 0) | ~differs[:, free]
-        fits: np.ndarray[Any, np.dtype[np.bool_]] = is_number.all(axis=1) & ~differs[:, fixed].any(axis=1)
+        fits: Flags = is_number.all(axis=1) & ~differs[:, fixed].any(axis=1)
         return fits
 
     def _column(self, rows: Bytes, window: tuple[int, int], number: type[int] | type[float]) -> Any:

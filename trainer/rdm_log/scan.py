@@ -200,7 +200,7 @@ class RankTimers:
 
     def begin(self, header: bytes) -> None:
         """Take note of the line above them. What a launcher puts before it stands before each of them."""
-        self._pattern = _rank_timer(header[: header.index(TIMERS)].strip())
+        self._pattern = _rank_timer(header[: header.index(TIMERS)].rstrip())
         self._name = ""
         self._silence = 0
 
