@@ -2,8 +2,9 @@
 """Training lines, hundreds at once: what they say by field instead of by line.
 
 A log of nothing but training lines is the worst case of reading: there is nothing to skip. Neighbours have
-the same fields in the same order, so that one cut of all of them at ``|`` gives columns. Whatever is not
-exactly so is left to ``lines.parse``, which gives the same.
+the same fields in the same order, mostly at the same places: those are compared and read as a table, where
+there is numpy. Others are cut at ``|``, all of them at once. Whatever is not exactly so is left to
+``lines.parse``, which gives the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rdm_log.columns import Form, Table, has_numpy
 from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
 
 __all__ = ["Many", "RankTimes", "Steps", "together"]
@@ -25,6 +27,8 @@ _LEAST = 8
 _PIECE = 32 * 1024
 """Bytes that are cut at once. One line that differs costs the speed of as many."""
 _PROBE = 4 * 1024
+_FORMS = 4
+"""Among lines of one length so many forms are looked for."""
 _WORD = b"iteration "
 _LINE = re.compile(rb"([^\n|]*?)iteration +\d+/ *\d+ *\|[^\n]*\|\n")
 _HEAD = re.compile(rb"(?:^|\n)([^\n|]*?)iteration +(\d+)/ *(\d+) *\|")
@@ -86,7 +90,7 @@ class RankTimes(NamedTuple):
 Many = Steps | RankTimes
 
 
-def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
+def together(data: bytes, *, every: bool, tables: bool = False) -> Iterator[tuple[int, int, Steps]]:
     """Yield what neighbouring training lines say, and where in DATA they begin and end.
 
     Only where many of the lines are such lines: to look for them costs as much as to read others.
@@ -94,10 +98,69 @@ def together(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
     Args:
         data: Lines.
         every: Every field is wanted; otherwise only those that are counted over all steps.
+        tables: Use numpy where it is installed. To load it takes as long as to read ten megabytes without.
     """
     if not (_is_dense(data[:_PROBE]) or _is_dense(data[-_PROBE:])):
         return
-    for begin, end in _pieces(data, 0, len(data)):
+    position = 0
+    if tables and has_numpy():
+        for begin, end, steps in _of_table(data, every=every):
+            yield from _of_pieces(data, position, begin, every=every)
+            yield begin, end, steps
+            position = end
+    yield from _of_pieces(data, position, len(data), every=every)
+
+
+def _of_table(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
+    """Yield what ``together`` does, of lines that have their numbers at the same places."""
+    table = Table(data)
+    for lines in table.lengths(_LEAST):
+        for _ in range(_FORMS):
+            if len(lines) < _LEAST:
+                break
+            form = _form(table.line(lines[0]), every=every)
+            lines = lines[1:] if form is None else table.note(lines, form)
+    for first, last, form in table.neighbours(_LEAST):
+        begins = table.begins(first, last)
+        # Where no digit stands before one of them, the same stands before all.
+        heads = begins[:-1] if b"0" in form.kind[0] else begins[:1]
+        times = _times([data[begin : begin + form.before] for begin in heads])
+        if times is not None:
+            begin, end = begins[0], begins[-1]
+            iterations, values = table.numbers(first, last, form)
+            loss = loss_name(dict.fromkeys(form.fields, 0.0))
+            yield begin, end, Steps(data[begin:end], iterations, _in_milliseconds(values), loss, times)
+
+
+def _form(line: bytes, *, every: bool) -> Form | None:
+    """Return where a training line has its numbers; None when it is none, or not a plain one."""
+    head = _HEAD.match(line)
+    keys, names = _fields(line)
+    if head is None or not keys or b"loss at" in line or not line.endswith(b"|\n"):
+        return None
+    fields: dict[str, tuple[int, int]] = {}
+    begin = head.end()
+    for key, name in zip(keys, names, strict=True):
+        begin, end = begin + len(key) + 1, line.index(b"|", begin)
+        try:
+            float(line[begin:end])
+        except ValueError:
+            return None
+        fields[name] = begin, end
+        begin = end + 1
+    return Form(
+        kind=(head[1].translate(_DIGITS), *keys),
+        before=len(head[1]),
+        iteration=(head.end(1) + len(_WORD), head.end(2)),
+        total=(head.end(2) + 1, head.end() - 1),
+        fields=fields,
+        needed=_needed(names, every=every),
+    )
+
+
+def _of_pieces(data: bytes, start: int, stop: int, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
+    """Yield what ``together`` does, of some of the bytes, by cutting pieces of them at ``|``."""
+    for begin, end in _pieces(data, start, stop):
         piece = data[begin:end]
         if (steps := _steps(piece, every=every)) is not None:
             yield begin, end, steps
@@ -162,18 +225,28 @@ def _steps(data: bytes, *, every: bool) -> Steps | None:
         return None
     if times is None or not all(map(operator.lt, iterations, iterations[1:])):
         return None
-    loss = loss_name(dict.fromkeys(names, 0.0))
+    loss, wanted = loss_name(dict.fromkeys(names, 0.0)), _needed(names, every=every)
     values: dict[str, array[float]] = {}
     for key, name, column in zip(keys, names, (parts[n::width] for n in range(1, width)), strict=True):
         try:
-            found = _column(column, key, needed=every or name in COUNTED or name == loss)
+            found = _column(column, key, needed=name in wanted)
         except ValueError:
             return None
         if found is not None:
             values[name] = found
+    return Steps(data, iterations, _in_milliseconds(values), loss, times)
+
+
+def _needed(names: Sequence[str], *, every: bool) -> list[str]:
+    """Return the fields that are wanted."""
+    loss = loss_name(dict.fromkeys(names, 0.0))
+    return [name for name in names if every or name in COUNTED or name == loss]
+
+
+def _in_milliseconds(values: dict[str, array[float]]) -> dict[str, array[float]]:
     if SECONDS in values:
         values[MILLISECONDS] = array("d", [1000.0 * one for one in values.pop(SECONDS)])
-    return Steps(data, iterations, values, loss, times)
+    return values
 
 
 def _column(texts: Sequence[bytes], key: bytes, *, needed: bool) -> array[float] | None:

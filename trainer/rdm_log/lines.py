@@ -141,14 +141,14 @@ Record = Step | EngineStep | Evaluation | Memory | Milestone | Checkpoint | Time
 
 # Every line that says something has one of these; a line without any of them is never looked at. Each of them
 # is searched for in the whole log, so they are few: ``time`` stands in five kinds of lines, told apart from
-# others by the two bytes behind it.
-NEEDLES: dict[bytes, tuple[bytes, ...]] = {
-    b"iteration": (),
-    b"time": (b": ", b" (", b" a", b"s "),
-    b" ........": (),
-    b"loss at the end": (),
-    b", skipped=": (),
-}
+# others by what is behind it.
+NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
+    b"iteration",
+    re.compile(rb"time(?:: | \(|s a)"),
+    b" ........",
+    b"loss at the end",
+    b", skipped=",
+)
 
 _STEP = re.compile(rb"iteration +(\d+)/ *(\d+|infinity) *\|")
 _EVALUATION = re.compile(rb"loss at ([^|]{1,200}?) +\|([^\n]*)")

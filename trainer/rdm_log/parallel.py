@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from rdm_log.bulk import Many
+from rdm_log.columns import has_numpy
 from rdm_log.lines import Record
 from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
 
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["of_each", "records_of"]
 
-PART = 8 * BLOCK
+PART = 16 * BLOCK
 """Bytes that a process reads at a time. With those that wait to be noted it says how much memory is used."""
-REACH = 2 * BLOCK
+REACH = 4 * BLOCK
 """The heading of timers is looked for in so many bytes behind the place where a part could begin."""
+_TABLES = 4 * PART
+"""From so many bytes on numpy is loaded, where there is one."""
 _MOST = 4
 """So many processes are the most: what they say is noted by one."""
 
@@ -90,13 +93,14 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
         OSError: One cannot be read.
     """
     size = sum(path.stat().st_size for path in paths)
+    tables = size >= _TABLES and has_numpy()
     workers = _workers(size // (4 * PART))
     if workers < 2:
-        yield from records_together(read(paths), every=every)
+        yield from records_together(read(paths), every=every, tables=tables)
         return
     from concurrent.futures.process import BrokenProcessPool
 
-    told = functools.partial(_told, tuple(paths), every)
+    told = functools.partial(_told, tuple(paths), every, tables)
     waiting: deque[tuple[_Part, Future[_Found]]] = deque()
     timers = RankTimers()
     parts = _parts(paths, PART, REACH)
@@ -113,20 +117,21 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                 if timers.are_open and not part.is_sure:
                     future.cancel()
                     blocks = read(paths, begin=part.begin, end=part.end)
-                    yield from records_together(blocks, every=every, timers=timers)
+                    yield from records_together(blocks, every=every, tables=tables, timers=timers)
                 else:
                     found, timers = future.result()
                     yield from found
                 begin = part.end
     except BrokenProcessPool:
         # One was killed, perhaps for want of memory: this one alone takes less.
-        yield from records_together(read(paths, begin=begin), every=every, timers=timers)
+        blocks = read(paths, begin=begin)
+        yield from records_together(blocks, every=every, tables=tables, timers=timers)
 
 
-def _told(paths: Sequence[Path], every: bool, part: _Part) -> _Found:
+def _told(paths: Sequence[Path], every: bool, tables: bool, part: _Part) -> _Found:
     timers = RankTimers()
     blocks = read(paths, begin=part.begin, end=part.end)
-    return list(records_together(blocks, every=every, timers=timers)), timers
+    return list(records_together(blocks, every=every, tables=tables, timers=timers)), timers
 
 
 def _parts(paths: Sequence[Path], size: int, reach: int) -> Iterator[_Part]:

@@ -31,11 +31,11 @@ __all__ = [
     "with_pieces",
 ]
 
-BLOCK = 1024 * 1024
+BLOCK = 512 * 1024
 """Bytes that are searched at once."""
 END = sys.maxsize
 """Behind the last byte of any file."""
-_LONGEST = 4 * BLOCK
+_LONGEST = 8 * BLOCK
 """A line may have as many bytes. One that has more is read in parts."""
 _GAP = 64 * 1024
 """Bytes that others may have written between two lines of the timers of all ranks."""
@@ -113,19 +113,19 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
 
 
 def records_together(
-    blocks: Iterable[bytes], *, every: bool, timers: RankTimers | None = None
+    blocks: Iterable[bytes], *, every: bool, tables: bool = False, timers: RankTimers | None = None
 ) -> Iterator[Record | Many]:
     """Yield what ``records`` does, and neighbouring training lines, and a timer's of all ranks, as one.
 
     Args:
         blocks: As for ``records``.
-        every: As for ``together``.
+        every, tables: As for ``together``.
         timers: Those that go on from the bytes before.
     """
     timers = timers or RankTimers()
     for lines, whole in _lines(blocks):
         position = 0
-        for begin, end, steps in together(lines, every=every):
+        for begin, end, steps in together(lines, every=every, tables=tables):
             if position < begin:
                 yield from _of(lines[position:begin], timers, whole=True)
             timers.pass_by(end - begin)
@@ -158,18 +158,14 @@ def _of(data: bytes, timers: RankTimers, *, whole: bool) -> Iterator[Record | Ra
     if timers.are_open:
         data = b"\n" + data
     lines: dict[int, int] = {}
-    for needle, behind in NEEDLES.items():
-        position = data.find(needle)
+    for needle in NEEDLES:
+        position = _next(needle, data, 0)
         while position >= 0:
-            last = position + len(needle)
-            if behind and data[last : last + 2] not in behind:
-                position = data.find(needle, last)
-                continue
             end = data.find(b"\n", position)
             if end < 0:
                 end = len(data)
             lines[data.rfind(b"\n", 0, position) + 1] = end
-            position = data.find(needle, end)
+            position = _next(needle, data, end)
     starts = sorted(lines)
     headers = [start for start in starts if TIMERS in data[start : lines[start]]] if TIMERS in data else []
     ends = iter([*headers, len(data)])
@@ -181,6 +177,14 @@ def _of(data: bytes, timers: RankTimers, *, whole: bool) -> Iterator[Record | Ra
             timers.begin(line)
             yield from timers.go_on(data, end, next(ends))
         yield from parse(line, whole=whole or end < len(data))
+
+
+def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:
+    """Return where a needle is from a position on; -1 for nowhere."""
+    if isinstance(needle, bytes):
+        return data.find(needle, position)
+    found = needle.search(data, position)
+    return found.start() if found else -1
 
 
 class RankTimers:
@@ -196,7 +200,7 @@ class RankTimers:
 
     def begin(self, header: bytes) -> None:
         """Take note of the line above them. What a launcher puts before it stands before each of them."""
-        self._pattern = _rank_timer(header[: header.index(TIMERS)].strip())
+        self._pattern = _rank_timer(header[: header.index(TIMERS)].rstrip())
         self._name = ""
         self._silence = 0
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import mmap
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from rdm_log.scan import BLOCK, TIMERS
 
 __all__ = [
     "KINDS",
@@ -42,7 +44,11 @@ TRACES = "trace"
 VERSION = 1
 
 _COMPUTE = ("forward", "backward")
-_HEADER = b"times across ranks (ms):"
+_GAP = 64 * 1024
+"""Bytes that others may have written between two lines of timers."""
+_LONGEST = 8 * BLOCK
+"""A longer line is read in parts. The moments of some 200,000 micro-batches are one."""
+_LONGEST_TAG = 4096
 _TIMER = re.compile(rb"^\s*([A-Za-z][\w ./-]{0,80}):[ \t]*$")
 _RANK = re.compile(rb"^\s*rank +(\d+): +(\d+\.?\d*)\s*$")
 _MOMENTS = re.compile(rb"^\s*(.{1,80}?) (start|end) time lst:(.*)$")
@@ -163,24 +169,58 @@ def of_paths(paths: Sequence[Path]) -> Timeline:
 
 
 def read_timers(file: Path) -> Timeline:
-    """Return what the last timers of all ranks in a log tell: spans, or times where moments are lacking."""
-    with file.open("rb") as opened:
-        try:
-            text = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        except ValueError:  # an empty file
-            return Timeline(source="timers")
-        with text:
-            end, found = len(text), Timeline(source="timers")
-            # The last ones may be cut: those before them are then more.
-            for _ in range(2):
-                begin = text.rfind(_HEADER, 0, end)
-                if begin < 0:
-                    break
-                told = _timers(text[begin:end].splitlines()[1:])
-                if _told(told) > _told(found):
-                    found = told
-                end = begin
+    """Return what the last timers of all ranks in a log tell: spans, or times where moments are lacking.
+
+    Read are blocks, so that the log may have any size, and may be cut meanwhile, as rotation does.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    found = Timeline(source="timers")
+    with file.open("rb", buffering=0) as opened:
+        log = opened.fileno()
+        end = os.fstat(log).st_size
+        # The last ones may be cut: those before them are then more.
+        for _ in range(2):
+            begin = _heading(log, end)
+            if begin < 0:
+                break
+            told = _timers(_lines(log, begin, end), _tag(log, begin))
+            if _told(told) > _told(found):
+                found = told
+            end = begin
     return found
+
+
+def _heading(log: int, end: int) -> int:
+    """Return where the last heading of timers begins in the bytes before END; -1 when there is none."""
+    while end >= len(TIMERS):
+        begin = max(0, end - BLOCK)
+        position = os.pread(log, end - begin, begin).rfind(TIMERS)
+        if position >= 0:
+            return begin + position
+        end = begin + len(TIMERS) - 1 if begin else 0
+    return -1
+
+
+def _tag(log: int, heading: int) -> bytes:
+    """Return what a launcher put before a heading, such as ``n1:``. It stands before each line below, too."""
+    begin = max(0, heading - _LONGEST_TAG)
+    before = os.pread(log, heading - begin, begin).replace(b"\r", b"\n")
+    return before[before.rfind(b"\n") + 1 :].rstrip()
+
+
+def _lines(log: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yield what stands between two positions of a log, or to its end, line by line."""
+    rest = b""
+    while begin < end and (data := os.pread(log, min(BLOCK, end - begin), begin)):
+        begin += len(data)
+        *lines, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+        yield from lines
+        if len(rest) > _LONGEST:
+            yield rest
+            rest = b""
+    yield rest
 
 
 def _told(timeline: Timeline) -> tuple[int, int]:
@@ -188,17 +228,24 @@ def _told(timeline: Timeline) -> tuple[int, int]:
     return sum(map(len, timeline.spans.values())), sum(map(len, timeline.times.values()))
 
 
-def _timers(lines: Iterable[bytes]) -> Timeline:
+def _timers(lines: Iterable[bytes], tag: bytes) -> Timeline:
+    """Return what timers tell, from their heading on until other lines come. Each line begins with TAG."""
     found = Timeline(source="timers")
-    name, rank, begins = "", -1, []
-    for line in lines:
+    name, rank, begins, silence = "", -1, list[float](), 0
+    for whole in lines:
+        line = whole[len(tag) :] if whole.startswith(tag) else b""
+        silence += len(whole) + 1
+        if silence > _GAP + len(whole):
+            break
         if match := _RANK.match(line):
+            silence = 0
             rank = int(match[1])
             kind = _kind_of(name)
             if name and kind is not None:
                 times = found.times.setdefault(rank, {})
                 times[kind] = times.get(kind, 0.0) + float(match[2])
         elif match := _MOMENTS.match(line):
+            silence = 0
             moments = [float(number) * 1e6 for number in _NUMBER.findall(match[3])]
             if match[2] == b"start":
                 begins = moments
@@ -210,6 +257,7 @@ def _timers(lines: Iterable[bytes]) -> Timeline:
                 )
             begins = []
         elif match := _TIMER.match(line):
+            silence = 0
             name = match[1].decode("utf-8", "replace").strip()
     if found.spans:
         # They say the same, and when.

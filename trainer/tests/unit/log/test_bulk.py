@@ -101,12 +101,12 @@ def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**9), st.booleans())
-def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool) -> None:
+@given(st.integers(0, 10**9), st.booleans(), st.booleans())
+def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool, tables: bool) -> None:
     data = log(seed)
     # A log that was cut by its writer, too.
     data = data[: len(data) - seed % 50]
-    found = list(scan.records_together(cut(data, random.Random(seed)), every=every))
+    found = list(scan.records_together(cut(data, random.Random(seed)), every=every, tables=tables))
     known = list(scan.records([data]))
     # The timers before a stretch are told before it; among themselves both kinds keep their order.
     assert [one for one in one_by_one(found) if hasattr(one, "rank")] == [
@@ -127,10 +127,10 @@ def test_lines_together_say_what_they_say_one_by_one(seed: int, every: bool) -> 
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10**9), st.booleans())
-def test_runs_of_lines_together_are_those_of_lines(seed: int, series: bool) -> None:
+@given(st.integers(0, 10**9), st.booleans(), st.booleans())
+def test_runs_of_lines_together_are_those_of_lines(seed: int, series: bool, tables: bool) -> None:
     data = log(seed, groups=10)
-    together = runs(scan.records_together([data], every=series), series=series)
+    together = runs(scan.records_together([data], every=series, tables=tables), series=series)
     alone = runs(scan.records([data]), series=series)
     assert [_about(plain(run)) for run in together] == [_about(plain(run)) for run in alone]
 
@@ -142,6 +142,45 @@ def _about(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_about(item) for item in value]
     return float(f"{value:.12g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**9), st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=3)), max_size=6))
+def test_damaged_lines_of_a_table_say_what_they_say_one_by_one(
+    seed: int, damages: list[tuple[int, bytes]]
+) -> None:
+    """Bytes that are overwritten leave a line as long as it was, and shift none."""
+    data = bytearray(log(seed))
+    for place, damage in damages:
+        place %= len(data)
+        data[place : place + len(damage)] = damage[: len(data) - place]
+    found = one_by_one(scan.records_together([bytes(data)], every=True, tables=True))
+    assert by_kind(found) == by_kind(scan.records([bytes(data)]))
+
+
+@given(st.sampled_from(b"0123456789.E+- |:/n\x00\n"), st.integers(0, 73))
+def test_any_byte_of_a_line_of_a_table_counts(byte: int, place: int) -> None:
+    line = " iteration {:8d}/    9999 | lm loss: {:.6E} | consumed tokens: {:12d} |\n"
+    lines = [bytearray(line.format(n, 9 / n, n * 4096).encode()) for n in range(1, 60)]
+    lines[30][place] = byte
+    data = b"".join(lines)
+    for every in (True, False):
+        found = one_by_one(scan.records_together([data], every=every, tables=True))
+        assert list(map(repr, found)) == list(map(repr, scan.records([data])))
+        told = runs(scan.records_together([data], every=every, tables=True), series=every)
+        assert [plain(run) for run in told] == [
+            plain(run) for run in runs(scan.records([data]), series=every)
+        ]
+
+
+def test_lines_of_a_few_lengths_are_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = " iteration {:8d}/ 99999999 | lm loss: {:.6E} | grad norm: {:.3f} |\n"
+    data = "".join(line.format(n, 9 / n, n % 30) for n in range(1, 3000)).encode()
+    monkeypatch.setattr(bulk, "_of_pieces", lambda *_, **__: iter(()))
+    found = list(scan.records_together([data], every=True, tables=True))
+    assert sum(len(one.iterations) for one in found if isinstance(one, Steps)) == 2999
+    monkeypatch.setattr(bulk, "has_numpy", lambda: False)
+    assert not any(isinstance(one, Steps) for one in scan.records_together([data], every=True, tables=True))
 
 
 @pytest.mark.parametrize("before", ["", "n2: ", " [2025-03-04 05:06:{:02d}.123456]"])
@@ -190,6 +229,7 @@ def test_several_processes_read_what_one_does(
         name.write_bytes(part)
     monkeypatch.setattr(parallel, "PART", 10_000)
     monkeypatch.setattr(parallel, "REACH", reach)
+    monkeypatch.setattr(parallel, "_TABLES", 0)
     itself = os.getpid()
 
     def read(paths: Sequence[Path], *, begin: int = 0, end: int = scan.END) -> Iterator[bytes]:

@@ -198,11 +198,11 @@ def test_our_own_lines_are_read() -> None:
 
 
 def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
-    blocks = (b"x" * scan.BLOCK for _ in range(64))
+    blocks = (b"x" * scan.BLOCK for _ in range(128))
     tracemalloc.start()
     try:
         assert list(scan.records(blocks)) == []
-        assert tracemalloc.get_traced_memory()[1] < 24 * scan.BLOCK
+        assert tracemalloc.get_traced_memory()[1] < 6 * scan._LONGEST
     finally:
         tracemalloc.stop()
 

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from rdm_log.report.job import collect
 from rdm_log.report.plots import plots
+from rdm_log.scan import BLOCK
 from rdm_log.timeline import (
     Span,
     Timeline,
@@ -119,6 +123,66 @@ def test_timers_that_are_being_written_are_not_the_last_ones(tmp_path: Path) -> 
     assert read_timers(log).spans == {}
     log.write_text("")
     assert read_timers(log).spans == {}
+
+
+@pytest.mark.parametrize("tag", ["n1: ", "[default7]:", " 3: ", "[1,7]<stdout>:"])
+def test_what_a_launcher_puts_before_each_line_does_not_hide_timers(tmp_path: Path, tag: str) -> None:
+    others = "n2:     rank  0: 1.00\n    rank 99: 1.00\n"
+    lines = timers(4, 100.0).splitlines(keepends=True)
+    log = tmp_path / "n1.out"
+    log.write_text("hello\n" + "".join(f"{tag}{line}{others}" for line in lines))
+    bare = tmp_path / "bare.out"
+    bare.write_text(timers(4, 100.0))
+    assert read_timers(log).spans == read_timers(bare).spans
+    assert sorted(read_timers(log).spans) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["before", "after", "both"])
+def test_timers_are_found_in_a_log_of_any_size_in_bounded_memory(tmp_path: Path, where: str) -> None:
+    log = tmp_path / "n1.out"
+    other = b"n1: a line of something else\n" * 1000
+    with log.open("wb") as file:
+        for _ in range(2000 if where != "after" else 0):
+            file.write(other)
+        file.write(timers(4, 100.0).encode())
+        for _ in range(2000 if where != "before" else 0):
+            file.write(other)
+    size = log.stat().st_size
+    assert size > 50e6
+    tracemalloc.start()
+    try:
+        assert sorted(read_timers(log).spans) == [0, 1, 2, 3]
+        assert tracemalloc.get_traced_memory()[1] < 8 * BLOCK < size / 10
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_heading_between_two_blocks_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "n1.out"
+    text = timers(2, 100.0).encode()
+    for behind in (0, 1, 10, 22, 23, 24, 100):
+        # So many bytes of what is read first are the heading's.
+        log.write_bytes(b"x\n" + text + b"\n" * (BLOCK - len(text) + behind))
+        assert sorted(read_timers(log).spans) == [0, 1], behind
+
+
+def test_a_log_that_is_cut_while_it_is_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rotation cuts it: to map it into memory would end the process with SIGBUS."""
+    log = tmp_path / "n1.out"
+    log.write_bytes(timers(2, 100.0).encode() + b"\n" * 3 * BLOCK)
+    reads = []
+
+    def pread(file: int, size: int, place: int, real: Callable[[int, int, int], bytes] = os.pread) -> bytes:
+        reads.append(place)
+        if len(reads) == 2:
+            os.truncate(log, 0)
+        return real(file, size, place)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert read_timers(log).spans == {}
+    assert len(reads) > 2
 
 
 def test_times_of_all_ranks_without_their_moments_say_where_a_step_goes(tmp_path: Path) -> None:
