@@ -22,10 +22,22 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import apt_sources
 
 KEPT = Path(__file__).parents[2] / ".artifacts/engines"
-ENGINES = {"20.10": "", "26.1": "trixie", "28.5": "sid"}
-"""Version -> the release that has it; the machine's own is used as it is installed."""
+ENGINES = {"20.10": "", "26.1": "trixie", "28.5+": "sid"}
+"""Version, or from which on -> the release that has it; the machine's own is used as it is installed."""
 _USR = ("bin", "sbin", "lib", "lib64")
 _TIMEOUT = 600.0
+
+
+def numbers(version: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def is_of(found: str, version: str) -> bool:
+    """Say whether an engine's version is what a key of ENGINES stands for: a release that is made goes on."""
+    wanted = numbers(version.removesuffix("+"))
+    return numbers(found) >= wanted if version.endswith("+") else numbers(found) == wanted
 
 
 def engine_directory(release: str) -> Path:

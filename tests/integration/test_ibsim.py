@@ -38,7 +38,7 @@ PROGRAMS = ("ibsim", "ibstat", "opensm", "sminfo")
 DEVICE = "ibsim0"
 
 
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_until(done: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline, f"{what} within {seconds} s"
@@ -59,7 +59,7 @@ class Subnet:
     def ibstat(self, host: str) -> str:
         """Return what ibstat prints on a host."""
         done = subprocess.run(
-            ["ibstat"], cwd=self.directory, env=self.env(host), capture_output=True, text=True, timeout=30
+            ["ibstat"], cwd=self.directory, env=self.env(host), capture_output=True, text=True, timeout=240
         )
         return done.stdout
 

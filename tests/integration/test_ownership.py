@@ -272,7 +272,7 @@ def test_one_that_ends_is_reported_with_its_last_words(node: Node, policy: str) 
         HostConfig={"RestartPolicy": {"Name": policy}},
     )
     with pytest.raises(Failed, match=r"container our ended with status 3; its last words: .*no such device"):
-        ready("our", ready_line="Ready", timeout=20)
+        ready("our", ready_line="Ready", timeout=240)
 
 
 @pytest.mark.parametrize(
