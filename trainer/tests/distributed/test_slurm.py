@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -243,7 +244,7 @@ def test_a_gpt_goes_on_from_its_last_checkpoint_after_a_nodes_death_and_a_time_l
             # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
             slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
     for job in saved:
-        wait_until(f"{job} goes on", lambda job=job: state(slurm, job)["restarts"] == 1)
+        wait_until(f"{job} goes on", functools.partial(state, slurm, job), lambda one: one["restarts"] == 1)
     pause.unlink()
     for job, before in saved.items():
         told = reaches(slurm, job, "finished", "failed")
