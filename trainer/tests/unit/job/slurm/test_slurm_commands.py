@@ -71,12 +71,14 @@ def test_nothing_of_the_users_own_goes_over_the_options_of_the_script(
     assert {name: told[name] for name in kept} == kept
 
 
-def test_a_host_without_slurm_is_named(
+def test_a_host_without_slurm_and_without_the_jobs_program_is_named(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
-    config = configuration.from_dict({"launcher": {"kind": "slurm", "program": ["x.py"]}})
+    monkeypatch.setenv("RDM_PLACE", "host")
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "program": ["/nowhere/x.py"]}})
     request = Request("gpt", "login1", (Node("login1", "127.0.0.1", 1),), config=json.dumps({"name": "gpt"}))
     assert verbs.check(request, config)["problems"] == [
-        "login1 has no sbatch: put the host that jobs are submitted from into login."
+        "launcher.program /nowhere/x.py is no file on the host.",
+        "login1 has no sbatch: put the host that jobs are submitted from into login.",
     ]

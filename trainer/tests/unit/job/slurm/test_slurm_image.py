@@ -144,3 +144,10 @@ def test_an_image_is_taken_as_it_is_where_containers_are_to_be_made_anew(
     assert (words.count("import"), words.count("create") > 0) == ((2, False) if reload else (1, True))
     (made,) = (tmp_path / "jobs" / ".images").glob("*.sqsh")
     assert all((str(made) in command) is reload for command in begun)
+
+
+def test_a_node_without_what_is_to_be_mounted_says_so_to_the_others(tmp_path: Path, on_n2: Path) -> None:
+    (tmp_path / "image.sqsh").touch()
+    mounts = ["/nowhere/data:/data", "/nowhere/else", str(on_n2)]
+    job = job_in(tmp_path, image=str(tmp_path / "image.sqsh"), mounts=mounts)
+    assert refused(job) == "n2 has no /nowhere/data, /nowhere/else, which launcher.slurm.mounts names."
