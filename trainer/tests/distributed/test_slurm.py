@@ -47,6 +47,7 @@ def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
         "ranks",
         "launcher.slurm.nodes={hgx: 1, gpu2: 2}",
         "launcher.slurm.step=ranks",
+        "launcher.slurm.hint=nomultithread",
         "launcher.slurm.gres={hgx: gpu:2, gpu2: gpu:1}",
         "launcher.devices_per_node=null",
     )
