@@ -149,5 +149,5 @@ def trains(place: Place | Slurm, job: str, iteration: int, key: str = "iteration
     return wait_until(
         f"{job} has reached {iteration}",
         lambda: state(place, job),
-        lambda one: one["progress"].get(key, 0) >= iteration or one["ended"],
+        lambda one: (one["progress"].get(key) or 0) >= iteration or one["ended"],
     )

@@ -112,6 +112,6 @@ def test_the_gpt_stops_with_a_checkpoint_and_goes_on_in_another_layout_with_the_
     pause.unlink()
     place.submit(job, "parallel.pipeline=2", config="", resume=True)
     finished = reaches(place, job, "finished", "failed")
-    assert (finished["state"], finished["progress"]["iteration"]) == ("finished", 12), finished["failures"]
+    assert (finished["state"], finished["progress"]["iteration"]) == ("finished", 12), finished
     losses = {**dict(stopped["progress"]["losses"]), **dict(finished["progress"]["losses"])}
     assert losses == pytest.approx(LOSSES, abs=1e-4)

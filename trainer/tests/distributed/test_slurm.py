@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from rdm_job.directory import JobDirectory
+from tests.distributed.places import reaches, state, tiny, trains
 from tests.distributed.slurm_cluster import NODES, Image, Slurm
+from tests.tiny import LOSSES
 from tests.waiting import wait_until
 
 WHOLE = "launcher.slurm.gres=gpu:a10:4"
@@ -43,6 +47,7 @@ def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
         "ranks",
         "launcher.slurm.nodes={hgx: 1, gpu2: 2}",
         "launcher.slurm.step=ranks",
+        "launcher.slurm.hint=nomultithread",
         "launcher.slurm.gres={hgx: gpu:2, gpu2: gpu:1}",
         "launcher.devices_per_node=null",
     )
@@ -222,26 +227,49 @@ def test_what_takes_the_nodes_away_costs_a_restart(slurm: Slurm) -> None:
         assert slurm.reaches(job, "finished", "failed")["state"] == "finished"
 
 
-TINY = {
-    "model": {"layers": 4, "hidden_size": 32, "attention_heads": 4, "seq_length": 16, "vocab_size": 98},
-    "optimisation": {
-        "micro_batch_size": 2,
-        "global_batch_size": 8,
-        "train_iterations": 6,
-        "precision": "fp32",
-        "lr": 1e-2,
-    },
-    "data": {"mock": True},
-    "logging": {"interval": 1},
-}
+@pytest.mark.long
+def test_a_gpt_goes_on_from_its_last_checkpoint_after_a_nodes_death_and_a_time_limit(slurm: Slurm) -> None:
+    pause = slurm.folder / "pause"
+    pause.write_text("3")
+    config = tiny(slurm.folder, "slurm", checkpoint={"interval": 3})
+    hgx = ("launcher.slurm.partition=hgx", "launcher.slurm.gres=gpu:hgx:4")
+    slurm.submit("dies", "launcher.max_restarts=1", WHOLE, "launcher.devices_per_node=2", config=config)
+    slurm.submit("limited", "launcher.max_restarts=1", *hgx, config=config)
+    saved = {}
+    for job in ("dies", "limited"):
+        saved[job] = trains(slurm, job, 3, "checkpoint")
+        assert saved[job]["progress"]["iteration"] < 12, saved[job]
+        if job == "dies":
+            slurm.node_dies(saved[job]["master"])
+        else:
+            # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
+            slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
+    for job in saved:
+        wait_until(f"{job} goes on", functools.partial(state, slurm, job), lambda one: one["restarts"] == 1)
+    pause.unlink()
+    for job, before in saved.items():
+        told = reaches(slurm, job, "finished", "failed")
+        assert (told["state"], told["restarts"]) == ("finished", 1), told["failures"]
+        said = "".join(slurm.ask("logs", job, "--tail", "0")["parts"].values())
+        loaded = re.findall("successfully loaded checkpoint from .* at iteration ([0-9]+)", said)
+        newest = int(before["progress"]["checkpoint"])
+        # A node that dies takes what its processes did after the checkpoint; a time limit is told of.
+        assert len(loaded) == 1
+        assert int(loaded[0]) % 3 == 0 if job == "dies" else int(loaded[0]) >= newest
+        assert newest <= int(loaded[0]) < 12
+        losses = {**dict(before["progress"]["losses"]), **dict(told["progress"]["losses"])}
+        assert losses == pytest.approx({step: LOSSES[step] for step in losses}, abs=1e-4)
+        assert max(losses) == 12
+    assert state(slurm, "dies")["master"] != saved["dies"]["master"]
+    slurm.node_up(saved["dies"]["master"])
+    wait_until("all nodes are idle", slurm.idle)
 
 
 @pytest.mark.long
 def test_a_gpt_has_the_same_losses_on_one_node_and_in_an_image_on_nodes_of_two_partitions(
     slurm: Slurm, image: Image
 ) -> None:
-    launcher = {"kind": "slurm", "devices_per_node": 1}
-    config = json.dumps({"name": "gpt", **TINY, "launcher": launcher})
+    config = tiny(slurm.folder, "slurm")
     slurm.submit("host", config=config)
     first = slurm.reaches("host", "finished", "failed")
     slurm.submit(
@@ -253,6 +281,5 @@ def test_a_gpt_has_the_same_losses_on_one_node_and_in_an_image_on_nodes_of_two_p
     second = slurm.reaches("uneven", "finished", "failed")
     assert (first["state"], second["state"]) == ("finished", "finished"), second["failures"]
     assert second["nodes"] == dict.fromkeys(NODES, "done")
-    one, other = (dict(told["progress"]["losses"]) for told in (first, second))
-    assert sorted(one) == [1, 2, 3, 4, 5, 6]
-    assert other == pytest.approx(one, abs=1e-4)
+    for told in (first, second):
+        assert dict(told["progress"]["losses"]) == pytest.approx(LOSSES, abs=1e-4)
