@@ -87,7 +87,7 @@ def train(lab: SlurmLab, name: str, *more: str) -> None:
     lab.rdm("train", str(CONFIG), "--launcher", "slurm", "--name", name, "--detach", *OPTIONS, *more)
 
 
-def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on(trained: SlurmLab) -> None:
+def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout(trained: SlurmLab) -> None:
     train(trained, "tiny", "optimisation.train_iterations=2000")
     wait_until(lambda: job(trained, "tiny")["iteration"] > 0, "it trains", seen=lambda: job(trained, "tiny"))
     assert trained.state(number(trained, "tiny")) == "RUNNING"
@@ -102,7 +102,9 @@ def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on(trained: SlurmLab
     assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
     assert stopped["checkpoint"] == stopped["iteration"]
     end = stopped["iteration"] + 5
-    trained.rdm("train", "--resume", "tiny", "--detach", f"optimisation.train_iterations={end}")
+    # Two replicas until now, and two stages from here on.
+    goes_on = (f"optimisation.train_iterations={end}", "parallel.pipeline=2")
+    trained.rdm("train", "--resume", "tiny", "--detach", *goes_on)
     finished = reaches(trained, "tiny", "finished", "failed")
     assert (finished["state"], finished["iteration"]) == ("finished", end)
     trained.ends(number(trained, "tiny"))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import json
 import os
+import platform
 import signal
 import socket
 import time
@@ -18,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import rdm_trainer
 from rdm_job import agent, network
 from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory, write_atomically
 from rdm_job.protocol import Failure, Node, Offer, State
@@ -27,7 +30,7 @@ from rdm_trainer import config as configuration
 from rdm_trainer.config.slurm import components
 from rdm_trainer.errors import DONE, FAILED, TrainerError
 
-__all__ = ["again", "before_this_run", "nodes_of", "refuse", "run", "time_is_up"]
+__all__ = ["again", "before_this_run", "differing", "nodes_of", "refuse", "run", "time_is_up", "versions"]
 
 MEET_S = 300.0
 """How long nodes wait for each other in the job's directory, in seconds: a shared file system may be late."""
@@ -65,11 +68,17 @@ def run(path: Path) -> int:
     # Slurm ends a job by signals to all its processes, and then kills it.
     signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
     meeting.mkdir(parents=True, exist_ok=True)
-    write_atomically(meeting / f"{number}.json", json.dumps({"name": name, "address": address}))
+    mine = {"name": name, "address": address, "versions": versions()}
+    write_atomically(meeting / f"{number}.json", json.dumps(mine))
     ready = meeting / "ready"
     before: State | None = None
     if number == 0:
-        before = _begin(job, _meet(meeting, count), config)
+        try:
+            before = _begin(job, _meet(meeting, count), config)
+        except TrainerError:
+            # The others would wait.
+            write_atomically(ready, "no")
+            raise
         write_atomically(ready, "no" if before.has_ended else "go")
     else:
         _wait(ready.exists, f"{name} waited for the job's first node")
@@ -102,6 +111,27 @@ def nodes_of(met: Mapping[int, Mapping[str, Any]], slots: list[int]) -> tuple[No
     return tuple(
         Node(str(met[number]["name"]), str(met[number]["address"]), slots[number]) for number in sorted(met)
     )
+
+
+def differing(met: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return in which version nodes differ from the first one, in one sentence; nothing when they agree.
+
+    Args:
+        met: What each task of srun wrote, by its number.
+    """
+    first = met[min(met)]
+    for package, version in first["versions"].items():
+        others: dict[str, list[str]] = {}
+        for number in sorted(met):
+            if (other := met[number]["versions"].get(package, "")) != version:
+                others.setdefault(other, []).append(str(met[number]["name"]))
+        if others:
+            named = (f"{', '.join(nodes)} {other or 'none'}" for other, nodes in others.items())
+            return (
+                f"The environments differ: {first['name']} has {package} {version or 'none'}, and "
+                f"{'; '.join(named)}; make them the same on all nodes."
+            )
+    return ""
 
 
 def time_is_up(path: Path) -> None:
@@ -167,8 +197,25 @@ def _meet(meeting: Path, count: int) -> dict[int, dict[str, Any]]:
     return met
 
 
+def versions() -> dict[str, str]:
+    """Return what must be the same on all nodes; an empty version for what is not there."""
+    found = {"Python": platform.python_version(), "rdm-trainer": rdm_trainer.__version__}
+    for package in ("torch", "deepspeed"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = ""
+    return found
+
+
 def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: configuration.Config) -> State:
-    """Make the job of the nodes that met. Return how it was before; it has ended where it must not go on."""
+    """Make the job of the nodes that met. Return how it was before; it has ended where it must not go on.
+
+    Raises:
+        TrainerError: The nodes are not alike, or the first one has no free ports.
+    """
+    if said := differing(met):
+        raise TrainerError(said, exit_code=FAILED)
     before = JobDirectory.of_master(job.path).read_state()
     runs = int(os.environ[RUN_VARIABLE].rpartition(".")[2])
     before = before_this_run(before, runs > 0, config.launcher.max_restarts, time.time())

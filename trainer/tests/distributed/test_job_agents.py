@@ -169,8 +169,6 @@ def test_a_job_that_is_stopped_saves_first_and_another_job_goes_on(nodes: Nodes)
         first: "stopped",
         second: "stopped",
     }
-    # It goes on under its name.
-    nodes.run(first, config="", resume=True)
 
 
 def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_the_same(

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from rdm_job import network
-from tests.distributed.test_slurm import DAEMONS, NODES, WHOLE, Slurm
+from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
+from tests.distributed.test_slurm import WHOLE
 from tests.waiting import wait_until
 
 

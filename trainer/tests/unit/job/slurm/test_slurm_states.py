@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import json
 import signal
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from rdm_job.protocol import Failure, Node, Request, State
 from rdm_job.slurm import reasons, states, step, view
 from rdm_job.slurm.states import Seen
 from rdm_job.slurm.step import before_this_run, nodes_of
+from rdm_trainer.errors import TrainerError
 
 RECORDS = Path(__file__).parent / "records"
 NOW = 1795321900.0
@@ -242,28 +245,52 @@ def test_what_goes_on_is_counted_and_limited() -> None:
     assert isinstance(over.failures[-1], Failure)
 
 
-def test_a_run_whose_agents_end_at_once_costs_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
+    """A job on one node, of which this process is srun's first task."""
     job = JobDirectory(tmp_path / "gpt", "n1")
     job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
     job.write_resolved("{launcher: {kind: slurm, max_restarts: 1, slurm: {interface: lo}}}")
     job.write_state(State("gpt", "queued", master="n1"))
-    told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1"}
-    names = (*told, "RDM_SLURM_RUN", "RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_PLACE")
-    for name in names:
+    told = {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURMD_NODENAME": "n1", "RDM_SLURM_RUN": "7.0"}
+    for name in (*told, "RDM_NODE", "RDM_CLUSTER_KEY", "RDM_JOBS", "RDM_PLACE"):
         monkeypatch.setenv(name, told.get(name, ""))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return job
 
+
+def test_a_run_whose_agents_end_at_once_costs_a_restart(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ended(*_: object) -> None:
         raise SystemExit
 
     monkeypatch.setattr(agent, "work", ended)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
     for run, goes_on in enumerate((True, False)):
         monkeypatch.setenv("RDM_SLURM_RUN", f"7.{run}")
         with pytest.raises(SystemExit):
-            step.run(job.path)
-        assert (job.read_state().restarts, step.again(job.path)) == (run, goes_on)
+            step.run(task.path)
+        assert (task.read_state().restarts, step.again(task.path)) == (run, goes_on)
+
+
+def test_nodes_whose_environments_differ_are_named_with_what_they_have(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_NTASKS", "3")
+    meeting = task.path / "nodes" / "7.0"
+    meeting.mkdir(parents=True)
+    torch = importlib.metadata.version("torch")
+    versions = {**step.versions(), "torch": "1.0"}
+    for number in (1, 2):
+        other = {"name": f"n{number + 1}", "address": f"10.0.0.{number}", "versions": versions}
+        (meeting / f"{number}.json").write_text(json.dumps(other))
+    with pytest.raises(TrainerError) as refused:
+        step.run(task.path)
+    assert str(refused.value) == (
+        f"The environments differ: n1 has torch {torch}, and n2, n3 1.0; make them the same on all nodes."
+    )
+    assert (meeting / "ready").read_text() == "no", "the others do not wait"
+    assert not step.again(task.path)
 
 
 def test_ranks_follow_the_tasks_of_srun() -> None:

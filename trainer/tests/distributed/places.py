@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The places on this machine where jobs run: each is asked the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.distributed.nodes import PLANTED, Nodes
+from tests.distributed.slurm_cluster import PROGRAM, Slurm
+from tests.tiny import CONFIG
+from tests.waiting import wait_until
+
+__all__ = ["Agents", "InSlurm", "Place", "reaches", "state", "tiny", "trains"]
+
+
+class Place(Protocol):
+    """Two nodes with a process on each.
+
+    Attributes:
+        folder: A directory that both see.
+        kind: The launcher.
+    """
+
+    folder: Path
+    kind: str
+
+    def submit(self, job: str, *overrides: str, **more: Any) -> None:
+        """Check and start a job: the small program, unless ``config`` says otherwise."""
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        """Ask for a job where it was started."""
+
+    def logs(self, job: str) -> list[str]:
+        """The lines that all nodes wrote."""
+
+    def directories(self, job: str) -> Sequence[Path]:
+        """The job's directory, on each node."""
+
+    def watcher(self, job: str) -> subprocess.Popen[bytes]:
+        """A process that waits for news of a job."""
+
+
+class Agents:
+    """Agents that are started on each node, as in containers and on bare hosts."""
+
+    kind = "no_ssh"
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.folder, self._nodes = nodes.folder, nodes
+        program = nodes.folder / "small.py"
+        program.write_text(PROGRAM)
+        nodes.program = [str(program)]
+
+    def submit(self, job: str, *overrides: str, **more: Any) -> None:
+        self._nodes.start(job, *overrides, **more)
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        return self._nodes.ask("n1", *words)
+
+    def logs(self, job: str) -> list[str]:
+        told = [self._nodes.ask(node, "logs", job, "--tail", "0")["text"] for node in ("n1", "n2")]
+        return "".join(told).splitlines()
+
+    def directories(self, job: str) -> Sequence[Path]:
+        return [self.folder / node / job for node in ("n1", "n2")]
+
+    def watcher(self, job: str) -> subprocess.Popen[bytes]:
+        return _watcher(job, {**os.environ, "RDM_JOBS": str(self.folder / "n1")})
+
+
+class InSlurm:
+    """Two nodes of a Slurm's partition.
+
+    Args:
+        slurm: It.
+        options: What has the job run in an image.
+    """
+
+    kind = "slurm"
+
+    def __init__(self, slurm: Slurm, options: Sequence[str] = ()) -> None:
+        self.folder, self._slurm = slurm.folder, slurm
+        self._options = ["launcher.nodes=2", *options]
+
+    def submit(self, job: str, *overrides: str, **more: Any) -> None:
+        self._slurm.submit(job, *self._options, *overrides, **more)
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        return self._slurm.ask(*words)
+
+    def logs(self, job: str) -> list[str]:
+        return "".join(self.ask("logs", job, "--tail", "0")["parts"].values()).splitlines()
+
+    def directories(self, job: str) -> Sequence[Path]:
+        return [self._slurm.jobs / job]
+
+    def watcher(self, job: str) -> subprocess.Popen[bytes]:
+        return _watcher(job, self._slurm.environment)
+
+
+def _watcher(job: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "rdm_trainer", "job", "state", job, "--wait", "600"]
+    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
+
+
+def tiny(folder: Path, kind: str, **sections: dict[str, Any]) -> str:
+    """Return the tiny GPT's configuration: 12 steps, after each of which it waits as ``FOLDER/pause`` says.
+
+    Args:
+        folder: Where that file is.
+        kind: The launcher.
+        sections: Keys of the configuration beside its own.
+    """
+    path = os.pathsep.join(filter(None, (str(PLANTED), os.environ.get("PYTHONPATH"))))
+    planted = {"PYTHONPATH": path, "PLANTED": str(folder)}
+    launcher = CONFIG["launcher"]
+    own = {
+        "launcher": {**launcher, "kind": kind, "env": {**launcher["env"], **planted}},
+        "optimisation": {"train_iterations": 12},
+    }
+    wanted = {key: dict(value) if isinstance(value, dict) else value for key, value in CONFIG.items()}
+    for given in (own, sections):
+        for name, keys in given.items():
+            wanted.setdefault(name, {}).update(keys)
+    return json.dumps(wanted)
+
+
+def state(place: Place | Slurm, job: str) -> dict[str, Any]:
+    """How a job is."""
+    found: dict[str, Any] = place.ask("state", job)["job"]
+    return found
+
+
+def reaches(place: Place | Slurm, job: str, *states: str) -> dict[str, Any]:
+    """Wait until a job is in one of these states, and return how it is."""
+    return wait_until(
+        f"{job} is {' or '.join(states)}", lambda: state(place, job), lambda one: one["state"] in states
+    )
+
+
+def trains(place: Place | Slurm, job: str, iteration: int, key: str = "iteration") -> dict[str, Any]:
+    """Wait until a job has trained so many steps, or has a checkpoint of them; return how it is."""
+    return wait_until(
+        f"{job} has reached {iteration}",
+        lambda: state(place, job),
+        lambda one: (one["progress"].get(key) or 0) >= iteration or one["ended"],
+    )

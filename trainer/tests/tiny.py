@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The training that is the same everywhere, and its losses. The end-to-end tests read the same file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CONFIG", "LOSSES"]
+
+_FILE = json.loads(Path(__file__).with_name("tiny_gpt.json").read_text())
+
+CONFIG: dict[str, Any] = _FILE["config"]
+LOSSES: dict[int, float] = dict(_FILE["losses"])
+"""Of each step of one process on its own. The first ones do not depend on how many there are."""
