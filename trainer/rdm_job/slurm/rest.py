@@ -154,7 +154,8 @@ class Rest:
         except ValueError:
             answer = None
         if status != http.client.OK or not isinstance(answer, dict) or rest_forms.said(answer):
-            raise self._refused(status, rest_forms.said(answer) or text.strip()[:200])
+            # One that is no JSON is a word or two.
+            raise self._refused(status, rest_forms.said(answer) if answer else text.strip()[:200])
         return answer
 
     def _refused(self, status: int, said: str) -> SlurmError:
@@ -167,7 +168,8 @@ class Rest:
         if status == http.client.NOT_FOUND:
             return _NotServedError(f"{where} does not serve what it is asked.")
         words = re.sub(r"\s+", " ", said).rstrip(".") or f"status {status}"
-        if status == http.client.INTERNAL_SERVER_ERROR and _SILENT.search(words):
+        silent = status >= http.client.INTERNAL_SERVER_ERROR and _SILENT.search(words)
+        if silent or status == http.client.BAD_GATEWAY:
             return SlurmError(
                 f"{where} says {words!r}: Slurm's controller does not answer it, or does not take the token "
                 f"in {source}."

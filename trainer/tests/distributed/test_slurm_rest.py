@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,9 +14,15 @@ from typing import Any
 import pytest
 
 from rdm_job import network
+from rdm_job.slurm import rest_forms
+from rdm_job.slurm.script import script
+from rdm_trainer import config as configuration
 from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
 from tests.distributed.test_slurm import WHOLE
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
+
+# Without the first it wants a token of its own; with the second it may be root, or Slurm's user.
+_SERVER = {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
 
 
 class RestSlurm(Slurm):
@@ -33,8 +40,7 @@ class RestSlurm(Slurm):
         self.address = f"http://127.0.0.1:{ports[0]}"
         self.jwt = self.token("jwt", "3600")
         cluster = dict(self.environment)
-        # Without the first it wants a token of its own; with the second it may be root, or Slurm's user.
-        self.environment |= {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
+        self.environment |= _SERVER
         words = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38", f"127.0.0.1:{ports[0]}")
         self._start("slurmrestd", *words)
         self.environment = cluster
@@ -77,6 +83,55 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
         yield made
     finally:
         made.down()
+
+
+def test_it_knows_every_option_that_a_job_can_have(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "nodes": {"hgx": 1, "gpu2": 7},
+        "gres": {"hgx": "gpu:hgx:4"},
+        "gpus_per_node": {"gpu2": "a10:4"},
+        "cpus": "14",
+        "mem": "64G",
+        "time": "1-00:00:30",
+        "account": "physics",
+        "qos": "normal",
+        "nodelist": {"gpu2": "n[060-067]"},
+        "exclude": {"gpu2": "n061,n062"},
+        "constraint": "ib&nvme",
+        "signal": 0,
+    }
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": options}})
+    submitted = rest_forms.submission(
+        script("gpt", "/jobs/gpt", "/python", config), "/jobs/gpt", {"PATH": "/bin"}, 38
+    )
+
+    def answer(request: dict[str, Any]) -> str:
+        """What slurmrestd says to a request on its standard input; its controller is not there."""
+        conf = tmp_path / "slurm.conf"
+        conf.write_text(
+            "ClusterName=none\nSlurmctldHost=none(127.0.0.1)\nSlurmctldPort=1\nAuthAltTypes=auth/jwt\n"
+            "GresTypes=gpu\nNodeName=none\n"
+        )
+        body = json.dumps(request)
+        head = (
+            "POST /slurm/v0.0.38/job/submit HTTP/1.1\r\nX-SLURM-USER-NAME: root\r\n"
+            "X-SLURM-USER-TOKEN: a.b.c\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        done = subprocess.run(
+            ["slurmrestd", "-a", "rest_auth/jwt", "-s", "openapi/v0.0.38"],
+            env={**os.environ, **_SERVER, "SLURM_CONF": str(conf)},
+            input=head + body,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        return rest_forms.said(json.loads(done.stdout.partition("\n{")[2].join(["{", ""])))
+
+    assert answer(submitted) == "Unable to contact slurm controller (connect failure)"
+    submitted["jobs"][1]["nodelists"] = "n060"
+    assert "parsing" in answer(submitted)
 
 
 def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: RestSlurm) -> None:
