@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rdm_job.slurm import rest_forms
 from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
 from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
+from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -85,7 +86,22 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
         made.down()
 
 
-def test_it_knows_every_option_that_a_job_can_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("release", "plugins", "api"),
+    [
+        ("", ("-s", "openapi/v0.0.38"), 38),
+        *(
+            pytest.param(
+                "trixie", ("-s", "openapi/slurmctld", "-d", f"v0.0.{api}"), api, marks=pytest.mark.long
+            )
+            for api in (40, 41, 42)
+        ),
+    ],
+)
+def test_it_knows_every_option_that_a_job_can_have(
+    tmp_path: Path, release: str, plugins: Sequence[str], api: int
+) -> None:
+    within = inside(root(release)) if release else ()
     options: dict[str, Any] = {
         "nodes": {"hgx": 1, "gpu2": 7},
         "gres": {"hgx": "gpu:hgx:4"},
@@ -98,14 +114,15 @@ def test_it_knows_every_option_that_a_job_can_have(tmp_path: Path) -> None:
         "nodelist": {"gpu2": "n[060-067]"},
         "exclude": {"gpu2": "n061,n062"},
         "constraint": "ib&nvme",
-        "signal": 0,
+        # v0.0.38 takes none.
+        "signal": 300 if api > 38 else 0,
     }
     config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": options}})
     submitted = rest_forms.submission(
-        script("gpt", "/jobs/gpt", "/python", config), "/jobs/gpt", {"PATH": "/bin"}, 38
+        script("gpt", "/jobs/gpt", "/python", config), "/jobs/gpt", {"PATH": "/bin"}, api
     )
 
-    def answer(request: dict[str, Any]) -> str:
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         """What slurmrestd says to a request on its standard input; its controller is not there."""
         conf = tmp_path / "slurm.conf"
         conf.write_text(
@@ -114,12 +131,12 @@ def test_it_knows_every_option_that_a_job_can_have(tmp_path: Path) -> None:
         )
         body = json.dumps(request)
         head = (
-            "POST /slurm/v0.0.38/job/submit HTTP/1.1\r\nX-SLURM-USER-NAME: root\r\n"
+            f"POST /slurm/{rest_forms.name(api)}/job/submit HTTP/1.1\r\nX-SLURM-USER-NAME: root\r\n"
             "X-SLURM-USER-TOKEN: a.b.c\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         done = subprocess.run(
-            ["slurmrestd", "-a", "rest_auth/jwt", "-s", "openapi/v0.0.38"],
+            [*within, "slurmrestd", "-a", "rest_auth/jwt", *plugins],
             env={**os.environ, **_SERVER, "SLURM_CONF": str(conf)},
             input=head + body,
             capture_output=True,
@@ -127,11 +144,17 @@ def test_it_knows_every_option_that_a_job_can_have(tmp_path: Path) -> None:
             timeout=DEADLINE_S,
             check=False,
         )
-        return rest_forms.said(json.loads(done.stdout.partition("\n{")[2].join(["{", ""])))
+        # Later ones append another answer.
+        found: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))[0]
+        return found
 
-    assert answer(submitted) == "Unable to contact slurm controller (connect failure)"
-    submitted["jobs"][1]["nodelists"] = "n060"
-    assert "parsing" in answer(submitted)
+    whole = answer(submitted)
+    assert rest_forms.said(whole).endswith("Unable to contact slurm controller (connect failure)")
+    assert whole.get("warnings", []) == []
+    submitted["jobs"][1]["tasks"] = "many"
+    wrong = answer(submitted)
+    # Later ones say so and go on.
+    assert wrong.get("warnings") or "parsing" in rest_forms.said(wrong)
 
 
 def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: RestSlurm) -> None:
