@@ -86,7 +86,15 @@ class ActionModule(Decision):
             {name: f"{path}/*" for name, path in slurm_plan.HOOKS.items()} if options["health_check"] else {}
         )
         cluster = slurm_conf.Cluster(
-            options["cluster"], controller, login, partitions, hosts, options["options"], cgroups, hooks
+            options["cluster"],
+            controller,
+            login,
+            partitions,
+            hosts,
+            options["options"],
+            cgroups,
+            hooks,
+            options["rest"],
         )
         problems += slurm_conf.check(cluster)
         everybody = _everybody(options, variables)

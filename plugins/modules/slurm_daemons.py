@@ -40,7 +40,8 @@ options:
     required: true
   daemons:
     description:
-      - Those of this host, C(munge), C(mariadb), C(slurmdbd), C(slurmctld) and C(slurmd).
+      - Those of this host, C(munge), C(mariadb), C(slurmdbd), C(slurmctld), C(slurmd) and
+        C(slurmrestd).
       - Each has C(restart), a digest of what it has to be started with, and C(reload), one of what it has to
         have read.
     type: dict
@@ -58,6 +59,10 @@ options:
     description: Accounts, each with its users.
     type: dict
     default: {}
+  token_key:
+    description: File of the key that tokens are signed with, made when it is missing. Empty means none.
+    type: path
+    default: ""
   purge:
     description: Whether V(absent) also removes the accounting database and slurmctld's state.
     type: bool
@@ -99,6 +104,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "directories": {"type": "list", "elements": "str", "default": []},
     "database": {"type": "str", "default": ""},
     "accounts": {"type": "dict", "default": {}},
+    "token_key": {"type": "path", "default": "", "no_log": False},
     "purge": {"type": "bool", "default": False},
     "timeout": {"type": "float", "default": 60},
 }
@@ -113,6 +119,8 @@ def main() -> None:
             actions = daemons.absent(options, module.check_mode)
         else:
             actions = daemons.make_directories(options["directories"], module.check_mode)
+            if options["token_key"]:
+                actions += daemons.make_key(options["token_key"], module.check_mode)
             actions += daemons.present(options, module.check_mode)
     except (daemons.SlurmProblem, ProgramProblem) as problem:
         module.fail_json(msg=str(problem))

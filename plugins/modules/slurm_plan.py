@@ -53,6 +53,10 @@ options:
     description: Whether a node is looked at before and after each job.
     type: bool
     default: true
+  rest:
+    description: Where slurmrestd listens on the controller, C(HOST:PORT). Empty means that there is none.
+    type: str
+    default: ""
   accounts:
     description: Accounts, each with its users.
     type: dict
@@ -85,7 +89,7 @@ plan:
     hosts:
       description:
         - For each host C(files), C(private_files), C(folders), C(blocks), C(packages), C(daemons),
-          C(directories), C(accounts) and C(munge_owner).
+          C(directories), C(accounts), C(token_key) and C(munge_owner).
       type: dict
     hints: {description: What a firewall has to let through., type: list, elements: str}
 rdm_refused:
@@ -109,6 +113,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "options": {"type": "dict", "default": {}},
     "cgroups": {"type": "str", "choices": ["auto", "true", "false"], "default": "auto"},
     "health_check": {"type": "bool", "default": True},
+    "rest": {"type": "str", "default": ""},
     "accounts": {"type": "dict", "default": {}},
     "key": {"type": "path", "required": True, "no_log": False},
 }

@@ -18,6 +18,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_changes import
 
 CONFIG_DIR = "/etc/slurm"
 STATE_DIR = "/var/lib/slurm"
+TOKEN_KEY = f"{CONFIG_DIR}/rdm/jwt.key"
+TOKENS = {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={TOKEN_KEY}"}
 PORTS = {"slurmctld": 6817, "slurmd": 6818, "slurmdbd": 6819}
 SRUN_PORTS = "60001-63000"
 DATABASE_PREFIX = "rdm_slurm_"
@@ -31,6 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _VALUE = re.compile(r"[^\0-\x1f#]+")
 _TIME = re.compile(r"UNLIMITED|\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", re.IGNORECASE)
+_LISTEN = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[1-9]\d{0,4}")
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_/.-]+")
 
 # What the role itself decides: from the inventory, or because daemons and files depend on it.
@@ -133,6 +136,7 @@ class Cluster:
         options: the user's own of slurm.conf.
         cgroups: whether cgroups hold a job's processes together, and to what it was given.
         hooks: what runs on a node before and after each job, by the name of its option.
+        rest: where slurmrestd listens on the controller, HOST:PORT; empty for no slurmrestd.
     """
 
     name: str
@@ -143,6 +147,7 @@ class Cluster:
     options: Mapping[str, Any] = field(default_factory=dict)
     cgroups: bool = False
     hooks: Mapping[str, str] = field(default_factory=dict)
+    rest: str = ""
 
     @property
     def nodes(self) -> list[str]:
@@ -263,7 +268,9 @@ def _check_options(what: str, options: Any, problems: list[Problem], own: Iterab
 def check(cluster: Cluster) -> list[Problem]:
     """Return what is wrong with a cluster, by what its hosts say."""
     problems: list[Problem] = []
-    _check_options("slurm_options", cluster.options, problems, _OWN)
+    own = {*_OWN, *(name.lower() for name in TOKENS)} if cluster.rest else _OWN
+    _check_options("slurm_options", cluster.options, problems, own)
+    problems += _check_rest(cluster)
     for host in cluster.hosts.values():
         foreign = host.facts.get("foreign")
         if foreign:
@@ -291,6 +298,20 @@ def check(cluster: Cluster) -> list[Problem]:
         problems.append(Problem(None, "Slurm", f"differs between hosts: {said}", remedy))
     for name in cluster.nodes:
         problems += _check_node(cluster.hosts[name])
+    return problems
+
+
+def _check_rest(cluster: Cluster) -> list[Problem]:
+    if not cluster.rest:
+        return []
+    problems = []
+    if not _LISTEN.fullmatch(cluster.rest):
+        what = f"slurm_rest_address {cluster.rest!r}"
+        problems.append(Problem(None, what, "is no address", "write HOST:PORT, such as 127.0.0.1:6820"))
+    if not cluster.hosts[cluster.controller].facts["systemd"]:
+        remedy = "leave slurm_rest out"
+        reason = "needs systemd, which keeps slurmrestd running, and the host has none"
+        problems.append(Problem(cluster.controller, "slurm_rest", reason, remedy))
     return problems
 
 
@@ -367,6 +388,7 @@ def slurm_conf(cluster: Cluster) -> str:
         "SlurmctldHost": f"{controller.facts['hostname']}({controller.address})",
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
+        **(TOKENS if cluster.rest else {}),
         "StateSaveLocation": f"{STATE_DIR}/slurmctld",
         "SlurmdSpoolDir": f"{STATE_DIR}/slurmd",
         "SlurmctldPidFile": "/run/slurmctld.pid",
@@ -460,6 +482,7 @@ def slurmdbd_conf(cluster: Cluster) -> str:
     controller = cluster.hosts[cluster.controller]
     settings = {
         "AuthType": "auth/munge",
+        **(TOKENS if cluster.rest else {}),
         "DbdHost": controller.facts["hostname"],
         "DbdAddr": controller.address,
         "DbdPort": PORTS["slurmdbd"],
@@ -472,6 +495,21 @@ def slurmdbd_conf(cluster: Cluster) -> str:
         "StorageLoc": database(cluster.name),
     }
     return header(cluster) + "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def slurmrestd_unit(cluster: Cluster) -> str:
+    """Return what goes over the package's unit of slurmrestd: a user without rights, and tokens only.
+
+    SLURM_JWT is no token here (slurmrestd(8)): with it slurmrestd takes those of its users, and has none of
+    its own.
+    """
+    return header(cluster) + (
+        "[Service]\n"
+        "DynamicUser=yes\n"
+        "Environment=SLURM_JWT=daemon\n"
+        "ExecStart=\n"
+        f"ExecStart=/usr/sbin/slurmrestd -a rest_auth/jwt {cluster.rest}\n"
+    )
 
 
 def database(cluster: str) -> str:
@@ -517,8 +555,10 @@ def digest(text: str) -> str:
 
 def hints(cluster: Cluster) -> list[str]:
     """Return what a firewall has to let through, one sentence each."""
+    rest = f"from where jobs are submitted to {cluster.controller}: TCP {cluster.rest} (slurmrestd)"
     return [
         f"from all hosts to {cluster.controller}: TCP {PORTS['slurmctld']} (slurmctld)",
         f"between all hosts: TCP {PORTS['slurmd']} (slurmd) and {SRUN_PORTS} (srun)",
         f"on {cluster.controller} itself: TCP {PORTS['slurmdbd']} (slurmdbd)",
+        *([rest] if cluster.rest else ()),
     ]

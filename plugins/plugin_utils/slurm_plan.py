@@ -25,6 +25,7 @@ HOOKS = {"Prolog": f"{CONFIG_DIR}/prolog.d", "Epilog": f"{CONFIG_DIR}/epilog.d"}
 HEALTH_CHECK = "00-rdm-health-check"
 HEALTH_SETTINGS = f"{OWN_DIR}/health.json"
 UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
+REST_UNIT_FILE = "/etc/systemd/system/slurmrestd.service.d/rdm-provision.conf"
 DEFAULTS = {"apt": "/etc/default/slurmd", "dnf": "/etc/sysconfig/slurmd"}
 BLOCK = "slurmd"
 
@@ -104,6 +105,11 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         text = slurm_conf.slurmdbd_conf(cluster)
         daemons.update(mariadb={}, slurmdbd={"restart": slurm_conf.digest(text)}, slurmctld=digests)
         directories.append(f"{STATE_DIR}/slurmctld")
+    if controls and cluster.rest:
+        unit = slurm_conf.slurmrestd_unit(cluster)
+        files[REST_UNIT_FILE] = unit
+        packages += ["jwt", "slurmrestd"]
+        daemons["slurmrestd"] = {"restart": slurm_conf.digest(unit + digests["restart"])}
     if computes:
         packages.append("slurmd")
         directories.append(f"{STATE_DIR}/slurmd")
@@ -139,6 +145,7 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         "daemons": daemons,
         "directories": directories,
         "accounts": dict(accounts) if controls else {},
+        "token_key": slurm_conf.TOKEN_KEY if controls and cluster.rest else "",
         "munge_owner": "munge" if facts["packages"].get("munge") else "",
     }
 
@@ -148,7 +155,14 @@ def removed() -> dict[str, Any]:
     own = [
         *(f"{CONFIG_DIR}/{name}.conf" for name in ("slurm", "gres", "cgroup", "slurmdbd")),
         *(f"{directory}/{HEALTH_CHECK}" for directory in HOOKS.values()),
-        *(HEALTH_SETTINGS, UNIT_FILE, f"{CONFIGLESS_DIR}/slurm.conf", "/etc/munge/munge.key"),
+        *(
+            HEALTH_SETTINGS,
+            UNIT_FILE,
+            REST_UNIT_FILE,
+            slurm_conf.TOKEN_KEY,
+            f"{CONFIGLESS_DIR}/slurm.conf",
+            "/etc/munge/munge.key",
+        ),
     ]
     folders = sorted({path.rpartition("/")[0] for path in own} - {"/etc/munge"}, reverse=True)
     return {

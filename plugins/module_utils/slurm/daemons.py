@@ -32,7 +32,8 @@ STOP_S = 60.0
 POLL_S = 0.1
 RUN_S = 120.0
 
-ORDER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd")
+ORDER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "slurmrestd")
+KEY_BYTES = 32
 PROCESSES = {"munge": "munged", "mariadb": "mariadbd"}  # the others are called as their service is
 LOGS = {
     "munge": "/var/log/munge/munged.log",
@@ -40,6 +41,7 @@ LOGS = {
     "slurmdbd": "/var/log/slurm/slurmdbd.log",
     "slurmctld": "/var/log/slurm/slurmctld.log",
     "slurmd": "/var/log/slurm/slurmd.log",
+    "slurmrestd": "",  # it writes to the journal
 }
 
 
@@ -223,6 +225,12 @@ def present(options: Mapping[str, Any], check: bool) -> List[str]:
     for name in ORDER:
         wanted = options["daemons"].get(name)
         if wanted is None:
+            # The others go with the cluster.
+            if name == "slurmrestd" and name in was:
+                _end(services, change, name)
+                if not check:
+                    del was[name]
+                    remember(was)
             continue
         if name == "mariadb":
             # One that was there before is not stopped in the end.
@@ -269,6 +277,13 @@ def _bring(
         wait_for(name, services, seconds)
 
 
+def _end(services: Services, change: Change, name: str) -> None:
+    if services.pids(name):
+        change.do("stop {0}".format(name), services.stop, name)
+    if services.enabled(name):
+        change.do("disable {0}".format(name), services.enable, name, False)
+
+
 def remember(what: Mapping[str, Any]) -> None:
     """Write down what the daemons were started with and have read."""
     new = look.APPLIED + ".new"
@@ -290,10 +305,7 @@ def absent(options: Mapping[str, Any], check: bool) -> List[str]:
                 change.do("remove the accounting database", remove_database, options["database"])
             if not was[name].get("ours"):
                 continue
-        if services.pids(name):
-            change.do("stop {0}".format(name), services.stop, name)
-        if services.enabled(name):
-            change.do("disable {0}".format(name), services.enable, name, False)
+        _end(services, change, name)
     if was:
         change.do("forget them", os.unlink, look.APPLIED)
     if options["purge"] and os.path.isdir(STATE):
@@ -319,6 +331,33 @@ def make_directories(paths: List[str], check: bool) -> List[str]:
             os.makedirs(path, mode=0o755, exist_ok=True)
             os.chown(path, entry.pw_uid, entry.pw_gid)
     return changed
+
+
+def make_key(path: str, check: bool) -> List[str]:
+    """Make the key that tokens are signed with, which only the user slurm can read, unless it is there.
+
+    Its directory is there. Return what was done.
+
+    Raises:
+        SlurmProblem: the user slurm is missing.
+    """
+    if os.path.exists(path):
+        return []
+    if not check:
+        try:
+            entry = pwd.getpwnam("slurm")
+        except KeyError:
+            raise SlurmProblem("the user slurm is missing, which Slurm's packages make") from None
+        new = path + ".new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(os.urandom(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chown(new, entry.pw_uid, entry.pw_gid)
+        os.replace(new, path)
+    return ["make the key of tokens {0}".format(path)]
 
 
 # --- the cluster -----------------------------------------------------------------------------------------

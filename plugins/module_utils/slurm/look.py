@@ -46,6 +46,8 @@ PACKAGES = {
         "slurmd": "slurmd",
         "slurmctld": "slurmctld",
         "slurmdbd": "slurmdbd",
+        "slurmrestd": "slurmrestd",
+        "jwt": "slurm-wlm-jwt-plugin",
         "mariadb": "mariadb-server",
     },
     "dnf": {
@@ -54,6 +56,8 @@ PACKAGES = {
         "slurmd": "slurm-slurmd",
         "slurmctld": "slurm-slurmctld",
         "slurmdbd": "slurm-slurmdbd",
+        "slurmrestd": "slurm-slurmrestd",
+        "jwt": "libjwt",
         "mariadb": "mariadb-server",
     },
 }

@@ -11,9 +11,10 @@ import os
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from rdm_job.slurm import commands, rest_forms, states, token
 from rdm_job.slurm.commands import SlurmError
@@ -25,6 +26,7 @@ __all__ = ["Access", "Rest", "access", "of_config"]
 
 _TIMEOUT_S = 60
 _UNIX = "unix:"
+_Found = TypeVar("_Found")
 
 
 class _NotServedError(SlurmError):
@@ -80,7 +82,7 @@ class Rest:
     def cluster(self) -> tuple[list[Partition], list[ClusterNode]]:
         """Return the cluster's partitions and nodes."""
         found = (self._get("partitions"), self._get("nodes"))
-        return rest_forms.partitions(found[0]), rest_forms.nodes(found[1])
+        return self._read(rest_forms.partitions, found[0]), self._read(rest_forms.nodes, found[1])
 
     def accounts(self) -> list[str]:
         """Return this user's accounts; none where there is no accounting."""
@@ -111,7 +113,7 @@ class Rest:
 
     def queue(self) -> list[Seen]:
         """Return the jobs that Slurm has in its memory."""
-        return states.of_answer(self._get("jobs"))
+        return self._read(states.of_answer, self._get("jobs"))
 
     def recorded(self, number: int) -> Seen | None:
         """Return a job as the accounting has it; None where there is none, or it does not know the job."""
@@ -119,7 +121,7 @@ class Rest:
             answer = self._get(f"job/{number}", "slurmdb")
         except _NotServedError:
             return None
-        return states.the_job(states.of_answer(answer), number)
+        return states.the_job(self._read(states.of_answer, answer), number)
 
     def cancel(self, number: int) -> None:
         """End a job. One that has ended is no error."""
@@ -154,8 +156,20 @@ class Rest:
         except ValueError:
             answer = None
         if status != http.client.OK or not isinstance(answer, dict) or rest_forms.said(answer):
-            raise self._refused(status, rest_forms.said(answer) or text.strip()[:200])
+            # One that is no JSON is a word or two.
+            raise self._refused(status, rest_forms.said(answer) if answer is not None else text.strip()[:200])
         return answer
+
+    def _read(self, reader: Callable[[dict[str, Any]], _Found], answer: dict[str, Any]) -> _Found:
+        """Return what is in an answer.
+
+        Raises:
+            SlurmError: It is of another form.
+        """
+        try:
+            return reader(answer)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise SlurmError(f"slurmrestd at {self.address} answers in a form that is not known.") from None
 
     def _refused(self, status: int, said: str) -> SlurmError:
         where = f"slurmrestd at {self.address}"
@@ -167,7 +181,8 @@ class Rest:
         if status == http.client.NOT_FOUND:
             return _NotServedError(f"{where} does not serve what it is asked.")
         words = re.sub(r"\s+", " ", said).rstrip(".") or f"status {status}"
-        if status == http.client.INTERNAL_SERVER_ERROR and _SILENT.search(words):
+        silent = status >= http.client.INTERNAL_SERVER_ERROR and _SILENT.search(words)
+        if silent or status == http.client.BAD_GATEWAY:
             return SlurmError(
                 f"{where} says {words!r}: Slurm's controller does not answer it, or does not take the token "
                 f"in {source}."

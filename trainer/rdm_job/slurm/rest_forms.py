@@ -76,11 +76,11 @@ def said(answer: Any) -> str:
     """Return what an answer says went wrong; empty when nothing did."""
     errors = answer.get("errors") if isinstance(answer, Mapping) else None
     words = [
-        str(error.get("description") or error.get("error") or "").strip().rstrip(".")
+        ": ".join(dict.fromkeys(str(error[key]).strip().rstrip(".") for key in keys if error.get(key)))
         for error in errors or ()
         if isinstance(error, Mapping)
+        for keys in [("description", "error")]
     ]
-    # One says what the other explains.
     return "; ".join(dict.fromkeys(filter(None, words))) or ("no reason given" if errors else "")
 
 

@@ -3,19 +3,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rdm_job import network
+from rdm_job.slurm import rest_forms
+from rdm_job.slurm.script import script
+from rdm_trainer import config as configuration
 from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
+from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE
-from tests.waiting import wait_until
+from tests.waiting import DEADLINE_S, wait_until
+
+# Without the first it wants a token of its own; with the second it may be root, or Slurm's user.
+_SERVER = {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
 
 
 class RestSlurm(Slurm):
@@ -33,8 +41,7 @@ class RestSlurm(Slurm):
         self.address = f"http://127.0.0.1:{ports[0]}"
         self.jwt = self.token("jwt", "3600")
         cluster = dict(self.environment)
-        # Without the first it wants a token of its own; with the second it may be root, or Slurm's user.
-        self.environment |= {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
+        self.environment |= _SERVER
         words = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38", f"127.0.0.1:{ports[0]}")
         self._start("slurmrestd", *words)
         self.environment = cluster
@@ -77,6 +84,77 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
         yield made
     finally:
         made.down()
+
+
+@pytest.mark.parametrize(
+    ("release", "plugins", "api"),
+    [
+        ("", ("-s", "openapi/v0.0.38"), 38),
+        *(
+            pytest.param(
+                "trixie", ("-s", "openapi/slurmctld", "-d", f"v0.0.{api}"), api, marks=pytest.mark.long
+            )
+            for api in (40, 41, 42)
+        ),
+    ],
+)
+def test_it_knows_every_option_that_a_job_can_have(
+    tmp_path: Path, release: str, plugins: Sequence[str], api: int
+) -> None:
+    within = inside(root(release)) if release else ()
+    options: dict[str, Any] = {
+        "nodes": {"hgx": 1, "gpu2": 7},
+        "gres": {"hgx": "gpu:hgx:4"},
+        "gpus_per_node": {"gpu2": "a10:4"},
+        "cpus": "14",
+        "mem": "64G",
+        "time": "1-00:00:30",
+        "account": "physics",
+        "qos": "normal",
+        "nodelist": {"gpu2": "n[060-067]"},
+        "exclude": {"gpu2": "n061,n062"},
+        "constraint": "ib&nvme",
+        # v0.0.38 takes none.
+        "signal": 300 if api > 38 else 0,
+    }
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": options}})
+    submitted = rest_forms.submission(
+        script("gpt", "/jobs/gpt", "/python", config), "/jobs/gpt", {"PATH": "/bin"}, api
+    )
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        """What slurmrestd says to a request on its standard input; its controller is not there."""
+        conf = tmp_path / "slurm.conf"
+        conf.write_text(
+            "ClusterName=none\nSlurmctldHost=none(127.0.0.1)\nSlurmctldPort=1\nAuthAltTypes=auth/jwt\n"
+            "GresTypes=gpu\nNodeName=none\n"
+        )
+        body = json.dumps(request)
+        head = (
+            f"POST /slurm/{rest_forms.name(api)}/job/submit HTTP/1.1\r\nX-SLURM-USER-NAME: root\r\n"
+            "X-SLURM-USER-TOKEN: a.b.c\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        done = subprocess.run(
+            [*within, "slurmrestd", "-a", "rest_auth/jwt", *plugins],
+            env={**os.environ, **_SERVER, "SLURM_CONF": str(conf)},
+            input=head + body,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        # Later ones append another answer.
+        found: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout, done.stdout.index("{"))[0]
+        return found
+
+    whole = answer(submitted)
+    assert rest_forms.said(whole).endswith("Unable to contact slurm controller (connect failure)")
+    assert whole.get("warnings", []) == []
+    submitted["jobs"][1]["tasks"] = "many"
+    wrong = answer(submitted)
+    # Later ones say so and go on.
+    assert wrong.get("warnings") or "parsing" in rest_forms.said(wrong)
 
 
 def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: RestSlurm) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 GROUPS = {"all": [], "master": ["n1"], "workers": ["n2", "n3"], "hgx": ["n1"], "gpu2": ["n2", "n3"]}
 NODES = ["n1", "n2", "n3"]
-PACKAGES = dict.fromkeys(("munge", "client", "slurmd", "slurmctld", "slurmdbd", "mariadb"), "22.05.8-4")
+PACKAGES = dict.fromkeys(
+    ("munge", "client", "slurmd", "slurmctld", "slurmdbd", "slurmrestd", "jwt", "mariadb"), "22.05.8-4"
+)
 FACTS: dict[str, Any] = {
     "hostname": "n1",
     "systemd": True,
@@ -402,10 +404,48 @@ def test_only_packages_that_are_missing_are_installed() -> None:
     assert (hosts["n1"]["munge_owner"], hosts["n2"]["munge_owner"]) == ("munge", "")
 
 
+def test_slurmrestd_runs_on_the_controller_without_rights_and_takes_tokens_only() -> None:
+    bare = {"packages": {}, "version": "", "candidate": "22.05.8-4"}
+    made = cluster(host("n1", bare), rest="127.0.0.1:6820")
+    assert slurm_conf.check(made) == []
+    hosts = planned(made)
+    (unit,) = (file for file in hosts["n1"]["files"] if "slurmrestd.service.d" in file["path"])
+    lines = unit["content"].splitlines()
+    assert lines[1:] == [
+        "[Service]",
+        "DynamicUser=yes",
+        "Environment=SLURM_JWT=daemon",
+        "ExecStart=",
+        "ExecStart=/usr/sbin/slurmrestd -a rest_auth/jwt 127.0.0.1:6820",
+    ]
+    assert {"deb-jwt", "deb-slurmrestd"} < set(hosts["n1"]["packages"])
+    assert [name for name in NODES if "slurmrestd" in hosts[name]["daemons"]] == ["n1"]
+    assert [hosts[name]["token_key"] for name in NODES] == ["/etc/slurm/rdm/jwt.key", "", ""]
+
+
+def test_slurm_and_its_accounting_take_tokens_only_where_slurmrestd_is_asked_for() -> None:
+    words = ["AuthAltTypes=auth/jwt", "AuthAltParameters=jwt_key=/etc/slurm/rdm/jwt.key"]
+    for text in (slurm_conf.slurm_conf, slurm_conf.slurmdbd_conf):
+        assert set(words) < set(text(cluster(rest="127.0.0.1:6820")).splitlines())
+        assert "AuthAlt" not in text(cluster())
+    (hint,) = set(slurm_conf.hints(cluster(rest="10.0.0.1:6820"))) - set(slurm_conf.hints(cluster()))
+    assert "TCP 10.0.0.1:6820 (slurmrestd)" in hint
+
+
+def test_a_slurmrestd_that_could_not_run_is_refused() -> None:
+    words = said(slurm_conf.check(cluster(host("n1", {"systemd": False}), rest="127.0.0.1:6820")))
+    assert "n1: slurm_rest needs systemd" in words
+    for address in ("6820", "localhost", "localhost:0", "a b:1", "host:6820\nUser=root"):
+        assert "is no address" in said(slurm_conf.check(cluster(rest=address)))
+    mine = cluster(rest="[::1]:6820", options={"AuthAltTypes": "auth/jwt"})
+    assert "AuthAltTypes is the role's own" in said(slurm_conf.check(mine))
+    assert slurm_conf.check(cluster(options={"AuthAltTypes": "auth/jwt"})) == []
+
+
 def test_all_that_is_written_is_removed_in_the_end() -> None:
     without_systemd = {"systemd": False, "gpus": NVIDIA}
-    made = planned(cluster(host("n2", without_systemd), host("n3")))
-    written = {path for one in made.values() for path in paths(one)}
+    made = planned(cluster(host("n2", without_systemd), host("n3"), rest="127.0.0.1:6820"))
+    written = {path for one in made.values() for path in (*paths(one), one["token_key"]) if path}
     removed = slurm_plan.removed()
     assert written < {one["path"] for one in removed["files"]}
     blocks = {one["path"] for host_ in made.values() for one in host_["blocks"]}
