@@ -254,7 +254,12 @@ def test_numpy_is_loaded_for_long_logs_of_dense_lines_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[bool] = []
-    monkeypatch.setattr(parallel, "has_numpy", lambda: loaded.append(True) or True)
+
+    def has_numpy() -> bool:
+        loaded.append(True)
+        return True
+
+    monkeypatch.setattr(parallel, "has_numpy", has_numpy)
     monkeypatch.setattr(parallel, "_TABLES", 100_000)
     step = " iteration {:8d}/ 9999 | lm loss: 2.0E+00 |\n"
     other = "n1: a line of something else\n" * 5000
