@@ -1,16 +1,19 @@
 """What the verdict on a job of 1,000 nodes with eight ranks each costs its master's agent, and who asks it.
 
 Run `trainer/.venv/bin/python benchmarks/watch_jobs.py`. The nodes' reports are made here, as agents send them
-once a second. In CPU seconds, the best of five: to take all of them off their wire form, to judge, and to
-write the state; and for the reader, to read the state and turn it into what `jobs JOB --json` prints.
+once a second, and come through 1,000 real connections of `rdm_job.wire` from a process that stands in for the
+nodes. In CPU seconds, the best of five: to hear all of them, to judge, and to write the state; and for the
+reader, to read the state and turn it into what `jobs JOB --json` prints.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
+from rdm_job import wire  # noqa: E402
 from rdm_job.health import Health  # noqa: E402
 from rdm_job.info import asked  # noqa: E402
 from rdm_job.protocol import Node, Request, State  # noqa: E402
@@ -26,6 +30,7 @@ from rdm_trainer.config import Config  # noqa: E402
 NODES, EACH, ROUNDS = 1000, 8, 5
 REQUEST = Request("gpt", "n0", tuple(Node(f"n{n}", f"10.0.{n // 250}.{n % 250}", EACH) for n in range(NODES)))
 CONFIG = Config(name="gpt")
+PORT, KEY = 29871, b"of this run"
 LINE = "[0] NVIDIA H200      | 49'C,  98 % | 71204 / 143771 MB |"
 
 
@@ -72,6 +77,39 @@ def report(node: int) -> dict[str, Any]:
     }
 
 
+def stand_in(port: int, reports: Mapping[str, dict[str, Any]]) -> None:
+    """Be all nodes: each connects, and sends its report whenever the master says something."""
+    links = {name: wire.Link("127.0.0.1", port, name, KEY) for name in reports}
+    while True:
+        for name, link in links.items():
+            for _ in link.receive():
+                link.send(reports[name])
+        wire.wait(list(links.values()), 0.1)
+
+
+def hear(hub: wire.Hub) -> dict[str, dict[str, Any]]:
+    """Return a report of every node, as the master's agent hears them."""
+    hub.send({"go": True})
+    heard: dict[str, dict[str, Any]] = {}
+    while len(heard) < NODES:
+        wire.wait([hub], 1)
+        heard.update({name: messages[-1] for name, messages in hub.receive().items()})
+    return heard
+
+
+def connected(reports: Mapping[str, dict[str, Any]]) -> tuple[wire.Hub, multiprocessing.Process]:
+    """Return the master's side of connections with all nodes, and the process that stands in for these."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 4 * NODES), most))
+    hub = wire.Hub("127.0.0.1", PORT, KEY)
+    nodes = multiprocessing.Process(target=stand_in, args=(PORT, reports), daemon=True)
+    nodes.start()
+    while any(hub.silent_for(name) is None for name in reports):
+        wire.wait([hub], 1)
+        hub.receive()
+    return hub, nodes
+
+
 def best(work: Callable[[], object]) -> float:
     """Return the CPU seconds of the best of some rounds."""
     times = []
@@ -84,22 +122,24 @@ def best(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print the table."""
-    wire = {node.name: json.dumps(report(n)).encode() for n, node in enumerate(REQUEST.nodes)}
-    reports = {name: json.loads(line) for name, line in wire.items()}
+    made = {node.name: report(n) for n, node in enumerate(REQUEST.nodes)}
+    hub, others = connected(made)
+    reports = hear(hub)
     health = Health(REQUEST, CONFIG)
-    state = State(job="gpt", state="running", started=1.0, nodes=dict.fromkeys(wire, "running"))
+    state = State(job="gpt", state="running", started=1.0, nodes=dict.fromkeys(made, "running"))
     state.gpu = {name: one["gpu"] for name, one in reports.items()}
     state.verdict = health.verdict(state, reports)
     text = json.dumps(state.to_json())
     rows = [
-        ("the master's agent hears all nodes", best(lambda: [json.loads(line) for line in wire.values()])),
+        ("the master's agent hears all nodes", best(lambda: hear(hub))),
         ("and judges", best(lambda: health.verdict(state, reports))),
         ("and writes the state", best(lambda: json.dumps(state.to_json()))),
         ("the reader reads the state", best(lambda: json.dumps(State.of(json.loads(text)).to_json()))),
     ]
-    print(
-        f"{NODES} nodes, {NODES * EACH} ranks; a report has {len(wire['n1'])} bytes, the state {len(text)}."
-    )
+    others.kill()
+    hub.close()
+    size = len(json.dumps(made["n1"]))
+    print(f"{NODES} nodes, {NODES * EACH} ranks; a report has {size} bytes, the state {len(text)}.")
     print(markdown([("work", "CPU ms"), *((name, f"{1000 * seconds:.0f}") for name, seconds in rows)]))
 
 

@@ -18,7 +18,9 @@ from rdm_provision.events import to_json
 
 if TYPE_CHECKING:
     from rdm_provision.cluster import Cluster
+    from rdm_provision.events import RunResult
     from rdm_provision.job_state import JobState
+    from rdm_provision.run import Run
 
 __all__ = ["jobs"]
 
@@ -53,6 +55,9 @@ def jobs(
 ) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
+    About JOB the master is asked, whose agent hears the job's nodes; the others only when it does not answer
+    or does not have the job.
+
     With --watch it exits with 1 when the job failed or was stopped, and says when the verdict changes. Ctrl-C
     ends the watching, not the job.
 
@@ -86,7 +91,7 @@ def jobs(
         return 0
     from rdm_provision.cli import job_view, view
 
-    result, state = job_view.watch(run, cluster.name, silent=options.as_json, brief=not watch)
+    result, state = _look(cluster, options, job, run, watch=watch)
     found = cluster.job_states(result) if state is None or not watch else (state,)
     if job and result.ok and not found:
         raise unknown_job(job)
@@ -112,6 +117,23 @@ def jobs(
     if not result.ok:
         job_view.unheard(console, result)
     return result.exit_code
+
+
+def _look(
+    cluster: Cluster, options: Options, job: str, everywhere: Run, *, watch: bool
+) -> tuple[RunResult, JobState | None]:
+    """Ask about jobs; about one its master alone, whose agent hears all nodes, if it answers and has it."""
+    from rdm_provision.cli import job_view
+
+    def look(run: Run) -> tuple[RunResult, JobState | None]:
+        return job_view.watch(run, cluster.name, silent=options.as_json, brief=not watch)
+
+    if job and not options.limit and len(cluster.nodes) > 1:
+        first = {**options.run, "limit": cluster.nodes[0].name}
+        result, state = look(cluster.jobs(job, watch=watch, **first))
+        if result.cancelled or cluster.heard_jobs(result):
+            return result, state
+    return look(everywhere)
 
 
 def _verdict(state: JobState, *, as_json: bool) -> int:

@@ -20,13 +20,14 @@ from typing import NamedTuple
 from rdm_log.columns import Form, Table, has_numpy
 from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
 
-__all__ = ["Many", "RankTimes", "Steps", "together"]
+__all__ = ["PROBE", "Many", "RankTimes", "Steps", "is_dense", "together"]
 
 _LEAST = 8
 """So many neighbours are read at once, or more."""
 _PIECE = 32 * 1024
 """Bytes that are cut at once. One line that differs costs the speed of as many."""
-_PROBE = 4 * 1024
+PROBE = 4 * 1024
+"""So many bytes are looked at to tell whether training lines are dense."""
 _FORMS = 4
 """Among lines of one length so many forms are looked for."""
 _WORD = b"iteration "
@@ -100,7 +101,7 @@ def together(data: bytes, *, every: bool, tables: bool = False) -> Iterator[tupl
         every: Every field is wanted; otherwise only those that are counted over all steps.
         tables: Use numpy where it is installed. To load it takes as long as to read ten megabytes without.
     """
-    if not (_is_dense(data[:_PROBE]) or _is_dense(data[-_PROBE:])):
+    if not (is_dense(data[:PROBE]) or is_dense(data[-PROBE:])):
         return
     position = 0
     if tables and has_numpy():
@@ -193,7 +194,8 @@ def _stretches(data: bytes) -> Iterator[tuple[int, int]]:
         position = data.find(_WORD, position) if position >= 0 else -1
 
 
-def _is_dense(data: bytes) -> bool:
+def is_dense(data: bytes) -> bool:
+    """Return whether half of some lines or more are training lines."""
     return 2 * data.count(_WORD) > data.count(b"\n")
 
 

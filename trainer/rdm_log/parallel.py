@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from rdm_log.bulk import Many
+from rdm_log.bulk import PROBE, Many, is_dense
 from rdm_log.columns import has_numpy
 from rdm_log.lines import Record
 from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
@@ -33,7 +33,8 @@ PART = 16 * BLOCK
 REACH = 4 * BLOCK
 """The heading of timers is looked for in so many bytes behind the place where a part could begin."""
 _TABLES = 4 * PART
-"""From so many bytes on numpy is loaded, where there is one."""
+"""From so many bytes on numpy is worth its loading, where there is one and training lines are dense."""
+_PROBES = 16
 _MOST = 4
 """So many processes are the most: what they say is noted by one."""
 
@@ -93,7 +94,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
         OSError: One cannot be read.
     """
     size = sum(path.stat().st_size for path in paths)
-    tables = size >= _TABLES and has_numpy()
+    tables = size >= _TABLES and _is_dense(paths, size) and has_numpy()
     workers = _workers(size // (4 * PART))
     if workers < 2:
         yield from records_together(read(paths), every=every, tables=tables)
@@ -126,6 +127,12 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
         # One was killed, perhaps for want of memory: this one alone takes less.
         blocks = read(paths, begin=begin)
         yield from records_together(blocks, every=every, tables=tables, timers=timers)
+
+
+def _is_dense(paths: Sequence[Path], size: int) -> bool:
+    """Return whether somewhere in a log of SIZE bytes, by a few looks, training lines are dense."""
+    looks = (next(read(paths, PROBE, begin=place), b"") for place in range(0, size, max(1, size // _PROBES)))
+    return any(map(is_dense, looks))
 
 
 def _told(paths: Sequence[Path], every: bool, tables: bool, part: _Part) -> _Found:

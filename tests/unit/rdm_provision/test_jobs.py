@@ -20,6 +20,7 @@ from rdm_provision.cli import jobs as jobs_verb
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
+from rdm_provision.jobs import JobVerbs
 from rdm_provision.pruning import age, prunable
 from rdm_provision.run import RunSpec
 from rdm_provision.translator import Translator
@@ -316,6 +317,49 @@ def test_nothing_is_pruned_after_a_run_that_did_not_come_to_its_end(
     else:
         assert end.get("message", "") in said.output
         assert said.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "answers", "limits"),
+    [
+        (["demo-1", "--verdict"], {"n1": TOLD}, ["n1"]),
+        (["demo-1", "--watch"], {"n1": TOLD}, ["n1"]),
+        # The master does not have the job or does not answer; or it is of a job whose master is another.
+        (["demo-1", "--json"], {"n2": TOLD | {"master": "n2"}}, ["n1", ""]),
+        (["demo-1"], {"n1": TOLD | {"master": "n2"}, "n2": TOLD | {"master": "n2"}}, ["n1", ""]),
+        (["demo-1"], {"n2": TOLD}, ["n1", ""]),
+        # What the user limits is what is asked, and of all jobs all are asked.
+        (["demo-1", "--limit", "n2"], {"n2": TOLD}, ["n2"]),
+        ([], {"n1": TOLD}, [""]),
+    ],
+)
+def test_about_a_job_its_master_is_asked_and_the_others_only_when_it_cannot_tell(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    words: list[str],
+    answers: dict[str, dict[str, Any]],
+    limits: list[str],
+) -> None:
+    asked: list[str] = []
+    verdict = {"verdict": "healthy", "reason": "It makes steps.", "exit_code": 0}
+
+    def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, JobState | None]:
+        asked.append(run.spec.limit)
+        told = {
+            node: [{"job": answers[node] | {"verdict": verdict}, "directory": "/jobs"}]
+            for node in run.spec.nodes
+            if node in answers
+        }
+        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": told})
+        states = JobVerbs().job_states(result)
+        return result, states[0] if states else None
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    inventory = str(make_inventory("n1", "n2", "n3"))
+    said = CliRunner().invoke(jobs_verb.jobs, ["-i", inventory, *words], standalone_mode=False)
+    assert said.exception is None, said.output
+    assert asked == limits
+    assert "healthy" in said.output
 
 
 # --- events ---------------------------------------------------------------------------------------------

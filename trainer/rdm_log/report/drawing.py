@@ -34,7 +34,7 @@ Plot = dict[str, Any]
 """``id``, ``title``, ``note``, ``wide``, ``controls``, ``variants``: each a ``label`` and plotly's input."""
 
 BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#222222", "#8C8C8C"
+ORANGE, SKY, BLACK, GREY = "#E69F00", "#56B4E9", "#222222", "#505050"
 JOB_COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 BARS = 512

@@ -232,10 +232,12 @@ def test_several_processes_read_what_one_does(
     monkeypatch.setattr(parallel, "_TABLES", 0)
     itself = os.getpid()
 
-    def read(paths: Sequence[Path], *, begin: int = 0, end: int = scan.END) -> Iterator[bytes]:
+    def read(
+        paths: Sequence[Path], block: int = scan.BLOCK, *, begin: int = 0, end: int = scan.END
+    ) -> Iterator[bytes]:
         if killed_from is not None and begin >= killed_from and os.getpid() != itself:
             os.kill(os.getpid(), signal.SIGKILL)
-        return scan.read(paths, begin=begin, end=end)
+        return scan.read(paths, block, begin=begin, end=end)
 
     monkeypatch.setattr(parallel, "read", read)
     assert len(list(parallel._parts(names, 10_000, reach))) > 5
@@ -246,6 +248,32 @@ def test_several_processes_read_what_one_does(
         assert [repr(one) for one in found if type(one) is kind] == [
             repr(o) for o in known if type(o) is kind
         ]
+
+
+def test_numpy_is_loaded_for_long_logs_of_dense_lines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[bool] = []
+
+    def has_numpy() -> bool:
+        loaded.append(True)
+        return True
+
+    monkeypatch.setattr(parallel, "has_numpy", has_numpy)
+    monkeypatch.setattr(parallel, "_TABLES", 100_000)
+    step = " iteration {:8d}/ 9999 | lm loss: 2.0E+00 |\n"
+    other = "n1: a line of something else\n" * 5000
+    for size, before, expected in (
+        (9000, other, True),
+        (9000, "", True),
+        (100, other, False),
+        (100, "", False),
+    ):
+        loaded.clear()
+        path = tmp_path / "n1.out"
+        path.write_text(before + "".join(step.format(n) for n in range(1, size)))
+        assert sum(1 for one in one_by_one(parallel.records_of([path], every=False))) == size - 1
+        assert bool(loaded) == expected
 
 
 def _length(reader: int, path: Path) -> int:

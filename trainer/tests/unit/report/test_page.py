@@ -8,6 +8,7 @@ import hashlib
 import importlib.resources
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,8 +101,44 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path: Path, opened: Any
 
 
 def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
-    write([write_job(tmp_path / "gpt-1")], tmp_path / "page.html")
-    assert opened(tmp_path / "page.html").page.pdf()[:5] == b"%PDF-"
+    job = write_job(tmp_path / "gpt-1")
+    write_trace(job)
+    write([job], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    pdf = shown.page.pdf(format="A4", margin=dict.fromkeys(("left", "right", "top", "bottom"), "12mm"))
+    assert pdf[:5] == b"%PDF-"
+    # A4 in points. Chromium makes what does not fit smaller, or cuts it.
+    sizes = {tuple(map(float, box)) for box in re.findall(rb"/MediaBox ?\[0 0 ([\d.]+) ([\d.]+)\]", pdf)}
+    assert sizes
+    assert all(abs(x - 595) < 1.5 and abs(y - 842) < 1.5 for x, y in sizes), sizes
+    # The paper as the browser lays it out: 210 mm and 297 mm less the margins, at 96 pixels per inch.
+    width, height = 703, 1032
+    shown.page.emulate_media(media="print")
+    shown.page.set_viewport_size({"width": width, "height": height})
+    shown.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    shown.page.evaluate(
+        """(width) => new Promise((done) => {
+             const drawings = document.querySelectorAll(".drawing .main-svg");
+             const look = () => [...drawings].every((one) => one.clientWidth <= width)
+               ? done() : requestAnimationFrame(look);
+             look();})""",
+        width,
+    )
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= width
+    plots = shown.page.evaluate(
+        """() => [...document.querySelectorAll("figure.plot")].map((one) => {
+             const drawing = one.querySelector(".drawing .main-svg").getBoundingClientRect();
+             const box = one.getBoundingClientRect();
+             return [one.id, box.left, drawing.left, drawing.right, box.right, box.height,
+                     getComputedStyle(one).breakInside]})"""
+    )
+    assert len(plots) == len(shown.plots()) > 8
+    for name, left, begin, end, right, high, breaks in plots:
+        assert 0 <= left <= begin < end <= right <= width, name
+        # It is not cut between two sheets.
+        assert (high < height, breaks) == (True, "avoid"), (name, high)
+    assert not shown.page.is_visible(".controls")
+    assert shown.wrong == []
 
 
 def test_two_jobs_are_compared(tmp_path: Path, opened: Any, capsys: pytest.CaptureFixture[str]) -> None:

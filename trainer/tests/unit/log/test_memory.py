@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The memory of a process that reads a whole log does not grow with the log."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+READER = """
+import resource, sys
+from pathlib import Path
+from rdm_log.summary import summarise
+from rdm_log.timeline import read_timers
+summarise([Path(sys.argv[1])], series=True, needs_steps=False)
+read_timers(Path(sys.argv[1]))
+print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+"""
+MIB = 1024 * 1024
+
+
+def step(number: int) -> str:
+    return (
+        f" iteration {number:8d}/99999999 | consumed samples: {number * 64:12d} | lm loss: {9 / number:.6E} |"
+        f" elapsed time per iteration (ms): {1400 + number % 17:.1f} | grad norm: {number % 13:.3f} |\n"
+    )
+
+
+def timers(number: int) -> str:
+    moments = " ".join(["1686726500.123456"] * 40)
+    ranks = "".join(f"     rank {rank:2d}: {rank:.2f}\n a start time lst: {moments}\n" for rank in range(32))
+    return step(number) + f"times across ranks (ms):\n  forward-compute:\n{ranks}  optimizer:\n{ranks}"
+
+
+def other(number: int) -> str:
+    return f"n1:{number}:4000 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/3/GDRDMA\n"
+
+
+def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
+    """Return the bytes that a reader of a log of SIZE bytes had at most."""
+    number = 0
+    with path.open("w") as file:
+        while file.tell() < size:
+            file.writelines(kind(number + one) for one in range(1, 101))
+            number += 100
+    done = subprocess.run(
+        [sys.executable, "-c", READER, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout) * 1024
+
+
+@pytest.mark.parametrize("kind", [step, timers, other])
+def test_a_log_of_twice_the_size_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str]) -> None:
+    """Both are read by as many processes, the longer one with numpy as the shorter."""
+    few, many = (peak(tmp_path / "n1.out", kind, size * MIB) for size in (70, 140))
+    # What is handed over and waits to be noted may be more by some parts, but not by the 70 MiB of more log.
+    assert many < few + 24 * MIB
+    assert many < 160 * MIB
