@@ -42,7 +42,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 def circle(sources: dict[str, str]) -> list[str]:
-    """Return the modules of one circle of imports, given their names and sources; none if there is no circle."""
+    """Return the modules of a circle of imports, by the names and sources of all; none if there is none."""
     graph = {
         name: {other for other in imports(ast.parse(text)) if other in sources and other != name}
         for name, text in sources.items()
