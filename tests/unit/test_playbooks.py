@@ -50,3 +50,15 @@ def test_whoever_works_on_nodes_tells_modules_where_the_engine_is() -> None:
     ]
     assert len(found) > 20
     assert [one for one in found if one[2] != ENGINE] == []
+
+
+def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
+    """A user's own, such as free, would let each node run what is for one of them to decide."""
+    strategies = [
+        (name, play["name"], play.get("strategy"))
+        for name, play in plays()
+        # A play on one host alone is the same under each.
+        if "hosts" in play and play["hosts"] != "localhost"
+    ]
+    assert len(strategies) > 30
+    assert [one for one in strategies if one[2] != "ansible.builtin.linear"] == []
