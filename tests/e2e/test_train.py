@@ -37,6 +37,24 @@ TINY: dict[str, Any] = _TINY["config"]
 LOSSES: list[list[float]] = _TINY["losses"][:6]
 """Of each step, on one process: what every place and launcher has."""
 ENDLESS = "optimisation.train_iterations=1000000"
+# Where a job is what is tested, whatever it trains: without torch it begins at once.
+WAITING = "/tmp/e2e_waiting.py"
+PROGRAM_THAT_WAITS = """
+import os, signal, socket, sys, time
+
+place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if "connected" in sys.argv and os.environ["RANK"] == "0":
+    other, _ = socket.create_server(place).accept()
+elif "connected" in sys.argv:
+    while True:
+        try:
+            other = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+print("at work", flush=True)
+signal.pause()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +118,35 @@ def start(cluster: Lab, config: str, job: str, *argv: str) -> None:
     trains(cluster, job)
 
 
+def waiting(cluster: Lab, *arguments: str) -> str:
+    """Put the program that waits into every container; return the override that makes a job of it."""
+    write = ["sh", "-c", 'printf %s "$1" >"$2"', "sh", PROGRAM_THAT_WAITS, WAITING]
+    for node in NODES:
+        cluster.on(node, "docker", "exec", "rdm", *write)
+    return f"launcher.program=[{', '.join((WAITING, *arguments))}]"
+
+
+def start_waiting(cluster: Lab, config: str, job: str, *argv: str) -> None:
+    """Start a job that only waits, and return when all its processes do."""
+    cluster.json("train", config, waiting(cluster), "--name", job, "--detach", *argv)
+    waits(cluster, job)
+
+
+def waits(cluster: Lab, job: str) -> None:
+    """Wait until every process of a job that only waits does so, and the job is said to run."""
+
+    def logs() -> dict[str, str]:
+        folder = f"/var/lib/rdm/{cluster.name}/{job}/logs"
+        return {node: cluster.on(node, "cat", f"{folder}/{node}.out", check=False) for node in NODES}
+
+    wait_until(lambda: all("at work" in log for log in logs().values()), f"{job} is at work", seen=logs)
+    wait_until(
+        lambda: read(cluster, job, "state.json").get("state") == "running",
+        f"{job} runs",
+        seen=lambda: read(cluster, job, "state.json"),
+    )
+
+
 def trains(cluster: Lab, job: str, beyond: int = 0) -> None:
     """Wait until a job has trained beyond a step."""
     wait_until(
@@ -122,6 +169,12 @@ def processes(cluster: Lab, node: str, job: str = ".*") -> list[str]:
     """The ids of a job's processes in a node's container, or of all jobs'."""
     script = f"grep -lz ^RDM_JOB_ID={job}@ /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
     return cluster.on(node, "docker", "exec", "rdm", "sh", "-c", script, check=False).split()
+
+
+def pid(cluster: Lab, job: str, node: str) -> str:
+    """The id, in its container, of a job's process on a node that has one of them."""
+    record = f"/var/lib/rdm/{cluster.name}/{job}/ranks/{node}/{NODES.index(node)}.json"
+    return str(json.loads(cluster.on(node, "cat", record))["pid"])
 
 
 def gone(cluster: Lab, job: str) -> bool:
@@ -377,9 +430,13 @@ def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:
 def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str) -> None:
     """Ctrl-C and a killed control process leave jobs alone; stopping one, `up` and `down` leave the other."""
     watchers: dict[str, Background] = {}
-    for job in ("e2e-one", "e2e-two"):
-        watchers[job] = cluster.start("train", config, ENDLESS, "--name", job, "parallel.pipeline=2")
-        trains(cluster, job)
+    # The other one needs its port, and no more of what a training has.
+    for job, what, begins in (
+        ("e2e-two", (waiting(cluster, "connected"),), waits),
+        ("e2e-one", (ENDLESS, "parallel.pipeline=2"), trains),
+    ):
+        watchers[job] = cluster.start("train", config, *what, "--name", job)
+        begins(cluster, job)
         # Who watches leaves the cluster to others.
         wait_until(lambda: not (cluster.inventory / ".rdm" / "lock").read_text(), "the lock is given back")
     watchers["e2e-one"].interrupt()
@@ -390,6 +447,7 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
 
     found = jobs(cluster)
     assert (found["e2e-one"]["state"], found["e2e-two"]["state"]) == ("running", "running")
+    theirs = [pid(cluster, "e2e-two", node) for node in NODES]
     assert cluster.json("stop", "e2e-one")["changed"]
     stopped = jobs(cluster, "e2e-one")["e2e-one"]
     assert stopped["state"] == "stopped"
@@ -397,8 +455,9 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
     assert stopped["checkpoint"] == stopped["iteration"]
     assert processes(cluster, "n1", "e2e-one") + processes(cluster, "n2", "e2e-one") == []
     spared(cluster, "e2e-two")
-    before = progress(cluster, "e2e-two")["iteration"]
-    trains(cluster, "e2e-two", before)
+    for node, process in zip(NODES, theirs, strict=True):
+        assert process in processes(cluster, node, "e2e-two")
+    assert jobs(cluster, "e2e-two")["e2e-two"]["state"] == "running"
     assert cluster.json("stop", "e2e-two", "--now")["changed"]
     assert not cluster.json("stop", "e2e-two")["changed"]
     assert gone(cluster, "e2e-two")
@@ -407,7 +466,6 @@ def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str)
 def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(cluster: Lab, config: str) -> None:
     """It goes on from its newest checkpoint twice; the third time it fails, and says where and why."""
     start(cluster, config, "e2e-killed", "--max-restarts", "2", "checkpoint.interval=2")
-    directory = f"/var/lib/rdm/{cluster.name}/e2e-killed"
     wait_until(lambda: (progress(cluster, "e2e-killed").get("checkpoint") or 0) >= 2, "there is a checkpoint")
     kill = ["docker", "exec", "rdm", "kill", "-KILL"]
 
@@ -419,17 +477,14 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(clust
         )
         trains(cluster, "e2e-killed", progress(cluster, "e2e-killed")["iteration"])
 
-    def pid() -> str:
-        return str(json.loads(cluster.on("n2", "cat", f"{directory}/ranks/n2/1.json"))["pid"])
-
-    first = pid()
+    first = pid(cluster, "e2e-killed", "n2")
     cluster.on("n2", *kill, first)
     restarted(1)
-    assert pid() != first
+    assert pid(cluster, "e2e-killed", "n2") != first
     # Its agent goes with the container, and comes back with it.
     cluster.on("n2", "docker", "restart", "--time", "1", "rdm")
     restarted(2)
-    cluster.on("n2", *kill, pid())
+    cluster.on("n2", *kill, pid(cluster, "e2e-killed", "n2"))
     nothing_left(cluster, "e2e-killed")
     ended = end(cluster, "e2e-killed")
     assert ended["state"] == "failed"
@@ -447,9 +502,8 @@ def test_a_process_that_dies_ends_the_job_under_every_other_launcher(
     cluster: Lab, config: str, launcher: str
 ) -> None:
     job = f"e2e-killed-{launcher}"
-    start(cluster, config, job, "--launcher", launcher)
-    rank = json.loads(cluster.on("n2", "cat", f"/var/lib/rdm/{cluster.name}/{job}/ranks/n2/1.json"))
-    cluster.on("n2", "docker", "exec", "rdm", "kill", "-KILL", str(rank["pid"]))
+    start_waiting(cluster, config, job, "--launcher", launcher)
+    cluster.on("n2", "docker", "exec", "rdm", "kill", "-KILL", pid(cluster, job, "n2"))
     nothing_left(cluster, job)
     ended = end(cluster, job)
     assert ended["state"] == "failed"
@@ -496,7 +550,7 @@ def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Lab, config: str) -> No
 
 
 def test_a_node_that_goes_down_ends_the_job_on_the_others(cluster: Lab, config: str) -> None:
-    start(cluster, config, "e2e-down")
+    start_waiting(cluster, config, "e2e-down")
     cluster.lab("stop", "n2")
     nothing_left(cluster, "e2e-down", ["n1"])
     told = cluster.json("jobs", "e2e-down", "--watch", expect=1)
