@@ -1,7 +1,8 @@
 """The role sriov on a node: installed, mended, restarted under containers, moved from upstream, removed.
 
 The engine, the plugin and its program are real. systemd is not: a stand-in keeps the unit's service. What is
-handed out is a whole interface, one end of a veth pair.
+handed out is a whole interface, one end of a veth pair; where preflight looks for VFs, it is shown a tree of
+files.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import sources_in
+from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import bring
+from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
+from ansible_collections.rdm.provision.plugins.plugin_utils import sriov_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import Engine, private_engine
 from tests.integration.images import busybox_rootfs, import_image
 from tests.integration.plays import Played, run_plays
+from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "rdm-test-fabric"
-UPSTREAM = "rdm-test/upstream:1"
+UPSTREAM_PLUGIN = ROOT / "tests/integration/upstream_plugin.py"
 LABELS = {"rdm.provision.cluster": "rdm", "rdm.provision.role": "plugin"}
 
 
@@ -190,13 +197,65 @@ def test_a_foreign_socket_or_unit_is_refused_in_one_sentence(node: Node) -> None
     assert not node.unit.exists(), theirs
 
 
+class Card(FakeKernel):
+    """A card whose physical function has the name of the node's interface, and VFs, of which one is taken."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        super().__init__(directory)
+        self.name = name
+        self.device = (self.sys / "class/net/eth1/device").resolve()
+        for place in (self.sys / "class/net", self.device / "net"):
+            (place / "eth1").rename(place / name)
+        self.make(self.device.name, 4)
+        self.hold(name, 0)
+
+    @property
+    def number(self) -> Path:
+        """The file into which the upstream plugin writes 0."""
+        return self.device / "sriov_numvfs"
+
+    def obey(self) -> None:
+        """Do what somebody has written there."""
+        wanted = int(self.number.read_text())
+        self.number.write_text("4\n")
+        self.make(self.device.name, wanted)
+
+    def preflight(self, node: Node, number: int) -> list[str]:
+        """Return what stands against as many VFs as sriov_vfs, on the node as it is."""
+        looked = {"parents": [self.name], "vfs": max(1, number)}
+        facts = node_facts(str(self.sys), "/dev", node.engine.socket, sriov=looked)
+        for network in facts["docker"]["networks"]:
+            if network["driver"] == node.socket.stem:
+                network["driver"] = "sriov"
+        plan = NodePlan(
+            "node1",
+            "rdm",
+            "cpu",
+            "192.169.18.5",
+            IPv4Network("192.169.18.0/24"),
+            "",
+            NETWORK,
+            "sriov",
+            self.name,
+        )
+        plan = plan._replace(
+            plugin="rdm-sriov",
+            network_replace=True,
+            functions=(Wanted(self.name, number),) if number else (),
+            sriov=SriovSettings((self.name,), max(1, number)),
+        )
+        findings = Findings([], [])
+        sriov_checks.functions(plan, facts, findings)
+        sriov_checks.other_networks(plan, facts, findings)
+        return [problem.sentence for problem in findings.problems]
+
+
 def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: Node) -> None:
-    # The upstream plugin's protocol, spoken by ours: what differs is the container that it runs in.
-    stand_in = node.directory / "upstream"
-    stand_in.write_bytes(_upstream())
+    card = Card(node.directory / "card", node.parent)
     process = ["--socket", node.socket, "--state", node.directory / "upstream-state"]
     process += ["--engine", node.engine.socket]
-    with subprocess.Popen([sys.executable, str(stand_in), *map(str, process)], stdout=subprocess.PIPE) as old:
+    stand_in = [sys.executable, UPSTREAM_PLUGIN, card.number, *process]
+    with subprocess.Popen([*map(str, stand_in)], stdout=subprocess.PIPE) as old:
         assert old.stdout is not None
         old.stdout.readline()
         labels = [word for item in LABELS.items() for word in ("--label", "=".join(item))]
@@ -204,6 +263,14 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
         node.make_network()
         ours = ["--label", "rdm.provision.cluster=rdm", "--label", "rdm.provision.role=container"]
         node.docker("run", "-d", "--init", "--name", "rdm", *ours, "--network", NETWORK, BUSYBOX)
+        [said] = card.preflight(node, 0)
+        assert said.startswith("sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of")
+        assert card.preflight(node, 8) == [], "the VF that is taken is that of the container which is to end"
+        card.hold(node.parent, 1)
+        [said] = card.preflight(node, 8)
+        assert said.startswith(
+            f"{node.parent} cannot be changed (it has 4 VFs, not 8) while a container has VF 0"
+        )
         seen = {
             "docker": {"containers": [{"name": "rdm-sriov-plugin", "state": "running", "labels": LABELS}]}
         }
@@ -226,6 +293,14 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
         moved = node.role(seen=seen, network_replace=True, container_spare_jobs=False)
         assert moved.status == 0, moved.output
         old_ends.wait(20)
+    assert card.number.read_text() == "0", "the upstream plugin takes all VFs with its last network"
+    card.obey()
+    [said] = card.preflight(node, 0)
+    assert said.startswith(
+        f"sriov_vfs 0 makes no virtual functions, and {node.parent} has none now: set sriov_vfs"
+    )
+    assert bring(card, Wanted(node.parent, 8))
+    assert card.preflight(node, 0) == card.preflight(node, 8) == []
     assert installation.running(str(node.socket))
     assert NETWORK not in node.docker("network", "ls")
     # What follows in the run: the network and the container.
@@ -236,9 +311,3 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
     node.docker("rm", "-f", "rdm")
     node.docker("network", "rm", NETWORK)
     assert json.loads((node.state / "state.json").read_text())["networks"] == {}
-
-
-def _upstream() -> bytes:
-    from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program
-
-    return program(sources_in(ROOT / "plugins/module_utils"))

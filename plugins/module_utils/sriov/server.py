@@ -16,6 +16,7 @@ import socketserver
 import stat
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Dict
 
@@ -26,6 +27,8 @@ LARGEST = 1024 * 1024
 """Bytes of a request; Docker's are some hundred."""
 _CONTENT_TYPE = "application/vnd.docker.plugins.v1.1+json"
 _IDLE_S = 300.0
+_DRAINED = 8 * LARGEST
+_DRAIN_S = 5.0
 
 
 class _Refused(Exception):  # noqa: N818  # an answer
@@ -47,12 +50,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a call."""
         call = self.path.lstrip("/")
+        cut_off = False
         try:
             status, answer = 200, self._answer(call)
         except _Refused as refused:
             status, answer = refused.status, {"Err": str(refused)}
             # What follows may be the rest of the body.
-            self.close_connection = True
+            self.close_connection = cut_off = True
         except FunctionProblem as problem:
             status, answer = 200, {"Err": str(problem)}
         except Exception as error:  # a mistake of ours must not take the plugin from the other containers
@@ -67,6 +71,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(payload)
+        if cut_off:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Read a bounded rest of a request: who is cut off while sending does not get to read the answer."""
+        until = time.monotonic() + _DRAIN_S
+        left = _DRAINED
+        self.connection.settimeout(1.0)
+        with contextlib.suppress(OSError):
+            while left > 0 and time.monotonic() < until:
+                part = self.rfile.read1(65536)
+                if not part:
+                    break
+                left -= len(part)
 
     def _answer(self, call: str) -> Dict[str, Any]:
         body = self._body()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations
 from typing import Any
 
+import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.collective import judge_collective, table
+from ansible_collections.rdm.provision.plugins.plugin_utils.pair_schedule import chosen_rounds
 
 MIB = 1024**2
 NODES = {f"n{number}": f"10.0.0.{number}" for number in range(1, 6)}
@@ -47,6 +50,30 @@ def test_the_node_whose_exchanges_are_slow_is_named_and_nobody_else() -> None:
     judged = judge_collective(NODES, job(slow="n4"))
     assert [name for name, verdict in judged["verdicts"].items() if not verdict["ok"]] == ["n4"]
     assert judged["findings"] == ["n4: it sends 20 and receives 20 Gb/s where 180 are usual"]
+
+
+PAIR_ROUNDS = 8  # as many as rdm_trainer/tools/all_reduce.py carries out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_among_a_thousand_nodes_eight_exchanges_tell_slow_nodes_from_a_slow_link(seed: int) -> None:
+    nodes = {f"n{number}": f"10.0.{number // 250}.{number % 250 + 1}" for number in range(1000)}
+    chance = random.Random(seed)
+    slow = set(chance.sample(list(nodes), 20))
+    pairs = [pair for met in chosen_rounds(list(nodes), PAIR_ROUNDS, 0) for pair in met]
+    link = chance.choice([pair for pair in pairs if not slow & set(pair)])
+    links = [
+        [
+            nodes[one],
+            nodes[other],
+            chance.gauss(180, 9) * (0.3 if (one, other) == link or slow & {one, other} else 1),
+        ]
+        for one, other in pairs
+    ]
+    judged = judge_collective(nodes, job(nodes=list(nodes), links_gbit=links, rates_gbit={}), slow_share=0.5)
+    assert {name for name, verdict in judged["verdicts"].items() if not verdict["ok"]} == slow | set(link)
+    said = [finding.partition(":")[0] for finding in judged["findings"]]
+    assert sorted(said) == sorted([*slow, " <-> ".join(link)])
 
 
 def test_far_below_the_links_rate_is_a_warning() -> None:

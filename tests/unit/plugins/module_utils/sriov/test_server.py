@@ -190,6 +190,26 @@ def test_what_is_no_http_takes_nothing_down(client: Client, data: bytes) -> None
     assert not answer or b'"Err"' in answer
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_huge_request_that_is_really_sent_is_answered(client: Client, chunked: bool) -> None:
+    data = b"x" * (2 * LARGEST)
+    head = b"Content-Length: %d\r\n\r\n" % len(data)
+    if chunked:
+        head = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(data)
+    answer = client.raw(b"POST /Plugin.Activate HTTP/1.1\r\n" + head + data)
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"Err": f"a request has at most {LARGEST} bytes"}
+
+
+def test_who_sends_without_end_is_left(client: Client) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(30)
+        connection.connect(client.path)
+        connection.sendall(b"POST /Plugin.Activate HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n")
+        with pytest.raises(OSError, match=r"Broken pipe|reset"):
+            connection.sendall(b"x" * (64 * LARGEST))
+
+
 def test_a_request_in_chunks_is_read(client: Client) -> None:
     body = b'3\r\n{"x\r\n5\r\n": 1}\r\n0\r\n\r\n'
     answer = client.raw(b"POST /Plugin.Activate HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
@@ -226,7 +246,7 @@ def test_hundred_reservations_at_once_are_hundred_functions(client: Client) -> N
         request = {"NetworkID": "n", "Address": f"10.0.1.{number}/8"}
         return client.post(RESERVE, json.dumps(request).encode())[1]
 
-    with ThreadPoolExecutor(32) as pool:
+    with ThreadPoolExecutor(100) as pool:
         found = [answer["Function"]["pci"] for answer in pool.map(reserve, range(100))]
     assert len(set(found)) == 100
     assert reserve(7)["Function"]["pci"] == found[7]
@@ -237,7 +257,7 @@ def test_hundred_at_once_get_hundred_functions(client: Client) -> None:
     def create(number: int) -> Any:
         return client.call("CreateEndpoint", NetworkID="n", EndpointID=f"e{number}", Interface={})
 
-    with ThreadPoolExecutor(32) as pool:
+    with ThreadPoolExecutor(100) as pool:
         assert all("Err" not in answer for answer in pool.map(create, range(100)))
     assert "no virtual function of ib0 is free" in create(101)["Err"]
     joined = {
@@ -245,6 +265,32 @@ def test_hundred_at_once_get_hundred_functions(client: Client) -> None:
         for number in range(100)
     }
     assert len(joined) == 100
+
+
+def test_hundred_good_and_bad_requests_in_the_same_moment_are_all_answered(client: Client) -> None:
+    together = threading.Barrier(100, timeout=30)
+    bad = [
+        ("NetworkDriver.Join", b"{", 400),
+        ("NetworkDriver.Nothing", b"{}", 404),
+        ("NetworkDriver.Join", b"{}", 200),
+    ]
+
+    def send(number: int) -> tuple[bool, bool]:
+        """Return whether the answer is what it has to be, and whether it is a function."""
+        if number % 2:
+            call, body, status = bad[number // 2 % len(bad)]
+        else:
+            request = {"NetworkID": "n", "EndpointID": f"e{number}", "Interface": {}}
+            call, body, status = "NetworkDriver.CreateEndpoint", json.dumps(request).encode(), 200
+        together.wait()
+        found, answer = client.post(call, body)
+        return (found, "Err" in answer) == (status, bool(number % 2)), "Interface" in answer
+
+    with ThreadPoolExecutor(100) as pool:
+        answers = list(pool.map(send, range(100)))
+    assert all(right for right, _ in answers)
+    assert sum(got for _, got in answers) == 50
+    assert client.post(INFO, b"{}")[1]["Endpoints"] == 50
 
 
 def test_only_its_user_may_talk_to_it(client: Client) -> None:
