@@ -67,14 +67,17 @@ class Product:
         return environment(PATH=f"{self.bin}:{os.environ['PATH']}", **env)
 
     def run(
-        self, *argv: str | Path, expect: int = 0, cwd: Path | None = None, **env: str
+        self, *argv: str | Path, expect: int = 0, cwd: Path | None = None, answer: str = "", **env: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment; fail the test, with its output, on another exit code."""
+        """Run a program of the environment; fail the test, with its output, on another exit code.
+
+        To what it asks, it gets the ANSWER, and then the end of the input.
+        """
         done = subprocess.run(
             [str(part) for part in argv],
             cwd=cwd or self.directory,
             env=self.environment(**env),
-            stdin=subprocess.DEVNULL,
+            input=answer,
             capture_output=True,
             text=True,
             timeout=1200,
@@ -86,9 +89,9 @@ class Product:
         assert "Traceback" not in done.stderr
         return done
 
-    def rdm(self, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    def rdm(self, *argv: str, expect: int = 0, answer: str = "") -> subprocess.CompletedProcess[str]:
         """Run ``rdm-provision`` with these arguments."""
-        return self.run("rdm-provision", *argv, expect=expect)
+        return self.run("rdm-provision", *argv, expect=expect, answer=answer)
 
 
 @dataclass
@@ -149,9 +152,11 @@ class Lab:
         """The words of a verb of ``rdm-provision`` on this lab's inventory."""
         return [verb, "--inventory", f"inventory/{self.name}", *argv]
 
-    def rdm(self, verb: str, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    def rdm(
+        self, verb: str, *argv: str, expect: int = 0, answer: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Run a verb of ``rdm-provision`` on this lab's inventory."""
-        return self.product.rdm(*self.argv(verb, *argv), expect=expect)
+        return self.product.rdm(*self.argv(verb, *argv), expect=expect, answer=answer)
 
     def json(self, verb: str, *argv: str, expect: int = 0) -> Any:
         """The same, with what it printed as JSON."""

@@ -6,6 +6,7 @@ The same on this machine's loopback network: trainer/tests/distributed/test_watc
 from __future__ import annotations
 
 import json
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -133,3 +134,22 @@ def test_each_planted_fault_is_named(cluster: Lab) -> None:
         "failure", "n2", None, lambda: in_container(cluster, "n2", "pkill", "-KILL", "-f", f"agent .*{JOB}")
     )
     assert cluster.rdm("jobs", JOB, "--verdict", expect=1).stdout.startswith("failed: ")
+
+
+def test_a_job_that_has_ended_is_reported_and_goes_when_that_is_wanted(cluster: Lab) -> None:
+    assert read(cluster, JOB, "state.json")["state"] == "failed"
+    cluster.rdm("report", JOB)
+    page = (cluster.product.directory / f"{JOB}.html").read_text()
+    assert "has not been heard for 12 s" in page
+    assert "lm loss" in page
+    directory = f"/var/lib/rdm/{cluster.name}/{JOB}"
+    assert "No job ended 1d ago, or earlier." in cluster.rdm("jobs", "--prune", "1d").stdout
+    shown = cluster.rdm("jobs", "--prune", "0d", answer="n\n").stdout
+    assert re.search(rf"{JOB} +failed +.* ago +n1 \d+\.\d [KM]iB, n2 \d+\.\d [KM]iB", shown), shown
+    assert "Remove 1 job from the nodes? [y/N]" in shown
+    assert "Nothing was removed." in shown
+    assert all(cluster.there(node, directory) for node in NODES)
+    removed = cluster.rdm("jobs", "--prune", "0d", answer="y\n").stdout
+    assert re.search(r"Removed 1 job, \d+\.\d [KM]iB on 2 nodes\.", removed), removed
+    assert not any(cluster.there(node, directory) for node in NODES)
+    assert "There is no job." in cluster.rdm("jobs").stdout

@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rdm_trainer import step_trace
 from rdm_trainer.config import Config, LauncherConfig
+from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.profiler import Profiler
 from rdm_trainer.step_trace import StepTrace
@@ -104,7 +104,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda.profiler, "start", made.start)
     monkeypatch.setattr(torch.cuda.profiler, "stop", made.stop)
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: made.work())
-    monkeypatch.setattr(step_trace.clocks, "compare", lambda _: (AHEAD_NS, 200.0))
+    monkeypatch.setattr(clocks, "compare", lambda _: (AHEAD_NS, 200.0))
     return made
 
 
