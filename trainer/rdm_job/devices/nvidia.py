@@ -117,6 +117,12 @@ class Reader:
 
         memory, busy = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetUtilizationRates")
         watts, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
+        celsius = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        hottest = ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        if hottest is None and celsius is not None:
+            # From Ada on, drivers may tell only how far away it is.
+            margin = ask("nvmlDeviceGetMarginTemperature")
+            hottest = None if margin is None else celsius + margin
         mask = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
         name = ask("nvmlDeviceGetName") or "NVIDIA GPU"
         clocks = {
@@ -134,8 +140,8 @@ class Reader:
         return Device(
             index,
             name.decode() if isinstance(name, bytes) else str(name),
-            celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
-            celsius_limit=ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+            celsius=celsius,
+            celsius_limit=hottest,
             percent=busy.gpu if busy is not None else None,
             used=memory.used if memory is not None else None,
             total=memory.total if memory is not None else None,

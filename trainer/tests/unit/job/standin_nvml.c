@@ -9,6 +9,7 @@ typedef void *handle;
 typedef struct { unsigned long long total, free, used; } memory;
 typedef struct { unsigned int gpu, memory; } utilization;
 typedef struct { unsigned int pid; unsigned long long used; unsigned int gi, ci; } process;
+typedef struct { unsigned int version; int celsius; } margin;
 typedef struct { handle device; unsigned long long type, data; unsigned int gi, ci; } event;
 
 enum { OK = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, SIZE = 7, TIMEOUT = 10 };
@@ -63,11 +64,15 @@ int nvmlDeviceGetTemperature(handle gpu, int sensor, unsigned int *celsius) {
   return index_of(gpu) == 2 ? NOT_SUPPORTED : OK;
 }
 
-// Where it is slowed down (1), and nothing of where it is switched off.
+// Where it is slowed down (1): of the first GPU. The second one's driver tells how far away that is.
 int nvmlDeviceGetTemperatureThreshold(handle gpu, int kind, unsigned int *celsius) {
-  (void)gpu;
   *celsius = 98;
-  return kind == 1 ? OK : NOT_SUPPORTED;
+  return kind == 1 && index_of(gpu) == 0 ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetMarginTemperature(handle gpu, margin *found) {
+  found->celsius = 37;
+  return index_of(gpu) == 1 ? OK : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetPowerUsage(handle gpu, unsigned int *milliwatts) { (void)gpu; *milliwatts = 120500; return OK; }

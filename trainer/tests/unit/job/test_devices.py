@@ -76,11 +76,12 @@ def test_all_that_nvidias_library_tells(driver: Path) -> None:
     ]
     # A part of the second one, with memory of its own.
     assert own == ["[1] NVIDIA A10       | 50'C,  97 % |   512 /  4864 MB |"]
+    assert (devices[0]["celsius"], devices[0]["celsius_limit"]) == (49, 98)
     assert devices[1] == {
         "index": 1,
         "name": "NVIDIA A10",
         "celsius": 50,
-        "celsius_limit": 98,
+        "celsius_limit": 87,
         "percent": 97,
         "used": 1024 * MIB,
         "total": 22731 * MIB,
