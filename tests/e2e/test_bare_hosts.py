@@ -160,7 +160,7 @@ def test_every_launcher_has_the_loss_of_containers(hosts: BareHosts, config: str
         "job"
     ]
     assert job["state"] == "finished"
-    assert dict(job["losses"]) == pytest.approx(dict(LOSSES), abs=1e-4)
+    assert dict(job["losses"]) == pytest.approx(LOSSES, abs=1e-4)
     # Each process wrote where its own node's jobs are, and nothing of the job is left in /tmp.
     for node in ADDRESSES:
         jobs = f"/home/rdm/.rdm/{node}/jobs/{job['job']}"

@@ -72,12 +72,15 @@ def take_free_ports(address: str, count: int, start: int) -> list[int] | None:
     Args:
         address: Where.
         count: How many.
-        start: Which block to begin with, by its number; different jobs begin with different ones.
+        start: Which block to begin with, and where in it, by its number; different jobs begin with different
+            ones.
     """
     size = -(-count // _BLOCK) * _BLOCK
     blocks = len(_PORTS) // size
+    # Numbers that come to the same block, as hashes of names do, are apart in it as far as they can be.
+    inside = start // blocks % (size - count + 1)
     for step in range(blocks):
-        first = _PORTS[(start + _STRIDE * step) % blocks * size]
+        first = _PORTS[(start + _STRIDE * step) % blocks * size + inside]
         ports = list(range(first, first + count))
         if all(is_free(address, port) for port in ports):
             return ports
