@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -77,7 +79,7 @@ def run(home: Path, playbook: str, *options: str) -> subprocess.CompletedProcess
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -126,10 +128,31 @@ def test_what_only_looks_goes_on_beside_it(home: Path) -> None:
     assert (done.returncode, checked.returncode) == (0, 0)
 
 
-@pytest.mark.parametrize("playbook", ["site", "clean", "train"])
+@pytest.mark.usefixtures("other_run")
+@pytest.mark.parametrize("playbook", ["status", "exec", "jobs", "logs"])
+def test_what_asks_the_nodes_goes_on_beside_it(home: Path, playbook: str) -> None:
+    """Here no node has anything to answer with; that it is asked is what matters."""
+    variables = {
+        "rdm_become": False,
+        "rdm_docker_socket": str(home / "none.sock"),
+        "exec_argv": ["true"],
+        "job_name": "none",
+    }
+    done = run(home, playbook, "-e", json.dumps(variables))
+    assert re.search(r"^(ok|fatal): \[a\]", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert "is working on this cluster" not in " ".join((done.stdout + done.stderr).split())
+
+
 @pytest.mark.parametrize("option", ["--syntax-check", "--list-tasks"])
-def test_what_does_not_run_takes_no_lock(home: Path, playbook: str, option: str) -> None:
-    assert run(home, playbook, option).returncode == 0
+def test_what_does_not_run_takes_no_lock(home: Path, option: str) -> None:
+    others = [str(ROOT / "playbooks" / f"{name}.yml") for name in ("clean", "train")]
+    done = run(home, "site", *others, option)
+    assert done.returncode == 0
+    assert [line.split("/")[-1] for line in done.stdout.splitlines() if line.startswith("playbook: ")] == [
+        "site.yml",
+        "clean.yml",
+        "train.yml",
+    ]
     assert not (home / ".rdm").exists()
 
 
