@@ -118,7 +118,9 @@ options:
     type: str
     default: ~/.pyenv
   space:
-    description: GiB that must be free in the file system of O(directory) when an environment is to be made.
+    description:
+      - GiB that must be free in the file system of O(directory) when an environment is to be made.
+      - Half of it where downloads go to another file system (O(cache)).
     type: float
     default: 0
   apex:

@@ -26,7 +26,7 @@ from rdm_trainer import data, flops, writers
 from rdm_trainer.config import Config
 from rdm_trainer.errors import ConfigError, TrainerError
 
-__all__ = ["check", "read_config", "standing_in_the_way", "with_slots"]
+__all__ = ["check", "program_missing", "read_config", "standing_in_the_way", "with_slots"]
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
@@ -128,6 +128,13 @@ def standing_in_the_way(request: Request) -> Iterator[str]:
         yield f"There is a job {request.name} already; give this one another name, or resume that one."
 
 
+def program_missing(config: Config) -> Iterator[str]:
+    """Yield that the job's own program is not here; what has no whole path may be on the PATH."""
+    program = Path(config.launcher.program[0]) if config.launcher.program else None
+    if program is not None and program.is_absolute() and not program.is_file():
+        yield f"launcher.program {program} is no file {_IN[here()]}{_MOUNT[here()]}."
+
+
 def _place(request: Request) -> Iterator[str]:
     address = next(node.address for node in request.nodes if node.name == request.node)
     if network.interface_of(address) is None and not address.startswith("127."):
@@ -140,9 +147,7 @@ def _place(request: Request) -> Iterator[str]:
 
 def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
     if config.launcher.program:
-        program = Path(config.launcher.program[0])
-        if program.is_absolute() and not program.is_file():
-            yield f"launcher.program {program} is no file {_IN[here()]}{_MOUNT[here()]}."
+        yield from program_missing(config)
         return
     problems = [*configuration.check(config, world, mine.slots), *writers.missing(config)]
     yield from problems

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node import apex
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
@@ -31,6 +31,8 @@ PROGRAM = "rdm-trainer"
 
 # Raised when the code below changes what it makes.
 FORMAT = 1
+_PYTHON_BYTES = 512 * 2**20
+"""What a Python that pyenv builds takes, with what it is built of: one of 3.13 has 326 MB."""
 _PYTHONS = "pythons"
 """Beside the environments, what uv has installed."""
 _DIGEST = re.compile(r"[0-9a-f]{16}")
@@ -107,6 +109,9 @@ class Sources(NamedTuple):
             "UV_PYTHON_INSTALL_MIRROR": self.python_mirror,
             "PYTHON_BUILD_MIRROR_URL": self.python_mirror,
             "PYTHON_BUILD_CACHE_PATH": self.cache and os.path.join(self.cache, "python-build"),
+            # curl reads only the lower-case one for http://.
+            "http_proxy": self.proxy,
+            "https_proxy": self.proxy,
             "HTTP_PROXY": self.proxy,
             "HTTPS_PROXY": self.proxy,
         }
@@ -180,7 +185,8 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         directory: the link.
         wanted: what it is to be.
         sources: where packages come from.
-        space: bytes that must be free.
+        space: bytes that must be free for the environment, and half of it for what is downloaded where that
+            is another file system; 0 does not look.
 
     Raises:
         EnvironmentProblem: there is no Python to make it with, or no room.
@@ -191,17 +197,36 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         system_python(wanted.python)
     elif wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
         pyenv_program(sources.pyenv_root)
-    above = os.path.dirname(directory)
+    cache = sources.cache or os.path.expanduser("~/.cache")
+    places = [(directory, space, "the environment needs", "python_env_directory")]
+    if wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
+        places.append((sources.pyenv_root, _PYTHON_BYTES, "a Python needs", "python_env_pyenv_root"))
+    # What is downloaded is compressed.
+    places.append((cache, space // 2, "its downloads need", "python_env_cache_directory"))
+    roomy: Set[int] = set()
+    for place, wants, what, option in places:
+        above = _there(place)
+        if space and file_system(above) not in roomy and shutil.disk_usage(above).free < wants:
+            raise EnvironmentProblem(
+                "{0} has {1:.1f} GiB free, and {2} {3:.1f} GiB there: make room, or set {4} to another file "
+                "system (python_env_space says what is asked for)".format(
+                    above, shutil.disk_usage(above).free / 2**30, what, wants / 2**30, option
+                )
+            )
+        roomy.add(file_system(above))
+
+
+def file_system(path: str) -> int:
+    """Return what tells the file system of a path from others."""
+    return os.stat(path).st_dev
+
+
+def _there(path: str) -> str:
+    """Return the directory above a path that is there."""
+    above = os.path.dirname(path)
     while not os.path.isdir(above):
         above = os.path.dirname(above)
-    free = shutil.disk_usage(above).free
-    if free < space:
-        raise EnvironmentProblem(
-            "{0} has {1:.1f} GiB free, and the environment needs {2:.1f} GiB there: make room, or set "
-            "python_env_directory to another file system (python_env_space says what is asked for)".format(
-                above, free / 2**30, space / 2**30
-            )
-        )
+    return above
 
 
 def make(

@@ -150,6 +150,10 @@ def _enter(path: Path) -> NoReturn:
     if runtime == "enroot" and not slurm.reload_container:
         image = _created(image, f"rdm-{key}", path.parent / _KEPT)
     mounts = container.mounted(path.parent, slurm.mounts)
+    if missing := [source for source, _ in mounts if not Path(source).exists()]:
+        raise TrainerError(
+            f"{_node()} has no {', '.join(missing)}, which launcher.slurm.mounts names.", exit_code=FAILED
+        )
     accelerator = job.stored().accelerator
     command = container.command(runtime, image, mounts, accelerator, os.environ)
     if runtime == "charliecloud" and _succeeds([*command, "test", "-f", "/ch/environment"]):

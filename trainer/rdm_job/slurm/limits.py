@@ -41,6 +41,7 @@ class Partition:
         state: ``UP``, or why it takes or runs no jobs.
         nodes: How many it has.
         most_nodes: How many a job may have; None for all.
+        least_nodes: How many a job must have.
         most_seconds: How long a job may take; None for ever.
         accounts: Whose jobs it takes; None for everybody's.
         denied: Whose it does not take.
@@ -54,6 +55,7 @@ class Partition:
     most_seconds: int | None = None
     accounts: tuple[str, ...] | None = None
     denied: tuple[str, ...] = ()
+    least_nodes: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def partitions(text: str) -> list[Partition]:
             most_seconds=_seconds(fields.get("MaxTime")),
             accounts=_list(fields["AllowAccounts"]) if fields.get("AllowAccounts", "ALL") != "ALL" else None,
             denied=_list(fields.get("DenyAccounts", "")),
+            least_nodes=_count(fields.get("MinNodes")) or 0,
         )
         for fields in _lines(text)
         if "PartitionName" in fields
@@ -269,6 +272,11 @@ def _size(part: Component, config: Config, known: Partition) -> Iterator[str]:
         yield (
             f"The job asks for {part.nodes} nodes, but partition {known.name} {limit} {most}: Slurm would "
             "let it wait for ever."
+        )
+    if part.nodes < known.least_nodes:
+        yield (
+            f"Jobs of partition {known.name} have at least {known.least_nodes} nodes, and this one asks for "
+            f"{part.nodes}: Slurm would let it wait for ever."
         )
     if slurm.time and known.most_seconds is not None and limit_seconds(slurm.time) > known.most_seconds:
         yield (

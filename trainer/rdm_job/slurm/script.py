@@ -127,6 +127,7 @@ def _of_component(part: Component, config: Config) -> Iterator[str]:
         ("time", slurm.time),
         ("account", slurm.account),
         ("qos", slurm.qos),
+        ("hint", slurm.hint),
     ):
         if value:
             yield f"{option}={value}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import rdm_trainer
-from rdm_job import agent, network
+from rdm_job import agent, network, outputs
 from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory, write_atomically
 from rdm_job.protocol import Failure, Node, Offer, State
 from rdm_job.slurm import view
@@ -232,6 +232,8 @@ def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: conf
     for node in nodes:
         job.make(dataclasses.replace(request, node=node.name, nodes=nodes, offer=offer))
     job.make(dataclasses.replace(request, node=nodes[0].name, nodes=nodes, offer=offer))
+    if config.logging.names == "mdx":
+        outputs.link(job, config, sum(node.slots for node in nodes), time.time())
     if not before.has_ended:
         # From here on it is counted when it is put back into the queue, whoever ends its agents and when.
         before = dataclasses.replace(before, state="starting", reason="")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import rdm_trainer
-from rdm_job.check import standing_in_the_way
+from rdm_job.check import program_missing, standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
@@ -73,6 +73,7 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
         own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
         own = [*own, *(writers.missing(config) if is_seen else ())]
         problems += own or (data.checks(config) if is_seen else [])
+        problems += [] if in_image else program_missing(config)
     else:
         problems += configuration.check(config)
     slurm = rest.of_config(config.launcher.slurm)

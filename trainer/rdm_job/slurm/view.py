@@ -108,7 +108,8 @@ def _ended(seen: Seen, known: State, asked: bool, last_words: Sequence[str]) -> 
         "TIMEOUT": f"It reached its time limit and was ended{lost}.",
         "DEADLINE": f"It reached its deadline and was ended{lost}.",
         "NODE_FAIL": f"Slurm says that a node of it failed{on}{lost}.",
-        "PREEMPTED": f"It gave way to a job of higher priority{lost}.",
+        "PREEMPTED": "It gave way to a job of higher priority, and Slurm did not put it back into the queue "
+        f"(PreemptMode, or no restarts){lost}: resume it.",
         "OUT_OF_MEMORY": f"It used more memory than Slurm gave it{on}: ask for more with launcher.slurm.mem.",
         "BOOT_FAIL": f"Slurm could not prepare its nodes{on}.",
         "LAUNCH_FAILED": f"Slurm could not start it on its nodes{on}.",

@@ -392,6 +392,8 @@ class SlurmConfig:
     """Nodes that the job does not take."""
     constraint: Each = field(default_factory=dict)
     """Features that the nodes must have, as `ib&nvme`."""
+    hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = None
+    """Slurm's `--hint`: `nomultithread` gives one hardware thread of each core."""
     signal: Natural = 300
     """Seconds before the time limit at which the job saves, and ends or goes on later; Slurm may be a minute
     early. 0: the time limit ends it without."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -46,6 +47,7 @@ def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
         "ranks",
         "launcher.slurm.nodes={hgx: 1, gpu2: 2}",
         "launcher.slurm.step=ranks",
+        "launcher.slurm.hint=nomultithread",
         "launcher.slurm.gres={hgx: gpu:2, gpu2: gpu:1}",
         "launcher.devices_per_node=null",
     )
@@ -243,7 +245,7 @@ def test_a_gpt_goes_on_from_its_last_checkpoint_after_a_nodes_death_and_a_time_l
             # What Slurm does by `#SBATCH --signal`, without waiting for minutes.
             slurm.slurm("scancel", "--batch", "--signal=USR1", slurm.number(job))
     for job in saved:
-        wait_until(f"{job} goes on", lambda job=job: state(slurm, job)["restarts"] == 1)
+        wait_until(f"{job} goes on", functools.partial(state, slurm, job), lambda one: one["restarts"] == 1)
     pause.unlink()
     for job, before in saved.items():
         told = reaches(slurm, job, "finished", "failed")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ansible.module_utils import basic
@@ -280,6 +283,39 @@ def test_what_cannot_be_made_is_refused_before_anything_is(
     with pytest.raises(EnvironmentProblem, match=says):
         python_env.require(f"{node.home}/not/yet/env", wanted, node.sources, space)
     assert not Path(node.home, "not").exists()
+
+
+@pytest.mark.parametrize(
+    ("full", "says"),
+    [
+        ("cache", r"/cache has 0\.0 GiB free, and its downloads need 0\.5 GiB .* set python_env_cache_dir"),
+        ("pyenv", r"/pyenv has 0\.0 GiB free, and a Python needs 0\.5 GiB .* set python_env_pyenv_root"),
+        ("", ""),
+    ],
+)
+def test_every_file_system_that_something_goes_to_has_room(
+    node: Node, tmp_path: Path, full: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disks = {name: tmp_path / "disks" / name for name in ("cache", "pyenv")}
+    for disk in disks.values():
+        disk.mkdir(parents=True)
+    monkeypatch.setattr(python_env, "pyenv_program", lambda _: "pyenv")
+    sources = node.sources._replace(cache=f"{disks['cache']}/pip", pyenv_root=f"{disks['pyenv']}/root")
+
+    def usage(path: str) -> SimpleNamespace:
+        return SimpleNamespace(free=0 if path == str(disks.get(full)) else 2**40)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    monkeypatch.setattr(python_env, "file_system", lambda path: path)
+    expected = pytest.raises(EnvironmentProblem, match=says) if full else contextlib.nullcontext()
+    with expected:
+        python_env.require(f"{node.home}/env", node.wanted("pyenv")._replace(python="3.99"), sources, 2**30)
+
+
+def test_a_proxy_is_named_for_programs_that_read_either_case(node: Node) -> None:
+    told = node.sources._replace(proxy="http://proxy:3128").variables()
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        assert told[name] == "http://proxy:3128"
 
 
 def test_pythons_that_uv_installed_go_with_the_last_environment_of_theirs(node: Node) -> None:

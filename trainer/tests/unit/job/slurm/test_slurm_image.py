@@ -116,3 +116,38 @@ def test_what_sqfstar_says_is_its_own(tmp_path: Path, on_n2: Path, stand_in: str
         image.prepare(job)
     assert str(refused.value) == said
     assert not [*(tmp_path / "jobs/.images").glob("*.new")]
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_an_image_is_taken_as_it_is_where_containers_are_to_be_made_anew(
+    tmp_path: Path, on_n2: Path, reload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "told"
+    # Words for `import -o FILE IMAGE`, which makes the file.
+    (on_n2 / "enroot").write_text(
+        f'#!/bin/sh\necho "$1" >>{told}\n'
+        'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo made >"$2"; shift; done\n'
+    )
+    job = job_in(tmp_path, image="docker://registry/train:1", container="enroot", reload_container=reload)
+    begun: list[list[str]] = []
+
+    def become(_: str, command: list[str]) -> None:
+        begun.append(command)
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execvp", become)
+    for _ in range(2):
+        image.prepare(job)
+        with pytest.raises(SystemExit):
+            image.enter(job)
+    words = told.read_text().split()
+    assert (words.count("import"), words.count("create") > 0) == ((2, False) if reload else (1, True))
+    (made,) = (tmp_path / "jobs" / ".images").glob("*.sqsh")
+    assert all((str(made) in command) is reload for command in begun)
+
+
+def test_a_node_without_what_is_to_be_mounted_says_so_to_the_others(tmp_path: Path, on_n2: Path) -> None:
+    (tmp_path / "image.sqsh").touch()
+    mounts = ["/nowhere/data:/data", "/nowhere/else", str(on_n2)]
+    job = job_in(tmp_path, image=str(tmp_path / "image.sqsh"), mounts=mounts)
+    assert refused(job) == "n2 has no /nowhere/data, /nowhere/else, which launcher.slurm.mounts names."

@@ -93,6 +93,15 @@ def test_a_partition_may_be_closed_or_for_others() -> None:
     ]
 
 
+def test_a_partition_may_have_no_small_jobs() -> None:
+    text = (RECORDS / "partitions-22.05.txt").read_text().replace("MinNodes=0", "MinNodes=2")
+    config = configuration.from_dict({"launcher": {"kind": "slurm"}})
+    assert limits.problems(config, limits.partitions(text), NODES, ()) == [
+        "Jobs of partition gpu2 have at least 2 nodes, and this one asks for 1: Slurm would let it wait for "
+        "ever."
+    ]
+
+
 def test_accounts_are_named_once() -> None:
     assert limits.accounts("physics|\nchemistry\nphysics\n\n") == ["chemistry", "physics"]
 

@@ -23,6 +23,7 @@ HETEROGENEOUS: dict[str, Any] = {
     "nodes": {"hgx": 1, "gpu2": 7},
     "gres": {"hgx": "gpu:hgx:4", "gpu2": "gpu:a10:4"},
     "cpus": 14,
+    "hint": "nomultithread",
     "time": "1-00:00:00",
 }
 
@@ -71,7 +72,7 @@ def test_a_heterogeneous_job_has_a_component_for_each_partition_and_one_order_of
     assert "--gres=gpu:hgx:4" in first
     assert "--gres=gpu:a10:4" in second
     for part in (first, second):
-        assert {"--cpus-per-task=14", "--time=1-00:00:00"} <= set(part)
+        assert {"--cpus-per-task=14", "--hint=nomultithread", "--time=1-00:00:00"} <= set(part)
     # Of what stands behind `hetjob` Slurm takes the output for that component's.
     assert not any(option.startswith(("--output", "--job-name", "--signal")) for option in second)
     assert "srun --het-group=0,1 " in text

@@ -189,7 +189,12 @@ def test_a_job_that_waits_says_where_and_why() -> None:
             "time limit and was ended; its newest checkpoint is of iteration 40",
         ),
         (Seen(9, 9, "NODE_FAIL", nodes="n[1-2]"), False, "failed", "a node of it failed (n[1-2])"),
-        (Seen(9, 9, "PREEMPTED"), False, "failed", "gave way to a job of higher priority"),
+        (
+            Seen(9, 9, "PREEMPTED"),
+            False,
+            "failed",
+            "not put it back into the queue (PreemptMode, or no restarts)",
+        ),
         (Seen(9, 9, "OUT_OF_MEMORY", nodes="n2"), False, "failed", "launcher.slurm.mem"),
         (
             Seen(9, 9, "FAILED", code=127),
@@ -271,6 +276,19 @@ def test_a_run_whose_agents_end_at_once_costs_a_restart(
         with pytest.raises(SystemExit):
             step.run(task.path)
         assert (task.read_state().restarts, step.again(task.path)) == (run, goes_on)
+
+
+def test_the_first_node_makes_the_links_of_the_mdx_scripts(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task.write_resolved("{launcher: {kind: slurm, slurm: {interface: lo}}, logging: {names: mdx}}")
+    monkeypatch.setattr(agent, "work", lambda *_: None)
+    step.run(task.path)
+    outputs = task.path.parent / "outputs"
+    (log,) = (outputs / "log").glob("*.log")
+    assert log.resolve() == task.log("n1", "out")
+    (checkpoints,) = (outputs / "checkpoint").iterdir()
+    assert checkpoints.resolve() == task.path / "checkpoints"
 
 
 def test_nodes_whose_environments_differ_are_named_with_what_they_have(
