@@ -197,6 +197,10 @@ def _partition(entry: Mapping[str, Any], only: bool) -> Partition:
     allowed = entry["accounts"] if sections else {}
     state = entry["partition"]["state"] if sections else entry.get("state")
     minutes = _limit(most.get("time") if sections else entry.get("max_time_limit"))
+    # v0.0.38 has blanks in this key, against its own specification.
+    least = entry.get("min nodes per job") or entry.get("min_nodes_per_job")
+    if sections:
+        least = entry.get("minimums", {}).get("nodes")
     mine = allowed.get("allowed") if sections else entry.get("allowed_accounts")
     return Partition(
         name=str(entry["name"]),
@@ -207,6 +211,7 @@ def _partition(entry: Mapping[str, Any], only: bool) -> Partition:
         most_seconds=None if minutes is None else minutes * 60,
         accounts=_list(mine) if mine and mine != "ALL" else None,
         denied=_list(allowed.get("deny") if sections else entry.get("denied_accounts")),
+        least_nodes=_limit(least) or 0,
     )
 
 

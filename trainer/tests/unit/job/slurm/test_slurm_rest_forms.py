@@ -131,10 +131,12 @@ def test_partitions_and_nodes_of_the_later_form() -> None:
             "time": {"set": True, "infinite": False, "number": 1440},
             "nodes": {"set": False, "infinite": True, "number": 0},
         },
+        "minimums": {"nodes": 2},
         "partition": {"state": ["UP"]},
     }
     (one,) = rest_forms.partitions({"partitions": [partition]})
     assert (one.is_default, one.state, one.nodes, one.most_nodes) == (True, "UP", 2, None)
+    assert one.least_nodes == 2
     assert (one.most_seconds, one.accounts, one.denied) == (86400, ("physics", "chemistry"), ())
     two = rest_forms.partitions({"partitions": [partition, {**partition, "name": "other"}]})
     assert [part.is_default for part in two] == [False, False]

@@ -136,7 +136,7 @@ def test_a_certificate_that_nobody_vouches_for_is_shown_no_token(tmp_path: Path,
 
 def test_one_that_speaks_no_known_version_is_named(token_file: str) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    answers = {"/openapi/v3": (200, {"paths": {"/slurm/v0.0.44/job/submit": {}}})}
+    answers: dict[str, Any] = {"/openapi/v3": (200, {"paths": {"/slurm/v0.0.44/job/submit": {}}})}
     asked = Rest(f"http://127.0.0.1:{server.server_port}", token_file)
     refused = pytest.raises(SlurmError, match=r"speaks none of v0\.0\.38, v0\.0\.40, v0\.0\.41, v0\.0\.42")
     with running(server, answers), refused:
