@@ -114,7 +114,9 @@ def _tick(x: float) -> dict[str, Any]:
 
 
 def _written(x: float, text: str) -> dict[str, Any]:
-    return {"x": x, "y": 1, "yref": "paper", "text": text, "showarrow": False, "yanchor": "bottom"}
+    # Beside its line within the plot: above it are plotly's buttons.
+    place = {"x": x, "y": 0.5, "yref": "paper", "yanchor": "middle", "textangle": -90, "xshift": -8}
+    return {**place, "text": text, "showarrow": False}
 
 
 def loss(jobs: Sequence[Job]) -> Plot | None:
