@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,23 @@ def bare(engine: Engine) -> Iterator[Engine]:
     engine.api.delete("/networks/fabric")
 
 
-def play(role: str, directory: Path, engine: str, *secured: str, **variables: Any) -> Played:
+def play(
+    role: str,
+    directory: Path,
+    engine: str,
+    *secured: str,
+    several: Sequence[dict[str, Any]] = ({},),
+    **variables: Any,
+) -> Played:
     """Run a role's present.yml, after a preflight that has seen no container and a network.
 
-    The engine is `secured` by what it names itself, such as selinux.
+    Args:
+        role: its name.
+        directory: for all files.
+        engine: path of its socket.
+        secured: what the engine names itself that secures it, such as selinux.
+        several: the variables of each play.
+        variables: of all plays.
     """
     task = {
         "name": "Run the role",
@@ -36,14 +49,13 @@ def play(role: str, directory: Path, engine: str, *secured: str, **variables: An
     }
     return run_plays(
         directory,
-        [{"tasks": [task]}],
+        [{"tasks": [task], "vars": {"container_my_ip": "10.231.7.9", **own}} for own in several],
         docker_host=f"unix://{engine}",
         preflight_facts={"node": {"docker": {"containers": [], "security_options": secured}}},
         preflight_plan={"nodes": {HOST: {"network_present": True}}},
         container_ssh_key_dir=str(directory / "keys"),
         container_config_dir=str(directory / "config"),
         container_job_directory=str(directory / "jobs"),
-        container_my_ip="10.231.7.9",
         container_master_addr="10.231.7.9",
         container_dictionary="node1 10.231.7.9\n",
         container_network="fabric",
@@ -68,42 +80,34 @@ def test_a_training_container_that_never_came_up_is_a_failure_each_time(
         assert wait_until(lambda: bare.api.get("/containers/rdm/json")["State"]["Restarting"], 120)
 
 
-@pytest.mark.parametrize(
-    ("given", "capabilities", "options"),
-    [
+def test_what_a_training_container_may_do(bare: Engine, busybox_image: str, tmp_path: Path) -> None:
+    """As it is; where it may gain privileges; to debug; and as the user says. Four containers of one run."""
+    debug = {"container_debug": True}
+    own = {**debug, "container_security_opts": ["no-new-privileges:false"]}
+    cases: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ({}, [], ["no-new-privileges"]),
         ({"container_no_new_privileges": False}, [], []),
-        ({"container_debug": True}, ["SYS_PTRACE"], ["no-new-privileges", "seccomp=unconfined"]),
-        (
-            {"container_debug": True, "container_security_opts": ["no-new-privileges:false"]},
-            ["SYS_PTRACE"],
-            ["no-new-privileges:false", "seccomp=unconfined"],
-        ),
-    ],
-    ids=["as it is", "may gain privileges", "to debug", "as the user says"],
-)
-def test_what_a_training_container_may_do(
-    bare: Engine,
-    busybox_image: str,
-    tmp_path: Path,
-    given: dict[str, Any],
-    capabilities: list[str],
-    options: list[str],
-) -> None:
+        (debug, ["SYS_PTRACE"], ["no-new-privileges", "seccomp=unconfined"]),
+        (own, ["SYS_PTRACE"], ["no-new-privileges:false", "seccomp=unconfined"]),
+    ]
     played = play(
         "container",
         tmp_path,
         bare.socket,
+        several=[
+            {"container_name": f"c{number}", "container_my_ip": f"10.231.7.{number + 10}", **given}
+            for number, (given, _, _) in enumerate(cases)
+        ],
         container_image=busybox_image,
         container_sshd=False,
         container_stop_timeout=0,
-        **given,
     )
     assert played.status == 0, played.output
-    host = bare.api.get("/containers/rdm/json")["HostConfig"]
-    assert [name.replace("CAP_", "") for name in host["CapAdd"] or []] == capabilities
-    # For a container that shares the node's memory, Docker adds this one.
-    assert [one for one in host["SecurityOpt"] or [] if one != "label=disable"] == options
+    for number, (given, capabilities, options) in enumerate(cases):
+        host = bare.api.get(f"/containers/c{number}/json")["HostConfig"]
+        assert [name.replace("CAP_", "") for name in host["CapAdd"] or []] == capabilities, given
+        # For a container that shares the node's memory, Docker adds this one.
+        assert [one for one in host["SecurityOpt"] or [] if one != "label=disable"] == options, given
 
 
 def test_a_plugin_that_never_came_up_is_a_failure_each_time(
