@@ -242,11 +242,11 @@ class Lab:
             seen=lambda: self.engine(node),
         )
 
-    def bare(self) -> None:
-        """See to it that nothing of ours is on the nodes, images included."""
+    def bare(self, *, images: bool = False) -> None:
+        """See to it that nothing of ours is on the nodes; images may be there, if so told."""
         for node in NODES:
-            if self.there(node, "/etc/rdm") or self.container(node) or self.images(node):
-                self.json("down", "--images")
+            if self.there(node, "/etc/rdm") or self.container(node) or (self.images(node) and not images):
+                self.json("down", *([] if images else ["--images"]))
                 return
 
     def images(self, node: str) -> str:

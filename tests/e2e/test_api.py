@@ -14,7 +14,7 @@ def test_the_readmes_lines_and_then_every_verb(lab: Lab) -> None:
     assert "inventory/mycluster" in lines
     assert "node7" in lines
     lines = lines.replace("mycluster", lab.name).replace("node7", "n3")
-    lab.bare()
+    lab.bare(images=True)
 
     program = Path(__file__).with_name("api_program.py")
     found = json.loads(lab.product.run(lab.product.bin / "python", "-I", program, lines).stdout)
