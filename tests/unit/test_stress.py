@@ -158,7 +158,10 @@ def test_the_names_of_a_summary() -> None:
     [
         (["--rounds", "0", "e2e"], "'0' is no number of rounds; give 1 or more"),
         (["--rounds", "x", "e2e"], "'x' is no number of rounds; give 1 or more"),
-        (["nothing"], "invalid choice: 'nothing' (choose from 'collection', 'trainer', 'e2e', 'machines')"),
+        (
+            ["nothing"],
+            "invalid choice: 'nothing' (choose from 'collection', 'molecule', 'trainer', 'e2e', 'machines')",
+        ),
     ],
 )
 def test_bad_input_runs_nothing(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
