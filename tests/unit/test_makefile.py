@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-SUITES = ["suite-collection", "suite-e2e", "suite-machines", "suite-trainer"]
+SUITES = ["suite-collection", "suite-e2e", "suite-machines", "suite-molecule", "suite-trainer"]
 SHELL = """#!/bin/bash
 case "$2" in
   *"s/^/"*": /'"*)
