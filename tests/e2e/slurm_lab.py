@@ -33,14 +33,16 @@ class SlurmLab(Lab):
         assert not check or done.returncode == 0, f"{argv} on {node}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def rdm(self, verb: str, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
+    def rdm(
+        self, verb: str, *argv: str, expect: int = 0, answer: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Run a verb of ``rdm-provision`` on this lab's inventory; ``slurm`` has verbs of its own."""
         if verb != "slurm":
-            return super().rdm(verb, *argv, expect=expect)
+            return super().rdm(verb, *argv, expect=expect, answer=answer)
         words = [one for one in argv if one != "--json"]
         flags = ["--json"] if "--json" in argv else []
         inventory = ["--inventory", f"inventory/{self.name}"]
-        return self.product.rdm(verb, words[0], *inventory, *flags, *words[1:], expect=expect)
+        return self.product.rdm(verb, words[0], *inventory, *flags, *words[1:], expect=expect, answer=answer)
 
     def variables(self) -> dict[str, Any]:
         """The cluster's variables in the inventory."""
