@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
-import platform
 import statistics
 import sys
 import threading
@@ -28,6 +26,7 @@ from rdm_job.info import ARGUMENTS
 from rdm_job.protocol import Request
 from rdm_job.rotation import end_of, gained, rotate
 from rdm_job.thinning import thin
+from rdm_job.versions import versions
 from rdm_log import peers, rank_timers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
@@ -55,7 +54,6 @@ _TOLD = 8
 _PACES = 64
 _LATELY = 8
 """So many of a rank's records are remembered, and so many are lately."""
-_PACKAGES = ("torch", "deepspeed", "rdm-trainer")
 _TIMES = 4096
 # What a verdict asks of a run, of all that a summary tells.
 _OF_RUN = (
@@ -369,10 +367,7 @@ class _Tail:
 
 def _versions(resolved: Path) -> dict[str, str]:
     """Return what must be the same on all nodes."""
-    found = {"Python": ".".join(platform.python_version_tuple()[:2])}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
+    found = versions()
     with contextlib.suppress(OSError):
         found["configuration"] = hashlib.sha256(resolved.read_bytes()).hexdigest()[:8]
     return found

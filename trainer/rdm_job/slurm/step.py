@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
-import platform
 import signal
 import socket
 import time
@@ -20,17 +18,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import rdm_trainer
 from rdm_job import agent, network, outputs
 from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory, write_atomically
 from rdm_job.protocol import Failure, Node, Offer, State
 from rdm_job.slurm import view
 from rdm_job.slurm.script import RUN_VARIABLE
+from rdm_job.versions import versions
 from rdm_trainer import config as configuration
 from rdm_trainer.config.slurm import components
 from rdm_trainer.errors import DONE, FAILED, TrainerError
 
-__all__ = ["again", "before_this_run", "differing", "nodes_of", "refuse", "run", "time_is_up", "versions"]
+__all__ = ["again", "before_this_run", "differing", "nodes_of", "refuse", "run", "time_is_up"]
 
 MEET_S = 300.0
 """How long nodes wait for each other in the job's directory, in seconds: a shared file system may be late."""
@@ -68,7 +66,7 @@ def run(path: Path) -> int:
     # Slurm ends a job by signals to all its processes, and then kills it.
     signal.signal(signal.SIGTERM, lambda *_: _asked_by(job, SLURM, _KILL_WAIT_S))
     meeting.mkdir(parents=True, exist_ok=True)
-    mine = {"name": name, "address": address, "versions": versions()}
+    mine = {"name": name, "address": address, "versions": versions(training=not config.launcher.program)}
     write_atomically(meeting / f"{number}.json", json.dumps(mine))
     ready = meeting / "ready"
     before: State | None = None
@@ -120,7 +118,8 @@ def differing(met: Mapping[int, Mapping[str, Any]]) -> str:
         met: What each task of srun wrote, by its number.
     """
     first = met[min(met)]
-    for package, version in first["versions"].items():
+    for package in dict.fromkeys(package for number in sorted(met) for package in met[number]["versions"]):
+        version = first["versions"].get(package, "")
         others: dict[str, list[str]] = {}
         for number in sorted(met):
             if (other := met[number]["versions"].get(package, "")) != version:
@@ -195,17 +194,6 @@ def _meet(meeting: Path, count: int) -> dict[int, dict[str, Any]]:
 
     _wait(all_there, f"the first node waited for {count} nodes in {meeting}, which all of them must see,")
     return met
-
-
-def versions() -> dict[str, str]:
-    """Return what must be the same on all nodes; an empty version for what is not there."""
-    found = {"Python": platform.python_version(), "rdm-trainer": rdm_trainer.__version__}
-    for package in ("torch", "deepspeed"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
 
 
 def _begin(job: JobDirectory, met: Mapping[int, Mapping[str, Any]], config: configuration.Config) -> State:

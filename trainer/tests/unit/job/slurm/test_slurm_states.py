@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import platform
 import signal
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rdm_job.protocol import Failure, Node, Request, State
 from rdm_job.slurm import reasons, states, step, view
 from rdm_job.slurm.states import Seen
 from rdm_job.slurm.step import before_this_run, nodes_of
+from rdm_job.versions import versions as here
 from rdm_trainer.errors import TrainerError
 
 RECORDS = Path(__file__).parent / "records"
@@ -298,7 +300,7 @@ def test_nodes_whose_environments_differ_are_named_with_what_they_have(
     meeting = task.path / "nodes" / "7.0"
     meeting.mkdir(parents=True)
     torch = importlib.metadata.version("torch")
-    versions = {**step.versions(), "torch": "1.0"}
+    versions = {**here(), "torch": "1.0"}
     for number in (1, 2):
         other = {"name": f"n{number + 1}", "address": f"10.0.0.{number}", "versions": versions}
         (meeting / f"{number}.json").write_text(json.dumps(other))
@@ -309,6 +311,24 @@ def test_nodes_whose_environments_differ_are_named_with_what_they_have(
     )
     assert (meeting / "ready").read_text() == "no", "the others do not wait"
     assert not step.again(task.path)
+
+
+def test_nodes_are_alike_whatever_their_patch_level_of_python_and_what_a_program_does_not_need(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task.write_resolved("{launcher: {kind: slurm, program: [train.py], slurm: {interface: lo}}}")
+    monkeypatch.setattr(platform, "python_version_tuple", lambda: ("3", "11", "99"))
+    monkeypatch.setattr(agent, "work", lambda *_: None)
+    step.run(task.path)
+    written = json.loads((task.path / "nodes" / "7.0" / "0.json").read_text())["versions"]
+    assert written == {"Python": "3.11", "rdm-trainer": importlib.metadata.version("rdm-trainer")}
+
+
+def test_a_package_that_only_others_have_is_a_difference() -> None:
+    met = {0: {"name": "n1", "versions": {}}, 1: {"name": "n2", "versions": {"deepspeed": "0.15"}}}
+    assert step.differing(met) == (
+        "The environments differ: n1 has deepspeed none, and n2 0.15; make them the same on all nodes."
+    )
 
 
 def test_ranks_follow_the_tasks_of_srun() -> None:
