@@ -174,14 +174,16 @@ def state(path: JobDirectory, wait: float = 0.0) -> State:
 
 def states(jobs: Iterable[JobDirectory]) -> list[State]:
     """Return how several jobs are; Slurm is asked once for all that were submitted the same way."""
-    queues: dict[Access, list[Seen] | None] = {}
+    queues: dict[Access, list[Seen] | SlurmError] = {}
     found = []
     for job in jobs:
         slurm = _access(job)
         if slurm not in queues:
-            queues[slurm] = None
-            with contextlib.suppress(SlurmError):
+            try:
                 queues[slurm] = slurm.queue()
+            except SlurmError as error:
+                # It may have taken a minute, and would for every job.
+                queues[slurm] = error
         found.append(_told(JobDirectory.of_master(job.path), queues[slurm]))
     return found
 
@@ -224,11 +226,16 @@ def _gone(slurm: Access, number: int) -> bool:
     return False
 
 
-def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
-    """Return how a job is, and keep how it ended: Slurm forgets."""
+def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> State:
+    """Return how a job is, and keep how it ended: Slurm forgets.
+
+    Args:
+        job: Its directory, as its master sees it.
+        queue: What Slurm has answered already, or why it has not; None to ask it where that is needed.
+    """
     known = job.read_state()
     fresh = known.state != "queued" and time.time() - job.version / 1e9 < _FRESH_S
-    if known.has_ended or (fresh and queue is None) or not job.slurm.is_file():
+    if known.has_ended or (fresh and not isinstance(queue, list)) or not job.slurm.is_file():
         return known
     number = _number(job)
     if number == _NO_NUMBER:
@@ -241,6 +248,8 @@ def _told(job: JobDirectory, queue: list[Seen] | None = None) -> State:
         return found
     slurm = _access(job)
     try:
+        if isinstance(queue, SlurmError):
+            raise queue
         queue = slurm.queue() if queue is None else queue
     except SlurmError as error:
         return dataclasses.replace(known, reason=f"Slurm does not answer: {error}")

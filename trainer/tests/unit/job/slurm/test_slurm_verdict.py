@@ -13,6 +13,7 @@ import pytest
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request, State
 from rdm_job.slurm import commands, verbs
+from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.slurm.states import Seen
 from rdm_job.slurm.step import again, refuse
@@ -41,6 +42,32 @@ def test_the_verdict_has_slurm_s_reason(
     found = verbs.state(job).verdict
     assert found["verdict"] == word
     assert found["reason"].startswith(words)
+
+
+def test_a_slurm_that_does_not_answer_is_asked_once_for_all_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def silent() -> list[Seen]:
+        asked.append("queue")
+        raise SlurmError("Connection refused.")
+
+    monkeypatch.setattr(commands, "queue", silent)
+    jobs = [JobDirectory(tmp_path / name, "login") for name in ("one", "two", "three")]
+    for job in jobs:
+        job.make(Request(job.path.name, "login", (Node("login", "127.0.0.1", 1),)))
+        job.write_state(State(job.path.name, "queued", launcher="slurm", started=5.0))
+        job.slurm.write_text(json.dumps({"job": 7}))
+    # Its agents have just said how it is.
+    jobs[2].write_state(State("three", "running", launcher="slurm", started=5.0))
+    silence = "Slurm does not answer: Connection refused."
+    assert [(one.state, one.reason) for one in verbs.states(jobs)] == [
+        ("queued", silence),
+        ("queued", silence),
+        ("running", ""),
+    ]
+    assert asked == ["queue"]
 
 
 def test_a_job_that_is_being_submitted_is_not_judged_by_who_looks(
