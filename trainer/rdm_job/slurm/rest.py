@@ -87,7 +87,9 @@ class Rest:
     def accounts(self) -> list[str]:
         """Return this user's accounts; none where there is no accounting."""
         with contextlib.suppress(SlurmError):
-            return rest_forms.accounts(self._get("associations", "slurmdb"), self._token().user)
+            answer = self._get("associations", "slurmdb")
+            user = self._token().user
+            return self._read(lambda found: rest_forms.accounts(found, user), answer)
         return []
 
     def would_run(self, script: Path) -> str:
@@ -205,6 +207,9 @@ class Rest:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
             return answer.status, answer.read().decode(errors="replace")
+        except UnicodeError:
+            # As IDNA has it: a label is empty, or too long.
+            raise SlurmError(f"slurmrestd at {self.address} has a name that no host can have.") from None
         except (OSError, http.client.HTTPException) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error) or "it hung up"
             raise SlurmError(f"slurmrestd at {self.address} does not answer: {why.rstrip('.')}.") from None

@@ -108,6 +108,20 @@ def test_what_it_refuses_is_one_sentence_without_the_token(
     assert TOKEN not in str(caught.value)
 
 
+def test_an_accounting_that_answers_in_another_form_has_no_accounts(token_file: str) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    answers: dict[str, Any] = {"/slurmdb/v0.0.42/associations": (200, {"pings": []})}
+    with running(server, answers):
+        assert Rest(f"http://127.0.0.1:{server.server_port}", token_file).accounts() == []
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])
+def test_a_name_that_no_host_can_have_is_one_sentence(token_file: str, host: str) -> None:
+    with pytest.raises(SlurmError) as caught:
+        Rest(f"http://{host}:6820", token_file).queue()
+    assert str(caught.value) == f"slurmrestd at http://{host}:6820 has a name that no host can have."
+
+
 def test_a_certificate_that_nobody_vouches_for_is_shown_no_token(tmp_path: Path, token_file: str) -> None:
     words = [
         "openssl",
