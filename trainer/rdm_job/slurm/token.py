@@ -53,7 +53,13 @@ def read(path: str, environment: Mapping[str, str]) -> Token:
     """
     if VARIABLE in environment:
         return of(environment[VARIABLE], VARIABLE, time.time())
-    file = Path(path).expanduser()
+    try:
+        file = Path(path).expanduser()
+    except RuntimeError:
+        raise SlurmError(
+            f"The token for slurmrestd in {path} cannot be read: there is no such home directory; give "
+            f"launcher.slurm.rest_jwt as a whole path, or set {VARIABLE}."
+        ) from None
     try:
         with file.open(encoding="utf-8") as opened:
             mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
@@ -80,7 +86,8 @@ def of(text: str, source: str, now: float) -> Token:
         now: Seconds since 1970.
 
     Raises:
-        SlurmError: It holds none, or one that has expired.
+        SlurmError: It holds none, one that has expired, or one that does not say whose it is, where this host
+            does not either.
     """
     bare = text.strip().removeprefix(f"{VARIABLE}=")
     if _FORM.fullmatch(bare) is None:
@@ -96,4 +103,12 @@ def of(text: str, source: str, now: float) -> Token:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ends))
         raise SlurmError(f"The token for slurmrestd in {source} expired at {when}: {REMEDY}.")
     user = str(known.get("sun") or "")
-    return Token(user if _USER.fullmatch(user) else pwd.getpwuid(os.getuid()).pw_name, source, bare)
+    if _USER.fullmatch(user) is None:
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            raise SlurmError(
+                f"The token for slurmrestd in {source} does not say whose it is, and the user {os.getuid()} "
+                f"has no name on this host: {REMEDY}."
+            ) from None
+    return Token(user, source, bare)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import pwd
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -174,6 +176,31 @@ def test_what_is_no_token_is_not_repeated(text: str) -> None:
     assert str(caught.value) == (
         "What FILE holds is no token for slurmrestd (a JWT): make another with scontrol token."
     )
+
+
+def test_a_user_whom_the_host_does_not_know_needs_a_token_that_says_whose_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(number)
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.delenv("HOME", raising=False)
+    assert token.of(jwt(sun="me"), "FILE", NOW).user == "me"
+    with pytest.raises(SlurmError) as caught:
+        token.of(jwt(), "FILE", NOW)
+    assert str(caught.value) == (
+        f"The token for slurmrestd in FILE does not say whose it is, and the user {os.getuid()} has no name "
+        "on this host: make another with scontrol token."
+    )
+    with pytest.raises(SlurmError) as caught:
+        token.read("~/.slurm.jwt", {})
+    assert str(caught.value) == (
+        "The token for slurmrestd in ~/.slurm.jwt cannot be read: there is no such home directory; give "
+        "launcher.slurm.rest_jwt as a whole path, or set SLURM_JWT."
+    )
+    # A token goes without a home.
+    assert token.read("~/.slurm.jwt", {"SLURM_JWT": jwt(sun="me")}).user == "me"
 
 
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
