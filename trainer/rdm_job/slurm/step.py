@@ -73,8 +73,8 @@ def run(path: Path) -> int:
     if number == 0:
         try:
             before = _begin(job, _meet(meeting, count), config)
-        except TrainerError:
-            # The others would wait.
+        except Exception:
+            # The others would wait, whatever it is.
             write_atomically(ready, "no")
             raise
         write_atomically(ready, "no" if before.has_ended else "go")

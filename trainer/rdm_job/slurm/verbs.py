@@ -265,13 +265,33 @@ def _told(job: JobDirectory, queue: list[Seen] | SlurmError | None = None) -> St
     known = job.read_state()
     asked = job.asked_to_stop() is not None and not job.asked_by()
     words = [line for line in tail(job.path / OUTPUT, 4 + len(known.nodes)) if not _EXITED.match(line)]
-    found = view.told(known, seen, queue, asked, time.time(), words)
+    now = time.time()
+    completed = None
+    if seen is not None and seen.state == "COMPLETED" and not known.has_ended:
+        completed = _first_seen(job, seen, now)
+    found = view.told(known, seen, queue, asked, now, words, completed)
     if found.has_ended or found.state in ("queued", "starting"):
         # No agent speaks for it.
         found = dataclasses.replace(found, verdict=of_state(found))
     if found.has_ended and not known.has_ended:
         job.write_state(found)
     return found
+
+
+def _first_seen(job: JobDirectory, seen: Seen, now: float) -> float:
+    """Return when this host first saw how a job has ended, and keep it.
+
+    Its own clock counts: the controller's, which Slurm's times are of, may be another one.
+    """
+    path = job.slurm.with_name("completed.json")
+    # A job that was in the queue again ends at another time.
+    end = {"job": seen.job, "end": seen.end}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        kept = json.loads(path.read_text())
+        if end.items() <= kept.items():
+            return float(kept["seen"])
+    write_atomically(path, json.dumps({**end, "seen": now}) + "\n")
+    return now
 
 
 def _write_number(job: JobDirectory, number: int, config: configuration.Config) -> None:

@@ -30,6 +30,7 @@ def told(
     asked: bool,
     now: float,
     last_words: Sequence[str] = (),
+    completed: float | None = None,
 ) -> State:
     """Return how a job is.
 
@@ -40,6 +41,8 @@ def told(
         asked: Whether it was stopped by `rdm-provision stop`.
         now: Seconds since 1970.
         last_words: Of the script and of srun.
+        completed: When this host first saw that it had ended well, by the clock that ``now`` is of; None when
+            it has not, or nobody is to wait for the agents' last word.
     """
     if known.has_ended:
         return known
@@ -49,7 +52,7 @@ def told(
     if seen.waits:
         before = known.reason if known.state == "queued" and known.restarts else ""
         return replace(known, state="queued", reason=f"{before} {_waits(seen, queue, now)}".strip())
-    if seen.state == "COMPLETED" and seen.end is not None and now - seen.end < LATE_S:
+    if seen.state == "COMPLETED" and completed is not None and 0 <= now - completed < LATE_S:
         return replace(
             known, reason="Slurm says that it has ended; what its agents said last is not here yet."
         )

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib.metadata
 import json
 import platform
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -152,8 +154,11 @@ RUNNING = State("gpt", "running", master="n1", progress={"checkpoint": 40})
 QUEUED = State("gpt", "queued")
 
 
-def told(known: State, seen: Seen | None, *, asked: bool = False) -> tuple[str, str]:
-    found = view.told(known, seen, [seen] if seen else [], asked, NOW, ["srun: error: n2: no such file"])
+def told(
+    known: State, seen: Seen | None, *, asked: bool = False, completed: float | None = None
+) -> tuple[str, str]:
+    words = ["srun: error: n2: no such file"]
+    found = view.told(known, seen, [seen] if seen else [], asked, NOW, words, completed)
     return found.state, found.reason
 
 
@@ -224,10 +229,13 @@ def test_the_agents_word_is_the_last_one() -> None:
 
 
 def test_a_last_word_may_be_late_on_a_shared_file_system() -> None:
-    late = Seen(9, 9, "COMPLETED", end=NOW - view.LATE_S / 2)
-    state, reason = told(RUNNING, late)
+    # Whatever the controller's clock says.
+    seen = Seen(9, 9, "COMPLETED", end=NOW - 9999)
+    state, reason = told(RUNNING, seen, completed=NOW - view.LATE_S / 2)
     assert (state, "not here yet" in reason) == ("running", True)
-    assert told(RUNNING, dataclasses.replace(late, end=NOW - view.LATE_S - 1))[0] == "failed"
+    assert told(RUNNING, seen, completed=NOW - view.LATE_S - 1)[0] == "failed"
+    # This host's clock was put back.
+    assert told(RUNNING, seen, completed=NOW + 1)[0] == "failed"
 
 
 def test_nodes_that_begin() -> None:
@@ -291,6 +299,18 @@ def test_the_first_node_makes_the_links_of_the_mdx_scripts(
     assert log.resolve() == task.log("n1", "out")
     (checkpoints,) = (outputs / "checkpoint").iterdir()
     assert checkpoints.resolve() == task.path / "checkpoints"
+
+
+def test_what_the_first_node_cannot_write_lets_no_other_node_wait(
+    task: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JobDirectory, "write_state", full)
+    with pytest.raises(OSError, match="No space left"):
+        step.run(task.path)
+    assert (task.path / "nodes" / "7.0" / "ready").read_text() == "no"
 
 
 def test_nodes_whose_environments_differ_are_named_with_what_they_have(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request, State
-from rdm_job.slurm import commands, verbs
+from rdm_job.slurm import commands, verbs, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.slurm.states import Seen
@@ -42,6 +43,29 @@ def test_the_verdict_has_slurm_s_reason(
     found = verbs.state(job).verdict
     assert found["verdict"] == word
     assert found["reason"].startswith(words)
+
+
+@pytest.mark.parametrize("skew", [-9999.0, 9999.0])
+def test_a_last_word_is_waited_for_by_the_clock_of_the_host_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    job = JobDirectory(tmp_path / "gpt", "login")
+    job.make(Request("gpt", "login", (Node("login", "127.0.0.1", 1),)))
+    job.write_state(State("gpt", "running", launcher="slurm", started=5.0))
+    job.slurm.write_text(json.dumps({"job": 7}))
+    now = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: now)
+    end = now + skew
+    monkeypatch.setattr(commands, "queue", lambda: [Seen(7, 7, "COMPLETED", end=end)])
+    looks = []
+    for passed in (0, view.LATE_S - 1, 2):
+        now += passed
+        looks.append(verbs.state(job).state)
+    assert looks == ["running", "running", "failed"]
+    # It has been in the queue again, and ends another time.
+    job.write_state(State("gpt", "running", launcher="slurm", started=5.0))
+    now, end = now + 60, end + 60
+    assert verbs.state(job).state == "running"
 
 
 def test_a_slurm_that_does_not_answer_is_asked_once_for_all_jobs(
