@@ -37,7 +37,7 @@ class Partition:
 
     Attributes:
         name: Its name.
-        is_default: Jobs that name none go there.
+        is_default: Jobs that name none go there; None when that is not known.
         state: ``UP``, or why it takes or runs no jobs.
         nodes: How many it has.
         most_nodes: How many a job may have; None for all.
@@ -48,7 +48,7 @@ class Partition:
     """
 
     name: str
-    is_default: bool = False
+    is_default: bool | None = False
     state: str = "UP"
     nodes: int = 0
     most_nodes: int | None = None
@@ -181,9 +181,18 @@ def without_gpus(
 
 
 def _has_gpus(part: Component, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> bool:
-    """Whether Slurm gives GPUs of the nodes of a component's partition."""
-    name = part.partition or next((one.name for one in there if one.is_default), "")
-    return any(node.has("gpu") for node in machines if name in node.partitions)
+    """Whether Slurm gives GPUs of the nodes of a component's partition.
+
+    Not those of one that is not known: :func:`problems` refuses the job for that.
+    """
+    known = _its(part, there)
+    return known is not None and any(node.has("gpu") for node in machines if known.name in node.partitions)
+
+
+def _its(part: Component, there: Sequence[Partition]) -> Partition | None:
+    """Return the partition of a component, which is the default one where it names none."""
+    wanted = part.partition
+    return next((one for one in there if (one.name == wanted if wanted else one.is_default)), None)
 
 
 def problems(
@@ -211,15 +220,15 @@ def _component(
     part: Component, config: Config, there: Sequence[Partition], machines: Sequence[ClusterNode]
 ) -> Iterator[str]:
     names = [one.name for one in there]
-    known = next((one for one in there if one.name == part.partition), None)
-    if not part.partition:
-        known = next((one for one in there if one.is_default), None)
-        if known is None:
-            yield f"Slurm has no default partition; give launcher.slurm.partition: {_or(names)}."
-    elif known is None:
-        near = _near(part.partition, names) or f"there are {', '.join(names)}."
-        yield f"Slurm has no partition {part.partition}; {near}"
+    known = _its(part, there)
     if known is None:
+        if part.partition:
+            near = _near(part.partition, names) or f"there are {', '.join(names)}."
+            yield f"Slurm has no partition {part.partition}; {near}"
+        else:
+            is_known = all(one.is_default is not None for one in there)
+            why = "Slurm has no default partition" if is_known else "The default partition is not known"
+            yield f"{why}; give launcher.slurm.partition: {_or(names)}."
         return
     its = [node for node in machines if known.name in node.partitions]
     yield from _size(part, config, known)

@@ -171,6 +171,10 @@ def _property(option: str, value: str, api: int) -> Iterator[tuple[str, Any]]:
         yield option, value
     elif option == "exclude":
         yield "excluded_nodes" if new else "exclude_nodes", [value] if new else value
+    elif option == "hint" and value == "nomultithread":
+        yield "threads_per_core", 1
+    elif option == "hint":
+        raise ValueError(f"slurmrestd takes no launcher.slurm.hint={value}, only nomultithread.")
     elif option == "signal" and not new:
         # Its key `signal` takes none for the script alone, and all others would end by it.
         raise ValueError(
@@ -193,6 +197,7 @@ def _number(value: int, new: bool) -> Any:
 def _partition(entry: Mapping[str, Any], only: bool) -> Partition:
     """Return a partition of either form: plain keys, or sections."""
     sections = isinstance(entry.get("maximums"), Mapping)
+    flagged = "default" in [str(flag).lower() for flag in entry.get("flags") or ()]
     most = entry["maximums"] if sections else {}
     allowed = entry["accounts"] if sections else {}
     state = entry["partition"]["state"] if sections else entry.get("state")
@@ -204,7 +209,7 @@ def _partition(entry: Mapping[str, Any], only: bool) -> Partition:
     mine = allowed.get("allowed") if sections else entry.get("allowed_accounts")
     return Partition(
         name=str(entry["name"]),
-        is_default=only or "default" in [str(flag).lower() for flag in entry.get("flags") or ()],
+        is_default=only or flagged or (None if sections else False),
         state=" ".join(map(str, state)) if isinstance(state, list) else str(state or "UP"),
         nodes=int((entry["nodes"]["total"] if sections else entry.get("total_nodes")) or 0),
         most_nodes=_limit(most.get("nodes") if sections else entry.get("maximum_nodes_per_job")),

@@ -20,6 +20,7 @@ from rdm_trainer import config as configuration
 from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
 from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE
+from tests.unit.job.slurm.test_slurm_rest_forms import ALL
 from tests.waiting import DEADLINE_S, wait_until
 
 # Without the first it wants a token of its own; with the second it may be root, or Slurm's user.
@@ -102,21 +103,8 @@ def test_it_knows_every_option_that_a_job_can_have(
     tmp_path: Path, release: str, plugins: Sequence[str], api: int
 ) -> None:
     within = inside(root(release)) if release else ()
-    options: dict[str, Any] = {
-        "nodes": {"hgx": 1, "gpu2": 7},
-        "gres": {"hgx": "gpu:hgx:4"},
-        "gpus_per_node": {"gpu2": "a10:4"},
-        "cpus": "14",
-        "mem": "64G",
-        "time": "1-00:00:30",
-        "account": "physics",
-        "qos": "normal",
-        "nodelist": {"gpu2": "n[060-067]"},
-        "exclude": {"gpu2": "n061,n062"},
-        "constraint": "ib&nvme",
-        # v0.0.38 takes none.
-        "signal": 300 if api > 38 else 0,
-    }
+    # v0.0.38 takes no signal.
+    options = {**ALL, "signal": 300 if api > 38 else 0}
     config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": options}})
     submitted = rest_forms.submission(
         script("gpt", "/jobs/gpt", "/python", config), "/jobs/gpt", {"PATH": "/bin"}, api

@@ -102,6 +102,24 @@ def test_a_partition_may_have_no_small_jobs() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("default", "said"),
+    [
+        (False, "Slurm has no default partition; give launcher.slurm.partition: hgx or gpu2."),
+        (
+            None,
+            "The default partition is not known; give launcher.slurm.partition: hgx or gpu2.",
+        ),
+    ],
+)
+def test_a_default_partition_that_is_not_known_is_not_called_none(default: bool | None, said: str) -> None:
+    there = [dataclasses.replace(one, is_default=default) for one in PARTITIONS]
+    config = configuration.from_dict({"launcher": {"kind": "slurm"}})
+    assert limits.problems(config, there, NODES, ()) == [said]
+    named = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": {"partition": "gpu2"}}})
+    assert limits.problems(named, there, NODES, ()) == []
+
+
 def test_accounts_are_named_once() -> None:
     assert limits.accounts("physics|\nchemistry\nphysics\n\n") == ["chemistry", "physics"]
 

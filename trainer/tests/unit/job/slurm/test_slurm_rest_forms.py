@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import pwd
@@ -16,6 +17,7 @@ from rdm_job.slurm import rest_forms, token
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
+from rdm_trainer.config.schema import SlurmConfig
 
 ALL: dict[str, Any] = {
     "nodes": {"hgx": 1, "gpu2": 7},
@@ -29,7 +31,16 @@ ALL: dict[str, Any] = {
     "nodelist": {"gpu2": "n[060-067]"},
     "exclude": {"gpu2": "n061,n062"},
     "constraint": "ib&nvme",
+    "hint": "nomultithread",
 }
+NO_OPTIONS = frozenset(
+    {
+        *("partition", "signal"),  # `nodes` names the partitions; what takes `signal` is tested for itself
+        *("interface", "step", "mpi", "rest", "rest_jwt"),
+        *("image", "container", "mounts", "image_program", "reload_container"),
+    }
+)
+"""Of the keys of ``launcher.slurm``, those that are no options of sbatch in ``ALL``."""
 NOW = 1795400000.0
 
 
@@ -42,6 +53,10 @@ def sent(api: int, **slurm: Any) -> dict[str, Any]:
 def jwt(**claims: Any) -> str:
     parts = (json.dumps(part).encode() for part in ({"alg": "HS256"}, claims))
     return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), "c2lnbmVk"])
+
+
+def test_every_key_is_an_option_that_is_tested_or_none() -> None:
+    assert {field.name for field in dataclasses.fields(SlurmConfig)} - NO_OPTIONS == set(ALL)
 
 
 def test_a_script_is_one_request_in_the_form_of_22_05() -> None:
@@ -66,6 +81,7 @@ def test_a_script_is_one_request_in_the_form_of_22_05() -> None:
         "time_limit": 1441,
         "account": "physics",
         "qos": "normal",
+        "threads_per_core": 1,
     }
     assert (second["nodes"], second["tasks"], second["gpus_per_node"]) == ([7, 7], 7, "a10:4")
     assert (second["nodelist"], second["exclude_nodes"]) == ("n[060-067]", "n061,n062")
@@ -84,6 +100,7 @@ def test_a_script_is_one_request_in_the_later_form(api: int) -> None:
     assert first["memory_per_node"]["number"] == 65536
     assert (first["kill_warning_flags"], first["kill_warning_signal"]) == (["BATCH_JOB"], "USR1")
     assert first["kill_warning_delay"]["number"] == 300
+    assert (first["threads_per_core"], second["threads_per_core"]) == (1, 1)
     assert (second["required_nodes"], second["excluded_nodes"]) == (["n[060-067]"], ["n061,n062"])
 
 
@@ -101,8 +118,10 @@ def test_gres_of_two_options_are_one_list() -> None:
 
 
 def test_an_option_that_it_does_not_take_is_named() -> None:
-    with pytest.raises(ValueError, match=r"slurmrestd of v0\.0\.42 is not known to take sbatch's --hint"):
-        rest_forms.submission("#!/bin/bash\n#SBATCH --hint=nomultithread\n", "/", {}, 42)
+    with pytest.raises(ValueError, match=r"slurmrestd of v0\.0\.42 is not known to take sbatch's --wckey"):
+        rest_forms.submission("#!/bin/bash\n#SBATCH --wckey=mine\n", "/", {}, 42)
+    with pytest.raises(ValueError, match=r"takes no launcher\.slurm\.hint=memory_bound, only nomultithread"):
+        sent(42, hint="memory_bound")
     with pytest.raises(ValueError, match=r"set launcher\.slurm\.signal=0"):
         sent(38)
 
@@ -141,7 +160,7 @@ def test_partitions_and_nodes_of_the_later_form() -> None:
     assert one.least_nodes == 2
     assert (one.most_seconds, one.accounts, one.denied) == (86400, ("physics", "chemistry"), ())
     two = rest_forms.partitions({"partitions": [partition, {**partition, "name": "other"}]})
-    assert [part.is_default for part in two] == [False, False]
+    assert [part.is_default for part in two] == [None, None]
     node = {
         "name": "t2",
         "partitions": ["gpu2"],
@@ -153,6 +172,15 @@ def test_partitions_and_nodes_of_the_later_form() -> None:
     }
     (found,) = rest_forms.nodes({"nodes": [node]})
     assert (found.gres, found.features, found.cpus) == ({"gpu:a10": 4}, ("ib", "nvme"), 14)
+
+
+def test_a_partition_of_22_05() -> None:
+    # Its specification has underscores in the last key.
+    entry = {"name": "wide", "flags": ["default"], "total_nodes": 2, "state": "UP", "min nodes per job": 2}
+    (one,) = rest_forms.partitions({"partitions": [entry]})
+    assert (one.is_default, one.nodes, one.least_nodes, one.most_nodes) == (True, 2, 2, None)
+    two = rest_forms.partitions({"partitions": [entry, {**entry, "name": "other", "flags": []}]})
+    assert [part.is_default for part in two] == [True, False]
 
 
 def test_accounts_are_the_users_own() -> None:
