@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ class Slurm:
         (self.folder / "program.py").write_text(PROGRAM)
         for number in range(4):
             (self.folder / f"nvidia{number}").touch()
-        ports = network.take_free_ports("127.0.0.1", 4, os.getpid())
+        ports = self.ports(4, "Slurm")
         host = socket.gethostname().partition(".")[0]
         (self.folder / "slurm.conf").write_text(
             (CONFIG + self.more_configuration).format(
@@ -194,6 +195,13 @@ class Slurm:
         for node in NODES:
             self.node_up(node)
         wait_until("all nodes are idle", self.idle)
+
+    @staticmethod
+    def ports(count: int, what: str) -> list[int]:
+        """Ports in a row. Another process of tests looks elsewhere first, although its number is the next."""
+        found = network.take_free_ports("127.0.0.1", count, zlib.crc32(f"{os.getpid()} {what}".encode()))
+        assert found, f"no {count} ports are free for {what}"
+        return found
 
     def node_up(self, node: str) -> None:
         self._nodes[node] = self._start("slurmd", "-D", "-N", node)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from rdm_job import network
 from rdm_job.slurm import rest_forms
+from rdm_job.slurm.commands import SlurmError
+from rdm_job.slurm.rest import Rest
 from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
 from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
@@ -30,23 +32,31 @@ _SERVER = {"SLURM_JWT": "daemon", "SLURMRESTD_SECURITY": "disable_user_check"}
 class RestSlurm(Slurm):
     """A cluster with a slurmrestd, and a login host without a configuration of Slurm."""
 
-    more_configuration = "AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={folder}/jwt.key\n"
+    more_configuration = (
+        "AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={folder}/jwt.key\n"
+        "PartitionName=wide Nodes=t[2-3] MinNodes=2 State=UP\n"
+    )
 
     def up(self) -> None:
         key = self.folder / "jwt.key"
         key.write_bytes(os.urandom(32))
         key.chmod(0o600)
         super().up()
-        ports = network.take_free_ports("127.0.0.1", 1, os.getpid() + 1)
-        assert ports
-        self.address = f"http://127.0.0.1:{ports[0]}"
+        (port,) = self.ports(1, "slurmrestd")
+        self.address = f"http://127.0.0.1:{port}"
         self.jwt = self.token("jwt", "3600")
         cluster = dict(self.environment)
         self.environment |= _SERVER
-        words = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38", f"127.0.0.1:{ports[0]}")
+        words = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38", f"127.0.0.1:{port}")
         self._start("slurmrestd", *words)
         self.environment = cluster
-        wait_until("slurmrestd listens", lambda: not network.is_free("127.0.0.1", ports[0]))
+        wait_until("slurmrestd answers", self.answers)
+
+    def answers(self) -> bool:
+        """Whether it is this cluster's: another one's does not take the token."""
+        with contextlib.suppress(SlurmError):
+            return bool(Rest(self.address, str(self.jwt)).cluster()[0])
+        return False
 
     def token(self, name: str, seconds: str) -> Path:
         """Write a token into a file, as a user does."""
@@ -216,6 +226,10 @@ def test_what_slurmrestd_cannot_do_is_refused_before_anything_is_submitted(slurm
     assert slurm.problems("launcher.slurm.partition=gpu") == [
         "Slurm has no partition gpu; did you mean gpu2?"
     ]
+    (said,) = slurm.problems("launcher.slurm.partition=wide")
+    assert said.startswith("Jobs of partition wide have at least 2 nodes, and this one asks for 1")
+    (said,) = slurm.problems("launcher.slurm.hint=multithread")
+    assert said.endswith("slurmrestd takes no launcher.slurm.hint=multithread, only nomultithread.")
     (said,) = slurm.problems("launcher.slurm.rest_jwt=eyJh.eyJz.sig")
     assert (said.startswith("launcher.slurm.rest_jwt must be the path"), "eyJ" in said) == (True, False)
 
