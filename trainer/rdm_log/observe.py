@@ -132,16 +132,19 @@ def _settings(conf: Path) -> dict[str, str]:
         raise NothingToRead(f"{conf} cannot be read: {error.strerror}.") from error
 
 
-def _processes(files: Sequence[Path]) -> dict[str, int]:
-    """Return on how many GPUs of each node a process is; nothing of nodes without GPUs that are known.
+def _processes(files: Sequence[Path]) -> dict[str, int | None]:
+    """Return on how many GPUs of each node a process is; None of one that tells no GPU, nothing without any.
 
     A process is on a GPU that names one, or has more memory in use than a driver takes of it.
     """
-    found = {}
+    found: dict[str, int | None] = {}
     for file in files:
-        devices = [match.groups() for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
+        lines = tail(file, _DEVICES)
+        devices = [match.groups() for line in lines if (match := _DEVICE.match(line))]
         if devices:
             found[file.stem] = sum(
                 1 for used, total, names in devices if int(used) > int(total) / 50 or names.strip()
             )
+        elif not any(_PROCESSORS in line for line in lines):
+            found[file.stem] = None
     return found

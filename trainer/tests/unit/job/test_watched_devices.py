@@ -200,6 +200,10 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
     found = health.verdict(STATE, {"n1": {"watch": busy}, "n2": {"watch": watch.told()}})
     assert "No process is on the GPUs of n2." in found["evidence"]
     assert found["culprits"] == [{"kind": "idle", "node": "n2", "rank": None}]
+    # Of a node that does not tell, somebody may be on the GPUs.
+    silent = {**watch.told(), "gpu_processes": None}
+    found = health.verdict(STATE, {"n1": {"watch": silent}, "n2": {"watch": watch.told()}})
+    assert "No process is on the GPUs of n2." in found["evidence"]
 
 
 def test_what_the_driver_tells_comes_to_the_verdict(
