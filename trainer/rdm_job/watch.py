@@ -340,8 +340,7 @@ class Watch:
         devices = self._samples[-1].devices if self._samples else ()
         if not devices or self._request.accelerator == "cpu":
             return None
-        # In a container the driver may show nobody's processes, but it shows their memory.
-        return sum(1 for one in devices if one.processes or (one.used or 0) > (one.total or 0) / 50)
+        return sum(one.is_in_use for one in devices)
 
 
 class _Tail:

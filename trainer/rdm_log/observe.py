@@ -17,7 +17,7 @@ from rdm_log.errors import Finding, findings
 from rdm_log.heads import ARGUMENT_OF, head, info_of, vocabulary_of
 from rdm_log.scan import pieces
 from rdm_log.sections import job_info
-from rdm_log.signs import Sample, Sign, of_node
+from rdm_log.signs import Device, Sample, Sign, of_node
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed
@@ -32,6 +32,8 @@ _SETTING = re.compile(
 _PROCESSORS = " CPU cores"
 """Ends the name of what our agents write of in the same form where a node has no GPU."""
 _DEVICE = re.compile(rf"^\[\d+\] (?!\d+{_PROCESSORS}).*\| +(\d+) / +(\d+) MB \|(.*)$")
+_MB = 1024 * 1024
+"""What gpustat calls so."""
 _DEVICES = 16
 _SAMPLES = 120
 _MOST_BYTES = 4 * 1024 * 1024
@@ -135,7 +137,7 @@ def _settings(conf: Path) -> dict[str, str]:
 def _processes(files: Sequence[Path]) -> dict[str, int | None]:
     """Return on how many GPUs of each node a process is; None of one that tells no GPU, nothing without any.
 
-    A process is on a GPU that names one, or has more memory in use than a driver takes of it.
+    Of a GPU that names no process, the memory counts; see ``Device.is_in_use``.
     """
     found: dict[str, int | None] = {}
     for file in files:
@@ -143,7 +145,8 @@ def _processes(files: Sequence[Path]) -> dict[str, int | None]:
         devices = [match.groups() for line in lines if (match := _DEVICE.match(line))]
         if devices:
             found[file.stem] = sum(
-                1 for used, total, names in devices if int(used) > int(total) / 50 or names.strip()
+                bool(names.strip()) or Device(0, "", used=int(used) * _MB, total=int(total) * _MB).is_in_use
+                for used, total, names in devices
             )
         elif not any(_PROCESSORS in line for line in lines):
             found[file.stem] = None

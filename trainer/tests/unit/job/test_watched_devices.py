@@ -25,6 +25,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
+from rdm_log.signs import Device
 from rdm_trainer import config as configuration
 from rdm_trainer.config import Config
 
@@ -204,6 +205,15 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
     silent = {**watch.told(), "gpu_processes": None}
     found = health.verdict(STATE, {"n1": {"watch": silent}, "n2": {"watch": watch.told()}})
     assert "No process is on the GPUs of n2." in found["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "is_in_use"),
+    [(1200, 81559, True), (700, 81559, False), (700, 183359, False), (300, 8192, True), (20, 22731, False)],
+)
+def test_a_small_program_on_a_large_gpu_is_somebody(used: int, total: int, is_in_use: bool) -> None:
+    """The driver itself takes some hundred MiB of the GPUs of these years."""
+    assert Device(0, "GPU", used=used * MIB, total=total * MIB).is_in_use is is_in_use
 
 
 def test_what_the_driver_tells_comes_to_the_verdict(

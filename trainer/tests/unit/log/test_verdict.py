@@ -274,6 +274,10 @@ def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path
         ("error", "n2", 3),
         ("idle", "n2", None),
     ]
+    # A small program on a large GPU is one.
+    (tmp_path / "n2.gpu").write_text("[0] NVIDIA H100 | 40'C,  90 % |  1200 / 81559 MB |\n")
+    assert judge(observe(tmp_path, state="RUNNING", now=now)).evidence == verdict.evidence[:2]
+    (tmp_path / "n2.gpu").write_text(gpu.format(0, 3) + gpu.format(1, 3))
     # Where nothing is known of the other nodes, they may be at work.
     for node in ("n1", "n3"):
         (tmp_path / f"{node}.gpu").write_text("")
