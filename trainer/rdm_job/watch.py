@@ -187,12 +187,17 @@ class Watch:
 
         Launchers may set the variables that say so themselves: what a process got is what counts. A program
         of the user's may have several for a process: further ones that its processes are on come behind.
+        Where the driver shows nobody's processes, or those of another namespace, as it does in a container,
+        any that they see may be theirs.
         """
         seen = self._sampler.devices(None if process is None else processes.environment_of(process))
         own, others = seen[: self._slots], seen[self._slots :]
         if not others or not self._config.launcher.program:
             return own
         ours = set(processes.of_job(self._request.job_id))
+        shown = {process for one in seen for process in one.processes}
+        if ours.isdisjoint(shown) and not (shown and all(map(processes.alive, shown))):
+            return seen
         return (*own, *(one for one in others if not ours.isdisjoint(one.processes)))
 
     def _serve(self) -> Exporter | None:

@@ -134,9 +134,8 @@ class Device:
 
         In a container a driver may name nobody, but it shows the memory.
         """
-        return bool(self.processes) or (self.used or 0) > min(
-            _DRIVERS_SHARE * (self.total or 0), _DRIVERS_MOST
-        )
+        of_driver = min(_DRIVERS_SHARE * (self.total or 0), _DRIVERS_MOST)
+        return bool(self.processes) or (self.used or 0) > of_driver
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""

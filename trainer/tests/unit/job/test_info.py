@@ -96,7 +96,7 @@ def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_pat
 def test_replicas_are_asked_for_only_where_the_options_say_how_many(
     tmp_path: Path, options: str, replicas: str | None
 ) -> None:
-    """Of 4 processes. Options that are not known may share the work, too, and forks clip what 4 cannot have."""
+    """Of 4 processes. Options that are not known may share the work, too; forks clip what 4 cannot have."""
     program = ["pretrain_gpt.py", "--num-layers", "4", *options.split()]
     found = asked(REQUEST, config(tmp_path, launcher={"program": program}))
     assert (found.get("data_parallel_size"), found.get("DP_SIZE")) == (replicas, replicas)

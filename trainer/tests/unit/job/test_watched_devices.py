@@ -175,6 +175,23 @@ def test_gpus_of_others_are_no_program_s(
     ]
 
 
+@pytest.mark.parametrize("shown", [[], [2**22 + 1]])
+def test_where_the_driver_shows_no_process_of_ours_a_program_may_be_on_all_gpus_it_sees(
+    driver: Driver, watched: Callable[..., Watch], shown: list[int]
+) -> None:
+    """In a container it may show nobody's, or the host's: numbers that are no process' there."""
+    for gpu in driver.gpus:
+        gpu.processes = list(shown)
+    watch = watched(launcher={"program": ["train.py"]})
+    watch.measure([])
+    assert len(watch.gpu) == 8
+    # Those of all, when they are ours to be seen, tell which are others'.
+    for gpu in driver.gpus:
+        gpu.processes = [1]
+    watch.measure([])
+    assert len(watch.gpu) == 2
+
+
 def test_a_node_without_a_process_on_its_gpus_is_named(
     driver: Driver, watched: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
