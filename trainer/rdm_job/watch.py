@@ -225,12 +225,15 @@ class Watch:
     def end(self) -> None:
         """Leave Prometheus' file with how the job has ended, on its master; elsewhere, and of others, none.
 
-        What was measured last would otherwise be read as how the node is, for ever.
+        What was measured last would otherwise be read as how the node is, for ever. Of a state that cannot be
+        read nobody knows how it has ended.
         """
         with self._lock, contextlib.suppress(OSError):
             self._has_ended = True
-            state = self._directory.read_state()
-            if self._config.logging.prometheus and self._is_master and state.has_ended:
+            state = None
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+                state = self._directory.read_state()
+            if self._config.logging.prometheus and self._is_master and state and state.has_ended:
                 write_atomically(self._prometheus, metrics.of_job(state))
             else:
                 self._prometheus.unlink(missing_ok=True)
