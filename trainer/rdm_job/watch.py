@@ -31,7 +31,7 @@ from rdm_job.thinning import thin
 from rdm_log import peers, rank_timers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
-from rdm_log.heads import info_of, vocabulary_of
+from rdm_log.heads import HEAD, info_of, vocabulary_of
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
@@ -49,8 +49,6 @@ _AT_ONCE = 256 * 1024
 """Bytes of a log that are read at a time, so that a flood of errors does not keep the agent from its work."""
 _BEHIND = 64 * 1024 * 1024
 """Who is so far behind goes on at the end."""
-_HEAD = 256 * 1024
-"""In so many bytes at its beginning a program says what it runs."""
 _TOLD = 8
 _PACES = 64
 _LATELY = 8
@@ -245,8 +243,8 @@ class Watch:
     def _read_out(self) -> None:
         before = self._run.lines, self._run
         block = self._out.block()
-        if block and len(self._head) < _HEAD:
-            self._head += block[:_HEAD]
+        if block and len(self._head) < HEAD:
+            self._head += block[:HEAD]
             text = self._head.decode("utf-8", "replace")
             self._info, self._vocabulary = info_of(text), vocabulary_of(text)
         for record in records(iter([block])):

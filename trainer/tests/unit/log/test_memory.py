@@ -20,7 +20,7 @@ read_timers(Path(sys.argv[1]))
 own = re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]
 print(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 """
-"""The peak in KiB. RUSAGE_SELF would be this test's own, when that is more: who starts a program passes it on.
+"""The peak in KiB. RUSAGE_SELF would be this test's own, when that is more: it passes to what it starts.
 That of the workers is their own: they are no other program."""
 MIB = 1024 * 1024
 

@@ -80,4 +80,5 @@ def test_a_slow_rank_of_others_logs_is_named_with_its_node(tmp_path: Path) -> No
         return verdict.word, [(one.kind, one.node, one.rank) for one in verdict.culprits]
 
     assert found({0: 500.0, 1: 510.0, 2: 505.0, 3: 495.0}) == ("healthy", [])
+    assert found({0: 500.0, 1: 510.0, 2: 505.0, 3: 850.0}) == ("suspect", [("slow", "n061", 3)])
     assert found({0: 500.0, 1: 850.0, 2: 505.0, 3: 495.0}) == ("suspect", [("slow", "n060", 1)])

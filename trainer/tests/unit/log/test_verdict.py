@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_log import heads
 from rdm_log.errors import findings
 from rdm_log.lines import Step
 from rdm_log.observe import observe
@@ -247,6 +248,23 @@ def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path
     )
     (tmp_path / "n1.out").write_text(steps)
     assert judge(observe(tmp_path, now=now)).word == "healthy"
+
+
+def test_of_many_logs_each_head_is_read_once_at_most_and_those_of_most_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: 8.0E+00 |\n"
+    for number in range(40):
+        (tmp_path / f"n{number:02d}.out").write_text(f"NODE_RANK: {number}\n" + line.format(10))
+    read: list[str] = []
+
+    def head(path: Path) -> str:
+        read.append(path.name)
+        return heads.head(path)
+
+    monkeypatch.setattr("rdm_log.observe.head", head)
+    assert observe(tmp_path, now=0.0).told[""]["NODE_RANK"] == "1"
+    assert read == [f"n{number:02d}.out" for number in range(8)]
 
 
 def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path) -> None:
