@@ -116,7 +116,6 @@ def observed(
     since = [float(watch["since_s"]) for watch in told.values()]
     if step_s is not None:
         since.append(step_s)
-    on_gpus = {node: watch["gpu_processes"] for node, watch in told.items()}
     is_ours = not config.launcher.program
     model = config.model
     padded = next((watch["vocabulary"] for watch in told.values() if watch["vocabulary"]), None)
@@ -135,7 +134,7 @@ def observed(
         asked=asked,
         told={node: watch["arguments"] for node, watch in told.items()},
         versions={node: watch["versions"] for node, watch in told.items()},
-        gpu_processes={node: count for node, count in on_gpus.items() if count is not None},
+        gpu_processes={node: watch["gpu_processes"] for node, watch in told.items()},
         seconds_running=running_s,
         seconds_since_step=min(since, default=None),
         phase=phase,

@@ -7,7 +7,7 @@ Megatron's arguments, as it prints them at its start.
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections.abc import Mapping, Sequence
 
 from rdm_job.protocol import Request
@@ -22,8 +22,14 @@ ARGUMENTS = (
     *("num_attention_heads", "seq_length", "train_iters", "world_size", "optimizer", "lr"),
 )
 """Arguments of Megatron's programs that are compared with what they print of themselves."""
-_SHARED = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-"""What the world is divided by; what is left are replicas."""
+_SHARED = (
+    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
+    "ds_sequence_parallel_size",
+)
+"""What the world is divided by; what is left are replicas.
+
+Source: ``validate_args`` of Megatron-LM's and Megatron-DeepSpeed's ``megatron/arguments.py``.
+"""
 
 
 def job_info(request: Request, config: Config) -> dict[str, str]:
@@ -63,14 +69,31 @@ def asked(request: Request, config: Config) -> dict[str, str]:
         return {key: value for key, value in told.items() if key not in left_out}
     given = _given(config.launcher.program)
     found = {key: given[key] for key in ARGUMENTS if key in given}
+    is_megatron = bool(found)
     found.setdefault("world_size", nodes["WORLD_SIZE"])
-    with contextlib.suppress(ValueError, ZeroDivisionError):
-        share = 1
-        for key in _SHARED:
-            share *= int(given.get(key, "1"))
-        found.setdefault("data_parallel_size", str(int(nodes["WORLD_SIZE"]) // share))
+    replicas = _replicas(given, int(nodes["WORLD_SIZE"])) if is_megatron else None
+    if replicas is not None:
+        found.setdefault("data_parallel_size", str(replicas))
     info = {name: found[key] for name, key in ARGUMENT_OF.items() if key in found}
     return {**info, **found, **nodes, **_of_environment(config.launcher.env)}
+
+
+def _replicas(given: Mapping[str, str], world: int) -> int | None:
+    """Return how many replicas Megatron makes of a model; None where an option may make them others.
+
+    Args:
+        given: Its options.
+        world: Its processes. Where they are too few for what is asked for, forks ask for less.
+    """
+    for key, value in given.items():
+        # A switch has no value, and shares no work among other processes: --sequence-parallel.
+        if "parallel" in key and key not in _SHARED and value and not value.startswith("--"):
+            return None
+    try:
+        share = math.prod(int(given.get(key, "1")) for key in _SHARED)
+    except ValueError:
+        return None
+    return world // share if share > 0 and world % share == 0 else None
 
 
 def _given(program: Sequence[str]) -> dict[str, str]:

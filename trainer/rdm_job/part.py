@@ -104,9 +104,9 @@ class Part:
 
     def clear(self) -> None:
         """Remove it, and what dashboards would take for a job that runs."""
-        self._watch.end()
         if self.links is not None:
             self.links.remove()
+        self._watch.end()
 
     @property
     def launcher_exit(self) -> int | None:

@@ -30,7 +30,7 @@ from rdm_job.versions import versions
 from rdm_log import peers, rank_timers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
-from rdm_log.heads import info_of, vocabulary_of
+from rdm_log.heads import HEAD, info_of, vocabulary_of
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
@@ -48,8 +48,6 @@ _AT_ONCE = 256 * 1024
 """Bytes of a log that are read at a time, so that a flood of errors does not keep the agent from its work."""
 _BEHIND = 64 * 1024 * 1024
 """Who is so far behind goes on at the end."""
-_HEAD = 256 * 1024
-"""In so many bytes at its beginning a program says what it runs."""
 _TOLD = 8
 _PACES = 64
 _LATELY = 8
@@ -185,12 +183,17 @@ class Watch:
 
         Launchers may set the variables that say so themselves: what a process got is what counts. A program
         of the user's may have several for a process: further ones that its processes are on come behind.
+        Where the driver shows nobody's processes, or those of another namespace, as it does in a container,
+        any that they see may be theirs.
         """
         seen = self._sampler.devices(None if process is None else processes.environment_of(process))
         own, others = seen[: self._slots], seen[self._slots :]
         if not others or not self._config.launcher.program:
             return own
         ours = set(processes.of_job(self._request.job_id))
+        shown = {process for one in seen for process in one.processes}
+        if ours.isdisjoint(shown) and not (shown and all(map(processes.alive, shown))):
+            return seen
         return (*own, *(one for one in others if not ours.isdisjoint(one.processes)))
 
     def _serve(self) -> Exporter | None:
@@ -218,12 +221,15 @@ class Watch:
     def end(self) -> None:
         """Leave Prometheus' file with how the job has ended, on its master; elsewhere, and of others, none.
 
-        What was measured last would otherwise be read as how the node is, for ever.
+        What was measured last would otherwise be read as how the node is, for ever. Of a state that cannot be
+        read nobody knows how it has ended.
         """
         with self._lock, contextlib.suppress(OSError):
             self._has_ended = True
-            state = self._directory.read_state()
-            if self._config.logging.prometheus and self._is_master and state.has_ended:
+            state = None
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+                state = self._directory.read_state()
+            if self._config.logging.prometheus and self._is_master and state and state.has_ended:
                 write_atomically(self._prometheus, metrics.of_job(state))
             else:
                 self._prometheus.unlink(missing_ok=True)
@@ -235,8 +241,8 @@ class Watch:
     def _read_out(self) -> None:
         before = self._run.lines, self._run
         block = self._out.block()
-        if block and len(self._head) < _HEAD:
-            self._head += block[:_HEAD]
+        if block and len(self._head) < HEAD:
+            self._head += block[:HEAD]
             text = self._head.decode("utf-8", "replace")
             self._info, self._vocabulary = info_of(text), vocabulary_of(text)
         for record in records(iter([block])):
@@ -338,8 +344,7 @@ class Watch:
         devices = self._samples[-1].devices if self._samples else ()
         if not devices or self._request.accelerator == "cpu":
             return None
-        # In a container the driver may show nobody's processes, but it shows their memory.
-        return sum(1 for one in devices if one.processes or (one.used or 0) > (one.total or 0) / 50)
+        return sum(one.is_in_use for one in devices)
 
 
 class _Tail:

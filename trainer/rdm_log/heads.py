@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["ARGUMENT_OF", "head", "info_of", "vocabulary_of"]
+__all__ = ["ARGUMENT_OF", "HEAD", "head", "info_of", "info_of_job", "vocabulary_of"]
 
 ARGUMENT_OF = {
     "NUM_LAYERS": "num_layers",
@@ -19,19 +20,20 @@ ARGUMENT_OF = {
     "PARTITION": "balance",
 }
 """Which of Megatron's arguments, as it prints them, a name of the job info speaks of."""
-_HEAD = 1024 * 1024
+HEAD = 256 * 1024
+"""In so many bytes at its beginning a program says what it runs."""
 _INFO = re.compile(r"^(?:NODE_RANK: \d+)(?:\n[A-Z][A-Z_]*: .*){0,13}", re.MULTILINE)
 _VOCABULARY = re.compile(r"> padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 
 
 def head(path: Path) -> str:
-    """Return the first mebibyte of a log.
+    """Return the first bytes of a log, as many as ``HEAD``.
 
     Raises:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        return file.read(_HEAD).decode("utf-8", "replace")
+        return file.read(HEAD).decode("utf-8", "replace")
 
 
 def info_of(text: str) -> dict[str, str]:
@@ -39,6 +41,11 @@ def info_of(text: str) -> dict[str, str]:
     match = _INFO.search(text)
     pairs = (line.partition(": ") for line in match[0].splitlines()) if match else ()
     return {key: value for key, _, value in pairs}
+
+
+def info_of_job(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return what the script's node wrote of a job: that of the second node, or of the only one that did."""
+    return next((dict(one) for one in (*infos[1:2], *infos[:1]) if one), {})
 
 
 def vocabulary_of(text: str) -> int | None:

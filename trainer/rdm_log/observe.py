@@ -4,26 +4,27 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rdm_log import rank_timers
 from rdm_log.errors import Finding, findings
-from rdm_log.heads import ARGUMENT_OF, head, info_of, vocabulary_of
+from rdm_log.heads import ARGUMENT_OF, head, info_of, info_of_job, vocabulary_of
 from rdm_log.scan import pieces
-from rdm_log.sections import job_info
-from rdm_log.signs import Sample, Sign, of_node
+from rdm_log.signs import Device, Sample, Sign, of_node
 from rdm_log.summary import NothingToRead, log_files, summarise
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed
 
 __all__ = ["observe"]
 
+_HEADS = 8
+"""The heads of so many logs are read in any case: the first process', which says most, is among them."""
 _MOST_LINES = 1_000_000
 """So many lines of a node's errors are looked through."""
 _SETTING = re.compile(
@@ -32,6 +33,8 @@ _SETTING = re.compile(
 _PROCESSORS = " CPU cores"
 """Ends the name of what our agents write of in the same form where a node has no GPU."""
 _DEVICE = re.compile(rf"^\[\d+\] (?!\d+{_PROCESSORS}).*\| +(\d+) / +(\d+) MB \|(.*)$")
+_MB = 1024 * 1024
+"""What gpustat calls so."""
 _DEVICES = 16
 _SAMPLES = 120
 _MOST_BYTES = 4 * 1024 * 1024
@@ -57,7 +60,9 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
         runs = ()
     folder = outputs[0].parent
     changed = max(output.stat().st_mtime for output in outputs)
-    info = job_info(outputs)
+    logs = pieces(outputs)
+    heads = [_head_of(log) for log in logs[:_HEADS]]
+    info = info_of_job([one.info for one in heads])
     arguments = runs[-1]["arguments"] if runs else {}
     return Observed(
         state=state,
@@ -71,35 +76,51 @@ def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: 
         told={"": {**info, **arguments}},
         gpu_processes=_processes(sorted(folder.glob("*.gpu"))),
         seconds_since_step=max(0.0, now - changed) if runs else None,
-        vocabulary=_vocabulary(outputs),
+        vocabulary=next((one.vocabulary for one in heads if one.vocabulary is not None), None),
         signs=[
-            *(_slow(runs[-1], {**info, **arguments}, outputs) if runs else ()),
+            *(_slow(runs[-1], {**info, **arguments}, heads, logs) if runs else ()),
             *(one for file in sorted(folder.glob("*.gpu.jsonl")) for one in _signs(file)),
         ],
     )
 
 
-def _vocabulary(outputs: Sequence[Path]) -> int | None:
-    """Return what the first process wrote of its vocabulary, whichever node it was on."""
-    for group in pieces(outputs):
-        with contextlib.suppress(OSError):
-            if (found := vocabulary_of(head(group[0]))) is not None:
-                return found
-    return None
+@dataclass(frozen=True)
+class _Head:
+    """What a NODE's log says at its head."""
+
+    node: str
+    info: Mapping[str, str] = field(default_factory=dict)
+    vocabulary: int | None = None
 
 
-def _slow(run: Mapping[str, Any], told: Mapping[str, str], outputs: Sequence[Path]) -> list[Sign]:
-    """Return the ranks that compute longer than their peers, where the timers of all are told."""
+def _head_of(log: Sequence[Path]) -> _Head:
+    """Return what is at the head of a log, given its pieces; nothing of one that cannot be read."""
+    try:
+        text = head(log[0])
+    except OSError:
+        return _Head(log[-1].stem)
+    return _Head(log[-1].stem, info_of(text), vocabulary_of(text))
+
+
+def _slow(
+    run: Mapping[str, Any], told: Mapping[str, str], heads: Sequence[_Head], logs: Sequence[Sequence[Path]]
+) -> list[Sign]:
+    """Return the ranks that compute longer than their peers, where the timers of all are told.
+
+    Args:
+        run, told: The run, and what it says of itself.
+        heads: Of the first logs.
+        logs: All, each in its pieces.
+    """
     compute = {int(rank): float(time) for rank, time in run["compute_ms"].items()}
     layout = rank_timers.layout(told)
     if not compute or layout is None:
         return []
     names = {}
-    for group in pieces(outputs):
-        with contextlib.suppress(OSError):
-            number = info_of(head(group[0])).get("NODE_RANK", "")
-            if number.isdecimal():
-                names[int(number)] = group[-1].stem
+    for one in itertools.chain(heads, map(_head_of, logs[len(heads) :])):
+        number = one.info.get("NODE_RANK", "")
+        if number.isdecimal():
+            names[int(number)] = one.node
     count = told.get("NNODES", "")
     each = len(compute) // int(count) if count.isdecimal() and int(count) else 0
     nodes = {rank: names[rank // each] for rank in compute if rank // each in names} if each else {}
@@ -108,7 +129,7 @@ def _slow(run: Mapping[str, Any], told: Mapping[str, str], outputs: Sequence[Pat
 
 def _findings(file: Path) -> list[Finding]:
     """Return what is wrong in the errors of a node, ``NODE.err``."""
-    lines = islice(text_lines(file), _MOST_LINES)
+    lines = itertools.islice(text_lines(file), _MOST_LINES)
     return [replace(one, node=file.stem) for one in findings(lines)]
 
 
@@ -132,16 +153,20 @@ def _settings(conf: Path) -> dict[str, str]:
         raise NothingToRead(f"{conf} cannot be read: {error.strerror}.") from error
 
 
-def _processes(files: Sequence[Path]) -> dict[str, int]:
-    """Return on how many GPUs of each node a process is; nothing of nodes without GPUs that are known.
+def _processes(files: Sequence[Path]) -> dict[str, int | None]:
+    """Return on how many GPUs of each node a process is; None of one that tells no GPU, nothing without any.
 
-    A process is on a GPU that names one, or has more memory in use than a driver takes of it.
+    Of a GPU that names no process, the memory counts; see ``Device.is_in_use``.
     """
-    found = {}
+    found: dict[str, int | None] = {}
     for file in files:
-        devices = [match.groups() for line in tail(file, _DEVICES) if (match := _DEVICE.match(line))]
+        lines = tail(file, _DEVICES)
+        devices = [match.groups() for line in lines if (match := _DEVICE.match(line))]
         if devices:
             found[file.stem] = sum(
-                1 for used, total, names in devices if int(used) > int(total) / 50 or names.strip()
+                bool(names.strip()) or Device(0, "", used=int(used) * _MB, total=int(total) * _MB).is_in_use
+                for used, total, names in devices
             )
+        elif not any(_PROCESSORS in line for line in lines):
+            found[file.stem] = None
     return found

@@ -70,6 +70,8 @@ def _of_stage(
     if len(times) < 2:
         return
     typical, limit = limit_of(times)
+    if not typical:
+        return  # timers that most ranks do not use: nothing to compare with
     for group, seconds in zip(groups, times, strict=True):
         if seconds <= limit:
             continue

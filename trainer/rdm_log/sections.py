@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdm_log.heads import head, info_of
+from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.lines import MILLISECONDS, Step
 from rdm_log.scan import pieces, read, records, with_pieces
 from rdm_log.tails import count_lines, tail
@@ -103,16 +103,14 @@ def _ends(files: Sequence[Path], lines: int) -> list[str]:
 
 
 def job_info(outputs: Sequence[Path]) -> dict[str, str]:
-    """Return what the script's node wrote of the job: that of the second file, or of the only one."""
-    heads = [group[0] for group in pieces(outputs)]
-    for file in (*heads[1:2], *heads[:1]):
+    """Return what the script's node wrote of the job; see ``info_of_job``."""
+    infos: list[dict[str, str]] = []
+    for group in pieces(outputs)[:2]:
         try:
-            found = info_of(head(file))
+            infos.append(info_of(head(group[0])))
         except OSError:
-            continue
-        if found:
-            return found
-    return {}
+            infos.append({})
+    return info_of_job(infos)
 
 
 def _times(outputs: Sequence[Path]) -> list[str]:

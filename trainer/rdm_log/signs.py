@@ -55,6 +55,9 @@ _NEAR_K = 5.0
 """So little below its limit a GPU is told to be hot."""
 _GPU_FULL = 0.97
 """From this share on a GPU's memory is told to be full: torch's cache may leave less, and then gives back."""
+_DRIVERS_SHARE = 0.02
+_DRIVERS_MOST = _GIB
+"""More of a GPU's memory than this share of it, or these bytes, whichever is less, is a program's."""
 _HEAT = ("hw_thermal", "sw_thermal")
 _POWER = ("hw_power_brake", "hw_slowdown")
 """Reasons for lower clocks. NVML says ``hw_slowdown`` also beside ``hw_thermal``, when heat is the cause:
@@ -124,6 +127,15 @@ class Device:
     xids: tuple[int, ...] = ()
     processes: Mapping[int, int] = field(default_factory=dict)
     celsius_limit: float | None = None
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether somebody is on it: one is named, or more of its memory is in use than a driver takes.
+
+        In a container a driver may name nobody, but it shows the memory.
+        """
+        of_driver = min(_DRIVERS_SHARE * (self.total or 0), _DRIVERS_MOST)
+        return bool(self.processes) or (self.used or 0) > of_driver
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""

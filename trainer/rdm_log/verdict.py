@@ -77,7 +77,8 @@ class Observed:
         asked: Its configuration, by the names of the job info; see ``sections``.
         told: The same, as the job itself wrote it, by the node that wrote it ("" where that is not known).
         versions: Of packages that must be equal on all nodes, by node.
-        gpu_processes: Processes on its GPUs, by node ("" where that is not known).
+        gpu_processes: Processes on its GPUs, by node ("" where that is not known); None of one that does not
+            tell.
         seconds_running: Since it, or its newest run, began.
         seconds_since_step: Since its last training line.
         phase: What the training does just now, such as ``saving``.
@@ -97,7 +98,7 @@ class Observed:
     asked: Mapping[str, str] = field(default_factory=dict)
     told: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    gpu_processes: Mapping[str, int] = field(default_factory=dict)
+    gpu_processes: Mapping[str, int | None] = field(default_factory=dict)
     seconds_running: float | None = None
     seconds_since_step: float | None = None
     phase: str = ""
@@ -171,13 +172,13 @@ def judge(seen: Observed) -> Verdict:
     signs = [
         *errors,
         *_differences(seen),
-        *idle,
+        *(sign for sign in idle if sign.node),
         *seen.signs,
         *(_of_steps(run, seen.vocabulary) if run else ()),
     ]
     suspicious = [sign for sign in signs if not sign.is_note]
     notes = _few([sign for sign in signs if sign.is_note])
-    late = [*(idle if len(idle) == len(seen.gpu_processes) else ()), *_late(seen, state)]
+    late = [*(sign for sign in idle if not sign.node), *_late(seen, state)]
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
     if suspicious:
@@ -336,17 +337,17 @@ def _about_loss(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]
 
 
 def _idle(seen: Observed, state: str) -> list[Sign]:
-    """Return on which nodes it runs and no process is on the GPUs, each; of all nodes it is one sentence.
+    """Return on which nodes it runs and no process is on the GPUs, each; of all nodes one that names none.
 
-    Until its first step a training may read its data.
+    Until its first step a training may read its data. Of nodes that do not tell, somebody may be on the GPUs.
     """
     running = seen.seconds_running
     grace = _IDLE_S if seen.run else _START_S
     if state == "stopping" or state in _WAITING or (running is not None and running <= grace):
         return []
     nodes = [node for node, count in seen.gpu_processes.items() if count == 0]
-    if len(nodes) == len(seen.gpu_processes):
-        return [Sign("idle", "It runs, but no process is on its GPUs.", node) for node in nodes]
+    if nodes and len(nodes) == len(seen.gpu_processes):
+        return [Sign("idle", "It runs, but no process is on its GPUs.")]
     return [Sign("idle", f"No process is on the GPUs of {_names(nodes)}.", node) for node in nodes]
 
 

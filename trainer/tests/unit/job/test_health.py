@@ -417,6 +417,12 @@ def test_prometheus_file_says_no_longer_that_a_job_runs_when_it_has_ended(
     job.write_state(replace(STATE, state="queued"))
     watch.end()
     assert not told.exists()
+    # Nor is what ends an agent hidden by a state that a full disk has cut, or that is none.
+    for text in ("", "[]", '{"failures": [1]}'):
+        told.write_text("rdm_node_memory_used_bytes 1")
+        (job.path / "state.json").write_text(text)
+        watch.end()
+        assert not told.exists()
 
 
 @pytest.mark.parametrize(

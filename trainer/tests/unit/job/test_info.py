@@ -81,6 +81,32 @@ def test_of_another_program_its_arguments_are_and_what_follows_from_them(tmp_pat
     assert "DP_SIZE" not in asked(REQUEST, config(tmp_path, launcher={"program": odd}))
 
 
+@pytest.mark.parametrize(
+    ("options", "replicas"),
+    [
+        ("--tensor-model-parallel-size 2", "2"),
+        ("--ds-sequence-parallel-size 2", "2"),
+        ("--context-parallel-size=2 --sequence-parallel --pipeline-model-parallel-size 2", "1"),
+        ("--expert-model-parallel-size 2", None),
+        ("--tensor-model-parallel 2", None),
+        ("--tensor-model-parallel-size 8", None),
+        ("--tensor-model-parallel-size 0", None),
+    ],
+)
+def test_replicas_are_asked_for_only_where_the_options_say_how_many(
+    tmp_path: Path, options: str, replicas: str | None
+) -> None:
+    """Of 4 processes. Options that are not known may share the work, too; forks clip what 4 cannot have."""
+    program = ["pretrain_gpt.py", "--num-layers", "4", *options.split()]
+    found = asked(REQUEST, config(tmp_path, launcher={"program": program}))
+    assert (found.get("data_parallel_size"), found.get("DP_SIZE")) == (replicas, replicas)
+
+
+def test_of_a_script_with_options_inside_no_replicas_are_asked_for(tmp_path: Path) -> None:
+    found = asked(REQUEST, config(tmp_path, launcher={"program": ["bash", "pretrain.sh"]}))
+    assert found == {"world_size": "4", "WORLD_SIZE": "4", "NNODES": "2"}
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> JobDirectory:
     made = JobDirectory(tmp_path / "gpt", "n1")

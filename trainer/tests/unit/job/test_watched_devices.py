@@ -25,6 +25,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
+from rdm_log.signs import Device
 from rdm_trainer import config as configuration
 from rdm_trainer.config import Config
 
@@ -174,6 +175,23 @@ def test_gpus_of_others_are_no_program_s(
     ]
 
 
+@pytest.mark.parametrize("shown", [[], [2**22 + 1]])
+def test_where_the_driver_shows_no_process_of_ours_a_program_may_be_on_all_gpus_it_sees(
+    driver: Driver, watched: Callable[..., Watch], shown: list[int]
+) -> None:
+    """In a container it may show nobody's, or the host's: numbers that are no process' there."""
+    for gpu in driver.gpus:
+        gpu.processes = list(shown)
+    watch = watched(launcher={"program": ["train.py"]})
+    watch.measure([])
+    assert len(watch.gpu) == 8
+    # Those of all, when they are ours to be seen, tell which are others'.
+    for gpu in driver.gpus:
+        gpu.processes = [1]
+    watch.measure([])
+    assert len(watch.gpu) == 2
+
+
 def test_a_node_without_a_process_on_its_gpus_is_named(
     driver: Driver, watched: Callable[..., Watch], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -200,6 +218,19 @@ def test_a_node_without_a_process_on_its_gpus_is_named(
     found = health.verdict(STATE, {"n1": {"watch": busy}, "n2": {"watch": watch.told()}})
     assert "No process is on the GPUs of n2." in found["evidence"]
     assert found["culprits"] == [{"kind": "idle", "node": "n2", "rank": None}]
+    # Of a node that does not tell, somebody may be on the GPUs.
+    silent = {**watch.told(), "gpu_processes": None}
+    found = health.verdict(STATE, {"n1": {"watch": silent}, "n2": {"watch": watch.told()}})
+    assert "No process is on the GPUs of n2." in found["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "is_in_use"),
+    [(1200, 81559, True), (700, 81559, False), (700, 183359, False), (300, 8192, True), (20, 22731, False)],
+)
+def test_a_small_program_on_a_large_gpu_is_somebody(used: int, total: int, is_in_use: bool) -> None:
+    """The driver itself takes some hundred MiB of the GPUs of these years."""
+    assert Device(0, "GPU", used=used * MIB, total=total * MIB).is_in_use is is_in_use
 
 
 def test_what_the_driver_tells_comes_to_the_verdict(

@@ -44,6 +44,10 @@ def test_ranks_that_do_not_fit_the_layout_are_not_compared(stages: int) -> None:
     assert slow({rank: 500.0 + 900 * (rank == 1) for rank in range(5)}, 2, 1, {}) == []
 
 
+def test_timers_that_most_ranks_do_not_use_compare_nobody() -> None:
+    assert slow({0: 0.0, 1: 0.0, 2: 0.0, 3: 900.0}, 1, 1, {}) == []
+
+
 def test_the_layout_is_what_the_program_or_its_script_told() -> None:
     told = {"pipeline_model_parallel_size": "8", "PIPELINE_MP_SIZE": "4", "TENSOR_MP_SIZE": "2"}
     assert layout(told) == (8, 2)
@@ -76,4 +80,5 @@ def test_a_slow_rank_of_others_logs_is_named_with_its_node(tmp_path: Path) -> No
         return verdict.word, [(one.kind, one.node, one.rank) for one in verdict.culprits]
 
     assert found({0: 500.0, 1: 510.0, 2: 505.0, 3: 495.0}) == ("healthy", [])
+    assert found({0: 500.0, 1: 510.0, 2: 505.0, 3: 850.0}) == ("suspect", [("slow", "n061", 3)])
     assert found({0: 500.0, 1: 850.0, 2: 505.0, 3: 495.0}) == ("suspect", [("slow", "n060", 1)])

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_log import heads
 from rdm_log.errors import findings
 from rdm_log.lines import Step
 from rdm_log.observe import observe
@@ -80,6 +81,12 @@ def test_healthy() -> None:
             "suspect",
             "No process is on the GPUs of n7.",
         ),
+        (
+            {"gpu_processes": {**dict.fromkeys(map(str, range(63))), "n7": 0}},
+            "suspect",
+            "No process is on the GPUs of n7.",
+        ),
+        ({"gpu_processes": {"n1": None, "n2": None}}, "healthy", ""),
         ({"seconds_since_step": 75}, "stalled", "No step for 75 s after iteration 600"),
         ({"seconds_since_step": 75, "phase": "saving"}, "healthy", ""),
         ({"seconds_since_step": 7200, "phase": "saving"}, "stalled", "No step for 7200 s"),
@@ -216,6 +223,15 @@ def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert said("--conf", str(tmp_path / "absent"))[0] == 3
 
 
+def test_who_is_idle_is_named_once_and_nobody_where_all_are() -> None:
+    late = replace(HEALTHY, seconds_since_step=75, gpu_processes={"n1": 8, "n2": 0, "n3": 0})
+    found = judge(late)
+    assert found.word == "stalled"
+    assert [(one.kind, one.node) for one in found.culprits] == [("idle", "n2"), ("idle", "n3")]
+    all_idle = judge(replace(late, gpu_processes={"n1": 0, "n2": 0}))
+    assert (all_idle.reason, all_idle.culprits) == ("It runs, but no process is on its GPUs.", ())
+
+
 def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path) -> None:
     """Megatron writes of how many entries its vocabulary is."""
     line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: 1.08257E+01 |\n"
@@ -232,6 +248,23 @@ def test_another_program_s_loss_that_stays_where_it_began_is_told(tmp_path: Path
     )
     (tmp_path / "n1.out").write_text(steps)
     assert judge(observe(tmp_path, now=now)).word == "healthy"
+
+
+def test_of_many_logs_each_head_is_read_once_at_most_and_those_of_most_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 500.0 | lm loss: 8.0E+00 |\n"
+    for number in range(40):
+        (tmp_path / f"n{number:02d}.out").write_text(f"NODE_RANK: {number}\n" + line.format(10))
+    read: list[str] = []
+
+    def head(path: Path) -> str:
+        read.append(path.name)
+        return heads.head(path)
+
+    monkeypatch.setattr("rdm_log.observe.head", head)
+    assert observe(tmp_path, now=0.0).told[""]["NODE_RANK"] == "1"
+    assert read == [f"n{number:02d}.out" for number in range(8)]
 
 
 def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path) -> None:
@@ -259,6 +292,16 @@ def test_what_each_node_of_others_logs_shows_is_said_of_that_node(tmp_path: Path
         ("error", "n2", 3),
         ("idle", "n2", None),
     ]
+    # A small program on a large GPU is one.
+    (tmp_path / "n2.gpu").write_text("[0] NVIDIA H100 | 40'C,  90 % |  1200 / 81559 MB |\n")
+    assert judge(observe(tmp_path, state="RUNNING", now=now)).evidence == verdict.evidence[:2]
+    (tmp_path / "n2.gpu").write_text(gpu.format(0, 3) + gpu.format(1, 3))
+    # Where nothing is known of the other nodes, they may be at work.
+    for node in ("n1", "n3"):
+        (tmp_path / f"{node}.gpu").write_text("")
+    (tmp_path / "n2.err").write_text("")
+    idle = judge(observe(tmp_path, state="RUNNING", now=now))
+    assert (idle.word, idle.culprits[-1].node) == ("suspect", "n2")
     # One error of many nodes is not told of each.
     for number in range(2, 32):
         (tmp_path / f"n{number}.err").write_text(full)
