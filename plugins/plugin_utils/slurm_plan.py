@@ -109,7 +109,8 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         unit = slurm_conf.slurmrestd_unit(cluster)
         files[REST_UNIT_FILE] = unit
         packages += ["jwt", "slurmrestd"]
-        daemons["slurmrestd"] = {"restart": slurm_conf.digest(unit + digests["restart"])}
+        started = slurm_conf.digest(unit + digests["restart"])
+        daemons["slurmrestd"] = {"restart": started, "address": cluster.rest}
     if computes:
         packages.append("slurmd")
         directories.append(f"{STATE_DIR}/slurmd")
