@@ -364,7 +364,8 @@ def planned(made: Cluster) -> dict[str, Any]:
 
 
 def paths(one: dict[str, Any]) -> set[str]:
-    return {file["path"] for file in (*one["files"], *one["private_files"])}
+    files = (*one["files"], *one["private_files"])
+    return {file["path"] for file in files if file.get("state") != "absent"}
 
 
 def test_the_controller_has_the_configuration_and_the_others_ask_it() -> None:
@@ -424,6 +425,18 @@ def test_slurmrestd_runs_on_the_controller_without_rights_and_takes_tokens_only(
     assert {"deb-jwt", "deb-slurmrestd"} < set(hosts["n1"]["packages"])
     assert [name for name in NODES if "slurmrestd" in hosts[name]["daemons"]] == ["n1"]
     assert [hosts[name]["token_key"] for name in NODES] == ["/etc/slurm/rdm/jwt.key", "", ""]
+
+
+def test_without_slurmrestd_no_host_keeps_the_key_that_signs_tokens() -> None:
+    def gone(one: dict[str, Any], key: str) -> list[str]:
+        return [entry["path"] for entry in one[key] if entry.get("state") == "absent"]
+
+    drop_in = "/etc/systemd/system/slurmrestd.service.d"
+    after, during = planned(cluster()), planned(cluster(rest="127.0.0.1:6820"))
+    assert gone(during["n1"], "files") == gone(during["n1"], "folders") == []
+    for one in (after["n1"], after["n2"], during["n2"]):
+        assert gone(one, "files") == [f"{drop_in}/rdm-provision.conf", "/etc/slurm/rdm/jwt.key"]
+        assert gone(one, "folders") == [drop_in]
 
 
 def test_slurm_and_its_accounting_take_tokens_only_where_slurmrestd_is_asked_for() -> None:
