@@ -345,6 +345,8 @@ def _begins(data: Mapping[str, Any], play: str) -> bool:
 
 
 _PREFIX = "rdm-provision-"
+_ABANDONED_S = 30 * 86400.0
+"""Seconds without a change after which nobody's run is taken to be at work in a folder."""
 
 
 def _place() -> str:
@@ -353,12 +355,27 @@ def _place() -> str:
 
 
 def _remove_stale() -> None:
-    """Remove the temporary folders of our runs that were killed, where their processes would be seen."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-{_place()}-*"):
-        owner = folder.name.removeprefix(_PREFIX).split("-")[0]
+    """Remove the temporary folders of our runs that were killed.
+
+    Those of processes that would be seen go when there is no such process. Those of another place, or of
+    none, as earlier versions made them, go when nothing in them has changed for a month: a process of another
+    container that shares the directory is not seen.
+    """
+    here = f"{_place()}-"
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        owner, _, rest = folder.name.removeprefix(_PREFIX).partition("-")
         with contextlib.suppress(OSError):
-            if owner.isdigit() and not Path("/proc", owner).exists() and folder.stat().st_uid == os.getuid():
+            if not owner.isdigit() or folder.lstat().st_uid != os.getuid():
+                continue
+            dead = not Path("/proc", owner).exists() if rest.startswith(here) else _untouched(folder)
+            if dead:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _untouched(folder: Path) -> bool:
+    """Whether nothing in FOLDER has changed for a month; what a run prints is written there."""
+    before = time.time() - _ABANDONED_S
+    return all(entry.lstat().st_mtime < before for entry in (folder, *folder.rglob("*")))
 
 
 def _inventory_argument(inventory: str) -> str | list[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -42,7 +43,7 @@ class ActionModule(Decision):
             raise AnsibleActionFail(str(error)) from error
         looks = {
             host: {**look, "reason": str(look.get("msg"))} if look.get("failed") else look
-            for host, look in registered(options["looks"], variables).items()
+            for host, look in _of_rail(options["looks"], options["rail"], variables).items()
             if not look.get("unreachable")
         }
         ready = measuring(addresses, looks)
@@ -61,7 +62,7 @@ class ActionModule(Decision):
             host: {**answer, "reason": answer.get("reason") or str(answer.get("msg") or "it was not asked")}
             if answer.get("failed") or answer.get("unreachable")
             else answer
-            for host, answer in registered(options["results"], variables).items()
+            for host, answer in _of_rail(options["results"], options["rail"], variables).items()
             if host in ready and not answer.get("skipped")
         }
         judged = dict(options["others"])
@@ -76,3 +77,12 @@ class ActionModule(Decision):
         )
         tables = [f"{name and f'Rail {name}. '}{rdma.table(one)}" for name, one in judged.items()]
         return {"rdma": rdma.of_rails(judged), "msg": "\n".join(tables)}
+
+
+def _of_rail(name: str, rail: str, variables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what the hosts have registered of a rail: who was lost before has an earlier one's there.
+
+    What has failed names none, and says why its host is not measured.
+    """
+    found = registered(name, variables)
+    return {host: answer for host, answer in found.items() if answer.get("rail", rail) == rail}

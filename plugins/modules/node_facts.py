@@ -242,6 +242,7 @@ node:
       description:
         - The interfaces of O(sriov) that exist, with C(name), C(pci), C(driver), C(vendor), C(total_vfs),
           C(num_vfs), C(virtual), C(bond), C(iommu), C(children), C(siblings) and C(infiniband).
+        - C(rail) is the place that it has among those wanted.
         - C(firmware) is how the firmware is set, and C(subnet_manager) whether that answers; empty where it
           was not asked.
       type: list
@@ -538,14 +539,18 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
 def _parents(
     findings: Findings, infiniband: list[dict[str, Any]], sysfs_root: str, wanted: dict[str, Any]
 ) -> dict[str, Any]:
-    named = [functions.device_of(name, sysfs_root)[0] for name in wanted.get("parents") or []]
-    # One may be named twice, by interface and PCI address, which the plan refuses.
-    names = list(dict.fromkeys(filter(None, named)))
+    places: dict[str, int] = {}
+    for place, named in enumerate(wanted.get("parents") or []):
+        # One may be named twice, by interface and PCI address, which the plan refuses.
+        places.setdefault(functions.device_of(named, sysfs_root)[0], place)
     parents = []
-    for name in names:
+    for name, place in places.items():
+        if not name:
+            continue
         one = findings.guard(name, sriov_parent.parent, name, sysfs_root, otherwise=None)
         if one is None:
             continue
+        one["rail"] = place
         asks = sriov_parent.firmware_needed(one, wanted.get("vfs") or 0)
         one["firmware"] = rdma_tools.firmware_settings(one["pci"]) if asks else {}
         one["subnet_manager"] = sriov_parent.subnet_manager(name, infiniband)

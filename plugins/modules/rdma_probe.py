@@ -61,7 +61,7 @@ options:
     default: {}
     version_added: 0.2.0
   rail:
-    description: The name of the rail to look at; empty for the first. For V(look).
+    description: The name of the rail that is looked at, or was measured; empty for the first.
     type: str
     default: ""
     version_added: 0.2.0
@@ -98,6 +98,11 @@ reason:
   returned: always
   type: str
   sample: "its image has no ib_write_bw: add the package perftest to the image"
+rail:
+  description: The name of the rail that this is of, O(rail).
+  returned: always
+  type: str
+  sample: ib1
 look:
   description: What the container can use, and the RDMA device, port and GID index of MY_IP.
   returned: for V(look), when it could look
@@ -187,15 +192,17 @@ def look(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
     """Return what the container can use and what it was given.
 
     Raises:
-        NotMeasuredError: with the reason.
+        NotMeasuredError: with the reason; one is that there is no such rail, or no such address on it.
         DockerProblem: the engine cannot be asked.
-        ValueError: there is no such rail, or no such address on it.
     """
     container = options["container"]
     inside.running(docker, container)
     path = "/containers/{0}/json".format(quote(container, safe=""))
     names, everything = given(docker.get(path))
-    address = on_rail(options["address"], options["rails"], options["rail"])
+    try:
+        address = on_rail(options["address"], options["rails"], options["rail"])
+    except ValueError as error:
+        raise NotMeasuredError(str(error), "running") from None
     arguments = [address, options["root"], str(len(options["rails"]) or 1)]
     seen = inside.run(docker, container, rdma_look_script, arguments, _LOOK_S)
     reason = seen.pop("problem")
@@ -239,13 +246,14 @@ def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     options = module.params
+    said = {"changed": False, "rail": options["rail"], **echo(module)}
     if module.check_mode and options["stage"] != "look":
-        module.exit_json(changed=False, reason="nothing is measured in check mode", done=True, **echo(module))
+        module.exit_json(reason="nothing is measured in check mode", done=True, **said)
     try:
         result = _STAGES[options["stage"]](DockerAPI(options["docker_socket"]), options)
-    except (NotMeasuredError, DockerProblem, ValueError) as error:
+    except (NotMeasuredError, DockerProblem) as error:
         result = {"reason": str(error), "done": True}
-    module.exit_json(changed=False, **result, **echo(module))
+    module.exit_json(**result, **said)
 
 
 if __name__ == "__main__":

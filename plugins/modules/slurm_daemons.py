@@ -43,7 +43,7 @@ options:
       - Those of this host, C(munge), C(mariadb), C(slurmdbd), C(slurmctld), C(slurmd) and
         C(slurmrestd).
       - Each has C(restart), a digest of what it has to be started with, and C(reload), one of what it has to
-        have read.
+        have read. C(slurmrestd) has C(address) as well, the C(HOST:PORT) where it has to listen.
     type: dict
     default: {}
   directories:

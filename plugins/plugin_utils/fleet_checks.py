@@ -91,7 +91,8 @@ def _traits(facts: Mapping[str, Any]) -> Iterator[Seen]:
     infiniband = facts.get("infiniband") or []
     devices = {device["name"]: device for device in infiniband}
     parents = facts.get("parents") or []
-    for rail, parent in enumerate(parents):
+    for parent in parents:
+        rail = parent["rail"]
         port = port_of(parent["name"], infiniband)
         if not port["device"]:
             continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import ipaddress
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +34,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 _VALUE = re.compile(r"[^\0-\x1f#]+")
 _TIME = re.compile(r"UNLIMITED|\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}", re.IGNORECASE)
-_LISTEN = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):[1-9]\d{0,4}")
+_LISTEN = re.compile(r"(\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+):([1-9]\d{0,4})")
+_LAST_PORT = 65535
 _DEVICE = re.compile(r"/dev/[A-Za-z0-9_/.-]+")
 
 # What the role itself decides: from the inventory, or because daemons and files depend on it.
@@ -305,7 +307,8 @@ def _check_rest(cluster: Cluster) -> list[Problem]:
     if not cluster.rest:
         return []
     problems = []
-    if not _LISTEN.fullmatch(cluster.rest):
+    listens = _LISTEN.fullmatch(cluster.rest)
+    if not listens or int(listens[2]) > _LAST_PORT:
         what = f"slurm_rest_address {cluster.rest!r}"
         problems.append(Problem(None, what, "is no address", "write HOST:PORT, such as 127.0.0.1:6820"))
     if not cluster.hosts[cluster.controller].facts["systemd"]:
@@ -509,6 +512,8 @@ def slurmrestd_unit(cluster: Cluster) -> str:
         "Environment=SLURM_JWT=daemon\n"
         "ExecStart=\n"
         f"ExecStart=/usr/sbin/slurmrestd -a rest_auth/jwt {cluster.rest}\n"
+        "Restart=on-failure\n"
+        "RestartSec=5\n"
     )
 
 
@@ -560,5 +565,14 @@ def hints(cluster: Cluster) -> list[str]:
         f"from all hosts to {cluster.controller}: TCP {PORTS['slurmctld']} (slurmctld)",
         f"between all hosts: TCP {PORTS['slurmd']} (slurmd) and {SRUN_PORTS} (srun)",
         f"on {cluster.controller} itself: TCP {PORTS['slurmdbd']} (slurmdbd)",
-        *([rest] if cluster.rest else ()),
+        *([rest] if cluster.rest and not _is_loopback(cluster.rest) else ()),
     ]
+
+
+def _is_loopback(listens: str) -> bool:
+    """Return whether HOST:PORT is reached from its own host alone."""
+    host = listens.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

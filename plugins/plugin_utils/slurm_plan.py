@@ -26,6 +26,7 @@ HEALTH_CHECK = "00-rdm-health-check"
 HEALTH_SETTINGS = f"{OWN_DIR}/health.json"
 UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
 REST_UNIT_FILE = "/etc/systemd/system/slurmrestd.service.d/rdm-provision.conf"
+REST_FILES = (REST_UNIT_FILE, slurm_conf.TOKEN_KEY)  # the key signs tokens of every user
 DEFAULTS = {"apt": "/etc/default/slurmd", "dnf": "/etc/sysconfig/slurmd"}
 BLOCK = "slurmd"
 
@@ -90,6 +91,7 @@ def hosts_of(
 def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], health: str) -> dict[str, Any]:
     facts = cluster.hosts[name].facts
     controls, computes = name == cluster.controller, name in cluster.nodes
+    rests = controls and bool(cluster.rest)
     digests = slurm_conf.digests(cluster)
     files: dict[str, str] = {}
     blocks = {}
@@ -105,11 +107,12 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         text = slurm_conf.slurmdbd_conf(cluster)
         daemons.update(mariadb={}, slurmdbd={"restart": slurm_conf.digest(text)}, slurmctld=digests)
         directories.append(f"{STATE_DIR}/slurmctld")
-    if controls and cluster.rest:
+    if rests:
         unit = slurm_conf.slurmrestd_unit(cluster)
         files[REST_UNIT_FILE] = unit
         packages += ["jwt", "slurmrestd"]
-        daemons["slurmrestd"] = {"restart": slurm_conf.digest(unit + digests["restart"])}
+        started = slurm_conf.digest(unit + digests["restart"])
+        daemons["slurmrestd"] = {"restart": started, "address": cluster.rest}
     if computes:
         packages.append("slurmd")
         directories.append(f"{STATE_DIR}/slurmd")
@@ -131,12 +134,17 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
             settings = {"devices": cluster.hosts[name].devices}
             files[HEALTH_SETTINGS] = json.dumps(settings, indent=1, sort_keys=True) + "\n"
             files.update({f"{directory}/{HEALTH_CHECK}": health for directory in HOOKS.values()})
+    gone = [] if rests else [{"path": path, "state": "absent"} for path in REST_FILES]
+    folders = [{"path": path} for path in sorted({CONFIG_DIR, OWN_DIR, *map(os.path.dirname, files)})]
+    if not rests:
+        folders.append({"path": os.path.dirname(REST_UNIT_FILE), "state": "absent"})
     return {
         "files": [
             {"path": path, "content": text, "mode": "0755" if path.endswith(HEALTH_CHECK) else "0644"}
             for path, text in files.items()
-        ],
-        "folders": [{"path": path} for path in sorted({CONFIG_DIR, OWN_DIR, *map(os.path.dirname, files)})],
+        ]
+        + gone,
+        "folders": folders,
         "private_files": [{"path": f"{CONFIG_DIR}/slurmdbd.conf", "content": text, "mode": "0600"}]
         if controls
         else [],
@@ -145,7 +153,7 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
         "daemons": daemons,
         "directories": directories,
         "accounts": dict(accounts) if controls else {},
-        "token_key": slurm_conf.TOKEN_KEY if controls and cluster.rest else "",
+        "token_key": slurm_conf.TOKEN_KEY if rests else "",
         "munge_owner": "munge" if facts["packages"].get("munge") else "",
     }
 
@@ -158,8 +166,7 @@ def removed() -> dict[str, Any]:
         *(
             HEALTH_SETTINGS,
             UNIT_FILE,
-            REST_UNIT_FILE,
-            slurm_conf.TOKEN_KEY,
+            *REST_FILES,
             f"{CONFIGLESS_DIR}/slurm.conf",
             "/etc/munge/munge.key",
         ),

@@ -1,7 +1,8 @@
 """Docker Engines of other releases of the distribution, and one that is newer than any of them.
 
 An engine of another release runs in the machine's own network namespace, from a directory with that release's
-packages. They come from the machine's own package sources, and are kept in .artifacts.
+packages. They come from the machine's own package sources, and are kept in .artifacts. The release's docker
+command comes with it, for an engine refuses one that is much older.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import ap
 KEPT = Path(__file__).parents[2] / ".artifacts/engines"
 ENGINES = {"20.10": "", "26.1": "trixie", "28.5+": "sid"}
 """Version, or from which on -> the release that has it; the machine's own is used as it is installed."""
+_CLIENT = "usr/bin/docker"
 _USR = ("bin", "sbin", "lib", "lib64")
 _TIMEOUT = 600.0
 
@@ -41,7 +43,7 @@ def is_of(found: str, version: str) -> bool:
 
 
 def engine_directory(release: str) -> Path:
-    """Return a root directory that has a release's Docker Engine; fetched when there is none yet.
+    """Return a root directory that has a release's Docker Engine and docker command, fetched if need be.
 
     Args:
         release: code name.
@@ -50,7 +52,7 @@ def engine_directory(release: str) -> Path:
     KEPT.mkdir(parents=True, exist_ok=True)
     with (KEPT / f"{release}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not where.exists():
+        if not (where / _CLIENT).exists():
             _fetch(release, where)
     return where
 
@@ -70,11 +72,11 @@ def _fetch(release: str, where: Path) -> None:
     command = [
         "mmdebstrap",
         "--quiet",
-        "--variant=extract",  # nothing is configured: one program is all that is wanted
+        "--variant=extract",  # nothing is configured: programs are all that is wanted
         '--aptopt=APT::Install-Recommends "false"',
         # A release that is still made may be without a new signature for some days.
         '--aptopt=Acquire::Check-Valid-Until "false"',
-        "--include=docker.io",
+        "--include=docker.io,docker-cli",
         release,
         str(new),
         *sources,
@@ -87,6 +89,7 @@ def _fetch(release: str, where: Path) -> None:
             (new / name).symlink_to(f"usr/{name}")
     for name in ("dev", "mnt", "proc", "run", "sys", "tmp"):
         (new / name).mkdir(exist_ok=True)
+    shutil.rmtree(where, ignore_errors=True)
     new.rename(where)
 
 

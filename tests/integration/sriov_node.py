@@ -67,8 +67,8 @@ class Node:
         self._process.wait(HANGS_S)
 
     def docker(self, *words: object) -> str:
-        """Run docker; return what it printed, or raise with what it complained of."""
-        argv = ["docker", *map(str, words)]
+        """Run the engine's own docker; return what it printed, or raise with what it complained of."""
+        argv = [*self.engine.prefix, "docker", *map(str, words)]
         done = subprocess.run(
             argv, env=self.engine.environment, capture_output=True, text=True, check=False, timeout=120
         )

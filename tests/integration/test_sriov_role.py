@@ -28,6 +28,7 @@ from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import Engine, private_engine
 from tests.integration.images import busybox_rootfs, import_image
 from tests.integration.plays import Played, run_plays
+from tests.integration.sriov_node import HANGS_S
 from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
 
 ROOT = Path(__file__).parents[2]
@@ -292,7 +293,7 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
         )
         moved = node.role(seen=seen, network_replace=True, container_spare_jobs=False)
         assert moved.status == 0, moved.output
-        old_ends.wait(20)
+        old_ends.wait(HANGS_S)
     assert card.number.read_text() == "0", "the upstream plugin takes all VFs with its last network"
     card.obey()
     [said] = card.preflight(node, 0)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node import apex
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
@@ -93,6 +93,11 @@ class Sources(NamedTuple):
     cache: str = ""
     python_mirror: str = ""
     pyenv_root: str = ""
+
+    @property
+    def local(self) -> bool:
+        """Whether pip reads all packages where they are; uv keeps a copy of each, unpacked."""
+        return self.no_index and not any("://" in place for place in self.find_links)
 
     def variables(self) -> Dict[str, str]:
         """Return them as pip and uv read them. A password in an address is on no command line."""
@@ -186,7 +191,7 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         wanted: what it is to be.
         sources: where packages come from.
         space: bytes that must be free for the environment, and half of it for what is downloaded where that
-            is another file system; 0 does not look.
+            is another file system; 0 does not look. Needs in one file system are not added up.
 
     Raises:
         EnvironmentProblem: there is no Python to make it with, or no room.
@@ -197,23 +202,27 @@ def require(directory: str, wanted: Wanted, sources: Sources, space: int) -> Non
         system_python(wanted.python)
     elif wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
         pyenv_program(sources.pyenv_root)
-    cache = sources.cache or os.path.expanduser("~/.cache")
-    places = [(directory, space, "the environment needs", "python_env_directory")]
+    places = [(os.path.dirname(directory), space, "the environment needs", "python_env_directory")]
     if wanted.method == "pyenv" and pyenv_python(sources.pyenv_root, wanted.python) is None:
         places.append((sources.pyenv_root, _PYTHON_BYTES, "a Python needs", "python_env_pyenv_root"))
-    # What is downloaded is compressed.
-    places.append((cache, space // 2, "its downloads need", "python_env_cache_directory"))
-    roomy: Set[int] = set()
-    for place, wants, what, option in places:
-        above = _there(place)
-        if space and file_system(above) not in roomy and shutil.disk_usage(above).free < wants:
+    if wanted.method == "uv" or not sources.local:
+        # What is downloaded is compressed.
+        places.append((_cache(sources), space // 2, "its downloads need", "python_env_cache_directory"))
+    roomy: Dict[int, int] = {}
+    for place, wants, what, option in places if space else ():
+        there = _there(place)
+        disk = file_system(there)
+        if wants <= roomy.get(disk, 0):
+            continue
+        free = shutil.disk_usage(there).free
+        if free < wants:
             raise EnvironmentProblem(
                 "{0} has {1:.1f} GiB free, and {2} {3:.1f} GiB there: make room, or set {4} to another file "
                 "system (python_env_space says what is asked for)".format(
-                    above, shutil.disk_usage(above).free / 2**30, what, wants / 2**30, option
+                    there, free / 2**30, what, wants / 2**30, option
                 )
             )
-        roomy.add(file_system(above))
+        roomy[disk] = wants
 
 
 def file_system(path: str) -> int:
@@ -222,11 +231,16 @@ def file_system(path: str) -> int:
 
 
 def _there(path: str) -> str:
-    """Return the directory above a path that is there."""
-    above = os.path.dirname(path)
-    while not os.path.isdir(above):
-        above = os.path.dirname(above)
-    return above
+    """Return a directory, or the first one above it that is there."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _cache(sources: Sources) -> str:
+    """Return where pip and uv keep what they have downloaded."""
+    own = os.environ.get("XDG_CACHE_HOME", "")
+    return sources.cache or (own if os.path.isabs(own) else os.path.expanduser("~/.cache"))
 
 
 def make(

@@ -16,6 +16,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import time
 from typing import Any, Callable, Dict, List, Mapping
 
@@ -31,6 +32,7 @@ STATE = "/var/lib/slurm/slurmctld"
 STOP_S = 60.0
 POLL_S = 0.1
 RUN_S = 120.0
+CONNECT_S = 5.0
 
 ORDER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "slurmrestd")
 KEY_BYTES = 32
@@ -41,8 +43,8 @@ LOGS = {
     "slurmdbd": "/var/log/slurm/slurmdbd.log",
     "slurmctld": "/var/log/slurm/slurmctld.log",
     "slurmd": "/var/log/slurm/slurmd.log",
-    "slurmrestd": "",  # it writes to the journal
 }
+"""Of each that writes one; slurmrestd, which is systemd's, writes to the journal."""
 
 
 class SlurmProblem(Exception):  # noqa: N818  # one sentence for the user
@@ -106,13 +108,25 @@ class Services:
         while self.pids(name):
             if time.monotonic() > deadline:
                 raise SlurmProblem(
-                    "{0} does not end within {1:g} s: see {2}".format(name, STOP_S, LOGS[name])
+                    "{0} does not end within {1:g} s: see {2}".format(name, STOP_S, LOGS.get(name, "its log"))
                 )
             time.sleep(POLL_S)
 
 
-def answers(name: str) -> bool:
-    """Whether a service does its work."""
+def answers(name: str, address: str = "") -> bool:
+    """Whether a service does its work.
+
+    Args:
+        name: of the service.
+        address: HOST:PORT where it has to listen; empty where it is asked otherwise.
+    """
+    if address:
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except OSError:
+            return False
+        return True
     asked: Dict[str, List[str]] = {
         "munge": [find_program("munge"), "-n"],
         "mariadb": [find_program("mariadb", "mysql"), "--batch", "--execute=SELECT 1"],
@@ -128,17 +142,37 @@ def answers(name: str) -> bool:
     return name != "slurmctld" or "UP" in said
 
 
-def wait_for(name: str, services: Services, seconds: float) -> None:
+def last_words(name: str) -> str:
+    """Return the last line of a service's log, empty for none."""
+    if name in LOGS:
+        said = read_text(LOGS[name])
+    else:
+        try:
+            said = run_program(
+                ["journalctl", "--quiet", "--unit", name, "--lines", "1", "--output", "cat"], RUN_S
+            )
+        except ProgramProblem:
+            return ""
+    return (said.strip().splitlines() or [""])[-1].strip()
+
+
+def wait_for(name: str, services: Services, seconds: float, address: str = "") -> None:
     """Wait until a service runs and does its work.
+
+    Args:
+        name: of the service.
+        services: of this host.
+        seconds: how long.
+        address: HOST:PORT where it has to listen; empty where it is asked otherwise.
 
     Raises:
         SlurmProblem: it does not in time; the last line of its log is in it.
     """
     deadline = time.monotonic() + seconds
-    while not (services.pids(name) and answers(name)):
+    while not (services.pids(name) and answers(name, address)):
         if time.monotonic() > deadline:
-            said = read_text(LOGS[name]).strip().splitlines()[-1:]
-            words = "; its log ends with: {0}".format(said[0].strip()) if said else ""
+            said = last_words(name)
+            words = "; its log ends with: {0}".format(said) if said else ""
             raise SlurmProblem(
                 "{0} does not answer {1:g} s after it was started{2}".format(name, seconds, words)
             )
@@ -274,7 +308,7 @@ def _bring(
             RUN_S,
         )
     if not change.check:
-        wait_for(name, services, seconds)
+        wait_for(name, services, seconds, wanted.get("address", ""))
 
 
 def _end(services: Services, change: Change, name: str) -> None:

@@ -78,9 +78,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Read a bounded rest of a request: who is cut off while sending does not get to read the answer."""
         until = time.monotonic() + _DRAIN_S
         left = _DRAINED
-        self.connection.settimeout(1.0)
         with contextlib.suppress(OSError):
-            while left > 0 and time.monotonic() < until:
+            while left > 0:
+                seconds = until - time.monotonic()
+                if seconds <= 0:
+                    break
+                self.connection.settimeout(seconds)
                 part = self.rfile.read1(65536)
                 if not part:
                     break

@@ -201,6 +201,25 @@ def test_folders_of_dead_runs_go_and_those_of_other_process_namespaces_stay(
     assert gone == [f"rdm-provision-{ended.pid}-{here}-x_1"]
 
 
+def test_folders_whose_process_cannot_be_seen_go_when_nothing_changed_for_a_month(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    pid, month_ago = os.getpid(), time.time() - 31 * 86400
+    names = [f"rdm-provision-{pid}-x_1", f"rdm-provision-{pid}-{'0' * 16}-x_1"]
+    old, new = [[f"{name}{age}" for name in names] for age in ("old", "new")]
+    others = ["rdm-provision-lab.x1", f"rdm-provision-{pid}-{cluster_lock.place()}-x_1"]
+    for name in (*old, *new, *others):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stdout").touch()
+        for path in (tmp_path / name / "stdout", tmp_path / name):
+            os.utime(path, (month_ago, month_ago))
+    for name in new:  # it runs: its folder is as old, but what is printed is not
+        os.utime(tmp_path / name / "stdout")
+    _remove_stale()
+    assert {path.name for path in tmp_path.glob("rdm-*")} == {*new, *others}
+
+
 def test_a_limit_that_matches_nothing_is_bad_input(play: Play) -> None:
     result = play([task("Say", "debug", {"msg": "x"})], limit="nobody").result()
     assert result.exit_code == 3

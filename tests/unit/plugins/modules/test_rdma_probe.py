@@ -77,7 +77,7 @@ def test_on_a_further_rail_it_looks_for_the_address_there() -> None:
     engine: Any = Engine({"problem": "", "device": "mlx5_2"})
     rdma_probe.look(engine, options(rails=rails, rail="ib1"))
     assert engine.argv[-3:] == ["10.0.1.1", "/", "2"]
-    with pytest.raises(ValueError, match="there is no rail ib7: choose one of ib0, ib1"):
+    with pytest.raises(NotMeasuredError, match="there is no rail ib7: choose one of ib0, ib1"):
         rdma_probe.look(engine, options(rails=rails, rail="ib7"))
 
 

@@ -150,8 +150,20 @@ def test_one_rail_is_not_compared_with_another(ready: dict[str, Any]) -> None:
         second = copy.deepcopy(facts["infiniband"][0])
         second.update(name="mlx5_9", netdevs=["ib1"], firmware="20.31.1014")
         facts["infiniband"].append(second)
-        facts["parents"].append({**facts["parents"][0], "name": "ib1"})
+        facts["parents"].append({**facts["parents"][0], "name": "ib1", "rail": 1})
     assert differences(nodes) == []
+    # What is left of one without its first interface is still its second.
+    del nodes["n1"]["parents"][0]
+    assert differences(nodes) == []
+
+
+def test_an_interface_that_is_missing_leaves_the_others_on_their_rails(tmp_path: Path) -> None:
+    build("sriov", tmp_path)
+    wanted = {"parents": ["ib7", "ib0"], "vfs": 0}
+    found = node_facts(
+        str(tmp_path / "sys"), str(tmp_path / "dev"), str(tmp_path / "docker.sock"), sriov=wanted
+    )
+    assert [(one["name"], one["rail"]) for one in found["parents"]] == [("ib0", 1)]
 
 
 def test_a_port_that_is_down_is_not_compared_by_its_rate(ready: dict[str, Any]) -> None:

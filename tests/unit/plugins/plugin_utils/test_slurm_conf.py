@@ -364,7 +364,8 @@ def planned(made: Cluster) -> dict[str, Any]:
 
 
 def paths(one: dict[str, Any]) -> set[str]:
-    return {file["path"] for file in (*one["files"], *one["private_files"])}
+    files = (*one["files"], *one["private_files"])
+    return {file["path"] for file in files if file.get("state") != "absent"}
 
 
 def test_the_controller_has_the_configuration_and_the_others_ask_it() -> None:
@@ -417,10 +418,25 @@ def test_slurmrestd_runs_on_the_controller_without_rights_and_takes_tokens_only(
         "Environment=SLURM_JWT=daemon",
         "ExecStart=",
         "ExecStart=/usr/sbin/slurmrestd -a rest_auth/jwt 127.0.0.1:6820",
+        "Restart=on-failure",
+        "RestartSec=5",
     ]
+    assert hosts["n1"]["daemons"]["slurmrestd"]["address"] == "127.0.0.1:6820"
     assert {"deb-jwt", "deb-slurmrestd"} < set(hosts["n1"]["packages"])
     assert [name for name in NODES if "slurmrestd" in hosts[name]["daemons"]] == ["n1"]
     assert [hosts[name]["token_key"] for name in NODES] == ["/etc/slurm/rdm/jwt.key", "", ""]
+
+
+def test_without_slurmrestd_no_host_keeps_the_key_that_signs_tokens() -> None:
+    def gone(one: dict[str, Any], key: str) -> list[str]:
+        return [entry["path"] for entry in one[key] if entry.get("state") == "absent"]
+
+    drop_in = "/etc/systemd/system/slurmrestd.service.d"
+    after, during = planned(cluster()), planned(cluster(rest="127.0.0.1:6820"))
+    assert gone(during["n1"], "files") == gone(during["n1"], "folders") == []
+    for one in (after["n1"], after["n2"], during["n2"]):
+        assert gone(one, "files") == [f"{drop_in}/rdm-provision.conf", "/etc/slurm/rdm/jwt.key"]
+        assert gone(one, "folders") == [drop_in]
 
 
 def test_slurm_and_its_accounting_take_tokens_only_where_slurmrestd_is_asked_for() -> None:
@@ -432,10 +448,16 @@ def test_slurm_and_its_accounting_take_tokens_only_where_slurmrestd_is_asked_for
     assert "TCP 10.0.0.1:6820 (slurmrestd)" in hint
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:6820", "127.1.2.3:6820", "[::1]:6820", "localhost:6820"])
+def test_a_firewall_has_nothing_to_let_through_for_a_host_itself(address: str) -> None:
+    assert slurm_conf.hints(cluster(rest=address)) == slurm_conf.hints(cluster())
+    assert slurm_conf.hints(cluster(rest="n1:6820")) != slurm_conf.hints(cluster())
+
+
 def test_a_slurmrestd_that_could_not_run_is_refused() -> None:
     words = said(slurm_conf.check(cluster(host("n1", {"systemd": False}), rest="127.0.0.1:6820")))
     assert "n1: slurm_rest needs systemd" in words
-    for address in ("6820", "localhost", "localhost:0", "a b:1", "host:6820\nUser=root"):
+    for address in ("6820", "localhost", "localhost:0", "localhost:65536", "a b:1", "host:6820\nUser=root"):
         assert "is no address" in said(slurm_conf.check(cluster(rest=address)))
     mine = cluster(rest="[::1]:6820", options={"AuthAltTypes": "auth/jwt"})
     assert "AuthAltTypes is the role's own" in said(slurm_conf.check(mine))

@@ -300,7 +300,9 @@ def test_every_file_system_that_something_goes_to_has_room(
     for disk in disks.values():
         disk.mkdir(parents=True)
     monkeypatch.setattr(python_env, "pyenv_program", lambda _: "pyenv")
-    sources = node.sources._replace(cache=f"{disks['cache']}/pip", pyenv_root=f"{disks['pyenv']}/root")
+    sources = node.sources._replace(
+        no_index=False, cache=f"{disks['cache']}/pip", pyenv_root=f"{disks['pyenv']}/root"
+    )
 
     def usage(path: str) -> SimpleNamespace:
         return SimpleNamespace(free=0 if path == str(disks.get(full)) else 2**40)
@@ -310,6 +312,64 @@ def test_every_file_system_that_something_goes_to_has_room(
     expected = pytest.raises(EnvironmentProblem, match=says) if full else contextlib.nullcontext()
     with expected:
         python_env.require(f"{node.home}/env", node.wanted("pyenv")._replace(python="3.99"), sources, 2**30)
+
+
+def rooms(node: Node, monkeypatch: pytest.MonkeyPatch, **free: float) -> None:
+    """Let directories of the node be mount points, with so many GiB free; everything else has room."""
+    disks = {f"{node.home}/{name}": name for name in free}
+    for path in disks:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(python_env, "file_system", lambda path: disks.get(path, ""))
+    monkeypatch.setattr(python_env, "pyenv_program", lambda _: "pyenv")
+
+    def usage(path: str) -> SimpleNamespace:
+        return SimpleNamespace(free=free.get(disks.get(path, ""), 2**10) * 2**30)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+
+def test_a_file_system_with_room_for_one_thing_is_looked_at_for_a_larger_one(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms(node, monkeypatch, data=1.0)
+    sources = node.sources._replace(
+        no_index=False, cache=f"{node.home}/data/pip", pyenv_root=f"{node.home}/data/pyenv"
+    )
+    wanted = node.wanted("pyenv")._replace(python="3.99")
+    python_env.require(f"{node.home}/env", wanted, sources, 2 * 2**30)
+    with pytest.raises(EnvironmentProblem, match=r"/data has 1\.0 GiB free, and its downloads need 2\.0 GiB"):
+        python_env.require(f"{node.home}/env", wanted, sources, 4 * 2**30)
+
+
+@pytest.mark.parametrize("full", ["cache", "pyenv"])
+def test_a_directory_that_is_a_mount_point_is_looked_at_itself(
+    node: Node, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms(node, monkeypatch, **{full: 0.1})
+    sources = node.sources._replace(no_index=False)
+    with pytest.raises(EnvironmentProblem, match=rf"/{full} has 0\.1 GiB free"):
+        python_env.require(
+            f"{node.home}/env", node.wanted("pyenv")._replace(python="3.99"), sources, 2 * 2**30
+        )
+
+
+@pytest.mark.parametrize(
+    ("method", "links", "room"),
+    [
+        ("system", ["/srv/wheels"], False),
+        ("system", ["/srv/wheels", "https://packages.example.org/"], True),
+        ("uv", ["/srv/wheels"], True),
+    ],
+)
+def test_only_where_packages_are_kept_does_the_users_cache_need_room(
+    node: Node, method: str, links: list[str], room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms(node, monkeypatch, xdg=0.1)
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{node.home}/xdg")
+    sources = node.sources._replace(cache="", no_index=True, find_links=links)
+    expected = pytest.raises(EnvironmentProblem, match=r"/xdg has 0\.1 GiB free, and its downloads need")
+    with expected if room else contextlib.nullcontext():
+        python_env.require(f"{node.home}/env", node.wanted(method), sources, 2 * 2**30)
 
 
 def test_a_proxy_is_named_for_programs_that_read_either_case(node: Node) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import getpass
 import pwd
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import daemons
@@ -35,3 +37,46 @@ def test_without_slurms_user_there_is_one_sentence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pwd, "getpwnam", lambda name: {}[name])
     with pytest.raises(daemons.SlurmProblem, match="the user slurm is missing"):
         daemons.make_key(str(tmp_path / "jwt.key"), False)
+
+
+class Running:
+    """Services of which each has a process."""
+
+    def pids(self, name: str) -> list[int]:
+        """Return one."""
+        del name
+        return [1]
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "[::1]")])
+def test_a_daemon_that_has_an_address_is_there_when_it_listens(
+    family: socket.AddressFamily, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemons, "last_words", lambda name: f"{name}: cannot bind")
+    running: Any = Running()
+    with socket.socket(family) as server:
+        server.bind((host.strip("[]"), 0))
+        address = f"{host}:{server.getsockname()[1]}"
+        with pytest.raises(daemons.SlurmProblem, match=r"slurmrestd does not answer .* ends with: .* bind"):
+            daemons.wait_for("slurmrestd", running, 0.0, address)
+        server.listen()
+        daemons.wait_for("slurmrestd", running, 30.0, address)
+
+
+def test_the_last_words_of_a_daemon_are_in_its_log_or_in_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "slurmd.log"
+    log.write_text("error: one\nfatal: two\n")
+    monkeypatch.setitem(daemons.LOGS, "slurmd", str(log))
+    asked: list[list[str]] = []
+
+    def journal(command: list[str], _: float) -> str:
+        asked.append(command)
+        return "fatal: three\n"
+
+    monkeypatch.setattr(daemons, "run_program", journal)
+    assert daemons.last_words("slurmd") == "fatal: two"
+    assert asked == []
+    assert daemons.last_words("slurmrestd") == "fatal: three"
+    assert asked[0][:4] == ["journalctl", "--quiet", "--unit", "slurmrestd"]

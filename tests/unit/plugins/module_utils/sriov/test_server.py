@@ -11,11 +11,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import plugin as program
+from ansible_collections.rdm.provision.plugins.module_utils.sriov import server
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
     CREATE_NETWORK,
     GENERIC,
@@ -199,6 +201,34 @@ def test_a_huge_request_that_is_really_sent_is_answered(client: Client, chunked:
     answer = client.raw(b"POST /Plugin.Activate HTTP/1.1\r\n" + head + data)
     assert answer.startswith(b"HTTP/1.1 413")
     assert json.loads(answer.partition(b"\r\n\r\n")[2]) == {"Err": f"a request has at most {LARGEST} bytes"}
+
+
+def test_who_pauses_while_sending_too_much_is_waited_for_until_the_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[float] = []
+
+    class Connection:
+        """A peer that sends a part of the rest every two seconds."""
+
+        now = 0.0
+
+        def settimeout(self, seconds: float) -> None:
+            """Remember how long it may be waited."""
+            left.append(seconds)
+
+        def read1(self, _: int) -> bytes:
+            """Return a part, after a pause."""
+            self.now += 2.0
+            if left[-1] < 2.0:
+                raise TimeoutError
+            return b"x"
+
+    peer = Connection()
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=lambda: peer.now))
+    handler: Any = SimpleNamespace(connection=peer, rfile=peer)
+    server._Handler._drain(handler)
+    assert left == [5.0, 3.0, 1.0]
 
 
 def test_who_sends_without_end_is_left(client: Client) -> None:

@@ -1,0 +1,115 @@
+"""`rdma_pairs` takes what the hosts of the play have registered of the rail that it is asked about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleActionFail
+from ansible_collections.rdm.provision.plugins.action.rdma_pairs import ActionModule
+
+NODES = {"n1": "10.0.0.1", "n2": "10.0.0.2", "n3": "10.0.0.3"}
+RAILS = {"ib0": "10.0.0.0/24", "ib1": "10.0.1.0/24"}
+
+
+class HostVars:
+    """What each host has registered."""
+
+    def __init__(self, registered: dict[str, dict[str, Any]]) -> None:
+        self.registered = registered
+
+    def raw_get(self, host: str) -> dict[str, Any]:
+        """Return the variables of a host."""
+        return self.registered.get(host, {})
+
+
+def look(rail: str) -> dict[str, Any]:
+    """Return the look of a node that can measure on a rail."""
+    seen = {"device": f"mlx5_{rail}", "ib_port": 1, "gid_index": 3, "usable": {}, "foreign": []}
+    return {"reason": "", "rail": rail, "look": {**seen, "rate_gbit": 200.0}, "given": [], "given_all": True}
+
+
+def result(rail: str, node: str, gbit: float) -> dict[str, Any]:
+    """Return what a node has measured on a rail with all others."""
+    pairs = {other: [gbit, gbit, 2.0] for other in NODES if other != node}
+    return {"reason": "", "rail": rail, "done": True, "pairs": pairs, "errors": {}}
+
+
+def decide(stage: str, registered: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """Return what the action decides about the rail ib1."""
+    options = {
+        "stage": stage,
+        "nodes": "".join(f"{name} {address}\n" for name, address in NODES.items()),
+        "looks": "look",
+        "results": "result",
+        "most_rounds": 16,
+        "above": 128,
+        "seconds": 1,
+        "patience": 5.0,
+        "gather": 0,
+        "slow_share": 0.7,
+        "rails": RAILS,
+        "rail": "ib1",
+        "others": {},
+        **more,
+    }
+    variables = {
+        "ansible_forks": 5,
+        "ansible_play_hosts_all": [*NODES],
+        "hostvars": HostVars(registered),
+    }
+    action: Any = ActionModule.__new__(ActionModule)
+    decided: dict[str, Any] = action.decide(options, variables)
+    return decided
+
+
+def test_a_host_that_was_lost_on_an_earlier_rail_has_no_part() -> None:
+    decided = decide(
+        "schedule", {"n1": {"look": look("ib1")}, "n2": {"look": look("ib1")}, "n3": {"look": look("ib0")}}
+    )
+    assert {name: part["device"] for name, part in decided["parts"].items()} == {
+        "n1": "mlx5_ib1",
+        "n2": "mlx5_ib1",
+    }
+    assert decided["parts"]["n2"]["address"] == "10.0.1.2"
+
+
+def test_what_was_measured_on_an_earlier_rail_is_not_told_of_another() -> None:
+    registered = {
+        "n1": {"look": look("ib1"), "result": result("ib1", "n1", 180.0)},
+        "n2": {"look": look("ib1"), "result": result("ib1", "n2", 180.0)},
+        "n3": {"look": look("ib0"), "result": result("ib0", "n3", 99.0)},
+    }
+    [rail] = decide("judge", registered)["rdma"]["rails"].values()
+    assert rail["nodes"] == ["n1", "n2"]
+    # It went away between its look and its measurement.
+    registered["n3"]["look"] = look("ib1")
+    [rail] = decide("judge", registered)["rdma"]["rails"].values()
+    assert rail["nodes"] == ["n1", "n2", "n3"]
+    assert 99.0 not in [gbit for row in rail["bandwidth_gbit"].values() for gbit in row.values()]
+
+
+def test_who_fails_is_named_with_the_reason_and_who_is_away_is_left_out() -> None:
+    registered = {
+        "n1": {"look": look("ib1"), "result": {"unreachable": True, "msg": "no route to host"}},
+        "n2": {"look": {"failed": True, "msg": "it broke"}},
+        "n3": {"look": {"unreachable": True}},
+    }
+    assert decide("schedule", registered)["parts"] == {}
+    [rail] = decide("judge", registered)["rdma"]["rails"].values()
+    assert rail["nodes"] == ["n1", "n2"]
+    assert rail["verdicts"]["n2"] == {"ok": False, "reason": "it broke"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("seconds", 0, "seconds must be at least 1, not 0"),
+        ("patience", 0.0, "patience must be at least 0.1, not 0.0"),
+        ("slow_share", 1.0, "slow_share must be between 0 and 1, not 1.0"),
+        ("rail", "ib7", "there is no rail ib7: choose one of ib0, ib1"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_sentence(option: str, value: Any, says: str) -> None:
+    with pytest.raises(AnsibleActionFail, match=says):
+        decide("schedule", {}, **{option: value})
