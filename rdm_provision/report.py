@@ -19,9 +19,11 @@ from rdm_provision import environment
 from rdm_provision.errors import InputError
 from rdm_provision.lock import cluster_lock_module
 
-__all__ = ["last_fabric", "write", "write_parts"]
+__all__ = ["last_known", "write", "write_parts"]
 
 MODULE = "rdm_log.report.write"
+# What a result tells of the network, and what is in it when it has something to say.
+_TOLD = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
 
 
 def write(paths: Sequence[Path], output: Path) -> dict[str, Any]:
@@ -56,28 +58,36 @@ def write(paths: Sequence[Path], output: Path) -> dict[str, Any]:
 
 
 def write_parts(
-    folder: Path, parts: Sequence[Mapping[str, Any]], fabric: Mapping[str, Any] | None = None
+    folder: Path, parts: Sequence[Mapping[str, Any]], known: Mapping[str, Any] | None = None
 ) -> None:
     """Fill a directory with what the nodes of a job told, for :func:`write`.
 
     Args:
         folder: its name is the job's; it is made.
         parts: of each node, as :meth:`Cluster.report_parts` returns them.
-        fabric: the table of the fabric, where it is known.
+        known: of the cluster, as :func:`last_known` returns it.
     """
     folder.mkdir()
     for number, part in enumerate(parts):
         (folder / f"{number:05d}.report.json").write_text(json.dumps(part), encoding="utf-8")
-    if fabric is not None:
-        (folder / "fabric.json").write_text(json.dumps(fabric), encoding="utf-8")
+    if known:
+        (folder / "fabric.json").write_text(json.dumps(known), encoding="utf-8")
 
 
-def last_fabric(home: Path) -> dict[str, Any] | None:
-    """Return the newest table of the fabric among the records of a cluster's runs, None if there is none."""
+def last_known(home: Path) -> dict[str, dict[str, Any]]:
+    """Return what the records of a cluster's runs tell of its network, each by the newest that does.
+
+    ``fabric`` is the table of the fabric, ``rdma`` what pairs measured over RDMA, ``plan`` the address plan.
+    What none tells is left out.
+    """
     runs = cluster_lock_module().state_folder(home) / "runs"
+    found: dict[str, dict[str, Any]] = {}
     for record in sorted(runs.glob("*/result.json"), reverse=True):
         with contextlib.suppress(OSError, ValueError):
-            fabric = json.loads(record.read_text(encoding="utf-8")).get("fabric")
-            if fabric and fabric.get("rtt_us"):
-                return dict(fabric)
-    return None
+            result = json.loads(record.read_text(encoding="utf-8"))
+            for key, told in _TOLD.items():
+                if key not in found and (result.get(key) or {}).get(told):
+                    found[key] = dict(result[key])
+        if len(found) == len(_TOLD):
+            break
+    return found

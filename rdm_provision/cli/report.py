@@ -88,5 +88,5 @@ def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> int | 
     if not result.ok:
         # A page without some nodes is better than none.
         job_view.unheard(view.err(), result)
-    reports.write_parts(place, parts, reports.last_fabric(cluster.home))
+    reports.write_parts(place, parts, reports.last_known(cluster.home))
     return None

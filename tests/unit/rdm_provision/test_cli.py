@@ -472,11 +472,11 @@ def test_a_report_of_a_job_asks_the_nodes(call: Call, make_inventory: MakeInvent
     assert '"job_report": true' in said.out
 
 
-def test_the_newest_table_of_the_fabric_is_found(make_inventory: MakeInventory) -> None:
-    from rdm_provision.report import last_fabric
+def test_of_the_network_the_newest_of_each_is_found(make_inventory: MakeInventory) -> None:
+    from rdm_provision.report import last_known
 
     home = Path(make_inventory("n1", "n2")).parent
-    assert last_fabric(home) is None
+    assert last_known(home) == {}
     for stamp, time in (
         ("20261101T000000Z-verify", 8.0),
         ("20261102T000000Z-up", 9.0),
@@ -485,7 +485,12 @@ def test_the_newest_table_of_the_fabric_is_found(make_inventory: MakeInventory) 
         record = home / ".rdm" / "runs" / stamp
         record.mkdir(parents=True)
         fabric = {"nodes": ["n1", "n2"], "rtt_us": {"n1": {"n2": time}}} if time else None
-        (record / "result.json").write_text(json.dumps({"fabric": fabric}))
-    found = last_fabric(home)
-    assert found is not None
-    assert found["rtt_us"] == {"n1": {"n2": 9.0}}
+        result = {"fabric": fabric, "rdma": {"bandwidth_gbit": {}}, "plan": None}
+        if stamp.endswith("verify"):
+            result |= {"rdma": {"bandwidth_gbit": {"n1": {"n2": 96.6}}}, "plan": {"nodes": {"n1": {}}}}
+        (record / "result.json").write_text(json.dumps(result))
+    assert last_known(home) == {
+        "fabric": {"nodes": ["n1", "n2"], "rtt_us": {"n1": {"n2": 9.0}}},
+        "rdma": {"bandwidth_gbit": {"n1": {"n2": 96.6}}},
+        "plan": {"nodes": {"n1": {}}},
+    }

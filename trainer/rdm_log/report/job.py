@@ -48,6 +48,8 @@ _SILENT_S = 86400.0
 """Logs that nobody has written to for so long are of a job that is over, however it ended."""
 _LIVE_S = 300.0
 """A state that is older than this is nobody's word on a job that runs."""
+_NETWORK = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
+"""What is known of the network, and what is in it when it has something to say."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class Job:
         devices: By node, what ``devices.history`` tells.
         configuration: Flat, without secrets.
         nodes: ``name``, ``address`` and ``slots`` of each, by rank.
-        fabric: What `rdm-provision verify --json` measured between them.
+        fabric: The times between them, as `rdm-provision verify --json` measured them.
+        rdma: What it measured between them over RDMA.
+        plan: The addresses of the cluster's nodes, as `rdm-provision up --json` planned them.
         timeline: What its ranks did when; see ``_timeline``.
         seconds_since_step: Since its last line, for a job that has not ended.
         silent_since: When its logs were written last, if that was long ago and nothing says that it ended.
@@ -86,6 +90,8 @@ class Job:
     configuration: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[Mapping[str, Any], ...] = ()
     fabric: Mapping[str, Any] | None = None
+    rdma: Mapping[str, Any] | None = None
+    plan: Mapping[str, Any] | None = None
     timeline: Mapping[str, Any] | None = None
     seconds_since_step: float | None = None
     silent_since: str = ""
@@ -149,8 +155,8 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
     """
     if path.is_dir() and (parts := sorted(path.glob(PARTS))):
         whole_job = merged([_kept(part) for part in parts])
-        fabric = whole_job.fabric or _fabric(path / "fabric.json")
-        return dataclasses.replace(whole_job, name=name or path.resolve().name, source="", fabric=fabric)
+        known = {key: getattr(whole_job, key) or told for key, told in _network(path / "fabric.json").items()}
+        return dataclasses.replace(whole_job, name=name or path.resolve().name, source="", **known)
     outputs = [file for file in log_files(path) if not node or _node_of(file) == node]
     folder = outputs[0].parent if outputs else path / "logs"
     whole = path.is_dir()
@@ -186,7 +192,7 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
         devices=devices,
         configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
         nodes=tuple(request.get("nodes") or ()),
-        fabric=_fabric(path / "fabric.json") if whole else None,
+        **(_network(path / "fabric.json") if whole else {}),
         timeline=timeline,
         seconds_since_step=waited,
         silent_since=since,
@@ -225,6 +231,8 @@ def merged(parts: Sequence[Job]) -> Job:
         configuration=next((part.configuration for part in parts if part.configuration), {}),
         nodes=next((part.nodes for part in parts if part.nodes), ()),
         fabric=next((part.fabric for part in parts if part.fabric), None),
+        rdma=next((part.rdma for part in parts if part.rdma), None),
+        plan=next((part.plan for part in parts if part.plan), None),
         # One node may be quiet for days while the job goes on.
         silent_since=max(silent) if all(silent) else "",
         told=next((part.told for part in parts if part.told), None),
@@ -265,11 +273,15 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _fabric(path: Path) -> dict[str, Any] | None:
-    """Return the times between nodes, as `rdm-provision verify --json` prints them."""
+def _network(path: Path) -> dict[str, Any]:
+    """Return what is known of the nodes' network, as `rdm-provision verify --json` prints it; else None."""
     found = _json(path)
-    fabric = found.get("fabric", found)
-    return fabric if isinstance(fabric, dict) and fabric.get("rtt_us") else None
+    # The table of the fabric may be alone in it.
+    told = found if not _NETWORK.keys().isdisjoint(found) else {"fabric": found}
+    return {
+        key: one if isinstance(one := told.get(key), dict) and isinstance(one.get(word), dict) else None
+        for key, word in _NETWORK.items()
+    }
 
 
 def _findings(files: Sequence[Path]) -> tuple[dict[str, Any], ...]:

@@ -12,7 +12,7 @@ from rdm_log.report.devices import MEASURES
 from rdm_log.report.drawing import BARS, Plot, colour_of, plot, short
 from rdm_log.report.job import Job
 
-__all__ = ["devices", "devices_word", "fabric", "memory"]
+__all__ = ["bandwidth", "devices", "devices_word", "fabric", "memory"]
 
 _GPU_ROWS = 96
 """Up to so many GPUs each has a row of the heat map; beyond, each node."""
@@ -194,19 +194,36 @@ def _remarkable(measure: str, rows: Sequence[tuple[str, Sequence[float | None]]]
 
 def fabric(job: Job, number: int, which: str) -> Plot | None:
     """Return the matrix of round-trip times between nodes."""
-    if job.fabric is None:
+    if job.fabric is None or not job.fabric["rtt_us"]:
         return None
     nodes = list(job.fabric.get("nodes") or job.fabric["rtt_us"])
-    times = job.fabric["rtt_us"]
+    return _between(
+        f"fabric{number}", f"Round-trip times{which} between nodes", nodes, job.fabric["rtt_us"], "µs"
+    )
+
+
+def bandwidth(job: Job, number: int, which: str) -> Plot | None:
+    """Return the matrix of what went from node to node over RDMA."""
+    if job.rdma is None or not job.rdma["bandwidth_gbit"]:
+        return None
+    nodes = list(job.rdma.get("nodes") or job.rdma["bandwidth_gbit"])
+    title = f"RDMA bandwidth{which} between nodes"
+    return _between(f"bandwidth{number}", title, nodes, job.rdma["bandwidth_gbit"], "Gbit/s")
+
+
+def _between(
+    name: str, title: str, nodes: Sequence[str], values: Mapping[str, Mapping[str, float]], unit: str
+) -> Plot | None:
+    """Return a matrix of VALUES from node to node."""
     data = {
         "type": "heatmap",
         "x": nodes,
         "y": nodes,
-        "z": [[short(times.get(one, {}).get(other)) for other in nodes] for one in nodes],
+        "z": [[short(values.get(one, {}).get(other)) for other in nodes] for one in nodes],
         "colorscale": "Cividis",
-        "colorbar": {"title": {"text": "µs"}, "thickness": 12},
+        "colorbar": {"title": {"text": unit}, "thickness": 12},
         "hoverongaps": False,
-        "hovertemplate": "%{y} to %{x}: %{z} µs<extra></extra>",
+        "hovertemplate": f"%{{y}} to %{{x}}: %{{z}} {unit}<extra></extra>",
     }
     layout = {
         "xaxis": {"type": "category", "title": {"text": "to"}},
@@ -218,4 +235,4 @@ def fabric(job: Job, number: int, which: str) -> Plot | None:
         },
         "height": max(320, min(800, 90 + 18 * len(nodes))),
     }
-    return plot(f"fabric{number}", f"Round-trip times{which} between nodes", [data], layout)
+    return plot(name, title, [data], layout)

@@ -51,7 +51,8 @@ def page(jobs: Sequence[Job], *, title: str = "", made: str = "") -> str:
     body.append('<section class="plots">' + "".join(_frame(plot) for plot in drawn) + "</section>")
     for job in jobs:
         which = f" of {job.name}" if len(jobs) > 1 else ""
-        body += [_runs(job, which), _timers(job, which), _nodes(job, which), _configuration(job, which)]
+        body += [_runs(job, which), _timers(job, which), _nodes(job, which), _plan(job, which)]
+        body.append(_configuration(job, which))
     assets = importlib.resources.files(__package__) / "assets"
     data = json.dumps(drawn, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     return _TEMPLATE.format(
@@ -308,6 +309,33 @@ def _nodes(job: Job, which: str) -> str:
         rows.append([node.get("name", ""), node.get("address", ""), ranks])
         rank += slots
     return _table(f"Nodes{which}, by their addresses on the fabric", ["node", "address", "ranks"], rows)
+
+
+def _plan(job: Job, which: str) -> str:
+    """Return the addresses of the cluster's nodes, also of those that the job does not use."""
+    plan = job.plan or {}
+    nodes = plan.get("nodes") or {}
+    rails = {name: [_rail(one) for one in node.get("rails") or ()] for name, node in nodes.items()}
+    most = max(map(len, rails.values()), default=0)
+    rows = [
+        [
+            name,
+            *(node.get(key, "") for key in ("rank", "address", "my_ip")),
+            *(rails[name] + [""] * most)[:most],
+        ]
+        for name, node in nodes.items()
+    ]
+    gateway = f"gateway {plan['gateway']}" if plan.get("gateway") else ""
+    network = ", ".join(filter(None, (str(plan.get("subnet") or ""), gateway)))
+    title = f"Address plan of the cluster{which}{f': {network}' if network else ''}"
+    return _table(
+        title, ["node", "rank", "ssh address", "MY_IP", *(f"rail {n + 1}" for n in range(most))], rows
+    )
+
+
+def _rail(rail: Mapping[str, Any]) -> str:
+    address, parent, network, subnet = (rail.get(key, "") for key in ("my_ip", "parent", "network", "subnet"))
+    return f"{address} on {parent} ({network}, {subnet})"
 
 
 def _configuration(job: Job, which: str) -> str:

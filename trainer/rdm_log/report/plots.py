@@ -9,7 +9,7 @@ from rdm_log.report.curves import MFU, TFLOPS, curve, field, loss, speed, speed_
 from rdm_log.report.drawing import Plot
 from rdm_log.report.gantt import gantt, shares
 from rdm_log.report.job import Job
-from rdm_log.report.machines import devices, fabric, memory
+from rdm_log.report.machines import bandwidth, devices, fabric, memory
 
 __all__ = ["plots"]
 
@@ -30,5 +30,5 @@ def plots(jobs: Sequence[Job]) -> list[Plot]:
     for number, job in enumerate(jobs):
         which = f" of {job.name}" if len(jobs) > 1 else ""
         found += [gantt(job, number, which), shares(job, number, which)]
-        found += [devices(job, number, which), fabric(job, number, which)]
+        found += [devices(job, number, which), fabric(job, number, which), bandwidth(job, number, which)]
     return [plot for plot in found if plot is not None]

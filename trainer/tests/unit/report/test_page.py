@@ -18,6 +18,8 @@ import pytest
 
 from rdm_log.report.devices import history
 from rdm_log.report.job import collect
+from rdm_log.report.page import page
+from rdm_log.report.plots import plots
 from rdm_log.report.write import write
 from rdm_log.summary import NothingToRead
 from rdm_trainer import cli
@@ -185,6 +187,34 @@ def test_the_documents_sample_and_a_single_log(tmp_path: Path, opened: Any) -> N
     assert "8.9176" in shown.page.inner_text(".tiles")
 
 
+def test_the_address_plan_with_its_rails_and_the_bandwidth_between_nodes_are_shown(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "gpt-1")
+    rail = {"my_ip": "192.169.17.100", "parent": "ib1.7", "network": "rdm-1", "subnet": "192.169.17.0/24"}
+    nodes = {
+        "n000": {"rank": 0, "address": "10.0.0.1", "my_ip": "192.169.16.100", "rails": [rail]},
+        "n001": {"rank": 1, "address": "10.0.0.2", "my_ip": "192.169.16.101"},
+    }
+    known = {
+        "fabric": None,
+        "plan": {"subnet": "192.169.16.0/24", "gateway": "192.169.16.1", "nodes": nodes},
+        "rdma": {"nodes": ["n000", "n001"], "bandwidth_gbit": {"n000": {"n001": 96.6}}},
+    }
+    (job / "fabric.json").write_text(json.dumps(known))
+    shown = collect(job)
+    text = page([shown])
+    assert "Address plan of the cluster: 192.169.16.0/24, gateway 192.169.16.1" in text
+    for cells in (
+        ["0", "10.0.0.1", "192.169.16.100", "192.169.17.100 on ib1.7 (rdm-1, 192.169.17.0/24)"],
+        ["1", "10.0.0.2", "192.169.16.101", ""],
+    ):
+        assert "".join(f"<td>{cell}</td>" for cell in cells) in text
+    drawn = {plot["id"]: plot["variants"][0]["data"][0] for plot in plots([shown])}
+    assert drawn["bandwidth0"]["z"] == [[None, 96.6], [None, None]]
+    assert "fabric0" not in drawn
+    (job / "fabric.json").unlink()
+    assert "Address plan" not in page([collect(job)])
+
+
 def test_what_nodes_told_apart_is_the_same_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +222,7 @@ def test_what_nodes_told_apart_is_the_same_job(
     write_trace(whole)
     parts = tmp_path / "parts" / "gpt-1"
     parts.mkdir(parents=True)
+    (parts / "fabric.json").write_text(json.dumps({"plan": {"nodes": {"n000": {"my_ip": "192.169.16.100"}}}}))
     for number in range(4):
         told = collect(whole, node=f"n{number:03d}").to_json()
         (parts / f"{number}.report.json").write_text(json.dumps(told, allow_nan=False))
@@ -200,6 +231,7 @@ def test_what_nodes_told_apart_is_the_same_job(
     assert [run["memory_mib"] for run in other.runs][-1] == [run["memory_mib"] for run in one.runs][-1]
     assert [run["series"] for run in other.runs] == [run["series"] for run in one.runs]
     assert other.verdict().word == one.verdict().word
+    assert other.plan == {"nodes": {"n000": {"my_ip": "192.169.16.100"}}}
 
 
 def test_what_is_no_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
