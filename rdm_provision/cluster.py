@@ -190,6 +190,11 @@ class Cluster(JobVerbs):
         """
         return select(limit, [node.name for node in self.nodes], self._groups)
 
+    @property
+    def login(self) -> str:
+        """The host that jobs are submitted to Slurm from; empty where the inventory has none."""
+        return next(iter(self._groups.get("login", ())), "")
+
     # --- the address plan ------------------------------------------------------------------------------
 
     def plan(self, *, save: bool = False, release: Iterable[str] = ()) -> PlanTable:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["FEW_NODES", "compact", "told_once"]
+__all__ = ["FEW_NODES", "compact", "cut_files", "told_once"]
 
 FEW_NODES = 64
 """Up to so many nodes, each has everything that it shares with others."""
@@ -34,7 +35,7 @@ def compact(data: dict[str, Any]) -> dict[str, Any]:
             for key, value in node.items():
                 if isinstance(value, (dict, list)):
                     text = json.dumps([key, value])
-                    first = seen.setdefault(text, name)
+                    first = seen.setdefault(_digest(text), name)
                     if first != name and len(text) > _WORTH:
                         node[key] = f"(as on {first})"
     longest = _longest([len(change["diff"]) for _name, change in changes])
@@ -57,7 +58,7 @@ def _longest(lengths: list[int]) -> int:
 def told_once(diff: str, name: str, seen: dict[str, str]) -> str:
     """Return the diff of node NAME, in it the files that an earlier node has as well without their lines.
 
-    SEEN says which node had a file's diff first, and grows.
+    SEEN says which node had a file's diff first, by its digest, and grows.
     """
     return "".join(_told_once(diff, name, seen))
 
@@ -65,12 +66,21 @@ def told_once(diff: str, name: str, seen: dict[str, str]) -> str:
 def _told_once(diff: str, name: str, seen: dict[str, str]) -> Iterator[str]:
     """Yield the files of a diff, those that an earlier node has as well without their lines."""
     for file in _FILES.split(diff):
-        first = seen.setdefault(file, name)
+        first = seen.setdefault(_digest(file), name)
         if first == name or len(file) <= _WORTH:
             yield file
             continue
         yield from (line for line in file.splitlines(keepends=True)[:2] if line.startswith(("--- ", "+++ ")))
         yield f"(as on {first})\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def cut_files(diff: str, length: int) -> str:
+    """Return a diff with at most LENGTH characters of each file, and a word on what is missing."""
+    return "".join(_cut(file, length) for file in _FILES.split(diff))
 
 
 def _cut(diff: str, length: int) -> str:

@@ -1,8 +1,9 @@
 """The log of a run, beside the inventory: ``.rdm/runs/<time>-<verb>/``, the newest twenty kept.
 
-``events.jsonl`` has one line per event worth keeping, ``result.json`` the result (both of many nodes in a
-compact form), ``command`` what was run, and ``ansible.log`` what ansible-playbook printed when the run did
-not end well. Git and Ansible both ignore the folder.
+``events.jsonl`` has one line per event worth keeping, with 64 KiB at most of each file's difference,
+``result.json`` the result (both of many nodes in a compact form), ``command`` what was run, and
+``ansible.log`` what ansible-playbook printed when the run did not end well. Git and Ansible both ignore the
+folder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
-from rdm_provision.compact import FEW_NODES, compact, told_once
+from rdm_provision.compact import FEW_NODES, compact, cut_files, told_once
 from rdm_provision.events import (
     Event,
     NodeResult,
@@ -35,6 +36,7 @@ KEEP = 20
 """How many records stay."""
 
 _DIFF_LIMIT = 64 * 1024
+"""Characters of one file's difference."""
 
 
 class Record:
@@ -65,10 +67,11 @@ class Record:
         data = to_json(event)
         if isinstance(event, RunStarted):
             self._nodes = len(event.nodes)
-        if isinstance(event, NodeResult) and self._nodes > FEW_NODES:
-            data["diff"] = told_once(event.diff, event.node, self._seen)
-        if len(data.get("diff", "")) > _DIFF_LIMIT:
-            data["diff"] = data["diff"][:_DIFF_LIMIT] + "\n(cut)\n"
+        if isinstance(event, NodeResult):
+            # First, so that what other nodes refer to is there.
+            data["diff"] = cut_files(event.diff, _DIFF_LIMIT)
+            if self._nodes > FEW_NODES:
+                data["diff"] = told_once(data["diff"], event.node, self._seen)
         with contextlib.suppress(OSError):
             self._events.write(json.dumps(data, separators=(",", ":")) + "\n")
 

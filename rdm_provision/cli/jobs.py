@@ -55,8 +55,8 @@ def jobs(
 ) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
-    About JOB the master is asked, whose agent hears the job's nodes; the others only when it does not answer
-    or does not have the job.
+    About JOB the cluster's master is asked, whose agent hears the job's nodes, and the host that jobs are
+    submitted to Slurm from; the others only when these do not answer or do not have the job.
 
     With --watch it exits with 1 when the job failed or was stopped, and says when the verdict changes. Ctrl-C
     ends the watching, not the job.
@@ -122,15 +122,19 @@ def jobs(
 def _look(
     cluster: Cluster, options: Options, job: str, everywhere: Run, *, watch: bool
 ) -> tuple[RunResult, JobState | None]:
-    """Ask about jobs; about one its master alone, whose agent hears all nodes, if it answers and has it."""
+    """Ask about jobs; about one first who may know all of it, and everybody only when they do not.
+
+    That is the cluster's master, whose agent hears all nodes of a job that begins there, and the host that
+    jobs are submitted to Slurm from.
+    """
     from rdm_provision.cli import job_view
 
     def look(run: Run) -> tuple[RunResult, JobState | None]:
         return job_view.watch(run, cluster.name, silent=options.as_json, brief=not watch)
 
     if job and not options.limit and len(cluster.nodes) > 1:
-        first = {**options.run, "limit": cluster.nodes[0].name}
-        result, state = look(cluster.jobs(job, watch=watch, **first))
+        first = ",".join(dict.fromkeys(filter(None, (cluster.nodes[0].name, cluster.login))))
+        result, state = look(cluster.jobs(job, watch=watch, **{**options.run, "limit": first}))
         if result.cancelled or cluster.heard_jobs(result):
             return result, state
     return look(everywhere)

@@ -64,12 +64,38 @@ def in_container(cluster: Lab, node: str, *argv: str) -> str:
     return cluster.on(node, "docker", "exec", "rdm", *argv)
 
 
-def test_each_planted_fault_is_named(cluster: Lab) -> None:
-    jobs = f"/var/lib/rdm/{cluster.name}"
+def arguments(cluster: Lab) -> tuple[str, ...]:
+    """Return what starts the job, whose ranks do what is planted."""
     environment = {"PYTHONPATH": "/jobs/planted", "PLANTED": "/jobs/planted", "OMP_NUM_THREADS": "1"}
     config = {**TINY, "checkpoint": {"interval": 1000000}, "launcher": {"env": environment}}
     (cluster.product.directory / "watch.json").write_text(json.dumps(config))
-    train = ("watch.json", ENDLESS, "launcher.devices_per_node=1", "--name", JOB, "--detach")
+    return ("watch.json", ENDLESS, "launcher.devices_per_node=1", "--name", JOB, "--detach")
+
+
+def lose_agent(cluster: Lab) -> None:
+    """Kill the job's agent on its second node."""
+    in_container(cluster, "n2", "pkill", "-KILL", "-f", f"agent .*{JOB}")
+
+
+@pytest.fixture
+def failed(cluster: Lab) -> None:
+    """The job has failed: in a test before, or now."""
+    if not cluster.there("n1", f"/var/lib/rdm/{cluster.name}/{JOB}"):
+        cluster.json("train", *arguments(cluster))
+        trains(cluster, JOB)
+
+    def state() -> str:
+        found: str = read(cluster, JOB, "state.json")["state"]
+        return found
+
+    if state() != "failed":
+        lose_agent(cluster)
+        wait_until(lambda: state() == "failed", "the job has failed", seen=state)
+
+
+def test_each_planted_fault_is_named(cluster: Lab) -> None:
+    jobs = f"/var/lib/rdm/{cluster.name}"
+    train = arguments(cluster)
     before = in_container(cluster, "n2", "python", "-c", OTHER, "0.0.1").strip()
     (problem,) = cluster.json("train", *train, expect=2)["problems"]
     refused = [problem[key] for key in ("node", "value", "reason")]
@@ -130,14 +156,12 @@ def test_each_planted_fault_is_named(cluster: Lab) -> None:
     assert told.startswith("suspect: ")
     assert "The loss of rank 0 on n1 was not a number first" in told
 
-    names(
-        "failure", "n2", None, lambda: in_container(cluster, "n2", "pkill", "-KILL", "-f", f"agent .*{JOB}")
-    )
+    names("failure", "n2", None, lambda: lose_agent(cluster))
     assert cluster.rdm("jobs", JOB, "--verdict", expect=1).stdout.startswith("failed: ")
 
 
+@pytest.mark.usefixtures("failed")
 def test_a_job_that_has_ended_is_reported_and_goes_when_that_is_wanted(cluster: Lab) -> None:
-    assert read(cluster, JOB, "state.json")["state"] == "failed"
     cluster.rdm("report", JOB)
     page = (cluster.product.directory / f"{JOB}.html").read_text()
     assert "has not been heard for 12 s" in page

@@ -362,6 +362,25 @@ def test_about_a_job_its_master_is_asked_and_the_others_only_when_it_cannot_tell
     assert "healthy" in said.output
 
 
+def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory
+) -> None:
+    asked: list[str] = []
+
+    def watch(run: Any, *_: Any, **__: Any) -> tuple[RunResult, JobState | None]:
+        asked.append(run.spec.limit)
+        told = {"gate": [{"job": TOLD | {"launcher": "slurm", "master": "n3"}, "directory": "/jobs"}]}
+        result = RunResult(verb="jobs", nodes={}, returned={"rdm.provision.job": told})
+        return result, JobVerbs().job_states(result)[0]
+
+    monkeypatch.setattr(job_view, "watch", watch)
+    inventory = make_inventory("n1", "n2", "n3")
+    (inventory / "login.yml").write_text("login: {hosts: {gate: {}, gate2: {}}}\n", encoding="utf-8")
+    said = CliRunner().invoke(jobs_verb.jobs, ["-i", str(inventory), "demo-1"], standalone_mode=False)
+    assert said.exception is None, said.output
+    assert asked == ["n1,gate"]
+
+
 # --- events ---------------------------------------------------------------------------------------------
 
 

@@ -50,3 +50,20 @@ def test_of_many_nodes_the_events_tell_once_what_changed_on_all_of_them(
     assert [event["diff"] for event in told].count(diff) == whole
     assert told[0]["diff"] == diff
     assert {event["diff"].splitlines()[-1] for event in told[whole:]} <= {"(as on n0)"}
+
+
+def test_what_a_node_refers_to_is_there_however_long_another_ones_files_are(tmp_path: Path) -> None:
+    names = tuple(f"n{number}" for number in range(FEW_NODES + 1))
+    long = "--- /a\n+++ /a\n" + "+x\n" * 40_000
+    shared = "--- /b\n+++ /b\n" + "+shared\n" * 100
+    record = Record(tmp_path, "up", "ansible-playbook")
+    record.add(RunStarted(at=0.0, verb="up", nodes=names, check=False))
+    for name, diff in (("n0", long + shared), ("n1", shared)):
+        record.add(NodeResult(0.0, name, "my_ip", "Write", Status.CHANGED, True, "", diff, seconds=0.1))
+    record.finish(failed(), None)
+    assert record.folder is not None
+    lines = (record.folder / "events.jsonl").read_text().splitlines()
+    _, first, second = [json.loads(line).get("diff", "") for line in lines]
+    assert second.endswith("(as on n0)\n")
+    assert first.endswith("+x\n(cut)\n" + shared)
+    assert len(first) < 66_000 + len(shared)
