@@ -485,7 +485,7 @@ def test_of_the_network_the_newest_of_each_is_found(make_inventory: MakeInventor
         record = home / ".rdm" / "runs" / stamp
         record.mkdir(parents=True)
         fabric = {"nodes": ["n1", "n2"], "rtt_us": {"n1": {"n2": time}}} if time else None
-        result = {"fabric": fabric, "rdma": {"bandwidth_gbit": {}}, "plan": None}
+        result: dict[str, Any] = {"fabric": fabric, "rdma": {"bandwidth_gbit": {}}, "plan": None}
         if stamp.endswith("verify"):
             result |= {"rdma": {"bandwidth_gbit": {"n1": {"n2": 96.6}}}, "plan": {"nodes": {"n1": {}}}}
         (record / "result.json").write_text(json.dumps(result))
