@@ -148,9 +148,9 @@ def test_one_rail_is_not_compared_with_another(ready: dict[str, Any]) -> None:
     nodes = fleet(ready, 3)
     for facts in nodes.values():
         second = copy.deepcopy(facts["infiniband"][0])
-        second.update(name="mlx5_9", netdevs=["ib1"], firmware="20.31.1014")
+        second.update(name="mlx5_9", netdevs=["ib9"], firmware="20.31.1014")
         facts["infiniband"].append(second)
-        facts["parents"].append({**facts["parents"][0], "name": "ib1", "rail": 1})
+        facts["parents"].append({**facts["parents"][0], "name": "ib9", "rail": 1})
     assert differences(nodes) == []
     # What is left of one without its first interface is still its second.
     del nodes["n1"]["parents"][0]
