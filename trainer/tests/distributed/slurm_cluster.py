@@ -19,15 +19,16 @@ import subprocess
 import sys
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["DAEMONS", "NODES", "PROGRAM", "Image", "Slurm"]
+__all__ = ["NODES", "PROGRAM", "Image", "Slurm", "running"]
 
 NODES = ("t1", "t2", "t3")
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -320,3 +321,18 @@ class Slurm:
             its = "step" in words and str(self.jobs / job) in words and Path(words[0]).name != "srun"
             if its and f"SLURMD_NODENAME={node}".encode() in environ.split(b"\0"):
                 os.kill(int(path.name), signal.SIGKILL)
+
+
+_Cluster = TypeVar("_Cluster", bound=Slurm)
+
+
+@contextlib.contextmanager
+def running(cluster: _Cluster, *programs: str) -> Iterator[_Cluster]:
+    """Have a cluster up; PROGRAMS are what it needs on the PATH besides Slurm's daemons."""
+    missing = [name for name in (*DAEMONS, *programs) if shutil.which(name) is None]
+    assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down()

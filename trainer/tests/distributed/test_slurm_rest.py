@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Rest
 from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
-from tests.distributed.slurm_cluster import DAEMONS, NODES, Slurm
+from tests.distributed.slurm_cluster import NODES, Slurm, running
 from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE
 from tests.unit.job.slurm.test_slurm_rest_forms import ALL
@@ -87,14 +86,8 @@ class RestSlurm(Slurm):
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
-    missing = [name for name in (*DAEMONS, "slurmrestd") if shutil.which(name) is None]
-    assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
-    made = RestSlurm(tmp_path_factory.mktemp("slurm"))
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
+    with running(RestSlurm(tmp_path_factory.mktemp("slurm")), "slurmrestd") as cluster:
+        yield cluster
 
 
 @pytest.mark.parametrize(
