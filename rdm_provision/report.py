@@ -71,7 +71,7 @@ def write_parts(
     for number, part in enumerate(parts):
         (folder / f"{number:05d}.report.json").write_text(json.dumps(part), encoding="utf-8")
     if known:
-        (folder / "fabric.json").write_text(json.dumps(known), encoding="utf-8")
+        (folder / "network.json").write_text(json.dumps(known), encoding="utf-8")
 
 
 def last_known(home: Path) -> dict[str, dict[str, Any]]:

@@ -155,7 +155,9 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
     """
     if path.is_dir() and (parts := sorted(path.glob(PARTS))):
         whole_job = merged([_kept(part) for part in parts])
-        known = {key: getattr(whole_job, key) or told for key, told in _network(path / "fabric.json").items()}
+        known = {
+            key: getattr(whole_job, key) or told for key, told in _network(path / "network.json").items()
+        }
         return dataclasses.replace(whole_job, name=name or path.resolve().name, source="", **known)
     outputs = [file for file in log_files(path) if not node or _node_of(file) == node]
     folder = outputs[0].parent if outputs else path / "logs"
@@ -192,7 +194,7 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
         devices=devices,
         configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
         nodes=tuple(request.get("nodes") or ()),
-        **(_network(path / "fabric.json") if whole else {}),
+        **(_network(path / "network.json") if whole else {}),
         timeline=timeline,
         seconds_since_step=waited,
         silent_since=since,
@@ -275,9 +277,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _network(path: Path) -> dict[str, Any]:
     """Return what is known of the nodes' network, as `rdm-provision verify --json` prints it; else None."""
-    found = _json(path)
-    # The table of the fabric may be alone in it.
-    told = found if not _NETWORK.keys().isdisjoint(found) else {"fabric": found}
+    told = _json(path)
     return {
         key: one if isinstance(one := told.get(key), dict) and isinstance(one.get(word), dict) else None
         for key, word in _NETWORK.items()

@@ -38,7 +38,7 @@ def test_plotly_is_what_it_is_pinned_to() -> None:
 def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
     job = write_job(tmp_path / "gpt-1")
     write_trace(job)
-    (job / "fabric.json").write_text(
+    (job / "network.json").write_text(
         json.dumps({"fabric": {"nodes": ["n000", "n001"], "rtt_us": {"n000": {"n001": 9.5}}}})
     )
     write([job], tmp_path / "page.html")
@@ -199,7 +199,7 @@ def test_the_address_plan_with_its_rails_and_the_bandwidth_between_nodes_are_sho
         "plan": {"subnet": "192.169.16.0/24", "gateway": "192.169.16.1", "nodes": nodes},
         "rdma": {"nodes": ["n000", "n001"], "bandwidth_gbit": {"n000": {"n001": 96.6}}},
     }
-    (job / "fabric.json").write_text(json.dumps(known))
+    (job / "network.json").write_text(json.dumps(known))
     shown = collect(job)
     text = page([shown])
     assert "Address plan of the cluster: 192.169.16.0/24, gateway 192.169.16.1" in text
@@ -211,7 +211,7 @@ def test_the_address_plan_with_its_rails_and_the_bandwidth_between_nodes_are_sho
     drawn = {plot["id"]: plot["variants"][0]["data"][0] for plot in plots([shown])}
     assert drawn["bandwidth0"]["z"] == [[None, 96.6], [None, None]]
     assert "fabric0" not in drawn
-    (job / "fabric.json").unlink()
+    (job / "network.json").unlink()
     assert "Address plan" not in page([collect(job)])
 
 
@@ -222,7 +222,9 @@ def test_what_nodes_told_apart_is_the_same_job(
     write_trace(whole)
     parts = tmp_path / "parts" / "gpt-1"
     parts.mkdir(parents=True)
-    (parts / "fabric.json").write_text(json.dumps({"plan": {"nodes": {"n000": {"my_ip": "192.169.16.100"}}}}))
+    (parts / "network.json").write_text(
+        json.dumps({"plan": {"nodes": {"n000": {"my_ip": "192.169.16.100"}}}})
+    )
     for number in range(4):
         told = collect(whole, node=f"n{number:03d}").to_json()
         (parts / f"{number}.report.json").write_text(json.dumps(told, allow_nan=False))
