@@ -5,7 +5,7 @@
 Prints the time of CreateEndpoint and Join together over the plugin's socket, with 7 and with 128 VFs in a
 tree of files in place of sysfs, until all are handed out: of InfiniBand, which needs no command, and of
 Ethernet, for which `ip` sets and shows what a VF may do. A script stands in for `ip`: what is measured is
-starting it five times and reading what it shows of all VFs, not the card.
+starting it twice and reading what it shows of all VFs, not the card.
 
 Then it starts and removes containers under a real Docker Engine of its own, as root, seven at a time on
 seven macvlan links in place of VFs, and counts after each round the functions that are not free. It ends

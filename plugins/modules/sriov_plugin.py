@@ -118,10 +118,13 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
     Refused,
+    label_filter,
     no_engine_here,
     refuse_while_needed,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady, refuse_served
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks, unit
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem, someone_listens
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.installation import (
@@ -166,9 +169,11 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
         command = [sys.executable, place.program, "--socket", place.socket, "--state", place.state]
         command += ["--engine", socket_path(params["engine"])]
         text = unit.unit(params["cluster"], command, os.path.basename(place.state))
-        # A container of the cluster's has made room by now.
+        # A container of the cluster's has made room by now, or would have.
         if not installation.active() and someone_listens(place.socket):
-            refuse_served(DockerAPI(params["engine"]), place.socket)
+            api = DockerAPI(params["engine"])
+            if not (check and _has_container(api, params["cluster"])):
+                refuse_served(api, place.socket)
     old = {"program": _shown(place.program), "unit": _text(place.unit)}
     new_program = installation.differs(place.program, content)
     new_unit = installation.differs(place.unit, text.encode() if text else None)
@@ -176,12 +181,12 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
     start = text is not None and (new_unit or installation.running(place.socket) != wanted)
     if not check:
         if new_program:
-            installation.write(place.program, content, 0o755)
+            write_whole(place.program, content, 0o755)
         if new_unit and text is None:
             installation.control("disable", "--now", unit.NAME)
             os.unlink(place.unit)
         elif new_unit and text is not None:
-            installation.write(place.unit, text.encode(), 0o644)
+            write_whole(place.unit, text.encode(), 0o644)
         if new_unit:
             installation.control("daemon-reload")
         if enable:
@@ -199,10 +204,15 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
         "warnings": taught.warnings,
         "removed": [],
         "diff": [
-            _diff(place.program, old["program"], "program {0}\n".format(wanted)),
-            _diff(place.unit, old["unit"], text or ""),
+            difference(place.program, old["program"], "program {0}\n".format(wanted)),
+            difference(place.unit, old["unit"], text or ""),
         ],
     }
+
+
+def _has_container(api: DockerAPI, cluster: str) -> bool:
+    """Return whether a container of the cluster's runs a plugin."""
+    return bool(api.get("/containers/json", filters={"label": label_filter(cluster, "plugin")}))
 
 
 def _teach(params: Dict[str, Any], place: Place, check: bool) -> networks.Taught:
@@ -250,10 +260,6 @@ def remove(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]:
         "removed": gone,
         "diff": {"before": "".join(path + "\n" for path in gone), "after": ""},
     }
-
-
-def _diff(path: str, before: str, after: str) -> Dict[str, str]:
-    return {"before_header": path, "after_header": path, "before": before, "after": after}
 
 
 def _shown(path: str) -> str:

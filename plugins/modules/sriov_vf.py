@@ -58,6 +58,13 @@ options:
   spoof_check:
     description: Whether packets of Ethernet VFs with other senders are dropped; unset leaves it as it is.
     type: bool
+  containers_end:
+    description:
+      - Of how many VFs the containers have ended before this, as when another network plugin takes over, by
+        the interface of the physical function.
+      - In check mode they have not, and that many do not stand against it then.
+    type: dict
+    default: {}
   cluster:
     description: Whose VFs they are. What another cluster keeps on the node is not touched.
     type: str
@@ -112,6 +119,8 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
     Wanted,
@@ -133,6 +142,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "vlan": {"type": "int"},
     "trust": {"type": "bool"},
     "spoof_check": {"type": "bool"},
+    "containers_end": {"type": "dict", "default": {}},
     "cluster": {"type": "str", "default": CLUSTER},
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
     "sysfs_root": {"type": "path", "default": "/sys"},
@@ -163,7 +173,8 @@ class Change:
                         before.cluster, os.path.join(restore.DIRECTORY, restore.FILE_NAME)
                     )
                 )
-            self.pairs = judge(kernel, wanted_of(self._params))
+            ending = self._params["containers_end"] if module.check_mode else {}
+            self.pairs = judge(kernel, wanted_of(self._params), ending)
         known = {one.pci: one for one in before.functions}
         named = {found.pci for found, _ in self.pairs}
         functions = [
@@ -207,14 +218,14 @@ class Change:
         for found, one in self.pairs:
             now = described(found)
             then = planned(found, one) if next_steps(found, one) else now
-            shown.append(_difference(found.name, now, then))
+            shown.append(difference(found.name, now, then))
         for path in self.stale:
             before, after = _content(path), self._files[path][0]
             if path == restore.PROGRAM:
-                shown.append(_difference(path, "another program\n" if before else "", "(a program)\n"))
+                shown.append(difference(path, "another program\n" if before else "", "(a program)\n"))
             else:
-                shown.append(_difference(path, before.decode("utf-8", "replace"), after.decode()))
-        shown += [_difference(path, "file\n", "") for path in self._gone]
+                shown.append(difference(path, before.decode("utf-8", "replace"), after.decode()))
+        shown += [difference(path, "file\n", "") for path in self._gone]
         return [one for one in shown if one["before"] != one["after"]]
 
     def apply(self) -> List[Physical]:
@@ -224,7 +235,7 @@ class Change:
         """
         stale = self.stale
         for path in stale:
-            restore.put(path, *self._files[path])
+            write_whole(path, *self._files[path])
         if self.enables or (stale and self._systemd):
             self._systemctl("daemon-reload")
         if self.enables:
@@ -346,10 +357,6 @@ def _content(path: str) -> bytes:
             return stream.read()
     except OSError:
         return b""
-
-
-def _difference(header: str, before: str, after: str) -> Dict[str, str]:
-    return {"before_header": header, "after_header": header, "before": before, "after": after}
 
 
 def run(module: AnsibleModule, kernel: Kernel) -> Dict[str, Any]:

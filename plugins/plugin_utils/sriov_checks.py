@@ -174,6 +174,17 @@ def _none_to_give(want: NodePlan, facts: Mapping[str, Any], refused: Set[str]) -
     yield Problem(want.node, "sriov_vfs 0", reason, remedy)
 
 
+def ending(want: NodePlan, facts: Mapping[str, Any]) -> dict[str, int]:
+    """Return of how many VFs the containers end before the work on VFs begins, by the interface of the PF.
+
+    Those of the cluster's own end when another plugin takes the place of the one that made its networks.
+    """
+    if not leaves_upstream(want, facts):
+        return {}
+    counts = {fact["pf"]: _on_its_network(want, facts, fact["pf"]) for fact in facts.get("sriov") or []}
+    return {parent: count for parent, count in counts.items() if count}
+
+
 def _on_its_network(want: NodePlan, facts: Mapping[str, Any], parent: str) -> int:
     """Return how many VFs of a parent the cluster's own containers have, through its networks there."""
     docker = facts.get("docker") or {}
@@ -194,6 +205,7 @@ def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Ite
     """Yield why VFs cannot be made as they are wanted, but for the parents of which a layer tells."""
     found = {name: one for one in facts.get("sriov") or [] for name in (one["pf"], one["pci"])}
     seen: dict[str, str] = {}
+    ends = ending(want, facts)
     for wanted in want.functions:
         if wanted.parent in told:
             continue
@@ -209,8 +221,7 @@ def _impossible(want: NodePlan, facts: Mapping[str, Any], told: Set[str]) -> Ite
         if other != wanted.parent:
             reason = f"is the same function as {other}"
             yield Problem(want.node, wanted.parent, reason, "name it once")
-        ending = _on_its_network(want, facts, fact["pf"]) if leaves_upstream(want, facts) else 0
-        for sentence in decision.problems(from_fact(fact), wanted, ending):
+        for sentence in decision.problems(from_fact(fact), wanted, ends.get(fact["pf"], 0)):
             yield Problem(want.node, "", sentence, "")
 
 

@@ -25,6 +25,7 @@ def sriov_settings(reader: HostVariables, node: str) -> SriovSettings:
         max(vfs, _number(reader, node, "sriov_firmware_vfs")) if told else 0,
         reader.true(node, "sriov_kernel_parameters"),
         reader.true(node, "sriov_reboot_ok"),
+        run_as=reader.text(node, "sriov_run_as"),
     )
 
 

@@ -81,7 +81,9 @@ class Machine:
         """Run the role's part as `present.yml` does."""
         role = {"name": "rdm.provision.sriov", "tasks_from": "firmware"}
         play = {"tasks": [{"name": "Boot settings", "ansible.builtin.include_role": role}]}
-        inside = ["unshare", "--mount", "sh", "-c", BIND, "sh", str(self.here)]
+        # The jobs of other tests are none of the node's; one that it is to see is none of its namespace's.
+        alone = [] if docker_host else ["--pid", "--fork", "--mount-proc"]
+        inside = ["unshare", "--mount", *alone, "sh", "-c", BIND, "sh", str(self.here)]
         told = {"sriov_firmware": True, "sriov_kernel_parameters": True, "ansible_connection": "namespace"}
         return run_plays(
             self.directory, [play], *flags, docker_host=docker_host, inside=inside, **{**told, **variables}

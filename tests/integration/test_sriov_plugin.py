@@ -13,6 +13,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.modules import container_ready
 
 from tests.integration.conftest import BUSYBOX
+from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES
 from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, sriov_node
 from tests.unit.plugins.modules.running import run_module
@@ -99,6 +100,30 @@ def test_a_plugin_that_died_knows_everything_again(node: Node) -> None:
     assert node.promised() == {}
 
 
+def test_without_its_plugin_an_engine_says_so_and_all_is_right_when_it_is_back(node: Node) -> None:
+    node.run("na", "--ip", "192.169.16.100")
+    node.run("nb", "--ip", "192.169.16.101")
+    before = node.address("na")
+    node.stop_plugin()
+    with pytest.raises(RuntimeError, match=node.driver):
+        node.run("nc")
+    assert NETWORK in node.docker("network", "ls", "--format", "{{.Name}}").split()
+    node.docker("stop", "-t", "1", "na")
+    node.remove("nb")
+    node.engine.stop()
+    node.engine.start()
+    assert NETWORK in node.docker("network", "ls", "--format", "{{.Name}}").split()
+    node.start_plugin()
+    node.docker("start", "na")
+    assert node.comes_back("na", before)
+    # What ended meanwhile holds nothing.
+    names = [f"c{number}" for number in range(FUNCTIONS - 1)]
+    for name in names:
+        node.run(name)
+    node.remove("na", "nc", *names)
+    assert node.promised() == {}
+
+
 @pytest.mark.parametrize("left", ["", '{"networks": {'])
 def test_a_plugin_without_its_state_gives_nobody_what_another_has(node: Node, left: str) -> None:
     node.run("na")
@@ -158,6 +183,36 @@ def test_after_its_engine_a_container_has_the_same_function(node: Node, how: sig
         node.run(f"c{number}")
     node.remove("na", "nb", *(f"c{number}" for number in range(FUNCTIONS - 1)))
     assert node.promised() == {}
+
+
+def test_what_a_network_is_told_is_in_its_containers(node: Node) -> None:
+    options = [
+        "-o",
+        f"netdevice={node.parent}",
+        "-o",
+        "mtu=1400",
+        "-o",
+        "prefix=fabric",
+        "-o",
+        "privileged=1",
+    ]
+    node.docker("network", "create", "-d", node.driver, "--subnet", "192.169.17.0/24", *options, "told")
+    node.run("na", "--ip", "192.169.17.100", network="told")
+    node.run("nb", "--ip", "192.169.17.101", network="told")
+    assert node.docker("exec", "na", "cat", "/sys/class/net/fabric0/mtu") == "1400"
+    node.docker("exec", "na", "ping", "-c", "1", "-w", "5", "-s", "1300", "192.169.17.101")
+    node.remove("na", "nb")
+    assert wait_until(lambda: _removed(node, "told"), 20)
+    assert node.promised() == {}
+
+
+def _removed(node: Node, network: str) -> bool:
+    """Remove a network; say whether it went: endpoints may be a moment longer than their containers."""
+    try:
+        node.docker("network", "rm", network)
+    except RuntimeError:
+        return False
+    return True
 
 
 def test_what_a_network_cannot_be_is_said_by_docker(node: Node) -> None:

@@ -7,6 +7,7 @@ files.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -256,7 +257,11 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
     process = ["--socket", node.socket, "--state", node.directory / "upstream-state"]
     process += ["--engine", node.engine.socket]
     stand_in = [sys.executable, UPSTREAM_PLUGIN, card.number, *process]
-    with subprocess.Popen([*map(str, stand_in)], stdout=subprocess.PIPE) as old:
+    with (
+        subprocess.Popen([*map(str, stand_in)], stdout=subprocess.PIPE) as old,
+        contextlib.ExitStack() as ends,
+    ):
+        ends.callback(old.kill)
         assert old.stdout is not None
         old.stdout.readline()
         labels = [word for item in LABELS.items() for word in ("--label", "=".join(item))]
@@ -279,6 +284,16 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
         assert refused.status != 0
         assert "the plugin here is upstream, not rdm-sriov: set network_replace: true" in refused.output
         assert node.docker("inspect", "--format", "{{.State.Running}}", "rdm") == "true"
+        told = node.role("--check", "--diff", seen=seen, network_replace=True, container_spare_jobs=False)
+        assert told.status == 0, told.output
+        for goes in (NETWORK, "rdm-sriov-plugin"):
+            assert f'"before": "{goes}\\n"' in told.output
+        assert "Before=docker.service" in told.output
+        both = ("rdm", "rdm-sriov-plugin")
+        assert node.docker("inspect", "--format", "{{.State.Running}}", *both).split() == ["true", "true"]
+        assert NETWORK in node.docker("network", "ls")
+        assert not node.unit.exists()
+        assert not node.program.exists()
         # The process stands for what is in the container: it ends with it.
         old_ends = subprocess.Popen(
             [

@@ -18,6 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.boot import mis
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs import siblings
 from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files import (
+    entries,
     link,
     number,
     read,
@@ -25,6 +26,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.sysfs_files imp
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import device_of, is_infiniband
 
 MELLANOX = "0x15b3"
+_DEVICES = "bus/pci/devices"
+_NETWORK_CLASS = "0x02"  # PCI_BASE_CLASS_NETWORK of linux/pci_ids.h, Ethernet and InfiniBand
 _SM_CONFIGURATIONS = ("/etc/opensm/opensm.conf", "/etc/rdma/opensm.conf")
 
 
@@ -58,6 +61,22 @@ def parent(name: str, root: str = "/sys") -> Dict[str, Any]:
         "siblings": sorted(set(others) - set(children)),
         "infiniband": is_infiniband(name, root),
     }
+
+
+def driverless(root: str = "/sys") -> List[str]:
+    """Return the network cards that no driver serves, as `0000:41:00.0 (15b3:101b)`, PCI address and IDs.
+
+    VFs are left out: one may be waiting for its addresses, or for a virtual machine.
+    """
+    found = []
+    for pci in entries(root, _DEVICES):
+        device = os.path.join(root, _DEVICES, pci)
+        if not read(device, "class").startswith(_NETWORK_CLASS):
+            continue
+        if not any(os.path.exists(os.path.join(device, name)) for name in ("driver", "physfn")):
+            identity = ":".join(read(device, name).replace("0x", "") for name in ("vendor", "device"))
+            found.append("{0} ({1})".format(pci, identity))
+    return found
 
 
 def firmware_needed(found: Mapping[str, Any], vfs: int) -> bool:
@@ -121,8 +140,12 @@ def opensm(root: str = "/") -> Dict[str, str]:
 
 
 def rdma(root: str = "/sys") -> Dict[str, Any]:
-    """Return how RDMA is set up: `netns_mode` (shared or exclusive, empty where the kernel does not say) and
-    `ofed` (whether the drivers are those of MLNX_OFED or DOCA-OFED, not the kernel's own)."""
+    """Return how RDMA is set up.
+
+    Returns:
+        ``netns_mode`` (shared or exclusive, empty where the kernel does not say) and ``ofed`` (whether the
+        drivers are those of MLNX_OFED or DOCA-OFED, not the kernel's own).
+    """
     mode = read(root, "module/ib_core/parameters/netns_mode")
     return {
         "netns_mode": {"Y": "shared", "N": "exclusive"}.get(mode, ""),

@@ -21,7 +21,7 @@ from __future__ import annotations
 import ipaddress
 import threading
 import time
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
     CREATE_NETWORK,
@@ -36,6 +36,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions impo
     Functions,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.options import wanted_network
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import RdmaNamespaces
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import (
     Endpoint,
     Network,
@@ -64,6 +65,7 @@ class Driver:
         clock: seconds since the epoch.
         program: digest of what runs.
         warn: writes a line to the log.
+        rdma: the RDMA devices of these functions; those that sysfs shows when there are none.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Driver:
         clock: Callable[[], float] = time.time,
         program: str = "",
         warn: Callable[[str], None] = lambda _: None,
+        rdma: Optional[RdmaNamespaces] = None,
     ) -> None:
         self._functions = functions
         self._state = state
@@ -81,6 +84,7 @@ class Driver:
         self._clock = clock
         self._program = program
         self._warn = warn
+        self._rdma = rdma or RdmaNamespaces(warn=warn)
         self._lock = threading.Lock()
         self._calls: Dict[str, Callable[[Answer], Answer]] = {
             "Plugin.Activate": self._activate,
@@ -199,6 +203,7 @@ class Driver:
         function = self._choose((network_id, address), network, hardware, bound)
         interface = self._functions.interface(function)
         ethernet = self._functions.is_ethernet(interface)
+        self._rdma.check(function.key, ethernet, needed=bool(bound))
         if function.number >= 0 and ethernet:
             self._functions.isolate(function, network.vlan, network.privileged)
         elif function.number >= 0:
@@ -252,6 +257,8 @@ class Driver:
             raise FunctionProblem(
                 "the interface of {0}, which this container was to get, is gone".format(endpoint.function)
             )
+        ethernet = self._functions.is_ethernet(interface)
+        self._rdma.lend(endpoint.function, ethernet, str(request.get("SandboxKey") or ""))
         self._state.confirmed.add(name)
         # Without this, the container gets a default route through a gateway that nobody is.
         return {
@@ -269,16 +276,16 @@ class Driver:
     def _free(self, pool: List[Function]) -> List[Function]:
         """Return what is here and promised to no endpoint, and forget what nobody waits for any more."""
         state = self._state
-        free = {one.key: one for one in pool if self._functions.interface(one)}
+        # These are taken wherever their interfaces are, and a look at each costs time.
+        taken = {one.function for name, one in state.endpoints.items() if name in state.confirmed}
+        free = {one.key: one for one in pool if one.key not in taken and self._functions.interface(one)}
         for name, endpoint in list(state.endpoints.items()):
-            if endpoint.function in free and name not in state.confirmed:
+            if endpoint.function in free:
                 del state.endpoints[name]
         now = self._clock()
         for owner, reservation in list(state.reserved.items()):
             if not 0 <= now - reservation.since < RESERVED_S:
                 del state.reserved[owner]
-        for endpoint in state.endpoints.values():
-            free.pop(endpoint.function, None)
         return list(free.values())
 
     def _choose(self, owner: Owner, network: Network, hardware: str = "", bound: str = "") -> Function:

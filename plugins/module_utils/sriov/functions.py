@@ -24,7 +24,8 @@ ETHERNET = 1
 INFINIBAND = 32
 """Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
 
-_IP_TIMEOUT = 10.0
+_TIMEOUT_S = 10.0
+_UNSUPPORTED = "not supported"
 _NO_ADDRESS = "00:00:00:00:00:00"
 
 
@@ -81,7 +82,8 @@ class Functions:
                     os.path.join(self._root, "class/net", parent, "device/sriov_numvfs"),
                 )
             )
-        return [Function(_link(device, "virtfn{0}".format(number)), parent, number) for number in numbers]
+        links = [os.readlink("{0}/virtfn{1}".format(device, number)) for number in numbers]
+        return [Function(path.rpartition("/")[2], parent, number) for path, number in zip(links, numbers)]
 
     def whole(self, name: str) -> Function:
         """Return an interface as something that is handed on whole.
@@ -204,16 +206,24 @@ class Functions:
             FunctionProblem: the kernel refuses.
         """
         vf = ["link", "set", "dev", function.parent, "vf", str(function.number)]
-        changes = [["vlan", str(vlan)], ["trust", "on" if trusted else "off"]]
-        changes += [] if trusted else self._lacking_address(function)
+        changes = [] if trusted else self._lacking_address(function)
+        changes += [["vlan", str(vlan)], ["trust", "on" if trusted else "off"]]
         changes += [["spoofchk", "off" if trusted else "on"]]
+        # At once, since starting a command is what takes time here.
+        try:
+            self._ip([*vf, *(word for words in changes for word in words)])
+        except FunctionProblem as problem:
+            if _UNSUPPORTED not in str(problem):
+                raise
+        else:
+            return
         # Not every driver knows these, and one that knows none lets nothing through that they would stop;
         # but a VLAN that is wanted has to be there.
         for words in changes:
             try:
                 self._ip([*vf, *words])
             except FunctionProblem as problem:
-                if "not supported" not in str(problem) or (words[0] == "vlan" and vlan):
+                if _UNSUPPORTED not in str(problem) or (words[0] == "vlan" and vlan):
                     raise
 
     def _lacking_address(self, function: Function) -> List[List[str]]:
@@ -241,24 +251,38 @@ class Functions:
 
     @staticmethod
     def _ip(words: Sequence[str]) -> str:
-        try:
-            done = subprocess.run(
-                ["ip", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                timeout=_IP_TIMEOUT,
-                universal_newlines=True,
-            )
-        except FileNotFoundError as error:
-            raise FunctionProblem("there is no command ip here: install iproute2") from error
-        except subprocess.TimeoutExpired as error:
-            raise FunctionProblem(
-                "ip {0} did not end within {1:g} s".format(" ".join(words), _IP_TIMEOUT)
-            ) from error
-        if done.returncode:
-            raise FunctionProblem("ip {0}: {1}".format(" ".join(words), " ".join(done.stderr.split())))
-        return done.stdout
+        return iproute2("ip", words)
+
+
+def iproute2(command: str, words: Sequence[str]) -> str:
+    """Return what a command of iproute2 prints.
+
+    Args:
+        command: such as ip.
+        words: what follows.
+
+    Raises:
+        FunctionProblem: it refuses, or is not there.
+    """
+    try:
+        done = subprocess.run(
+            [command, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            timeout=_TIMEOUT_S,
+            universal_newlines=True,
+        )
+    except FileNotFoundError as error:
+        raise FunctionProblem("there is no command {0} here: install iproute2".format(command)) from error
+    except subprocess.TimeoutExpired as error:
+        raise FunctionProblem(
+            "{0} {1} did not end within {2:g} s".format(command, " ".join(words), _TIMEOUT_S)
+        ) from error
+    if done.returncode:
+        said = " ".join(done.stderr.split())
+        raise FunctionProblem("{0} {1}: {2}".format(command, " ".join(words), said))
+    return done.stdout
 
 
 def _administered(shown: str, number: int) -> str:
@@ -281,8 +305,3 @@ def _read(*parts: str) -> str:
 
 def _target(link: str) -> str:
     return os.path.basename(os.path.realpath(link))
-
-
-def _link(*parts: str) -> str:
-    """Return the name of what a link points to, without a look at each directory on the way."""
-    return os.path.basename(os.readlink(os.path.join(*parts)))

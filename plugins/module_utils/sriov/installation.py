@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import tempfile
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
@@ -153,27 +152,6 @@ def differs(path: str, wanted: Optional[bytes]) -> bool:
             return file.read() != wanted
     except FileNotFoundError:
         return wanted is not None
-
-
-def write(path: str, content: bytes, mode: int) -> None:
-    """Write a file in one step, and make its directory.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=os.path.dirname(path), prefix=".rdm-provision-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(file.fileno(), mode)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def active() -> bool:

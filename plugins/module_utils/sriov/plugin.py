@@ -24,6 +24,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.functions import FunctionProblem, Functions
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import digest
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import RdmaNamespaces
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.server import Server, say
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.state import State
 
@@ -35,12 +36,17 @@ DEFAULT_STATE = "/var/lib/rdm-sriov"
 _ENGINE_TIMEOUT = 5.0
 
 
-def main(arguments: Optional[List[str]] = None, functions: Optional[Functions] = None) -> int:
+def main(
+    arguments: Optional[List[str]] = None,
+    functions: Optional[Functions] = None,
+    rdma: Optional[RdmaNamespaces] = None,
+) -> int:
     """Serve until told to end.
 
     Args:
         arguments: of the command line; those of this process when there are none.
         functions: of the node; those that sysfs shows when there are none.
+        rdma: the RDMA devices of these; likewise.
 
     Returns:
         The exit status: 0 after SIGTERM or SIGINT, 1 when it cannot serve.
@@ -67,6 +73,7 @@ def main(arguments: Optional[List[str]] = None, functions: Optional[Functions] =
             lambda: networks_of(options.engine, name),
             program=digest_of(sys.argv[0]),
             warn=say,
+            rdma=rdma,
         )
         server = Server(options.socket, driver)
     except (FunctionProblem, OSError) as problem:

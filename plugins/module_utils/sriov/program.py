@@ -15,7 +15,10 @@ from typing import Dict, Mapping
 from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import zip_program
 
 _PACKAGE = "ansible_collections.rdm.provision.plugins.module_utils"
-_PARTS = ("client", "driver", "functions", "options", "plugin", "program", "server", "state")
+_PARTS = (
+    *("client", "driver", "functions", "options", "plugin", "program"),
+    *("rdma_namespace", "server", "state"),
+)
 SOURCES = (
     "engine/docker_api.py",
     "node/partitions.py",

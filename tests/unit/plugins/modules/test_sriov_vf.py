@@ -86,6 +86,24 @@ def test_vfs_are_made_once(node: Node) -> None:
     assert node.calls == []
 
 
+def test_what_would_have_ended_by_then_stands_against_nothing_in_check_mode(node: Node) -> None:
+    node.run(number=2)
+    node.kernel.hold("ib0", 0)
+    stand_against = (
+        {"check": True},
+        {"check": False, "containers_end": {"ib0": 1}},
+        {"check": True, "containers_end": {"ib1": 1}},
+    )
+    for told in stand_against:
+        with pytest.raises(Failed, match=r"cannot be changed .* while a container has VF 0"):
+            node.run(**told)
+    assert node.run(check=True, containers_end={"ib0": 1})["changed"] is True
+    node.kernel.hold("ib0", 1)
+    with pytest.raises(Failed, match=r"while a container has VF 0 .* and a container has VF 1"):
+        node.run(check=True, containers_end={"ib0": 1})
+    assert node.number == 2
+
+
 def test_check_mode_changes_nothing_and_the_difference_says_what_would(node: Node) -> None:
     result = node.run(check=True, diff=True)
     assert result["changed"] is True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.modules import node_facts
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.sriov_settings import sriov_settings
 
@@ -37,6 +38,7 @@ SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
         (SRIOV, SriovSettings(("ib0",), vfs=1)),
         ({**SRIOV, "network_parent": "ib0, ib1"}, SriovSettings(("ib0", "ib1"), vfs=1)),
         ({**SRIOV, "container_rails": ["ib0", "ib1"]}, SriovSettings(("ib0", "ib1"), vfs=1)),
+        ({**SRIOV, "sriov_run_as": "unit"}, SriovSettings(("ib0",), vfs=1, run_as="unit")),
         ({**SRIOV, "sriov_vfs": "many"}, SriovSettings(("ib0",), vfs=1)),
         ({**SRIOV, "sriov_vfs": 4, "sriov_firmware_vfs": 8}, SriovSettings(("ib0",), vfs=4)),
         (
@@ -58,4 +60,5 @@ SRIOV = {"network_driver": "sriov", "network_parent": "ib0"}
 def test_settings(variables: dict[str, Any], expected: SriovSettings) -> None:
     reader: Any = Reader(**variables)
     assert sriov_settings(reader, "n1") == expected
-    assert set(expected.look()) == {"parents", "vfs", "firmware_vfs", "kernel_parameters", "socket"}
+    asked: Any = node_facts.ARGUMENT_SPEC["sriov"]
+    assert set(expected.look()) == set(asked["options"])

@@ -1,0 +1,163 @@
+"""In rdma's mode exclusive, an RDMA device follows its container under real Docker Engines, old and new.
+
+The kernel has no RDMA devices here: they are files, and a script in the place of `rdma` notes into which
+network namespace each was to go. The containers and their namespaces are real.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import PLUGIN
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program, sources_in
+
+from tests.conftest import ROOT
+from tests.integration.engine import wait_until
+from tests.integration.sriov_node import FUNCTIONS, Node, sriov_node
+
+MADE_LATER = ("20.10", "26.1")
+"""Engines that make a container's namespace after they have asked for the last time."""
+SERVES = "plugin.main(None, stand_ins)"
+# An engine of another release has a mount namespace of its own, in which it has those of its containers.
+RDMA = """
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import RdmaNamespaces
+
+class Devices(RdmaNamespaces):
+    def lend(self, key, ethernet, namespace):
+        engine = Path({engine!r}).read_text().strip()
+        super().lend(key, ethernet, f"/proc/{{engine}}/root{{namespace}}")
+"""
+
+
+class Rdma:
+    """The RDMA devices of a node, one for each function, and where they went.
+
+    Attributes:
+        node: that has them.
+        late: whether a device moves after its container has started.
+    """
+
+    def __init__(self, node: Node, late: bool) -> None:
+        self.node, self.late = node, late
+        self.root = node.engine.root / "rdma"
+        self.told, self.refusal = self.root / "told", self.root / "refusal"
+        mode = self.root / "sys/module/ib_core/parameters/netns_mode"
+        mode.parent.mkdir(parents=True)
+        mode.write_text("N\n")
+        self.come_back()
+        script = self.root / "bin/rdma"
+        script.parent.mkdir()
+        # It is told: dev set DEVICE netns NAME.
+        script.write_text(
+            f"#!/bin/sh\n[ ! -e {self.refusal} ] || {{ cat {self.refusal} >&2; exit 1; }}\n"
+            f"rm {self.root}/sys/class/infiniband/$3/device || exit\n"
+            f"echo $3 $(stat -L -c %i {self.root}/netns/$5) >> {self.told}\n"
+        )
+        script.chmod(0o755)
+        text = (ROOT / "roles/lab/files" / PLUGIN).read_text()
+        assert SERVES in text
+        places = f"{str(self.root / 'sys')!r}, {str(self.root / 'netns')!r}"
+        text = text.replace(SERVES, f"plugin.main(None, stand_ins, Devices({places}, plugin.say))")
+        own = RDMA.format(engine=str(node.engine.root / "docker.pid"))
+        text = text.replace("def main", f"{own}\n\ndef main", 1)
+        node.program.write_bytes(program(sources_in(ROOT / "plugins/module_utils"), text.encode()))
+
+    def come_back(self) -> None:
+        """All devices are the node's, as the kernel has it when the namespaces of containers die."""
+        for number in range(FUNCTIONS):
+            function = self.root / "functions" / f"{self.node.parent}v{number}"
+            function.mkdir(parents=True, exist_ok=True)
+            device = self.root / f"sys/class/infiniband/mlx5_{number}/device"
+            device.parent.mkdir(parents=True, exist_ok=True)
+            if not device.is_symlink():
+                device.symlink_to(function)
+            verbs = self.root / f"sys/class/infiniband_verbs/uverbs{number}"
+            verbs.mkdir(parents=True, exist_ok=True)
+            (verbs / "ibdev").write_text(f"mlx5_{number}\n")
+
+    def places(self) -> list[str]:
+        """Which device went into which network namespace, since the last call of forget()."""
+        return self.told.read_text().splitlines() if self.told.exists() else []
+
+    def forget(self) -> None:
+        """Forget where devices went."""
+        self.told.unlink(missing_ok=True)
+
+    def wanted(self, name: str) -> str:
+        """Where the device of a running container has to be."""
+        pid = self.node.docker("inspect", "--format", "{{.State.Pid}}", name)
+        address = self.node.address(name)
+        held = [one["function"] for one in self.node.promised().values() if one["hardware"] == address]
+        assert len(held) == 1
+        return f"mlx5_{held[0].rpartition('v')[2]} {Path(f'/proc/{pid}/ns/net').stat().st_ino}"
+
+    def log(self) -> str:
+        """What the plugin says."""
+        return self.node.log.read_text()
+
+
+@pytest.fixture(scope="module", params=["20.10", pytest.param("26.1", marks=pytest.mark.long), "28.5+"])
+def rdma(request: pytest.FixtureRequest) -> Iterator[Rdma]:
+    """A node whose plugin finds RDMA devices, in the mode exclusive."""
+    with pytest.MonkeyPatch.context() as patch, sriov_node(request.param) as node:
+        found = Rdma(node, request.param in MADE_LATER)
+        patch.setenv("PATH", f"{found.root}/bin:{os.environ['PATH']}")
+        node.stop_plugin()
+        node.start_plugin()
+        yield found
+
+
+def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: Rdma) -> None:
+    node = rdma.node
+    node.run("na", "--restart", "always", "--ip", "192.169.16.100")
+    node.run("nb")
+    both = sorted([rdma.wanted("na"), rdma.wanted("nb")])
+    assert both[0].split()[1] != both[1].split()[1]
+    assert wait_until(lambda: sorted(rdma.places()) == both, 20), (rdma.places(), both)
+    before = node.address("na")
+    node.remove("nb")
+
+    def follows() -> bool:
+        return wait_until(lambda: rdma.places() == [rdma.wanted("na")], 20)
+
+    rdma.come_back()
+    rdma.forget()
+    node.docker("restart", "-t", "1", "na")
+    assert follows()
+    # Nobody but the plugin is asked here.
+    rdma.come_back()
+    rdma.forget()
+    node.engine.kill()
+    node.engine.start()
+    assert node.comes_back("na", before)
+    assert follows()
+    node.remove("na")
+    assert node.promised() == {}
+    rdma.come_back()
+    rdma.forget()
+
+
+def test_a_device_that_cannot_move_is_said(rdma: Rdma) -> None:
+    node = rdma.node
+    rdma.refusal.write_text("error: Operation not supported\n")
+    said = "cannot move to its container, which the mode exclusive wants: rdma dev set"
+    if rdma.late:
+        node.run("na")
+        assert wait_until(lambda: said in rdma.log(), 20)
+    else:
+        with pytest.raises(RuntimeError, match=said):
+            node.run("na")
+    assert "error: Operation not supported. Without it: rdma system set netns shared" in rdma.log()
+    node.remove("na")
+    assert node.promised() == {}
+    rdma.refusal.unlink()
+    names = [f"c{number}" for number in range(FUNCTIONS)]
+    for name in names:
+        node.run(name)
+    wanted = sorted(map(rdma.wanted, names))
+    assert wait_until(lambda: sorted(rdma.places()) == wanted, 20), (rdma.places(), wanted)
+    node.remove(*names)
+    assert node.promised() == {}
