@@ -83,7 +83,7 @@ KINDS: dict[str, Callable[[int], str]] = {
 
 
 def make(path: Path, kind: Callable[[int], str], size: int) -> None:
-    """Write a log of at least SIZE bytes."""
+    """Write a log of at least this size, in bytes."""
     with path.open("w") as file:
         number = 0
         while file.tell() < size:

@@ -28,8 +28,8 @@ GPUS = 8
 RECORDS = 1440
 
 
-def gpu_records(node: int) -> str:
-    """Return a day of a node's GPU records."""
+def gpu_records(node: int, records: int = RECORDS) -> str:
+    """Return a node's GPU records, a day's by default."""
     minute = [
         "".join(
             f"[{gpu}] NVIDIA H100 80GB HBM3 | {55 + (node + gpu + n) % 9}'C, {90 + (gpu + n) % 9:3d} %"
@@ -38,11 +38,11 @@ def gpu_records(node: int) -> str:
         )
         for n in range(9)
     ]
-    return "".join(minute[n % 9] for n in range(RECORDS))
+    return "".join(minute[n % 9] for n in range(records))
 
 
-def gpu_stream(node: int) -> str:
-    """Return the same day as an agent writes it for programs."""
+def gpu_stream(node: int, records: int = RECORDS) -> str:
+    """Return the same as an agent writes it for programs."""
     lines = []
     for n in range(9):
         devices = [
@@ -59,10 +59,10 @@ def gpu_stream(node: int) -> str:
         lines.append(
             json.dumps({"node": f"n{node:04d}", "disk_free": 1 << 40, "ranks": ranks, "devices": devices})[1:]
         )
-    return "".join(f'{{"time": {1.79e9 + 60 * n}, {lines[n % 9]}\n' for n in range(RECORDS))
+    return "".join(f'{{"time": {1.79e9 + 60 * n}, {lines[n % 9]}\n' for n in range(records))
 
 
-def make(folder: Path, nodes: int, steps: int, *, streams: bool = True) -> int:
+def make(folder: Path, nodes: int, steps: int, *, streams: bool = True, records: int = RECORDS) -> int:
     """Write the files of a job; return how many bytes they have."""
     for node in range(nodes):
         name = f"n{node:04d}"
@@ -75,9 +75,9 @@ def make(folder: Path, nodes: int, steps: int, *, streams: bool = True) -> int:
             lines += [step(number) for number in range(1, steps + 1)]
         (folder / f"{name}.out").write_text("".join(lines))
         (folder / f"{name}.err").write_text("  warnings.warn(\n" * 300)
-        (folder / f"{name}.gpu").write_text(gpu_records(node))
+        (folder / f"{name}.gpu").write_text(gpu_records(node, records))
         if streams:
-            (folder / f"{name}.gpu.jsonl").write_text(gpu_stream(node))
+            (folder / f"{name}.gpu.jsonl").write_text(gpu_stream(node, records))
     return sum(file.stat().st_size for file in folder.iterdir())
 
 

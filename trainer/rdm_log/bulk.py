@@ -13,11 +13,11 @@ import functools
 import operator
 import re
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from rdm_log.columns import Form, Table, has_numpy
+from rdm_log.columns import Form, Range, Table, has_numpy
 from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
 
 __all__ = ["PROBE", "Many", "RankTimes", "Steps", "is_dense", "together"]
@@ -32,7 +32,7 @@ _FORMS = 4
 """Among lines of one length so many forms are looked for."""
 _WORD = b"iteration "
 _LINE = re.compile(rb"([^\n|]*?)iteration +\d+/ *\d+ *\|[^\n]*\|\n")
-_HEAD = re.compile(rb"(?:^|\n)([^\n|]*?)iteration +(\d+)/ *(\d+) *\|")
+_HEAD = re.compile(rb"(?:^|\n)([^\n|]*?)iteration +(\d{1,15})/ *(\d{1,15}) *\|")
 _DIGITS = bytes.maketrans(b"0123456789", b"0" * 10)
 _NUMBER = b"0123456789.E+- "
 
@@ -42,21 +42,26 @@ class Steps:
     """Neighbouring training lines with the same fields, whose steps go up.
 
     Attributes:
-        data: The lines.
+        data: The lines. Where they are not whole, the first one and the last ones of them.
         iterations: The step of each.
         values: The fields that were asked for, by name; each has a number for every line.
+        ranges: Of each of them.
         loss: The name of the loss; empty when there is none.
         times: What ``Step.time`` is in the first and in the last one.
+        is_whole: Whether all lines are there, so that they can be had one by one.
     """
 
     data: bytes
     iterations: array[int]
     values: dict[str, array[float]]
+    ranges: dict[str, Range]
     loss: str = ""
     times: tuple[str, str] = ("", "")
+    is_whole: bool = True
 
     def each(self) -> Iterator[Step]:
-        """Yield them one by one."""
+        """Yield them one by one. They are whole."""
+        assert self.is_whole
         return self._parsed(self.data[:-1].split(b"\n"))
 
     def first(self) -> Step:
@@ -64,23 +69,35 @@ class Steps:
         return next(self._parsed([self.data[: self.data.index(b"\n")]]))
 
     def last(self, count: int) -> list[Step]:
-        """Return the last COUNT, of at least so many."""
-        return list(self._parsed(self.data[:-1].rsplit(b"\n", count)[-count:]))
+        """Return the last ones.
+
+        Args:
+            count: How many; there are at least so many.
+        """
+        return list(self._parsed(self._lasts(count)))
+
+    def ends(self, count: int) -> Steps:
+        """Return them with their first line and so many of the last, for those who ask for no other."""
+        if len(self.iterations) <= count + 1:
+            return self
+        first = self.data[: self.data.index(b"\n")]
+        data = b"\n".join([first, *self._lasts(count), b""])
+        return replace(self, data=data, is_whole=False)
+
+    def _lasts(self, count: int) -> list[bytes]:
+        return self.data[:-1].rsplit(b"\n", count)[-count:]
 
     @staticmethod
     def _parsed(lines: Sequence[bytes]) -> Iterator[Step]:
-        for line in lines:
-            (step,) = parse(line)
-            assert isinstance(step, Step)
-            yield step
+        return (step for line in lines for step in parse(line) if isinstance(step, Step))
 
 
 class RankTimes(NamedTuple):
     """One of Megatron's timers on many ranks, in milliseconds."""
 
     name: str
-    ranks: list[int]
-    milliseconds: list[float]
+    ranks: array[int]
+    milliseconds: array[float]
 
     def each(self) -> Iterator[Timer]:
         """Yield them one by one."""
@@ -92,7 +109,7 @@ Many = Steps | RankTimes
 
 
 def together(data: bytes, *, every: bool, tables: bool = False) -> Iterator[tuple[int, int, Steps]]:
-    """Yield what neighbouring training lines say, and where in DATA they begin and end.
+    """Yield what neighbouring training lines say, and where they begin and end.
 
     Only where many of the lines are such lines: to look for them costs as much as to read others.
 
@@ -128,9 +145,12 @@ def _of_table(data: bytes, *, every: bool) -> Iterator[tuple[int, int, Steps]]:
         times = _times([data[begin : begin + form.before] for begin in heads])
         if times is not None:
             begin, end = begins[0], begins[-1]
-            iterations, values = table.numbers(first, last, form)
+            iterations, values, ranges = table.numbers(first, last, form)
             loss = loss_name(dict.fromkeys(form.fields, 0.0))
-            yield begin, end, Steps(data[begin:end], iterations, _in_milliseconds(values), loss, times)
+            if SECONDS in values:
+                values = _in_milliseconds(values)
+                ranges = _ranges(values)
+            yield begin, end, Steps(data[begin:end], iterations, values, ranges, loss, times)
 
 
 def _form(line: bytes, *, every: bool) -> Form | None:
@@ -219,11 +239,10 @@ def _steps(data: bytes, *, every: bool) -> Steps | None:
     head = _HEAD.findall(heads)
     if len(head) != count or b"loss at" in heads:
         return None
-    before, numbers, _ = zip(*head, strict=True)
+    before, numbers, totals = zip(*head, strict=True)
     times = _times(before)
-    try:
-        iterations = array("q", map(int, numbers))
-    except OverflowError:
+    iterations = array("q", map(int, numbers))
+    if iterations[-1] > min(filter(None, map(int, set(totals))), default=iterations[-1]):
         return None
     if times is None or not all(map(operator.lt, iterations, iterations[1:])):
         return None
@@ -236,7 +255,12 @@ def _steps(data: bytes, *, every: bool) -> Steps | None:
             return None
         if found is not None:
             values[name] = found
-    return Steps(data, iterations, _in_milliseconds(values), loss, times)
+    values = _in_milliseconds(values)
+    return Steps(data, iterations, values, _ranges(values), loss, times)
+
+
+def _ranges(values: Mapping[str, array[float]]) -> dict[str, Range]:
+    return {name: Range(sum(column), min(column), max(column)) for name, column in values.items()}
 
 
 def _needed(names: Sequence[str], *, every: bool) -> list[str]:
@@ -252,7 +276,7 @@ def _in_milliseconds(values: dict[str, array[float]]) -> dict[str, array[float]]
 
 
 def _column(texts: Sequence[bytes], key: bytes, *, needed: bool) -> array[float] | None:
-    """Return the numbers of a field, when they are NEEDED.
+    """Return the numbers of a field, when they are needed.
 
     Raises:
         ValueError: Somewhere it is another field, or no plain number.

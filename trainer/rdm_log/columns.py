@@ -16,6 +16,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rdm_log.decimals import decimals
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     Flags = np.ndarray[Any, np.dtype[np.bool_]]
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-__all__ = ["Form", "Table", "has_numpy"]
+__all__ = ["Form", "Range", "Table", "has_numpy"]
 
 _LENGTHS = 8
 """So many lengths of lines are looked at, the most frequent ones."""
@@ -61,6 +63,14 @@ class Form(NamedTuple):
     needed: Sequence[str]
 
 
+class Range(NamedTuple):
+    """The sum of a column, and its least and its greatest number."""
+
+    total: float
+    least: float
+    most: float
+
+
 class Table:
     """The lines of some bytes, and the numbers of those that have a form.
 
@@ -74,28 +84,51 @@ class Table:
         self._np = numpy
         self._data = data
         self._bytes: Bytes = numpy.frombuffer(data, numpy.uint8)
-        ends = numpy.flatnonzero(self._bytes == ord("\n")) + 1
-        self._begins: Integers = numpy.concatenate(([0], ends))
+        self._begins: Integers = numpy.concatenate(([0], self._ends()))
         self._forms: list[Form] = []
         self._kinds: dict[tuple[bytes, ...], int] = {}
         # Of each line the number of its kind's first form; -1 for none.
-        self._form_of: Integers = numpy.full(len(ends), -1)
-        self._iterations: Integers = numpy.zeros(len(ends), numpy.int64)
+        self._form_of: Integers = numpy.full(len(self._begins) - 1, -1)
+        self._iterations: Integers = numpy.zeros(len(self._begins) - 1, numpy.int64)
         self._values: dict[str, Floats] = {}
+
+    def _ends(self) -> Integers:
+        """Return the places behind the newlines."""
+        np, data = self._np, self._data
+        width = data.find(b"\n") + 1
+        # Mostly all lines are as long as the first one.
+        if width and data.count(b"\n") * width == len(data):
+            ends: Integers = np.arange(width, len(data) + 1, width)
+            if (self._bytes[ends - 1] == ord("\n")).all():
+                return ends
+        found: Integers = np.flatnonzero(self._bytes == ord("\n")) + 1
+        return found
 
     def line(self, number: int) -> bytes:
         """Return a line with its newline."""
         return self._data[self._begins[number] : self._begins[number + 1]]
 
     def begins(self, first: int, last: int) -> list[int]:
-        """Return where the lines from FIRST to LAST begin; the last one is the one behind the end."""
+        """Return where some lines begin.
+
+        Args:
+            first: The number of the first of them.
+            last: The number of the last; it may be the one behind the end.
+        """
         told: list[int] = self._begins[first : last + 1].tolist()
         return told
 
     def lengths(self, least: int) -> Iterator[Integers]:
-        """Yield the lines that have the same length, LEAST or more of them, of the most frequent lengths."""
+        """Yield the lines that have the same length, of the most frequent lengths.
+
+        Args:
+            least: So many of them there must be.
+        """
         np = self._np
         sizes = np.diff(self._begins)
+        if len(sizes) >= least and (sizes == sizes[0]).all():
+            yield np.arange(len(sizes))
+            return
         lengths, counts = np.unique(sizes, return_counts=True)
         for which in np.argsort(-counts, kind="stable")[:_LENGTHS]:
             if counts[which] >= least:
@@ -113,16 +146,19 @@ class Table:
             rows = self._bytes.reshape(-1, end - first)
         else:
             rows = np.lib.stride_tricks.sliding_window_view(self._bytes, end - first)[self._begins[lines]]
-        fits = self._fits(rows, form)
+        fits, varies = self._fits(rows, form)
         others: Integers = lines[~fits]
         if len(others):
             lines, rows = lines[fits], rows[fits]
         try:
-            iterations = self._column(rows, form.iteration, int)
-            columns = {name: self._column(rows, form.fields[name], float) for name in form.needed}
-            self._column(rows, form.total, int)
+            iterations = self._column(rows, varies, form.iteration, int)
+            columns = {name: self._column(rows, varies, form.fields[name], float) for name in form.needed}
+            totals = self._column(rows, varies, form.total, int)
         except (ValueError, OverflowError):
             # They look like numbers, and are none.
+            return others
+        if ((totals > 0) & (iterations > totals)).any():
+            # Some are no steps.
             return others
         self._forms.append(form)
         self._form_of[lines] = self._kinds.setdefault(form.kind, len(self._forms) - 1)
@@ -132,7 +168,11 @@ class Table:
         return others
 
     def neighbours(self, least: int) -> Iterator[tuple[int, int, Form]]:
-        """Yield where LEAST or more lines of a kind begin and end whose steps go up, and one's form."""
+        """Yield where lines of a kind begin and end whose steps go up, and one's form.
+
+        Args:
+            least: So many of them there must be in a row.
+        """
         np = self._np
         ends = (np.diff(self._form_of) != 0) | (np.diff(self._iterations) <= 0)
         borders = [0, *(np.flatnonzero(ends) + 1).tolist(), len(self._form_of)]
@@ -140,13 +180,21 @@ class Table:
             if last - first >= least and self._form_of[first] >= 0:
                 yield first, last, self._forms[self._form_of[first]]
 
-    def numbers(self, first: int, last: int, form: Form) -> tuple[array[int], dict[str, array[float]]]:
-        """Return the steps of lines, and the needed fields by name."""
-        values = {name: array("d", self._values[name][first:last].tobytes()) for name in form.needed}
-        return array("q", self._iterations[first:last].tobytes()), values
+    def numbers(
+        self, first: int, last: int, form: Form
+    ) -> tuple[array[int], dict[str, array[float]], dict[str, Range]]:
+        """Return the steps of lines, and the needed fields by name, with the range of each."""
+        columns = {name: self._values[name][first:last] for name in form.needed}
+        values = {name: array("d", column.tobytes()) for name, column in columns.items()}
+        with self._np.errstate(over="ignore", invalid="ignore"):
+            ranges = {
+                name: Range(float(column.sum()), float(column.min()), float(column.max()))
+                for name, column in columns.items()
+            }
+        return array("q", self._iterations[first:last].tobytes()), values, ranges
 
-    def _fits(self, rows: Bytes, form: Form) -> Flags:
-        """Return of each row whether it differs from the first one in nothing but numbers."""
+    def _fits(self, rows: Bytes, form: Form) -> tuple[Flags, Flags]:
+        """Return which rows differ from the first one in nothing but numbers, and where any row differs."""
         np = self._np
         # What may stand at each place instead of the first one's byte.
         may = np.zeros(rows.shape[1], np.uint8)
@@ -157,15 +205,26 @@ class Table:
             may[begin:end] = _DIGIT | _SPACE
         may[form.iteration[1] - 1] = _DIGIT
         differs = rows != rows[0]
-        places = np.flatnonzero(differs.any(axis=0))
+        varies: Flags = differs.any(axis=0)
+        places = np.flatnonzero(varies)
         fixed, free = places[may[places] == 0], places[may[places] > 0]
         # The first one itself may say ``nan`` where others have a number.
         is_number = ((_classes()[rows[:, free]] & may[free]) > 0) | ~differs[:, free]
-        fits: Flags = is_number.all(axis=1) & ~differs[:, fixed].any(axis=1)
-        return fits
+        fits: Flags = is_number.all(axis=1)
+        if len(fixed):
+            fits &= ~differs[:, fixed].any(axis=1)
+        return fits, varies
 
-    def _column(self, rows: Bytes, window: tuple[int, int], number: type[int] | type[float]) -> Any:
+    def _column(
+        self, rows: Bytes, varies: Flags, window: tuple[int, int], number: type[int] | type[float]
+    ) -> Any:
         """Return the numbers in a window of each row.
+
+        Args:
+            rows: The lines.
+            varies: At which places of them not all are the same.
+            window: Where the number is.
+            number: What it is.
 
         Raises:
             ValueError: Something there is no number.
@@ -173,10 +232,14 @@ class Table:
         """
         np = self._np
         begin, end = window
-        texts = np.ascontiguousarray(rows[:, begin:end]).view(f"S{end - begin}").ravel()
         kind = np.int64 if number is int else np.float64
-        if (texts == texts[0]).all():
-            return np.full(len(texts), number(texts[0]), kind)
+        places = np.flatnonzero(varies[begin:end])
+        if not len(places):
+            return np.full(len(rows), number(rows[0, begin:end].tobytes()), kind)
+        found = decimals(rows[:, begin:end], places.tolist())
+        if found is not None and (number is float or found.dtype == kind):
+            return found
+        texts = np.ascontiguousarray(rows[:, begin:end]).view(f"S{end - begin}").ravel()
         return np.fromiter(map(number, texts.tolist()), kind, len(texts))
 
 

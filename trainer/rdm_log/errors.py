@@ -23,6 +23,7 @@ _BEFORE = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = re.compile(r"^Exception ignored in")
+_CUT = Message("traceback", "error", re.compile(re.escape(_TRACEBACK)), "a traceback was cut off")
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def findings(lines: Iterable[str]) -> list[Finding]:
     found = Findings()
     for line in lines:
         found.add(line)
+    found.end()
     return found.found()
 
 
@@ -110,12 +112,15 @@ class Findings:
         # By rank, because their lines alternate: whether it is within a traceback, and whether that counts.
         self._within: dict[int | None, bool] = {}
         self._ignored: set[int | None] = set()
+        # What ended a traceback, where nothing is known of it, nor has its line ended.
+        self._cut: tuple[str, int | None] | None = None
 
     def add(self, line: str) -> None:
         """Take note of a line of standard error."""
         text, rank = without_prefix(line)
         if not text:
             return
+        self._cut = None
         if _IGNORED.match(text):
             self._ignored.add(rank)
             return
@@ -125,10 +130,21 @@ class Findings:
             return
         if rank in self._within and text[0] in " \t":
             return
+        is_last = self._within.get(rank, False)
         counts = self._within.pop(rank, True)
         message = _of(text)
+        if is_last and message is UNKNOWN and not line.endswith("\n"):
+            self._cut = text, rank
         if message.kind != "noise" and counts:
             self._note(message, text, rank)
+
+    def end(self) -> None:
+        """Take note that nothing comes any more: a traceback without its exception was cut off."""
+        if self._cut is not None:
+            self._note(_CUT, *self._cut)
+        for rank, counts in self._within.items():
+            if counts:
+                self._note(_CUT, _TRACEBACK, rank)
 
     def found(self) -> list[Finding]:
         """Return what has come so far, errors first, each kind of line once with its count."""

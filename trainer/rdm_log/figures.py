@@ -12,7 +12,12 @@ __all__ = ["Curve", "Largest", "Sample", "Series", "quantile"]
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which a SHARE of some ascending values lies, interpolated."""
+    """Return the value below which a share of some values lies, interpolated.
+
+    Args:
+        ordered: The values, ascending.
+        share: From 0 to 1.
+    """
     position = share * (len(ordered) - 1)
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
@@ -20,7 +25,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 class Sample:
-    """Values for quantiles: all of them, or beyond MOST every second, every fourth, and so on.
+    """Values for quantiles: all of them, or beyond ``most`` every second, every fourth, and so on.
 
     Of the hundreds of thousands that are kept, quantiles are those of all to far less than 1 %.
     """
@@ -69,9 +74,15 @@ class Largest:
         elif value > self._heap[0][0]:
             heapq.heapreplace(self._heap, (value, owner))
 
-    def extend(self, values: array[float], owners: array[int]) -> None:
-        """Take note of many values."""
-        if values and (len(self._heap) < self._most or max(values) > self._heap[0][0]):
+    def extend(self, values: array[float], owners: array[int], largest: float) -> None:
+        """Take note of many values.
+
+        Args:
+            values: The values.
+            owners: What each of them belongs to.
+            largest: None of them is above it.
+        """
+        if len(self._heap) < self._most or largest > self._heap[0][0]:
             for value, owner in zip(values, owners, strict=True):
                 self.add(value, owner)
 
@@ -81,7 +92,7 @@ class Largest:
 
 
 class Curve:
-    """Points of a curve, thinned evenly beyond twice MOST."""
+    """Points of a curve, thinned evenly beyond twice ``most``."""
 
     def __init__(self, most: int = 300) -> None:
         self._most = most
@@ -120,7 +131,7 @@ class Curve:
 
 
 class Series:
-    """A curve for the eye: beyond twice MOST points neighbours share one, with their mean and extremes.
+    """A curve for the eye: beyond twice ``most`` points neighbours share one, with their mean and extremes.
 
     Unlike ``Curve``, it loses no peak. Values that are not finite are left out.
     """
@@ -173,7 +184,14 @@ class Series:
 
     @staticmethod
     def _join(one: list[float], other: list[float], count: int, more: int) -> None:
-        """Take OTHER, of MORE values, into ONE, of COUNT."""
+        """Take the values of another point into one.
+
+        Args:
+            one: A point, ``[x, mean, least, most]``. It is changed.
+            other: Another one, behind it.
+            count: How many values share the one.
+            more: How many share the other.
+        """
         mean = one[1] + (other[1] - one[1]) * more / (count + more)
         one[:] = [other[0], mean, min(one[2], other[2]), max(one[3], other[3])]
 

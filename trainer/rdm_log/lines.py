@@ -22,6 +22,7 @@ __all__ = [
     "NEEDLES",
     "SECONDS",
     "SKIPPED",
+    "TIME",
     "Argument",
     "Checkpoint",
     "EngineStep",
@@ -49,7 +50,7 @@ COUNTED = (MILLISECONDS, SECONDS, SKIPPED, NAN, GRAD_NORM)
 
 
 class Step(NamedTuple):
-    """A training line: how step ITERATION was, and averages since the line before.
+    """A training line: how a step was, and averages since the line before.
 
     Attributes:
         iteration: The step, counted from 1.
@@ -108,7 +109,11 @@ class Milestone(NamedTuple):
 
 
 class Checkpoint(NamedTuple):
-    """That a checkpoint was written or read: KIND is ``saving``, ``saved`` or ``loaded``."""
+    """That a checkpoint was written or read.
+
+    Attributes:
+        kind: ``saving``, ``saved`` or ``loaded``.
+    """
 
     kind: str
     iteration: int
@@ -141,32 +146,35 @@ Record = Step | EngineStep | Evaluation | Memory | Milestone | Checkpoint | Time
 
 # Every line that says something has one of these; a line without any of them is never looked at. Each of them
 # is searched for in the whole log, so they are few: ``time`` stands in five kinds of lines, told apart from
-# others by what is behind it.
+# others by what is behind it; the heading of timers of all ranks is one of them.
+TIME = re.compile(rb"time(?:: | \(|s a)")
 NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
     b"iteration",
-    re.compile(rb"time(?:: | \(|s a)"),
+    TIME,
     b" ........",
     b"loss at the end",
     b", skipped=",
 )
 
-_STEP = re.compile(rb"iteration +(\d+)/ *(\d+|infinity) *\|")
+# A number with more digits is none that a training counts to.
+_STEP = re.compile(rb"iteration +(\d{1,15})/ *(\d{1,15}|infinity) *\|")
 _EVALUATION = re.compile(rb"loss at ([^|]{1,200}?) +\|([^\n]*)")
-_MEMORY = re.compile(rb"\[Rank (\d+)\] \(after (\d+) iterations\) memory \(MB\) *\|")
+_MEMORY = re.compile(rb"\[Rank (\d{1,9})\] \(after (\d{1,15}) iterations\) memory \(MB\) *\|")
 _MEMORY_FIELD = re.compile(rb" *([a-z][a-z ]{0,40}): *(\d+(?:\.\d*)?)(?![\d.])( *\|)?")
 _MILESTONE = re.compile(rb"\[([^\[\]]{1,120})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _CHECKPOINT = re.compile(
     rb"(?:successfully (?=saved|loaded)|\b(?=saving ))(sav(?:ed|ing)|loaded) checkpoint\b"
-    rb"[^\n]{0,4096}? (?:at|from) iteration +(\d+)(?!\d)"
+    rb"[^\n]{0,4096}? (?:at|from) iteration +(\d{1,15})(?!\d)"
 )
 _TIMES = re.compile(rb"time \(ms\) \|")
 _DOTTED = re.compile(rb"(?:^|:) {2,}([A-Za-z][\w/-]{0,60}) \.{2,}( ?[^\n]+)$")
 _MIN_MAX = re.compile(rb": \((\d+(?:\.\d*)?), (\d+(?:\.\d*)?)\)")
 _MAX = re.compile(rb": (\d+(?:\.\d*)?)$")
 _PIPELINE = re.compile(
-    rb"steps: (\d+) loss: (\S+) iter time \(s\): (\d+(?:\.\d*)?) samples/sec: (\d+(?:\.\d*)?)(?![\d.])(\s?)"
+    rb"steps: (\d{1,15}) loss: (\S+) iter time \(s\): (\d+(?:\.\d*)?) "
+    rb"samples/sec: (\d+(?:\.\d*)?)(?![\d.])(\s?)"
 )
-_ENGINE = re.compile(rb"step=(\d+), skipped=(\d+), lr=\[([^\],]*)")
+_ENGINE = re.compile(rb"step=(\d{1,15}), skipped=(\d+), lr=\[([^\],]*)")
 _TIME = re.compile(rb"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?\]?")
 _TAG = re.compile(rb"(\[[^\[\]\s]{1,60}\](?:<\w+>)?:?|[^\s:\[\]]{1,253}:)(?=\s|$)")
 
@@ -267,7 +275,7 @@ def _fields(text: bytes) -> dict[str, float]:
 
 
 def _steps(line: bytes, match: re.Match[bytes]) -> Iterator[Step]:
-    """Yield the training lines in a line, of which MATCH is the first one's beginning."""
+    """Yield the training lines in a line, where the first one's beginning is known."""
     before = 0
     following: re.Match[bytes] | None = match
     while following is not None:
@@ -283,7 +291,10 @@ def _steps(line: bytes, match: re.Match[bytes]) -> Iterator[Step]:
             values[MILLISECONDS] = values.pop(SECONDS) * 1000.0
         iteration, total = match.groups()
         tag, time = prefix(line[before:start]) if start - before > 1 else ("", "")
-        yield Step(int(iteration), 0 if total == b"infinity" else int(total), values, tag, time)
+        number, whole = int(iteration), 0 if total == b"infinity" else int(total)
+        # What is beyond the end is no step, but somebody's garbage.
+        if number <= (whole or number):
+            yield Step(number, whole, values, tag, time)
         before = end + len(text)
 
 

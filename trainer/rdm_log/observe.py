@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import functools
+import glob
 import itertools
 import json
 import re
@@ -15,18 +18,34 @@ from typing import Any
 from rdm_log import rank_timers
 from rdm_log.errors import Finding, findings
 from rdm_log.heads import ARGUMENT_OF, head, info_of, info_of_job, vocabulary_of
+from rdm_log.parallel import of_each
 from rdm_log.scan import pieces
-from rdm_log.signs import Device, Sample, Sign, of_node
-from rdm_log.summary import NothingToRead, log_files, summarise
+from rdm_log.signs import WINDOW_S, Device, Sample, Sign, of_node
+from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
 from rdm_log.tails import tail, text_lines
-from rdm_log.verdict import Observed
+from rdm_log.verdict import Observed, Verdict
 
-__all__ = ["observe"]
+__all__ = ["ENDED", "STREAM", "merged", "node_of_log", "observe", "of_json", "read_json", "to_json"]
+
+ENDED = ("finished", "failed", "stopped")
+"""The launcher's words for a job that is over."""
+STREAM = ".gpu.jsonl"
+"""What the machine-readable records of a node end in."""
+_SILENT_S = 86400.0
+"""Logs that nobody has written to for so long are of a job that is over, however it ended."""
+_LIVE_S = 300.0
+"""A state that is older than this is nobody's word on a job that runs."""
+_PLAIN = (
+    *("state", "reason", "asked", "told", "gpu_processes", "seconds_since_step", "vocabulary"),
+    "silent_since",
+)
+"""What is known of a job and is plain data already."""
 
 _HEADS = 8
 """The heads of so many logs are read in any case: the first process', which says most, is among them."""
-_MOST_LINES = 1_000_000
-"""So many lines of a node's errors are looked through."""
+_ERROR_LINES = 1_000_000
+_LEAST_LINES = 1000
+"""So many lines of errors are looked through, of all nodes together, but of each node so many."""
 _SETTING = re.compile(
     r"""^(?:export +)?([A-Z][A-Z0-9_]*)=["']?([^"'#\s$`]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
@@ -37,56 +56,157 @@ _MB = 1024 * 1024
 """What gpustat calls so."""
 _DEVICES = 16
 _SAMPLES = 120
-_MOST_BYTES = 4 * 1024 * 1024
-"""So many of the last moments of a node are looked at, in so many bytes."""
+_MOST_BYTES = 256 * 1024
+"""So many of the last moments of a node are looked at, in so many bytes…"""
+_EACH = 20
+_EVERY = 4
+"""… and of those before the last so many each of so many: a thousand nodes have a hundred thousand."""
 
 
-def observe(directory: Path, *, state: str = "", conf: Path | None = None, now: float) -> Observed:
+def observe(
+    path: Path,
+    *,
+    now: float,
+    node: str = "",
+    state: str = "",
+    conf: Path | None = None,
+    runs: Sequence[Mapping[str, Any]] | None = None,
+) -> Observed:
     """Return what the logs of a job tell.
 
     Args:
-        directory: A job's, or one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``.
-        state: The launcher's or scheduler's word, where it is known.
-        conf: What was asked for, as ``KEY=VALUE`` lines; values that a shell would compute are left out.
+        path: A job's directory, one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``, or one log.
         now: Seconds since 1970.
+        node: Only its files; by default all nodes'.
+        state: The launcher's or scheduler's word, where it is known; by default that in the job's directory.
+        conf: What was asked for, as ``KEY=VALUE`` lines; values that a shell would compute are left out.
+        runs: What the logs tell of runs, where they have been read already.
 
     Raises:
-        NothingToRead: The directory has no logs, or CONF cannot be read.
+        NothingToRead: There are no logs, or what was asked for cannot be read.
     """
-    outputs = log_files(directory)
-    try:
-        runs: Sequence[dict[str, Any]] = summarise(outputs).runs
-    except NothingToRead:
-        runs = ()
-    folder = outputs[0].parent
-    changed = max(output.stat().st_mtime for output in outputs)
+    outputs = [file for file in log_files(path) if not node or node_of_log(file) == node]
+    if runs is None:
+        runs = summarise(outputs, needs_steps=False).runs
+    whole = path.is_dir()
+    folder = outputs[0].parent if outputs else path / "logs"
+    kept = read_json(path / "state.json") if whole and not state else {}
+    word = state or str(kept.get("state", ""))
+    watched = _watched(kept, path / "state.json", now)
+    changed = max((file.stat().st_mtime for file in outputs), default=None)
+    waited = max(0.0, now - changed) if changed is not None and word not in ENDED else None
+    is_silent = waited is not None and waited > _SILENT_S and not state
     logs = pieces(outputs)
     heads = [_head_of(log) for log in logs[:_HEADS]]
     info = info_of_job([one.info for one in heads])
-    arguments = runs[-1]["arguments"] if runs else {}
+    run = next((run for run in reversed(runs) if run["lines"]), None)
+    told = {**info, **(run["arguments"] if run else {})}
+
+    def of_nodes(ending: str) -> list[Path]:
+        return sorted(folder.glob(f"{glob.escape(node) or '*'}{ending}")) if whole else []
+
     return Observed(
-        state=state,
+        state=word,
+        reason=str(kept.get("reason", "")),
         runs=runs,
-        findings=[one for file in sorted(folder.glob("*.err")) for one in _findings(file)],
+        findings=_all_findings(of_nodes(".err")),
         # What a script says that it runs is asked of the program that it starts.
         asked={
             **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
             **(_settings(conf) if conf else {}),
         },
-        told={"": {**info, **arguments}},
-        gpu_processes=_processes(sorted(folder.glob("*.gpu"))),
-        seconds_since_step=max(0.0, now - changed) if runs else None,
+        told={node: told} if told else {},
+        gpu_processes=_processes(of_nodes(".gpu")),
+        seconds_since_step=None if is_silent or run is None else waited,
+        # It may save or evaluate, and most programs do not say it.
+        tells_phases=False,
         vocabulary=next((one.vocabulary for one in heads if one.vocabulary is not None), None),
         signs=[
-            *(_slow(runs[-1], {**info, **arguments}, heads, logs) if runs else ()),
-            *(one for file in sorted(folder.glob("*.gpu.jsonl")) for one in _signs(file)),
+            *(_slow(run, told, heads, logs) if run else ()),
+            *(_left_out(folder) if whole and not node else ()),
+            # Those who watch it have looked at the same, and of what has ended nobody asks.
+            *(() if watched or word in ENDED else itertools.chain(*of_each(_signs, of_nodes(STREAM)))),
         ],
+        silent_since=_minute(changed) if is_silent and changed is not None else "",
+        watched=watched,
     )
+
+
+def merged(parts: Sequence[Observed]) -> Observed:
+    """Return what is known of a job whose nodes each told of their own files; its runs are left out."""
+    # The master's state is the whole job's: it has a reason and a final word.
+    stated = max(parts, key=lambda one: (bool(one.watched), bool(one.reason), bool(one.state)))
+    waited = [one.seconds_since_step for one in parts if one.seconds_since_step is not None]
+    silent = [one.silent_since for one in parts]
+    return Observed(
+        state=stated.state,
+        reason=stated.reason,
+        tells_phases=False,
+        findings=[finding for one in parts for finding in one.findings],
+        asked={key: value for one in parts for key, value in one.asked.items()},
+        told={node: told for one in parts for node, told in one.told.items()},
+        gpu_processes={node: count for one in parts for node, count in one.gpu_processes.items()},
+        seconds_since_step=min(waited, default=None),
+        vocabulary=next((one.vocabulary for one in parts if one.vocabulary is not None), None),
+        signs=[sign for one in parts for sign in one.signs],
+        # One node may be quiet for days while the job goes on.
+        silent_since=max(silent) if all(silent) else "",
+        watched=stated.watched,
+    )
+
+
+def to_json(seen: Observed) -> dict[str, Any]:
+    """Return what logs tell as plain data, without the runs."""
+    return {
+        **{key: getattr(seen, key) for key in _PLAIN},
+        "findings": [one.to_json() for one in seen.findings],
+        "signs": [one.to_json() for one in seen.signs],
+        "watched": seen.watched and seen.watched.to_json(),
+    }
+
+
+def of_json(data: Mapping[str, Any]) -> Observed:
+    """Return what ``to_json`` made plain data of."""
+    return Observed(
+        **{key: data[key] for key in _PLAIN},
+        tells_phases=False,
+        findings=[Finding.of(one) for one in data["findings"]],
+        signs=[Sign.of(one) for one in data["signs"]],
+        watched=Verdict.of(data["watched"] or {}),
+    )
+
+
+def node_of_log(file: Path) -> str:
+    """Return the node that wrote a log: ``n1`` of ``n1.out`` and ``n1.out.2``."""
+    return file.name.partition(".out")[0]
+
+
+def _minute(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "minutes")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return what a file of a job's directory has; nothing where it is absent or being written."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _watched(state: Mapping[str, Any], file: Path, now: float) -> Verdict | None:
+    """Return the verdict in a job's state, unless who wrote it is gone while the job went on."""
+    verdict = state.get("verdict")
+    if not isinstance(verdict, dict):
+        return None
+    if state.get("state") not in ENDED and now - file.stat().st_mtime > _LIVE_S:
+        return None
+    return Verdict.of(verdict)
 
 
 @dataclass(frozen=True)
 class _Head:
-    """What a NODE's log says at its head."""
+    """What a node's log says at its head."""
 
     node: str
     info: Mapping[str, str] = field(default_factory=dict)
@@ -108,7 +228,8 @@ def _slow(
     """Return the ranks that compute longer than their peers, where the timers of all are told.
 
     Args:
-        run, told: The run, and what it says of itself.
+        run: The run.
+        told: What it says of itself.
         heads: Of the first logs.
         logs: All, each in its pieces.
     """
@@ -127,23 +248,42 @@ def _slow(
     return rank_timers.slow(compute, *layout, nodes)
 
 
-def _findings(file: Path) -> list[Finding]:
-    """Return what is wrong in the errors of a node, ``NODE.err``."""
-    lines = itertools.islice(text_lines(file), _MOST_LINES)
-    return [replace(one, node=file.stem) for one in findings(lines)]
+def _all_findings(files: Sequence[Path]) -> list[Finding]:
+    """Return what is wrong by files of errors, of each of which as many lines are read as of the others."""
+    share = max(_LEAST_LINES, _ERROR_LINES // max(1, len(files)))
+    return list(itertools.chain(*of_each(functools.partial(_findings, share), files)))
+
+
+def _findings(share: int, file: Path) -> list[Finding]:
+    """Return what is wrong in the errors of a node, ``NODE.err``; nothing of a file that cannot be read."""
+    try:
+        found = findings(itertools.islice(text_lines(file), share))
+    except OSError:
+        return []
+    return [replace(one, node=file.stem) for one in found]
 
 
 def _signs(file: Path) -> list[Sign]:
     """Return what is wrong with a node, from the end of what its agent measured, ``NODE.gpu.jsonl``."""
     samples = []
-    for line in tail(file, _SAMPLES, most=_MOST_BYTES):
+    lines = tail(file, _SAMPLES, most=_MOST_BYTES)
+    for line in (*lines[:-_EACH:_EVERY], *lines[-_EACH:]):
         # The first of the last bytes may be in the middle of a line, and the last line may have been cut.
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             sample = Sample.of(json.loads(line))
             gpus = tuple(one for one in sample.devices if not one.name.endswith(_PROCESSORS))
             samples.append(replace(sample, devices=gpus))
-    node = file.name.removesuffix(".gpu.jsonl")
+    if samples:
+        samples = [one for one in samples if one.time >= samples[-1].time - WINDOW_S]
+    node = file.name.removesuffix(STREAM)
     return of_node(node, samples, ranks=sorted(samples[-1].ranks) if samples else ())
+
+
+def _left_out(folder: Path) -> list[Sign]:
+    """Return that some of the logs cannot be read: what they would tell is missing."""
+    found = unreadable_logs(folder)
+    shown = f"{'; '.join(found[:_HEADS])}{f' and {len(found) - _HEADS} more' * (len(found) > _HEADS)}"
+    return [Sign("files", f"Not all logs were read: {shown}.", is_note=True)] if found else []
 
 
 def _settings(conf: Path) -> dict[str, str]:

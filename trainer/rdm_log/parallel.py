@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import threading
 from collections import deque
@@ -18,9 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from rdm_log.bulk import PROBE, Many, is_dense
+from rdm_log.bulk import PROBE, Many, Steps, is_dense
 from rdm_log.columns import has_numpy
-from rdm_log.lines import Record
+from rdm_log.lines import Record, Step
+from rdm_log.rank_lines import are_rank_lines
+from rdm_log.runs import RECENT
 from rdm_log.scan import BLOCK, END, TIMERS, RankTimers, read, records_together
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ PART = 16 * BLOCK
 """Bytes that a process reads at a time. With those that wait to be noted it says how much memory is used."""
 REACH = 4 * BLOCK
 """The heading of timers is looked for in so many bytes behind the place where a part could begin."""
+_GLANCE = 64 * 1024
+"""In so many where there were none lately."""
 _TABLES = 4 * PART
 """From so many bytes on numpy is worth its loading, where there is one and training lines are dense."""
 _PROBES = 16
@@ -47,7 +52,7 @@ _Found = tuple[list[Record | Many], RankTimers]
 
 
 def _workers(work: int) -> int:
-    """Return how many processes share so many pieces of WORK; less than 2 when it is this one alone."""
+    """Return how many processes share so many pieces of work; less than 2 when it is this one alone."""
     # A process that has threads cannot be copied safely.
     return min(_MOST, len(os.sched_getaffinity(0)), work) if threading.active_count() == 1 else 1
 
@@ -76,7 +81,7 @@ def of_each(read_one: Callable[[_One], _Told], items: Sequence[_One]) -> list[_T
 
 
 class _Part(NamedTuple):
-    """Bytes of a log, from BEGIN to END; IS_SURE when no timers from before go on in it."""
+    """Bytes of a log, from one position to another; sure when no timers from before go on in it."""
 
     begin: int
     end: int
@@ -104,7 +109,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
     told = functools.partial(_told, tuple(paths), every, tables)
     waiting: deque[tuple[_Part, Future[_Found]]] = deque()
     timers = RankTimers()
-    parts = _parts(paths, PART, REACH)
+    parts = _Parts(paths, PART, REACH)
     begin = 0
     try:
         with _processes(workers) as pool:
@@ -122,6 +127,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                 else:
                     found, timers = future.result()
                     yield from found
+                parts.has_timers |= timers.are_open
                 begin = part.end
     except BrokenProcessPool:
         # One was killed, perhaps for want of memory: this one alone takes less.
@@ -130,31 +136,70 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
 
 
 def _is_dense(paths: Sequence[Path], size: int) -> bool:
-    """Return whether somewhere in a log of SIZE bytes, by a few looks, training lines are dense."""
+    """Return whether somewhere in a log, by a few looks, training lines or ranks' times are dense."""
     looks = (next(read(paths, PROBE, begin=place), b"") for place in range(0, size, max(1, size // _PROBES)))
-    return any(map(is_dense, looks))
+    return any(is_dense(look) or are_rank_lines(look) for look in looks)
 
 
-def _told(paths: Sequence[Path], every: bool, tables: bool, part: _Part) -> _Found:
+def _told(paths: tuple[Path, ...], every: bool, tables: bool, part: _Part) -> _Found:
+    """Return what a part of a log says.
+
+    Lines are most of the bytes. They are left out of steps that are sure to go on with their run, and have
+    no figure that is no number: those ``Run.add_steps`` takes. They cannot be read again later, when the log
+    may have been rotated.
+    """
     timers = RankTimers()
+    # The run is at this step or before it; None: that is not known.
+    last: int | None = None
     blocks = read(paths, begin=part.begin, end=part.end)
-    return list(records_together(blocks, every=every, tables=tables, timers=timers)), timers
+    found: list[Record | Many] = []
+    for one in records_together(blocks, every=every, tables=tables, timers=timers):
+        if isinstance(one, Steps):
+            begin, end = one.iterations[0], one.iterations[-1]
+            go_on = last is not None and begin > last
+            if len(one.iterations) > RECENT:
+                # More than can repeat others: the run is at the last one.
+                last = end
+            elif last is not None:
+                last = max(last, end)
+            if go_on and all(math.isfinite(of.total) for of in one.ranges.values()):
+                one = one.ends(RECENT)
+        elif isinstance(one, Step) and last is not None:
+            last = max(last, one.iteration)
+        found.append(one)
+    return found, timers
 
 
-def _parts(paths: Sequence[Path], size: int, reach: int) -> Iterator[_Part]:
-    """Yield the parts of a log, of about SIZE bytes."""
-    begin, is_sure = 0, True
-    while (border := _border(paths, begin + size, reach)) is not None:
-        yield _Part(begin, border[0], is_sure)
-        begin, is_sure = border
-    # What is written meanwhile is read, too.
-    yield _Part(begin, END, is_sure)
+class _Parts(Iterator[_Part]):
+    """The parts of a log, each of about so many bytes.
+
+    Attributes:
+        has_timers: Whether to look far for headings: where there are none, that reads a quarter of the log.
+    """
+
+    def __init__(self, paths: Sequence[Path], size: int, reach: int) -> None:
+        self._paths, self._size, self._reach = paths, size, reach
+        self._next: tuple[int, bool] | None = (0, True)
+        self.has_timers = True
+
+    def __next__(self) -> _Part:
+        """Return the next one."""
+        if self._next is None:
+            raise StopIteration
+        begin, is_sure = self._next
+        reach = self._reach if self.has_timers else min(self._reach, _GLANCE)
+        self._next = _border(self._paths, begin + self._size, reach)
+        if self._next is None:
+            # What is written meanwhile is read, too.
+            return _Part(begin, END, is_sure)
+        self.has_timers = self._next[1]
+        return _Part(begin, self._next[0], is_sure)
 
 
 def _border(paths: Sequence[Path], position: int, reach: int) -> tuple[int, bool] | None:
     """Return where a line begins behind a position, and whether that is a heading of timers."""
     seen = b""
-    for data in read(paths, begin=position):
+    for data in read(paths, min(BLOCK, reach), begin=position):
         seen += data
         heading = seen.find(TIMERS)
         newline = max(seen.rfind(b"\n", 0, heading), seen.rfind(b"\r", 0, heading)) if heading > 0 else -1

@@ -146,7 +146,7 @@ def limit_of(times: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A rank that takes so many TIMES as long as what it is compared with, in words."""
+    """A rank that takes so many times as long as what it is compared with, in words."""
 
     rank: RankPace
     times: float

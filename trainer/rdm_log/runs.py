@@ -9,6 +9,7 @@ than the one that writes of starts.
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -35,13 +36,13 @@ from rdm_log.lines import (
     loss_name,
 )
 
-__all__ = ["OUTLIERS", "Loss", "Run", "TimerFigures", "followed", "merged", "runs"]
+__all__ = ["OUTLIERS", "RECENT", "Loss", "Run", "TimerFigures", "followed", "merged", "runs"]
 
 OUTLIERS = 20
 """So many of the slowest steps are remembered."""
 RECENT_TIMES = 10
 """So many of the last times are remembered in their order."""
-_RECENT = 8
+RECENT = 8
 """Lines of other ranks that say the same come at most so many lines later."""
 _SAME_TIME = 0.01
 """By so much may the time of a step differ between two ranks that both write it."""
@@ -77,13 +78,19 @@ class Loss:
             self.lowest, self.lowest_at = value, iteration
         self.curve.add(iteration, value)
 
-    def extend(self, iterations: array[int], name: str, values: array[float]) -> None:
-        """Take note of finite losses of many steps."""
+    def extend(self, iterations: array[int], name: str, values: array[float], lowest: float) -> None:
+        """Take note of losses of many steps.
+
+        Args:
+            iterations: The steps.
+            name: What the loss is called.
+            values: The loss at each of the steps; all are finite.
+            lowest: The lowest of the values.
+        """
         self.name = self.name or name
         if self.first is None:
             self.first = values[0]
         self.last = values[-1]
-        lowest = min(values)
         if self.lowest is None or lowest < self.lowest:
             self.lowest, self.lowest_at = lowest, iterations[values.index(lowest)]
         self.curve.extend(iterations, values)
@@ -91,12 +98,16 @@ class Loss:
 
 @dataclass
 class TimerFigures:
-    """A timer over a run. Times are in milliseconds; RANKS has (sum, count) by rank, where ranks are told."""
+    """A timer over a run. Times are in milliseconds."""
 
     count: int = 0
     total: float = 0.0
     longest: float = 0.0
-    ranks: dict[int, tuple[float, int]] = field(default_factory=dict)
+    _ranks: dict[int, tuple[float, int]] = field(default_factory=dict)
+    # Of ranks that come again and again in the same order: the sum of each, and how often they came.
+    _order: array[int] = field(default_factory=lambda: array("q"))
+    _sums: list[float] = field(default_factory=list)
+    _rounds: int = 0
 
     def add(self, timer: Timer) -> None:
         """Take note of a time."""
@@ -105,17 +116,33 @@ class TimerFigures:
         self.longest = max(self.longest, timer.milliseconds)
         if timer.rank is not None:
             total, count = self.ranks.get(timer.rank, (0.0, 0))
-            self.ranks[timer.rank] = (total + timer.milliseconds, count + 1)
+            self._ranks[timer.rank] = (total + timer.milliseconds, count + 1)
 
     def extend(self, times: RankTimes) -> None:
         """Take note of the times of many ranks."""
         self.count += len(times.ranks)
         self.total += sum(times.milliseconds)
         self.longest = max(self.longest, max(times.milliseconds))
-        known = self.ranks
-        for rank, milliseconds in zip(times.ranks, times.milliseconds, strict=True):
-            total, count = known.get(rank, (0.0, 0))
-            known[rank] = (total + milliseconds, count + 1)
+        if times.ranks != self._order or not self._rounds:
+            known = self.ranks
+            if len({*times.ranks}) < len(times.ranks):
+                for rank, milliseconds in zip(times.ranks, times.milliseconds, strict=True):
+                    total, count = known.get(rank, (0.0, 0))
+                    known[rank] = (total + milliseconds, count + 1)
+                return
+            self._order = times.ranks
+            self._sums = [known.get(rank, (0.0, 0))[0] for rank in times.ranks]
+        self._sums = list(map(operator.add, self._sums, times.milliseconds))
+        self._rounds += 1
+
+    @property
+    def ranks(self) -> dict[int, tuple[float, int]]:
+        """(sum, count) by rank, where ranks are told."""
+        if self._rounds:
+            for rank, total in zip(self._order, self._sums, strict=True):
+                self._ranks[rank] = (total, self._ranks.get(rank, (0.0, 0))[1] + self._rounds)
+            self._rounds = 0
+        return self._ranks
 
     @property
     def mean(self) -> float:
@@ -208,7 +235,7 @@ class Run:
         if step.time:
             self._add_time(step.time)
         self._recent[iteration] = step
-        if len(self._recent) > _RECENT:
+        if len(self._recent) > RECENT:
             del self._recent[next(iter(self._recent))]
         self._note(iteration, values)
 
@@ -223,7 +250,8 @@ class Run:
         if self.lines and iterations[0] <= self.last_iteration:
             return False
         counted = {key: steps.values[key] for key in (*COUNTED, name) if key in steps.values}
-        if not all(math.isfinite(sum(column)) for column in counted.values()):
+        ranges = {key: steps.ranges[key] for key in counted}
+        if not all(math.isfinite(one.total) for one in ranges.values()):
             return False
         if self.lines == 0:
             self.first_iteration, self.first_values = iterations[0], steps.first().values
@@ -236,17 +264,18 @@ class Run:
             for key, column in steps.values.items():
                 self.series.setdefault(key, Series()).extend(iterations, column)
         if name:
-            self.loss.extend(iterations, name, counted[name])
+            self.loss.extend(iterations, name, counted[name], ranges[name].least)
         if times := counted.get(MILLISECONDS):
             if self.first_milliseconds is None:
                 self.first_milliseconds, times, iterations = times[0], times[1:], iterations[1:]
             self.times.extend(times)
-            self.recent_times.extend(times)
-            self.slowest.extend(times, iterations)
+            self.recent_times.extend(times[-RECENT_TIMES:])
+            self.slowest.extend(times, iterations, ranges[MILLISECONDS].most)
         for key in _SUMS:
-            self.sums[key] += sum(counted.get(key, ()))
-        if norms := counted.get(GRAD_NORM):
-            highest = max(norms)
+            if key in ranges:
+                self.sums[key] += ranges[key].total
+        if GRAD_NORM in ranges:
+            highest = ranges[GRAD_NORM].most
             if self.highest_grad_norm is None or highest > self.highest_grad_norm:
                 self.highest_grad_norm = highest
         return True
@@ -254,7 +283,7 @@ class Run:
     def settle(self) -> None:
         """Read the last lines of those that were added together: few of the others are asked for by line."""
         if self._unread is not None:
-            last, self._unread = self._unread.last(_RECENT), None
+            last, self._unread = self._unread.last(RECENT), None
             self.last_values = last[-1].values
             self.train_iterations = last[-1].train_iterations or self.train_iterations
             self._recent = {step.iteration: step for step in last}
@@ -346,7 +375,7 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
     """Return the runs that one log tells of, in its order.
 
     Args:
-        records: What it says. Of steps together there must be every field when SERIES are kept.
+        records: What it says. Of steps together there must be every field when ``series`` are kept.
         file: Its name, for whoever reads the runs.
         series: Keep how every field went, for pictures.
     """
@@ -369,7 +398,7 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
 
 
 def followed(run: Run, record: Record) -> Run:
-    """Take note of the record that comes next in a log; return the run that it is of: RUN, or a new one."""
+    """Take note of the record that comes next in a log; return the run that it is of, this or a new one."""
     run.settle()
     if _begins_anew(run, record):
         run = Run(run.file, times=Sample(run.times.most), series=None if run.series is None else {})

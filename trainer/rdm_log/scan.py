@@ -12,11 +12,13 @@ import itertools
 import os
 import re
 import sys
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rdm_log.bulk import Many, RankTimes, together
-from rdm_log.lines import NEEDLES, Record, parse
+from rdm_log.lines import NEEDLES, TIME, Record, parse
+from rdm_log.rank_lines import RankLines, TimerLines
 
 __all__ = [
     "BLOCK",
@@ -37,6 +39,8 @@ END = sys.maxsize
 """Behind the last byte of any file."""
 _LONGEST = 8 * BLOCK
 """A line may have as many bytes. One that has more is read in parts."""
+_TABLE = 16 * 1024
+"""From so many bytes on lines of timers are cut out all at once."""
 _GAP = 64 * 1024
 """Bytes that others may have written between two lines of the timers of all ranks."""
 
@@ -119,7 +123,8 @@ def records_together(
 
     Args:
         blocks: As for ``records``.
-        every, tables: As for ``together``.
+        every: As for ``together``.
+        tables: As for ``together``.
         timers: Those that go on from the bytes before.
     """
     timers = timers or RankTimers()
@@ -127,15 +132,19 @@ def records_together(
         position = 0
         for begin, end, steps in together(lines, every=every, tables=tables):
             if position < begin:
-                yield from _of(lines[position:begin], timers, whole=True)
+                yield from _of(lines[position:begin], timers, whole=True, tables=tables)
             timers.pass_by(end - begin)
             yield steps
             position = end
-        yield from _of(lines[position:] if position else lines, timers, whole=whole)
+        yield from _of(lines[position:] if position else lines, timers, whole=whole, tables=tables)
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-    """Yield lines without colours, and whether the last one has its newline."""
+    """Yield lines without colours.
+
+    Yields:
+        The lines, and whether the last one has its newline.
+    """
     rest = b""
     for block in blocks:
         data = rest + block if rest else block
@@ -153,29 +162,36 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
         yield _COLOURS.sub(b"", rest) if b"\x1b" in rest else rest, False
 
 
-def _of(data: bytes, timers: RankTimers, *, whole: bool) -> Iterator[Record | RankTimes]:
-    """Yield what some lines say. Only of the last can the newline be missing, when they are not WHOLE."""
+def _of(
+    data: bytes, timers: RankTimers, *, whole: bool, tables: bool = False
+) -> Iterator[Record | RankTimes]:
+    """Yield what some lines say. Only of the last can the newline be missing, when they are not whole."""
     if timers.are_open:
         data = b"\n" + data
     lines: dict[int, int] = {}
+    headers: list[int] = []
     for needle in NEEDLES:
         position = _next(needle, data, 0)
         while position >= 0:
             end = data.find(b"\n", position)
             if end < 0:
                 end = len(data)
-            lines[data.rfind(b"\n", 0, position) + 1] = end
+            start = data.rfind(b"\n", 0, position) + 1
+            lines[start] = end
+            if needle is TIME and TIMERS in data[start:end]:
+                headers.append(start)
             position = _next(needle, data, end)
     starts = sorted(lines)
-    headers = [start for start in starts if TIMERS in data[start : lines[start]]] if TIMERS in data else []
+    many = (timers.are_open or headers) and tables and len(data) >= _TABLE
+    table = RankLines(data) if many else None
     ends = iter([*headers, len(data)])
-    yield from timers.go_on(data, 0, next(ends))
+    yield from timers.go_on(data, 0, next(ends), table)
     for start in starts:
         end = lines[start]
         line = data[start:end]
         if headers and TIMERS in line:
             timers.begin(line)
-            yield from timers.go_on(data, end, next(ends))
+            yield from timers.go_on(data, end, next(ends), table)
         yield from parse(line, whole=whole or end < len(data))
 
 
@@ -194,13 +210,15 @@ class RankTimers:
     """
 
     def __init__(self) -> None:
+        self._tag = b""
         self._pattern: re.Pattern[bytes] | None = None
         self._name = ""
         self._silence = 0
 
     def begin(self, header: bytes) -> None:
         """Take note of the line above them. What a launcher puts before it stands before each of them."""
-        self._pattern = _rank_timer(header[: header.index(TIMERS)].rstrip())
+        self._tag = header[: header.index(TIMERS)].rstrip()
+        self._pattern = _rank_timer(self._tag)
         self._name = ""
         self._silence = 0
 
@@ -209,31 +227,83 @@ class RankTimers:
         """The lines that come may be theirs."""
         return self._pattern is not None
 
-    def go_on(self, data: bytes, position: int, end: int) -> Iterator[RankTimes]:
-        """Yield the timers between two positions, until other lines come. At POSITION is a newline."""
+    def go_on(
+        self, data: bytes, position: int, end: int, table: RankLines | None = None
+    ) -> Iterator[RankTimes]:
+        """Yield the timers between two positions, until other lines come.
+
+        Args:
+            data: Lines.
+            position: Where to begin, at a newline.
+            end: Where to end.
+            table: The lines that look like timers, where they were cut out all at once.
+        """
         if self._pattern is None:
             return
         last = position - self._silence
-        times = RankTimes(self._name, [], [])
-        for match in self._pattern.finditer(data, position, end):
-            if match.start() - last > _GAP:
-                self._pattern = None
-                break
-            last = match.end()
-            rank, milliseconds, name = match.groups()
-            if name:
-                if times.ranks:
-                    yield times
-                self._name = name.decode("utf-8", "replace")
-                times = RankTimes(self._name, [], [])
-            elif self._name:
-                times.ranks.append(int(rank))
-                times.milliseconds.append(float(milliseconds))
-        if times.ranks:
-            yield times
+        lines = table.of(self._tag, self._pattern) if table else None
+        own = lines.between(position, end) if lines else None
+        if own is not None and len(own.ends) and own.widest(last) <= _GAP:
+            yield from self._times_of(own)
+            self._silence = 0
+            self.pass_by(end - int(own.ends[-1]) - 1)
+            return
+        found: list[tuple[bytes, bytes, bytes]] = []
+        if self._is_dense(data, position, end):
+            found = self._pattern.findall(data, position, end)
+            last = self._last(data, position, end, last)
+        else:
+            for match in self._pattern.finditer(data, position, end):
+                if match.start() - last > _GAP:
+                    self._pattern = None
+                    break
+                last = match.end()
+                rank, milliseconds, name = match.groups(b"")
+                found.append((rank, milliseconds, name))
+        yield from self._times(found)
         # The newline at the end is the one at the beginning of what comes next.
         self._silence = 0
         self.pass_by(end - last - 1)
+
+    def _is_dense(self, data: bytes, position: int, end: int) -> bool:
+        """Return whether the timers' lines are so near to each other that no gap has to be looked for."""
+        assert self._pattern is not None
+        half = _GAP // 2
+        return self._silence < half and all(
+            self._pattern.search(data, begin, begin + half) for begin in range(position, end - half, half)
+        )
+
+    def _last(self, data: bytes, position: int, end: int, default: int) -> int:
+        """Return where the last of the timers' lines ends."""
+        assert self._pattern is not None
+        for reach in (_GAP // 16, end - position):
+            begin = max(position, end - reach)
+            if ends := [match.end() for match in self._pattern.finditer(data, begin, end)]:
+                return ends[-1]
+        return default
+
+    def _times(self, found: Sequence[tuple[bytes, bytes, bytes]]) -> Iterator[RankTimes]:
+        """Yield times by name, of lines that have a rank and its time, or a name."""
+        begin = 0
+        names = [place for place, (_, _, name) in enumerate(found) if name]
+        for place in (*names, len(found)):
+            if self._name and place > begin:
+                ranks, times, _ = zip(*found[begin:place], strict=True)
+                yield RankTimes(self._name, _numbers(ranks), array("d", map(float, times)))
+            if place < len(found):
+                self._name = found[place][2].decode("utf-8", "replace")
+            begin = place + 1
+
+    def _times_of(self, lines: TimerLines) -> Iterator[RankTimes]:
+        """Yield times by name, of lines that were cut out all at once."""
+        begin = 0
+        for place, name in (*zip(lines.places.tolist(), lines.names, strict=True), (len(lines.ends), b"")):
+            if self._name and place > begin:
+                ranks, times = lines.times(begin, place)
+                yield RankTimes(self._name, _ranks(ranks), times)
+            if name:
+                self._name = name.decode("utf-8", "replace")
+            begin = place + 1
 
     def pass_by(self, size: int) -> None:
         """Take note of so many bytes without timers."""
@@ -242,8 +312,23 @@ class RankTimers:
             self._pattern = None
 
 
+@functools.lru_cache(maxsize=8)
+def _numbers(texts: tuple[bytes, ...]) -> array[int]:
+    """Return numbers of ranks. Nobody changes it: most timers have the same."""
+    return array("q", map(int, texts))
+
+
+@functools.lru_cache(maxsize=1024)
+def _ranks(numbers: bytes) -> array[int]:
+    """Return numbers of ranks as an array, as ``_numbers`` does."""
+    return array("q", numbers)
+
+
 @functools.lru_cache(maxsize=256)
 def _rank_timer(tag: bytes) -> re.Pattern[bytes]:
+    # Lines that begin with one space, and are many, are moments.
     return re.compile(
-        rb"\n" + re.escape(tag) + rb" +(?:rank +(\d+): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}+):)[ \t]*+(?=\n)"
+        rb"\n"
+        + re.escape(tag)
+        + rb" {2,}+(?:rank +(\d{1,9}): +(\d+\.?\d*)|([A-Za-z][\w ./-]{0,80}+):)[ \t]*+(?=\n)"
     )

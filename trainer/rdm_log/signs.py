@@ -152,7 +152,7 @@ class Sample:
         memory_used: Bytes in use that cannot be taken back, of the container or the host.
         memory_limit: Bytes there are.
         killed: Processes that the kernel has killed for want of memory.
-        ranks: Bytes resident, by rank.
+        ranks: Bytes resident, by rank, with those of processes that it started.
         segments: TCP segments sent.
         resent: TCP segments sent again.
         interfaces: Packets with errors, by interface or port.
@@ -161,7 +161,7 @@ class Sample:
         quota: How many their cgroup may use, where it has a limit.
         periods: In which its use was counted.
         throttled: Of these, in which it wanted more than it may use.
-        cpu_s: CPU seconds, by rank.
+        cpu_s: CPU seconds, by rank, likewise.
     """
 
     time: float

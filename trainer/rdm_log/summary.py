@@ -14,7 +14,7 @@ from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
 from rdm_log.scan import pieces
 
-__all__ = ["NothingToRead", "Summary", "log_files", "plain", "summarise"]
+__all__ = ["NothingToRead", "Summary", "log_files", "plain", "summarise", "unreadable_logs"]
 
 _OUTLIER = 1.5
 """A step is an outlier when it took so many times the median."""
@@ -64,6 +64,15 @@ def log_files(path: Path) -> list[Path]:
     names = sorted(one.name for one in path.iterdir())
     there = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
     raise NothingToRead(f"{path} has no .out files: {there}.")
+
+
+def unreadable_logs(folder: Path) -> list[str]:
+    """Return which ``.out`` names of a directory no log can be read from, and why, a clause each."""
+    return [
+        f"{one.name} is a directory" if one.is_dir() else f"{one.name} is a link to nothing"
+        for one in sorted(folder.glob("*.out"))
+        if one.is_dir() or not one.exists()
+    ]
 
 
 def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool = True) -> Summary:

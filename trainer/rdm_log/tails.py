@@ -16,9 +16,15 @@ __all__ = ["count_lines", "tail", "text_lines"]
 
 
 def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> list[str]:
-    """Return the last LINES lines of a log, of its last MOST bytes and beyond byte SINCE.
+    """Return the last lines of a log.
 
     Of a log that was rotated a moment ago they are in its newest piece.
+
+    Args:
+        path: The log.
+        lines: How many.
+        most: Only of so many bytes at its end.
+        since: Only of what is beyond this byte.
     """
     text = b""
     for file in reversed(with_pieces(path)[-2:]):

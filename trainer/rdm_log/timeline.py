@@ -66,9 +66,11 @@ _TIMER_KINDS = (
 
 
 class Span(NamedTuple):
-    """Something that a rank did from BEGIN to END, both in microseconds on a clock that all ranks share.
+    """Something that a rank did.
 
     Attributes:
+        begin: In microseconds, on a clock that all ranks share.
+        end: Likewise.
         kind: One of ``KINDS``.
         name: What exactly, in the words of the program.
         step: In which step; 0 where that is not known.
@@ -193,7 +195,7 @@ def read_timers(file: Path) -> Timeline:
 
 
 def _heading(log: int, end: int) -> int:
-    """Return where the last heading of timers begins in the bytes before END; -1 when there is none."""
+    """Return where the last heading of timers begins in the bytes up to here; -1 when there is none."""
     while end >= len(TIMERS):
         begin = max(0, end - BLOCK)
         position = os.pread(log, end - begin, begin).rfind(TIMERS)
@@ -229,7 +231,7 @@ def _told(timeline: Timeline) -> tuple[int, int]:
 
 
 def _timers(lines: Iterable[bytes], tag: bytes) -> Timeline:
-    """Return what timers tell, from their heading on until other lines come. Each line begins with TAG."""
+    """Return what timers tell, from their heading until other lines come. Each line begins with the tag."""
     found = Timeline(source="timers")
     name, rank, begins, silence = "", -1, list[float](), 0
     for whole in lines:

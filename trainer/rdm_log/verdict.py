@@ -8,6 +8,7 @@ warnings; another configuration than was asked for) and what the steps themselve
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ EXIT_CODES: dict[Word, int] = {
 _FINISHED = {"finished", "completed"}
 _STOPPED = {"stopped", "cancelled"}
 _FAILED = {"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline", "preempted"}
+_ENDED = _FINISHED | _STOPPED | _FAILED
 _WAITING = {"queued", "starting", "restarting", "pending", "configuring", "requeued"}
 _PAUSES = {"saving", "loading", "evaluating"}
 
@@ -88,6 +90,8 @@ class Observed:
         vocabulary: Entries of the vocabulary, padded.
         signs: What nodes have measured, and ranks compared.
         holding: Ranks that the others wait for at this moment.
+        silent_since: When its logs were written last, if that was long ago and nobody says that it runs.
+        watched: The verdict of those who watch it, or watched it to its end: they know more than its logs.
     """
 
     state: str = ""
@@ -108,11 +112,21 @@ class Observed:
     vocabulary: int | None = None
     signs: Sequence[Sign] = ()
     holding: Sequence[RankPace] = ()
+    silent_since: str = ""
+    watched: Verdict | None = None
 
     @property
     def run(self) -> Mapping[str, Any] | None:
         """The newest run that has steps."""
         return next((run for run in reversed(self.runs) if run["lines"]), None)
+
+    @property
+    def tells_nothing(self) -> bool:
+        """There may be files, but nothing of a training is in them, and nobody says that it runs."""
+        known = (self.state, self.reason, self.watched, self.told, self.gpu_processes, self.runs)
+        if any(known) or any(not one.is_note for one in self.signs):
+            return False
+        return self.vocabulary is None and not any(_errors(self.findings))
 
 
 @dataclass(frozen=True)
@@ -124,12 +138,14 @@ class Verdict:
         reason: Why, in one sentence.
         evidence: All that speaks for it, a sentence each; the first one is the reason.
         culprits: Which nodes and ranks it names, with what each is named for.
+        since: When its word became this one, in seconds since 1970; None where only logs are there.
     """
 
     word: Word
     reason: str
     evidence: tuple[str, ...] = ()
     culprits: tuple[Sign, ...] = ()
+    since: float | None = None
 
     @property
     def exit_code(self) -> int:
@@ -138,15 +154,23 @@ class Verdict:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Verdict | None:
-        """Return the verdict that ``to_json`` made plain data of; None of anything else."""
+        """Return the verdict that ``to_json`` made plain data of; None of anything else.
+
+        What its culprits are named for stands in the evidence.
+        """
         word, reason = data.get("verdict"), data.get("reason")
         if word not in EXIT_CODES or not isinstance(reason, str):
             return None
-        return cls(word, reason, tuple(map(str, data.get("evidence") or ())))
+        culprits = tuple(
+            Sign(str(one.get("kind") or ""), "", str(one.get("node") or ""), one.get("rank"))
+            for one in data.get("culprits") or ()
+        )
+        return cls(word, reason, tuple(map(str, data.get("evidence") or ())), culprits, data.get("since"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data."""
+        """Return it as plain data, with ``since`` where it is known."""
         return {
+            **({} if self.since is None else {"since": self.since}),
             "verdict": self.word,
             "exit_code": self.exit_code,
             "reason": self.reason,
@@ -157,7 +181,28 @@ class Verdict:
 
 def judge(seen: Observed) -> Verdict:
     """Return how a job is, from what is known of it."""
-    state = seen.state.lower().split()[0].rstrip("+") if seen.state.strip() else ""
+    if seen.silent_since:
+        # What was on its GPUs when it was measured last says nothing of a job that runs.
+        seen = dataclasses.replace(seen, gpu_processes={}, seconds_since_step=None)
+    found = _judged(seen)
+    if (known := seen.watched) is not None:
+        if _state(seen) not in _ENDED or known.word != found.word:
+            return known
+        # Why it ended, and then what its logs tell of that.
+        return dataclasses.replace(known, evidence=tuple(dict.fromkeys(known.evidence + found.evidence)))
+    if seen.silent_since and found.word in ("healthy", "starting", "suspect"):
+        last = f"end at iteration {seen.run['last_iteration']}" if seen.run else "have no step"
+        text = f"Its logs {last}, were written last at {seen.silent_since}, and do not say why."
+        return dataclasses.replace(found, word="suspect", reason=text, evidence=(text, *found.evidence))
+    return found
+
+
+def _state(seen: Observed) -> str:
+    return seen.state.lower().split()[0].rstrip("+") if seen.state.strip() else ""
+
+
+def _judged(seen: Observed) -> Verdict:
+    state = _state(seen)
     errors = list(_errors(seen.findings))
     run = seen.run
     if state in _FAILED or (not state and errors and not _is_done(run)):

@@ -21,7 +21,7 @@ class Wanted:
         rank: The rank whose number stands before them, as ``[rank3]:`` or ``3: ``; None for any line.
 
     Raises:
-        re.error: GREP is none.
+        re.error: What is to be found is none.
     """
 
     def __init__(self, grep: str = "", rank: int | None = None) -> None:
@@ -44,7 +44,13 @@ class Wanted:
         return text if self.is_all else "".join(one for one in text.splitlines(keepends=True) if one in self)
 
     def last(self, path: Path, lines: int, *, most: int) -> list[str]:
-        """Return the last LINES wanted lines of a log, MOST characters of them, in bounded memory."""
+        """Return the last wanted lines of a log, in bounded memory.
+
+        Args:
+            path: The log.
+            lines: How many.
+            most: So many characters of them.
+        """
         found: deque[str] = deque()
         size = 0
         try:

@@ -285,8 +285,20 @@ def curve(
     positive: bool = False,
     ticks: str | None = None,
 ) -> Plot | None:
-    """Return the plot of a field over the steps; None without data, or if it is to be VARYING or POSITIVE and
-    nowhere is: without an accelerator there is no TFLOP/s."""
+    """Return the plot of a field over the steps, or None.
+
+    Args:
+        jobs: Whose curves are in it.
+        id_: The plot's, in the page.
+        title: Above it.
+        choose: Which values of a run are drawn.
+        note: Below the title.
+        controls: What the reader can choose.
+        band: With the extremes about the mean.
+        varying: None when no value differs from another.
+        positive: None when no value is above 0: without an accelerator there is no TFLOP/s.
+        ticks: How the values are written.
+    """
     data: list[dict[str, Any]] = []
     unit, values = "", set()
     for number, job in enumerate(jobs):

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["COLUMNS", "MEASURES", "STREAM", "history", "node_of"]
+from rdm_log.observe import STREAM
+
+__all__ = ["COLUMNS", "MEASURES", "history", "node_of"]
 
 COLUMNS = 200
 """At most so many moments are told of a node."""
-STREAM = ".gpu.jsonl"
-"""What the machine-readable records of a node end in."""
 MEASURES: Mapping[str, tuple[str, str, bool]] = {
     "utilisation": ("Utilisation", "%", False),
     "temperature": ("Temperature", "°C", True),

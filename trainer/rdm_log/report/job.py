@@ -7,30 +7,27 @@ Each node of a job may have only its own logs: what they give is put together wi
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import glob
-import itertools
-import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rdm_log.errors import Finding, findings
+from rdm_log.observe import STREAM, node_of_log, observe, of_json, read_json, to_json
+from rdm_log.observe import merged as joined_observations
 from rdm_log.parallel import of_each
 from rdm_log.report import configuration as settings
-from rdm_log.report.devices import COLUMNS, STREAM, history, node_of
+from rdm_log.report.devices import COLUMNS, history, node_of
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
-from rdm_log.tails import text_lines
 from rdm_log.timeline import Span, Timeline, read_timers, read_traces, shares, trace_files
 from rdm_log.verdict import Observed, Verdict, judge
 
 __all__ = ["PARTS", "Job", "collect", "merged"]
 
-VERSION = 1
+VERSION = 2
 _MARK = "rdm_report"
 PARTS = "*.report.json"
 """Files with what a node told, as `rdm-trainer job report` prints it."""
@@ -39,15 +36,10 @@ _GPU_MOMENTS = 100_000
 """So many moments are told of the GPUs of all nodes together."""
 _LEAST_MOMENTS = 50
 """But of each node so many."""
-_ERROR_LINES = 1_000_000
-"""So many lines of errors are looked through, of all nodes together."""
+_NAMED = 8
+"""So many nodes are named in a sentence."""
 _ROWS = 64
 """So many ranks have a row in the timeline."""
-_ENDED = ("finished", "failed", "stopped")
-_SILENT_S = 86400.0
-"""Logs that nobody has written to for so long are of a job that is over, however it ended."""
-_LIVE_S = 300.0
-"""A state that is older than this is nobody's word on a job that runs."""
 _NETWORK = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
 """What is known of the network, and what is in it when it has something to say."""
 
@@ -59,12 +51,9 @@ class Job:
     Attributes:
         name: What people call it.
         source: Where it was read.
-        state: The launcher's word; empty when only logs are there.
-        reason: Why it ended, in the launcher's words.
         failures: What ended it or made it restart: ``node``, ``rank``, ``reason``.
         runs: Its runs, as ``Summary.runs`` has them, with their series.
         restarts: How often it began anew.
-        findings: What is wrong on its standard error.
         devices: By node, what ``devices.history`` tells.
         configuration: Flat, without secrets.
         nodes: ``name``, ``address`` and ``slots`` of each, by rank.
@@ -72,20 +61,16 @@ class Job:
         rdma: What it measured between them over RDMA.
         plan: The addresses of the cluster's nodes, as `rdm-provision up --json` planned them.
         timeline: What its ranks did when; see ``_timeline``.
-        seconds_since_step: Since its last line, for a job that has not ended.
-        silent_since: When its logs were written last, if that was long ago and nothing says that it ended.
-        told: The verdict of those who watch it, or watched it to its end: ``Verdict.to_json``.
+        seen: What is known of it beside its runs, for the verdict.
         notes: What the reader should know of the reading.
+        missing: The nodes that could not be asked: what they wrote is in nothing of it.
     """
 
     name: str
     source: str = ""
-    state: str = ""
-    reason: str = ""
     failures: tuple[Mapping[str, Any], ...] = ()
     runs: tuple[Mapping[str, Any], ...] = ()
     restarts: int = 0
-    findings: tuple[Mapping[str, Any], ...] = ()
     devices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     configuration: Mapping[str, str] = field(default_factory=dict)
     nodes: tuple[Mapping[str, Any], ...] = ()
@@ -93,15 +78,15 @@ class Job:
     rdma: Mapping[str, Any] | None = None
     plan: Mapping[str, Any] | None = None
     timeline: Mapping[str, Any] | None = None
-    seconds_since_step: float | None = None
-    silent_since: str = ""
-    told: Mapping[str, Any] | None = None
+    seen: Observed = field(default_factory=Observed)
     notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""
         # Not ``asdict``, which would copy a hundred thousand points.
         own = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        own["seen"] = to_json(self.seen)
         return {_MARK: VERSION, **{key: list(v) if isinstance(v, tuple) else v for key, v in own.items()}}
 
     @classmethod
@@ -111,7 +96,7 @@ class Job:
         given: dict[str, Any] = {
             key: tuple(v) if isinstance(v, list) else v for key, v in data.items() if key in known
         }
-        return cls(**given)
+        return cls(**{**given, "seen": of_json(given["seen"])})
 
     @property
     def run(self) -> Mapping[str, Any] | None:
@@ -119,26 +104,12 @@ class Job:
         return next((run for run in reversed(self.runs) if run["lines"]), None)
 
     def verdict(self) -> Verdict:
-        """Return how it is, or how it ended: who watched it knows more than its logs."""
-        found = judge(
-            Observed(
-                state=self.state,
-                reason=self.reason,
-                runs=self.runs,
-                findings=[Finding(**{**one, "ranks": tuple(one["ranks"])}) for one in self.findings],
-                seconds_since_step=self.seconds_since_step,
-            )
-        )
-        if (known := Verdict.of(self.told or {})) is not None:
-            if self.state not in _ENDED or known.word != found.word:
-                return known
-            # Why it ended, and then what its logs tell of that.
-            return dataclasses.replace(known, evidence=tuple(dict.fromkeys(known.evidence + found.evidence)))
-        if self.silent_since and found.word in ("healthy", "starting", "suspect"):
-            last = f"end at iteration {self.run['last_iteration']}" if self.run else "have no step"
-            text = f"Its logs {last}, were written last at {self.silent_since}, and do not say why."
-            return Verdict("suspect", text, (text, *found.evidence))
-        return found
+        """Return how it is, or how it ended."""
+        found = judge(dataclasses.replace(self.seen, runs=self.runs))
+        if not self.missing:
+            return found
+        first, *others = found.evidence or (found.reason,)
+        return dataclasses.replace(found, evidence=(first, _without(self.missing), *others))
 
 
 def collect(path: Path, *, name: str = "", node: str = "") -> Job:
@@ -158,47 +129,39 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
         known = {
             key: getattr(whole_job, key) or told for key, told in _network(path / "network.json").items()
         }
-        return dataclasses.replace(whole_job, name=name or path.resolve().name, source="", **known)
-    outputs = [file for file in log_files(path) if not node or _node_of(file) == node]
+        missing = tuple(map(str, read_json(path / "missing.json").get("nodes") or ()))
+        return dataclasses.replace(
+            whole_job, name=name or path.resolve().name, source="", missing=missing, **known
+        )
+    outputs = [file for file in log_files(path) if not node or node_of_log(file) == node]
     folder = outputs[0].parent if outputs else path / "logs"
     whole = path.is_dir()
     summary = summarise(outputs, series=True, needs_steps=not whole)
     told = list(summary.runs)
-    errors = sorted(folder.glob(f"{glob.escape(node) or '*'}.err")) if whole else []
-    state = _json(path / "state.json") if whole else {}
+    state = read_json(path / "state.json") if whole else {}
     devices = _devices(folder, node) if whole else {}
     timeline = _timeline(path if whole else None, outputs, told, node)
-    if not (devices or timeline or state or any(run["lines"] for run in told)):
+    seen = observe(path, now=time.time(), node=node, runs=told)
+    if seen.tells_nothing and not (devices or timeline or state):
         summarise(outputs)  # says what is missing
     written = settings.read(path / "resolved.yaml") if whole else {}
     arguments = next((dict(run["arguments"]) for run in reversed(told) if run["arguments"]), {})
-    request = _json(path / "job.json") if whole else {}
-    changed = max((file.stat().st_mtime for file in outputs), default=None)
-    is_open = state.get("state") not in _ENDED and changed is not None
-    waited = max(0.0, time.time() - changed) if changed is not None and is_open else None
-    since = ""
-    if waited is not None and changed is not None and waited > _SILENT_S:
-        since, waited = datetime.datetime.fromtimestamp(changed).isoformat(" ", "minutes"), None
+    request = read_json(path / "job.json") if whole else {}
     for run in told:
         # They are in the configuration, without their secrets.
         run["arguments"] = {}
     return Job(
         name=name or (path.resolve().name if whole else path.name),
         source=str(path),
-        state=str(state.get("state", "")),
-        reason=str(state.get("reason", "")),
         failures=tuple(state.get("failures") or ()),
         runs=tuple(told),
         restarts=max(summary.restarts, int(state.get("restarts") or 0)),
-        findings=_findings(errors),
         devices=devices,
         configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
         nodes=tuple(request.get("nodes") or ()),
         **(_network(path / "network.json") if whole else {}),
         timeline=timeline,
-        seconds_since_step=waited,
-        silent_since=since,
-        told=_live(state, path / "state.json"),
+        seen=dataclasses.replace(seen, runs=()),
         notes=tuple(_notes(devices)),
     )
 
@@ -217,85 +180,45 @@ def merged(parts: Sequence[Job]) -> Job:
             run["memory_mib"] = {**other["memory_mib"], **run["memory_mib"]}
             run["milestones"] = {**other["milestones"], **run["milestones"]}
             run["checkpoints"] = run["checkpoints"] or other["checkpoints"]
-    # The master's state is the whole job's: it has the failures and a final word.
-    stated = max(parts, key=lambda job: (bool(job.failures), bool(job.reason), bool(job.state)))
-    silent = [part.silent_since for part in parts]
-    waited = [part.seconds_since_step for part in parts if part.seconds_since_step is not None]
     return dataclasses.replace(
         first,
-        state=stated.state,
-        reason=stated.reason,
-        failures=stated.failures,
+        failures=max((part.failures for part in parts), key=len),
         runs=tuple(runs),
         restarts=max(part.restarts for part in parts),
-        findings=tuple(_joined(itertools.chain.from_iterable(part.findings for part in parts))),
         devices={name: told for part in parts for name, told in part.devices.items()},
         configuration=next((part.configuration for part in parts if part.configuration), {}),
         nodes=next((part.nodes for part in parts if part.nodes), ()),
         fabric=next((part.fabric for part in parts if part.fabric), None),
         rdma=next((part.rdma for part in parts if part.rdma), None),
         plan=next((part.plan for part in parts if part.plan), None),
-        # One node may be quiet for days while the job goes on.
-        silent_since=max(silent) if all(silent) else "",
-        told=next((part.told for part in parts if part.told), None),
         timeline=_joined_timeline([part.timeline for part in parts if part.timeline]),
-        seconds_since_step=min(waited) if waited else None,
+        seen=joined_observations([part.seen for part in parts]),
         notes=tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
 
 
-def _joined(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return findings in which lines that mean the same are one."""
-    by_name: dict[str, dict[str, Any]] = {}
-    for one in found:
-        known = by_name.setdefault(one["name"], {**one, "count": 0, "ranks": []})
-        known["count"] += one["count"]
-        known["ranks"] = sorted({*known["ranks"], *one["ranks"]})
-    return sorted(by_name.values(), key=lambda one: bool(one["kind"] != "error"))
+def _without(missing: Sequence[str]) -> str:
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    names = ", ".join(missing[:_NAMED])
+    whose = "its" if len(missing) == 1 else "their"
+    return f"{names}{more} could not be asked: {whose} logs are not in this."
 
 
 def _kept(path: Path) -> Job:
-    found = _json(path)
+    found = read_json(path)
     found = found.get("report") or found
     if found.get(_MARK) != VERSION:
         raise NothingToRead(f"{path} is not what `rdm-trainer job report` of this version prints.")
     return Job.of(found)
 
 
-def _node_of(file: Path) -> str:
-    """Return the node that wrote a log: ``n1`` of ``n1.out`` and ``n1.out.2``."""
-    return file.name.partition(".out")[0]
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _network(path: Path) -> dict[str, Any]:
     """Return what is known of the nodes' network, as `rdm-provision verify --json` prints it; else None."""
-    told = _json(path)
+    told = read_json(path)
     return {
         key: one if isinstance(one := told.get(key), dict) and isinstance(one.get(word), dict) else None
         for key, word in _NETWORK.items()
     }
-
-
-def _findings(files: Sequence[Path]) -> tuple[dict[str, Any], ...]:
-    """Return what is wrong by files of errors, of each of which as many lines are read as of the others."""
-    share = max(1000, _ERROR_LINES // max(1, len(files)))
-    told = of_each(functools.partial(_wrong, share), files)
-    return tuple(_joined(itertools.chain.from_iterable(told)))
-
-
-def _wrong(share: int, path: Path) -> list[dict[str, Any]]:
-    try:
-        return [one.to_json() for one in findings(itertools.islice(text_lines(path), share))]
-    except OSError:
-        return []
 
 
 def _devices(folder: Path, node: str) -> dict[str, dict[str, Any]]:
@@ -312,16 +235,6 @@ def _devices(folder: Path, node: str) -> dict[str, dict[str, Any]]:
 
 def _history(columns: int, files: Sequence[Path]) -> dict[str, Any]:
     return next(filter(None, (history(file, columns) for file in files)), {})
-
-
-def _live(state: Mapping[str, Any], file: Path) -> dict[str, Any] | None:
-    """Return the verdict in a job's state, unless who wrote it is gone while the job went on."""
-    verdict = state.get("verdict")
-    if not isinstance(verdict, dict):
-        return None
-    if state.get("state") not in _ENDED and time.time() - file.stat().st_mtime > _LIVE_S:
-        return None
-    return verdict
 
 
 def _notes(devices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

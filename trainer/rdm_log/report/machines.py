@@ -214,7 +214,7 @@ def bandwidth(job: Job, number: int, which: str) -> Plot | None:
 def _between(
     name: str, title: str, nodes: Sequence[str], values: Mapping[str, Mapping[str, float]], unit: str
 ) -> Plot | None:
-    """Return a matrix of VALUES from node to node."""
+    """Return a matrix of values from node to node."""
     data = {
         "type": "heatmap",
         "x": nodes,

@@ -8,9 +8,11 @@ import importlib.resources
 import itertools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rdm_log.errors import Finding
 from rdm_log.report.configuration import differences
 from rdm_log.report.curves import MFU, TFLOPS, TGS, token_rate
 from rdm_log.report.drawing import DASHES, JOB_COLOURS
@@ -155,12 +157,22 @@ def _events(job: Job) -> Iterator[tuple[str, str]]:
     if saved:
         number = f"{len(saved)} checkpoints, the last" if len(saved) > 1 else "Checkpoint"
         yield "good", f"{number} at step {saved[-1]:,}."
-    for one in job.findings:
-        if one["kind"] == "warning":
-            many = f", {one['count']:,} times" if one["count"] > 1 else ""
-            yield "calm", f"{one['cause'][:1].upper()}{one['cause'][1:]}{many}: {one['line'][:160]}"
+    yield from _warnings(job.seen.findings)
     for note in job.notes:
         yield "calm", note
+
+
+def _warnings(found: Sequence[Finding]) -> Iterator[tuple[str, str]]:
+    """Yield each kind of warning once, with how often all nodes wrote it."""
+    first: dict[str, Finding] = {}
+    counts: Counter[str] = Counter()
+    for one in found:
+        if one.kind == "warning":
+            first.setdefault(one.name, one)
+            counts[one.name] += one.count
+    for name, one in first.items():
+        many = f", {counts[name]:,} times" if counts[name] > 1 else ""
+        yield "calm", f"{one.cause[:1].upper()}{one.cause[1:]}{many}: {one.line[:160]}"
 
 
 def _figures(job: Job) -> Iterator[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import os
+import pickle
 import random
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 
 from rdm_log import bulk, parallel, scan
 from rdm_log.bulk import Many, RankTimes, Steps
-from rdm_log.lines import Record, Timer
+from rdm_log.lines import Record, Step, Timer
 from rdm_log.runs import runs
+from rdm_log.scan import RankTimers
 from rdm_log.summary import plain
 
 FIELDS: dict[str, tuple[str, float]] = {
@@ -42,6 +44,8 @@ ODD = (
     "  successfully saved checkpoint at iteration      50 to /checkpoints/gpt\n",
     "[after megatron is initialized] datetime: 2023-06-14 16:08:12 \n",
     "a word\n\n",
+    "\x1b[32ma green word\x1b[0m\n",
+    "50 %|#####     |\r 60 %|######    |\r\n",
     " iteration        3/infinity | consumed samples:           24 | lm loss: 2.0E+00 |\n",
     " iteration 7/ 9 | a: 1 | iteration 8/ 9 | a: 2 |\n",
     " iteration       30/      50 | lm loss: 1.0E+00 |",
@@ -240,14 +244,79 @@ def test_several_processes_read_what_one_does(
         return scan.read(paths, block, begin=begin, end=end)
 
     monkeypatch.setattr(parallel, "read", read)
-    assert len(list(parallel._parts(names, 10_000, reach))) > 5
-    found = one_by_one(parallel.records_of(names, every=True))
+    assert len(list(parallel._Parts(names, 10_000, reach))) > 5
+    found = list(parallel.records_of(names, every=True))
     assert processes == [2]
     known = list(scan.records([data]))
-    for kind in {type(one) for one in known}:
-        assert [repr(one) for one in found if type(one) is kind] == [
+    others = one_by_one(one for one in found if not isinstance(one, Steps))
+    for kind in {type(one) for one in known} - {Step}:
+        assert [repr(one) for one in others if type(one) is kind] == [
             repr(o) for o in known if type(o) is kind
         ]
+    left = (one for one in known if isinstance(one, Step))
+    for one in found:
+        if isinstance(one, Step):
+            assert repr(one) == repr(next(left))
+        elif isinstance(one, Steps):
+            lines = list(itertools.islice(left, len(one.iterations)))
+            assert list(one.iterations) == [line.iteration for line in lines]
+            assert list(map(repr, [one.first(), *one.last(8)])) == list(map(repr, [lines[0], *lines[-8:]]))
+            for key, column in one.values.items():
+                assert list(map(repr, column)) == [repr(line.values[key]) for line in lines]
+    assert next(left, None) is None
+    told = runs(parallel.records_of(names, every=True), series=True)
+    alone = runs(scan.records([data]), series=True)
+    assert [_about(plain(run)) for run in told] == [_about(plain(run)) for run in alone]
+
+
+def test_steps_are_handed_over_without_their_lines(tmp_path: Path) -> None:
+    """They are most of the bytes, and nobody asks for them but of steps that begin a run or are odd."""
+    line = " iteration {:8d}/ 9999 | time: {:200d} | lm loss: {} | grad norm: {:.3f} |\n"
+    path = tmp_path / "n1.out"
+    losses = [f"{9 / n:.6E}" if n < 21_000 else "nan" for n in range(1, 22_000)]
+    path.write_text("".join(line.format(n % 9999 + 1, n, loss, 1) for n, loss in enumerate(losses)))
+    told, _ = parallel._told((path,), False, True, parallel._Part(0, scan.END, True))
+    assert len(pickle.dumps(told)) < path.stat().st_size / 2
+    steps = [one for one in told if isinstance(one, Steps)]
+    goes_on = [later.iterations[0] > one.iterations[-1] for one, later in itertools.pairwise(steps)]
+    is_number = [math.isfinite(one.ranges["lm loss"].total) for one in steps]
+    assert goes_on.count(False) == 2
+    assert not all(is_number)
+    assert [one.is_whole for one in steps] == [
+        True,
+        *(not (a and b) for a, b in zip(goes_on, is_number[1:], strict=True)),
+    ]
+    assert all(one.data.count(b"\n") == 9 for one in steps if not one.is_whole)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_log_that_is_rotated_or_cut_after_it_was_read_gives_what_was_read(
+    tmp_path: Path, seed: int
+) -> None:
+    """The processes have read all before this one asks for a line."""
+    data = log(seed, groups=30)
+    path, moved = tmp_path / "n1.out", tmp_path / "n1.out.1"
+    parts = list(parallel._Parts([_written(path, data)], 10_000, 10**6))
+    timers = RankTimers()
+    read: list[Record | Many] = []
+    for part in parts:
+        if timers.are_open and not part.is_sure:
+            blocks = scan.read([path], begin=part.begin, end=part.end)
+            read += scan.records_together(blocks, every=True, tables=True, timers=timers)
+        else:
+            found, timers = pickle.loads(pickle.dumps(parallel._told((path,), True, True, part)))
+            read += found
+    assert not all(one.is_whole for one in read if isinstance(one, Steps))
+    path.rename(moved)
+    _written(path, b"a word of another program\n" * 99)
+    moved.write_bytes(b"")
+    alone = runs(scan.records([data]), series=True)
+    assert [_about(plain(run)) for run in runs(read, series=True)] == [_about(plain(run)) for run in alone]
+
+
+def _written(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
 
 
 def test_numpy_is_loaded_for_long_logs_of_dense_lines_alone(
@@ -301,7 +370,7 @@ def test_many_files_are_read_by_several_processes_or_by_one_when_another_is_kill
 def test_parts_are_the_whole_log(tmp_path: Path) -> None:
     path = tmp_path / "n1.out"
     path.write_bytes(log(1))
-    parts = list(parallel._parts([path], 5000, 1000))
+    parts = list(parallel._Parts([path], 5000, 1000))
     assert (
         b"".join(b"".join(scan.read([path], 999, begin=p.begin, end=p.end)) for p in parts)
         == path.read_bytes()
@@ -309,7 +378,7 @@ def test_parts_are_the_whole_log(tmp_path: Path) -> None:
     assert all(later.begin == earlier.end for earlier, later in itertools.pairwise(parts))
 
 
-def test_a_step_beyond_any_number_is_no_error() -> None:
+def test_what_is_beyond_any_number_is_no_step_and_no_error() -> None:
     data = (" iteration %s/ 9 | lm loss: 1.0 |\n" % ("9" * 30) * 20).encode()
-    assert len(one_by_one(scan.records_together([data], every=True))) == 20
+    assert one_by_one(scan.records_together([data], every=True)) == []
     assert bulk._steps(data, every=True) is None

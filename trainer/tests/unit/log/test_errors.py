@@ -57,6 +57,27 @@ def test_what_python_ignores_while_a_process_ends_is_no_error() -> None:
     assert findings(lines) == []
 
 
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        ("RuntimeErr", "RuntimeErr"),
+        ("", "Traceback (most recent call last)"),
+        ("    loss.backw", "Traceback (most recent call last)"),
+    ],
+)
+def test_a_traceback_that_was_cut_off_is_an_error(end: str, line: str) -> None:
+    head = ["Traceback (most recent call last):\n", '  File "/opt/train.py", line 3, in <module>\n']
+    (found,) = findings(["  warnings.warn(\n", *head, end])
+    assert (found.name, found.kind, found.cause) == ("traceback", "error", "a traceback was cut off")
+    assert (found.line, found.ranks) == (line, ())
+    # A rank's, while others go on.
+    (found,) = findings([f"[rank3]: {one}" for one in head] + ["[rank1]: on it goes\n"])
+    assert (found.name, found.ranks) == ("traceback", (3,))
+    assert findings(["Exception ignored in: <x>\n", *head, end]) == []
+    assert findings([*head, "an.own.Fault\n"]) == []
+    assert [one.name for one in findings([*head, "RuntimeError"])] == ["exception"]
+
+
 def test_errors_come_first_and_lines_that_mean_the_same_once() -> None:
     lines = [
         "a.py:1: UserWarning: x",

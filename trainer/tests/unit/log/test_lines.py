@@ -91,7 +91,8 @@ SIZES = st.sampled_from(["allocated", "max allocated", "reserved", "max reserved
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[str, Step]:
     values = draw(st.dictionaries(NAMES, NUMBERS, min_size=1))
-    number, total = draw(st.integers(1, 10**8)), draw(st.integers(1, 10**8))
+    total = draw(st.integers(1, 10**8))
+    number = draw(st.integers(1, total))
     tag = draw(TAGS)
     time = draw(st.sampled_from(["", "2025-03-04 05:06:07"])) if not tag else ""
     before = f"{tag}: " if tag else f" [{time}]" if time else ""

@@ -43,7 +43,7 @@ def other(number: int) -> str:
 
 
 def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
-    """Return the bytes that a reader of a log of SIZE bytes had at most."""
+    """Return the bytes that a reader of a log of this size had at most."""
     number = 0
     with path.open("w") as file:
         while file.tell() < size:

@@ -329,3 +329,71 @@ def test_what_agents_have_measured_is_judged_without_them(tmp_path: Path) -> Non
     processors = Device(0, "16 CPU cores", used=98, total=100)
     stream.write_text(json.dumps(replace(told[0], devices=(processors,)).to_json()))
     assert judge(observe(tmp_path, state="RUNNING", now=now)).word == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        (b"", "n1.out is empty."),
+        (bytes(range(256)) * 64, "n1.out has no line ` iteration N/M |` of a training: found 16,384 bytes."),
+    ],
+)
+def test_what_has_nothing_of_a_training_has_neither_a_verdict_nor_a_page(
+    written: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "n1.out").write_bytes(written)
+    (tmp_path / "n1.err").write_bytes(written)
+
+    def said(*arguments: str) -> tuple[object, str]:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*arguments])
+        captured = capsys.readouterr()
+        return ended.value.code, captured.out + captured.err
+
+    page = said("report", str(tmp_path), "-o", str(tmp_path / "x.html"))
+    assert page == said("log", "verdict", str(tmp_path))
+    assert page[0] == 3
+    assert words in page[1]
+    assert said("log", "verdict", str(tmp_path), "--state", "PENDING")[0] == 0
+    (tmp_path / "state.json").write_text('{"state": "starting"}')
+    starting = "starting: It has not come to a step yet.\n"
+    assert said("log", "verdict", str(tmp_path)) == (0, starting)
+    (tmp_path / "state.json").unlink()
+    # Why a program ended before its first step, both say.
+    (tmp_path / "n1.err").write_text("ModuleNotFoundError: No module named 'apex'\n")
+    assert said("log", "verdict", str(tmp_path))[0] == 1
+    assert "failed" in said("report", str(tmp_path), "-o", str(tmp_path / "x.html"))[1]
+
+
+def test_a_traceback_that_was_cut_off_is_why_a_job_failed(tmp_path: Path) -> None:
+    fields = "elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |\n"
+    (tmp_path / "n1.out").write_text("".join(f" iteration {n:8}/ 50 | {fields}" for n in range(1, 25)))
+    (tmp_path / "n1.err").write_text('Traceback (most recent call last):\n  File "x.py", line 3\nRuntimeErr')
+    seen = observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime + 3 * 86400)
+    verdict = judge(seen)
+    assert (verdict.word, verdict.reason) == ("failed", "A traceback was cut off (n1: RuntimeErr).")
+    assert [one.node for one in verdict.culprits] == ["n1"]
+
+
+@pytest.mark.parametrize("number", ["99999999999999999999", "6", "9007199254740993"])
+@pytest.mark.parametrize("before", [0, 4000])
+def test_a_line_of_garbage_is_no_step_beyond_the_end(number: str, before: int, tmp_path: Path) -> None:
+    log = tmp_path / "n1.out"
+    fields = "elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |\n"
+    steps = "".join(f" iteration {n:21}/ {before or 5} | {fields}" for n in range(1, (before or 3) + 1))
+    beyond = f" iteration {number:>21}/ 5 | {fields}"
+    log.write_text(steps + beyond + "iteration " + "9" * 5000 + "/ 5 | lm loss: 1.0 |\n")
+    (found,) = summarise([log]).runs
+    assert (found["last_iteration"], found["lines"]) == (before or 3, before or 3)
+
+
+def test_logs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "n1.out").write_text(" iteration 3/ 5 | lm loss: 9.0 |\n")
+    (tmp_path / "n2.out").mkdir()
+    (tmp_path / "n3.out").symlink_to("absent")
+    verdict = judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime))
+    note = "Not all logs were read: n2.out is a directory; n3.out is a link to nothing."
+    assert (verdict.word, verdict.evidence[1:]) == ("healthy", (note,))
+    # Nor do they count where the others have nothing.
+    (tmp_path / "n1.out").write_text("")
+    assert observe(tmp_path, now=0.0).tells_nothing

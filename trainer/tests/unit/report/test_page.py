@@ -220,6 +220,9 @@ def test_what_nodes_told_apart_is_the_same_job(
 ) -> None:
     whole = write_job(tmp_path / "gpt-1")
     write_trace(whole)
+    (whole / "n001.err").write_text("OSError: [Errno 28] No space left on device\n")
+    (whole / "n002.gpu").write_text("[0] NVIDIA A10 | 40'C, 0 % | 0 / 22731 MB |\n")
+    (whole / "state.json").write_text(json.dumps({"state": "running"}))
     parts = tmp_path / "parts" / "gpt-1"
     parts.mkdir(parents=True)
     (parts / "network.json").write_text(
@@ -232,7 +235,11 @@ def test_what_nodes_told_apart_is_the_same_job(
     assert other.devices == one.devices
     assert [run["memory_mib"] for run in other.runs][-1] == [run["memory_mib"] for run in one.runs][-1]
     assert [run["series"] for run in other.runs] == [run["series"] for run in one.runs]
-    assert other.verdict().word == one.verdict().word
+    assert other.verdict() == one.verdict()
+    assert [(sign.kind, sign.node) for sign in one.verdict().culprits] == [
+        ("error", "n001"),
+        ("idle", "n002"),
+    ]
     assert other.plan == {"nodes": {"n000": {"my_ip": "192.169.16.100"}}}
 
 
@@ -342,12 +349,25 @@ def test_long_lines_are_thinned_before_they_are_parsed(tmp_path: Path) -> None:
         assert abs(value - column) <= 2
 
 
-def test_the_verdict_of_those_who_watched_it_counts(tmp_path: Path) -> None:
+def test_the_verdict_of_those_who_watched_it_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = write_job(tmp_path / "gpt-1")
     slow = "Rank 3 on n001 is slow."
-    verdict = {"verdict": "suspect", "reason": slow, "evidence": [slow]}
+    culprit = {"kind": "slow", "node": "n001", "rank": 3}
+    verdict = {"verdict": "suspect", "reason": slow, "evidence": [slow], "culprits": [culprit], "since": 1e9}
     (job / "state.json").write_text(json.dumps({"state": "running", "verdict": verdict}))
-    assert collect(job).verdict().reason == slow
+    shown = collect(job)
+    assert shown.verdict().to_json() == {**verdict, "exit_code": 4}
+    # Also where nodes told it apart.
+    parts = tmp_path / "parts" / "gpt-1"
+    parts.mkdir(parents=True)
+    (parts / "n000.report.json").write_text(json.dumps(collect(job, node="n000").to_json()))
+    assert collect(parts).verdict().to_json() == shown.verdict().to_json()
+    with pytest.raises(SystemExit):
+        cli.main(["log", "verdict", str(job), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (told["culprits"], told["since"]) == ([culprit], 1e9)
     # Who wrote it is gone.
     long_ago = time.time() - 3600
     os.utime(job / "state.json", (long_ago, long_ago))

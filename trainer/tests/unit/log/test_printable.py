@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Nothing that a log holds is obeyed by the terminal in which it is read."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_log.printable import printable
+from rdm_trainer import cli
+
+TITLE = "\x1b]0;PWNED\x07"
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (f"{TITLE}RuntimeError\n", "RuntimeError\n"),
+        ("\x1b]52;c;cm0gLXJm\x1b\\a", "a"),
+        ("\x1b[2J\x1b[1;31mred\x1b[0m\ttab", "red\ttab"),
+        ("\x9b31mred \x9d0;title\x9c", "red "),
+        ("\x1bcreset\x07\x08\x7f\x00", "reset"),
+        ("cut \x1b]0;title", "cut 0;title"),
+        ("größer ✔ 日本\n", "größer ✔ 日本\n"),
+    ],
+)
+def test_a_sequence_leaves_nothing_and_words_stay(text: str, left: str) -> None:
+    assert printable(text) == left
+
+
+@given(st.binary().map(lambda data: data.decode("utf-8", "replace")))
+def test_of_any_bytes_no_control_character_is_left(text: str) -> None:
+    assert not [one for one in printable(text) if unicodedata.category(one) == "Cc" and one not in "\t\n"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("summary", "[bold]forward"), ("sections", "RuntimeError: no"), ("verdict", "RuntimeError: no")],
+)
+def test_what_is_printed_of_a_log(
+    verb: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = " iteration        1/       2 | elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |\n"
+    timers = f"time (ms) | {TITLE}[bold]forward: 1.0 |\n"
+    (tmp_path / "n1.out").write_text(f"{step}{timers}{TITLE}last\n")
+    (tmp_path / "n1.err").write_text(f"RuntimeError: {TITLE}no\n")
+    with pytest.raises(SystemExit):
+        cli.main(["log", verb, str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert {"summary": "[bold]forward", "sections": "RuntimeError: no", "verdict": "RuntimeError: no"}[
+        verb
+    ] in shown
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "PWNED" not in shown

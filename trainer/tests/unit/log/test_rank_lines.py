@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Lines of ranks' timers that are read all at once: they say what they say one by one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rdm_log import parallel, scan
+from rdm_log.bulk import RankTimes
+from rdm_log.columns import has_numpy
+from rdm_log.lines import Timer
+from rdm_log.rank_lines import RankLines, are_rank_lines
+from rdm_log.scan import TIMERS, records, records_together
+
+STEP = b" iteration        7/      99 | lm loss: 6.0E+00 | grad norm: 1.0 |"
+ODD = [
+    STEP,
+    b"",
+    b"  ",
+    b"rank 1: 2.00",
+    b" rank  1: 2.00",
+    b"     rank  1: ",
+    b"     rank  1: nan",
+    b"     rank  1: -2.00",
+    b"     rank  1: 1.2.3",
+    b"     rank  1: 12",
+    b"     rank  1:  2.00",
+    b"     rank 1 2: 2.00",
+    b"     rank  1: 2.00 ",
+    b"     rank  1: 2.00\t",
+    b"     rank  1: 2.00" + STEP,
+    b"     rank 1234567890: 2.00",
+    b"     rank  1: 12345678901234567.25",
+    b"     rank  1: 0.1234567890123456789012345",
+    b"     rank  1: 2.00\x1b[0m",
+    b"     \x1b[31mrank  1: 2.00",
+    b"  rank 7: 3.25",
+    b"n1:     rank  1: 2.00",
+    b"(min, max) time across ranks (ms):",
+    b"    forward-compute ................................: (90.88, 1094.57)",
+    b" forward-compute start time lst: 1686726501.0 1686726501.5",
+    b" forward-compute end time lst: 1686726501.0 1686726501.5",
+    b"x" * 70_000,
+]
+TAGS = [b"", b"n1: ", b"[default7]:"]
+
+
+@st.composite
+def sections(draw: st.DrawFn) -> bytes:
+    """Return timers of all ranks, some of them missing, with other lines between."""
+    tag = draw(st.sampled_from(TAGS))
+    lines = [tag + TIMERS]
+    for name in draw(st.lists(st.sampled_from([b"forward-compute", b"optimizer", b"a b.c/d"]), max_size=3)):
+        lines.append(tag + b"  " + name + b":")
+        dice = random.Random(draw(st.integers(0, 99)))
+        first, count = draw(st.sampled_from([(0, 12), (95, 12), (996, 8), (3, 1), (999_999_995, 9)]))
+        width = draw(st.sampled_from([2, 2, 3, 11]))
+        digits = draw(st.sampled_from([2, 2, 2, 0, 1, 6]))
+        top = draw(st.sampled_from([12.0, 1500.0, 2e6]))
+        for rank in range(first, first + count):
+            if dice.random() < 0.9:
+                time = f"{dice.uniform(0.0, top):.{digits}f}"
+                lines.append(tag + f"     rank {rank:{width}d}: {time}".encode())
+            if dice.random() < 0.1:
+                lines.append(draw(st.sampled_from(ODD)))
+    lines += draw(st.lists(st.sampled_from(ODD), max_size=2))
+    return draw(st.sampled_from([b"\n", b"\n", b"\r\n"])).join(lines) + b"\n"
+
+
+@pytest.fixture(autouse=True)
+def tables_from_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "_TABLE", 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(sections(), min_size=1, max_size=4), st.integers(1, 60), st.integers(50, 100_000))
+@example([b"times across ranks (ms):\n  a:\n" + b"     rank  1: 0.00\n" * 3], 1, 64)
+def test_they_say_what_they_say_line_by_line(parts: list[bytes], cut: int, size: int) -> None:
+    """The same records in the same order, and the same timers together, however the log is cut."""
+    data = b"".join(parts)[:-cut]
+    blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
+    together = list(records_together(blocks, every=True, tables=True))
+    assert together == list(records_together(blocks, every=True))
+    each = [found for one in together for found in (one.each() if isinstance(one, RankTimes) else [one])]
+    assert each == list(records(blocks))
+
+
+def test_plain_lines_are_read_all_at_once_and_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one by one: the expression sees none of them but the names."""
+    assert has_numpy()
+    dice = random.Random(1)
+    times = [dice.choice(["9.99", "0.07", "123.45", "1500.01", "999999.995"]) for _ in range(2000)]
+    lines = [f"     rank {rank:2d}: {time}\n" for rank, time in enumerate(times)]
+    data = ("times across ranks (ms):\n  optimizer:\n" + "".join(lines)).encode()
+    cut: list[int] = []
+    lines_of = RankLines._lines
+
+    def counted(self: RankLines, tag: bytes, pattern: object) -> object:
+        class Counted:
+            def match(self, *where: object) -> object:
+                cut.append(1)
+                return pattern.match(*where)  # type: ignore[attr-defined]
+
+        return lines_of(self, tag, Counted())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RankLines, "_lines", counted)
+    (found,) = records_together([data], every=True, tables=True)
+    assert isinstance(found, RankTimes)
+    assert list(found.each()) == [Timer("optimizer", float(time), rank) for rank, time in enumerate(times)]
+    assert len(cut) == 1
+
+
+def test_a_silence_ends_them() -> None:
+    """What comes more than 64 KiB behind the last one is nobody's timer."""
+    head = b"times across ranks (ms):\n  a:\n     rank  0: 1.00\n"
+    for silence, count in ((60_000, 2), (70_000, 1)):
+        data = head + b"x" * silence + b"\n     rank  1: 2.00\n"
+        found = list(records_together([data], every=True, tables=True))
+        assert sum(len(one.ranks) for one in found if isinstance(one, RankTimes)) == count
+
+
+def test_where_they_are_dense_a_long_log_is_read_with_numpy(tmp_path: Path) -> None:
+    timers = b"times across ranks (ms):\n  optimizer:\n" + b"     rank  1: 12.34\n" * 400
+    assert are_rank_lines(timers[100:4196])
+    assert not are_rank_lines(b"     rank  1: 12.34\n start time lst: 1.0\n end time lst: 2.0\n" * 9)
+    log = tmp_path / "n1.out"
+    log.write_bytes(timers * 20)
+    assert parallel._is_dense([log], log.stat().st_size)
