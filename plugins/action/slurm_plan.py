@@ -133,6 +133,8 @@ def _host(name: str, facts: Mapping[str, Any], variables: Mapping[str, Any]) -> 
         gpu_type=str(value("slurm_gpu_type")),
         gpu_devices=[str(device) for device in value("slurm_gpu_devices")],
         options=value("slurm_node_options"),
+        health_disk=int(value("slurm_health_disk")),
+        health_ignored_ports=[str(port) for port in value("slurm_health_ignored_ports")],
     )
 
 

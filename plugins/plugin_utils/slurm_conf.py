@@ -14,10 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.look import CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_changes import HARDWARE
 
-CONFIG_DIR = "/etc/slurm"
 STATE_DIR = "/var/lib/slurm"
 TOKEN_KEY = f"{CONFIG_DIR}/rdm/jwt.key"
 TOKENS = {"AuthAltTypes": "auth/jwt", "AuthAltParameters": f"jwt_key={TOKEN_KEY}"}
@@ -29,6 +29,10 @@ DEFAULT_PARTITION = "main"
 # configuration says is drained.
 MEMORY_SHARE = 0.97
 MEMORY_STEP_MIB = 100
+_CGROUP_2 = 2
+CGROUP_2_SINCE = "22.05"
+# What cgroup.conf's options and proctrack/cgroup need. Devices are no controller in version 2, but a program.
+_CONTROLLERS = {1: {"cpuset", "devices", "freezer", "memory"}, _CGROUP_2: {"cpuset", "memory"}}
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
@@ -91,6 +95,8 @@ class Host:
         gpu_type: the second word of `gpu:TYPE:NUMBER`; empty for none.
         gpu_devices: their device files, as the user says; empty for those of the GPUs that were found.
         options: further ones of its line in slurm.conf.
+        health_disk: MiB that have to be free where slurmd keeps its jobs; 0 for any.
+        health_ignored_ports: of its fabric, as `mlx5_0/1`, which may be down.
     """
 
     name: str
@@ -101,6 +107,8 @@ class Host:
     gpu_type: str = ""
     gpu_devices: Sequence[str] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    health_disk: int = 0
+    health_ignored_ports: Sequence[str] = ()
 
     @property
     def devices(self) -> list[str]:
@@ -300,6 +308,9 @@ def check(cluster: Cluster) -> list[Problem]:
         problems.append(Problem(None, "Slurm", f"differs between hosts: {said}", remedy))
     for name in cluster.nodes:
         problems += _check_node(cluster.hosts[name])
+        if cluster.cgroups and (why := without_cgroups(cluster.hosts[name].facts)):
+            remedy = "leave slurm_cgroups at auto, or set it to false"
+            problems.append(Problem(name, "", f"{why} (slurm_cgroups is true)", remedy))
     return problems
 
 
@@ -362,12 +373,49 @@ def release(version: str) -> str:
 
 
 def cgroups_work(facts: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether slurmd can use cgroups on all nodes: systemd gives it one, and the controllers are there."""
-    needed = {"cpuset", "memory"}
-    return all(
-        one.get("systemd") and needed <= set((one.get("cgroup") or {}).get("controllers") or [])
-        for one in facts
-    )
+    """Whether slurmd can use control groups on all nodes."""
+    return not any(map(without_cgroups, facts))
+
+
+def without_cgroups(facts: Mapping[str, Any]) -> str:
+    """Return why slurmd cannot hold jobs in control groups on a node; empty where it can.
+
+    Args:
+        facts: what rdm.provision.slurm_facts found.
+    """
+    found = facts.get("cgroup") or {}
+    version, controllers = found.get("version") or 0, set(found.get("controllers") or [])
+    slurm = release(facts.get("version") or facts.get("candidate") or "")
+    if not facts.get("systemd"):
+        return "has no systemd, which gives slurmd a control group"
+    if version not in _CONTROLLERS:
+        return "has no control groups"
+    if version == _CGROUP_2 and slurm and _number(slurm) < _number(CGROUP_2_SINCE):
+        return f"has control groups of version 2, which Slurm knows since {CGROUP_2_SINCE}, and Slurm {slurm}"
+    if missing := sorted(_CONTROLLERS[version] - controllers):
+        return f"has no controller {', '.join(missing)} among its control groups (version {version})"
+    return ""
+
+
+def cgroup_plugin(facts: Iterable[Mapping[str, Any]]) -> str:
+    """Return the plugin for the control groups of all nodes: slurmd finds it out where they differ.
+
+    Args:
+        facts: what rdm.provision.slurm_facts found on each node.
+    """
+    there = list(facts)
+    versions = {(one.get("cgroup") or {}).get("version") for one in there}
+    if any(
+        _number(release(one.get("version") or one.get("candidate") or "")) < _number(CGROUP_2_SINCE)
+        for one in there
+    ):
+        # Which has one only, and no option for it.
+        return ""
+    return f"cgroup/v{versions.pop()}" if len(versions) == 1 and versions <= {1, 2} else "autodetect"
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")) if version else ()
 
 
 # --- the files -------------------------------------------------------------------------------------------
@@ -474,10 +522,14 @@ def gres_conf(cluster: Cluster) -> str:
 
 
 def cgroup_conf(cluster: Cluster) -> str:
-    """Return the text of cgroup.conf; slurmd finds out whether it is version 1 or 2."""
+    """Return the text of cgroup.conf, which all nodes share, of either version of control groups."""
     hold = "yes" if cluster.cgroups else "no"
-    names_ = ("ConstrainCores", "ConstrainDevices", "ConstrainRAMSpace")
-    return header(cluster) + "".join(f"{name}={hold}\n" for name in names_)
+    plugin = cgroup_plugin(cluster.hosts[name].facts for name in cluster.nodes) if cluster.cgroups else ""
+    settings = {
+        **({"CgroupPlugin": plugin} if plugin else {}),
+        **dict.fromkeys(("ConstrainCores", "ConstrainDevices", "ConstrainRAMSpace"), hold),
+    }
+    return header(cluster) + "".join(f"{name}={value}\n" for name, value in settings.items())
 
 
 def slurmdbd_conf(cluster: Cluster) -> str:

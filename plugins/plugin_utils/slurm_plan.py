@@ -9,25 +9,23 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.look import CONFIG_DIR, HEALTH_SETTINGS
 from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_conf
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_changes import MEND
-from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import (
-    CONFIG_DIR,
-    PORTS,
-    STATE_DIR,
-    Cluster,
-)
+from ansible_collections.rdm.provision.plugins.plugin_utils.slurm_conf import PORTS, STATE_DIR, Cluster
 
 OWN_DIR = f"{CONFIG_DIR}/rdm"  # with the claim, by which the Slurm of a host is known as ours
 CONFIGLESS_DIR = f"{OWN_DIR}/configless"
 HOOKS = {"Prolog": f"{CONFIG_DIR}/prolog.d", "Epilog": f"{CONFIG_DIR}/epilog.d"}
 HEALTH_CHECK = "00-rdm-health-check"
-HEALTH_SETTINGS = f"{OWN_DIR}/health.json"
+# In the order in which they go: the check fails without what it reads, which drains the node.
+HEALTH_FILES = (*(f"{directory}/{HEALTH_CHECK}" for directory in HOOKS.values()), HEALTH_SETTINGS)
 UNIT_FILE = "/etc/systemd/system/slurmd.service.d/rdm-provision.conf"
 REST_UNIT_FILE = "/etc/systemd/system/slurmrestd.service.d/rdm-provision.conf"
 REST_FILES = (REST_UNIT_FILE, slurm_conf.TOKEN_KEY)  # the key signs tokens of every user
-DEFAULTS = {"apt": "/etc/default/slurmd", "dnf": "/etc/sysconfig/slurmd"}
+DEFAULTS = {manager: one.slurmd_defaults for manager, one in DISTRIBUTIONS.items()}
 BLOCK = "slurmd"
 
 _ACCOUNT = re.compile(r"[a-z0-9_][a-z0-9_.-]*")
@@ -131,10 +129,10 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
             started = slurm_conf.digest(started + server)
         daemons["slurmd"] = {"restart": started}
         if health:
-            settings = {"devices": cluster.hosts[name].devices}
+            settings = health_settings(cluster.hosts[name])
             files[HEALTH_SETTINGS] = json.dumps(settings, indent=1, sort_keys=True) + "\n"
             files.update({f"{directory}/{HEALTH_CHECK}": health for directory in HOOKS.values()})
-    gone = [] if rests else [{"path": path, "state": "absent"} for path in REST_FILES]
+    gone = [*(() if rests else REST_FILES), *(HEALTH_FILES if computes and not health else ())]
     folders = [{"path": path} for path in sorted({CONFIG_DIR, OWN_DIR, *map(os.path.dirname, files)})]
     if not rests:
         folders.append({"path": os.path.dirname(REST_UNIT_FILE), "state": "absent"})
@@ -143,7 +141,7 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
             {"path": path, "content": text, "mode": "0755" if path.endswith(HEALTH_CHECK) else "0644"}
             for path, text in files.items()
         ]
-        + gone,
+        + [{"path": path, "state": "absent"} for path in gone],
         "folders": folders,
         "private_files": [{"path": f"{CONFIG_DIR}/slurmdbd.conf", "content": text, "mode": "0600"}]
         if controls
@@ -158,13 +156,27 @@ def _host(cluster: Cluster, name: str, key: str, accounts: Mapping[str, Any], he
     }
 
 
+def health_settings(host: slurm_conf.Host) -> dict[str, Any]:
+    """Return what a node's health check holds it to; see roles/slurm/files/health-check.
+
+    Args:
+        host: the node. Of stand-ins for GPUs, which the user names, there is no driver.
+    """
+    found = host.facts["health"]
+    return {
+        "devices": host.devices,
+        "drivers": found["drivers"] if not host.gpu_devices else [],
+        "ports": [port for port in found["ports"] if port not in host.health_ignored_ports],
+        "disks": {f"{STATE_DIR}/slurmd": host.health_disk} if host.health_disk else {},
+    }
+
+
 def removed() -> dict[str, Any]:
     """Return what is taken from each host in the end, whatever part it had."""
     own = [
         *(f"{CONFIG_DIR}/{name}.conf" for name in ("slurm", "gres", "cgroup", "slurmdbd")),
-        *(f"{directory}/{HEALTH_CHECK}" for directory in HOOKS.values()),
+        *HEALTH_FILES,
         *(
-            HEALTH_SETTINGS,
             UNIT_FILE,
             *REST_FILES,
             f"{CONFIGLESS_DIR}/slurm.conf",

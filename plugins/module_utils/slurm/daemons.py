@@ -27,6 +27,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.programs import
     run_program,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import look
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
 
 STATE = "/var/lib/slurm/slurmctld"
 STOP_S = 60.0
@@ -36,10 +37,16 @@ CONNECT_S = 5.0
 
 ORDER = ("munge", "mariadb", "slurmdbd", "slurmctld", "slurmd", "slurmrestd")
 KEY_BYTES = 32
-PROCESSES = {"munge": "munged", "mariadb": "mariadbd"}  # the others are called as their service is
 LOGS = {
     "munge": "/var/log/munge/munged.log",
-    "mariadb": "/var/log/mysql/error.log",
+    "mariadb": next(
+        (
+            one.mariadb_log
+            for one in DISTRIBUTIONS.values()
+            if os.path.isdir(os.path.dirname(one.mariadb_log))
+        ),
+        DISTRIBUTIONS["apt"].mariadb_log,
+    ),
     "slurmdbd": "/var/log/slurm/slurmdbd.log",
     "slurmctld": "/var/log/slurm/slurmctld.log",
     "slurmd": "/var/log/slurm/slurmd.log",
@@ -52,19 +59,24 @@ class SlurmProblem(Exception):  # noqa: N818  # one sentence for the user
 
 
 class Services:
-    """The services of a host, as its init keeps them."""
+    """The services of a host, as its init keeps them.
 
-    def __init__(self) -> None:
+    Args:
+        manager: the program that installs the host's packages; empty for what it is found to be.
+        proc: where its processes are shown.
+    """
+
+    def __init__(self, manager: str = "", proc: str = "/proc") -> None:
         self.systemd = os.path.isdir("/run/systemd/system")
+        distribution = DISTRIBUTIONS.get(manager or look.package_manager(), DISTRIBUTIONS["apt"])
+        # The others are called as their service is.
+        self._processes = {"munge": (look.MUNGED,), "mariadb": distribution.mariadb_processes}
+        self._proc = proc
 
     def pids(self, name: str) -> List[int]:
-        """Return the processes of a service."""
-        process = PROCESSES.get(name, name)
-        return [
-            int(entry)
-            for entry in os.listdir("/proc")
-            if entry.isdigit() and read_text("/proc/{0}/comm".format(entry)).strip() == process
-        ]
+        """Return the processes of a service, none of which is a container's."""
+        found = look.own_processes(self._processes.get(name, (name,)), self._proc)
+        return [pid for pids in found.values() for pid in pids]
 
     def enabled(self, name: str) -> bool:
         """Whether it starts when the host boots."""
@@ -189,7 +201,11 @@ def _sql(statement: str) -> str:
 
 
 def database_missing(name: str) -> bool:
-    """Whether the database or the right to use it is not there. NAME has letters, digits and '_' only."""
+    """Whether the database or the right to use it is not there.
+
+    Args:
+        name: the database; letters, digits and ``_`` only, since it stands in the statement as it is.
+    """
     there = name in _sql("SHOW DATABASES LIKE '{0}'".format(name)).split()
     known = _sql("SELECT COUNT(*) FROM mysql.db WHERE User = 'slurm' AND Db = '{0}'".format(name))  # noqa: S608
     return not there or known.strip() == "0"

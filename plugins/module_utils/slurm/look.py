@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.programs import
     find_program,
     run_program,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import packages
 
 CONFIG_DIR = "/etc/slurm"
 CONFIG = CONFIG_DIR + "/slurm.conf"
@@ -31,36 +32,14 @@ OTHER_CONFIGS = ("/etc/slurm-llnl/slurm.conf", "/usr/local/etc/slurm.conf", "/op
 CLAIM = CONFIG_DIR + "/rdm/cluster"
 MUNGE_KEY = "/etc/munge/munge.key"
 APPLIED = "/var/lib/slurm/rdm-applied.json"
+HEALTH_SETTINGS = CONFIG_DIR + "/rdm/health.json"
 MARK = "# Written by rdm-provision"
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd")
 MUNGED = "munged"
 STEP = "slurmstepd"  # one for each step of a job, and it outlives slurmd
 TIMEOUT_S = 60.0
 QUEUE_FORMAT = "%A|%T|%P|%N"
-
-# What each of our names is called by the packages of Debian and Ubuntu, and of Fedora and EPEL.
-PACKAGES = {
-    "apt": {
-        "munge": "munge",
-        "client": "slurm-client",
-        "slurmd": "slurmd",
-        "slurmctld": "slurmctld",
-        "slurmdbd": "slurmdbd",
-        "slurmrestd": "slurmrestd",
-        "jwt": "slurm-wlm-jwt-plugin",
-        "mariadb": "mariadb-server",
-    },
-    "dnf": {
-        "munge": "munge",
-        "client": "slurm",
-        "slurmd": "slurm-slurmd",
-        "slurmctld": "slurm-slurmctld",
-        "slurmdbd": "slurm-slurmdbd",
-        "slurmrestd": "slurm-slurmrestd",
-        "jwt": "libjwt",
-        "mariadb": "mariadb-server",
-    },
-}
+_VENDORS = {"nvidia": "nvidia", "amdgpu": "amd"}  # whose GPUs a driver serves
 
 
 def look(devices: Iterable[str]) -> Dict[str, Any]:
@@ -69,7 +48,7 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
     Args:
         devices: device files that are to be there.
     """
-    manager = "apt" if find_program("apt-get") else "dnf" if find_program("dnf") else ""
+    manager = package_manager()
     installed = installed_versions(manager)
     claim = read_text(CLAIM).strip()
     slurm = next((installed[name] for name in ("client", *DAEMONS) if installed.get(name)), "")
@@ -81,7 +60,7 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
         "systemd": os.path.isdir("/run/systemd/system"),
         "manager": manager,
         "packages": installed,
-        "names": PACKAGES.get(manager, {}),
+        "names": packages(manager),
         "version": slurm,
         "candidate": "" if slurm else candidate(manager),
         "cpus": topology(),
@@ -89,6 +68,7 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
         "gpus": sysfs.gpus(),
         "missing_devices": [device for device in devices if not os.path.exists(device)],
         "cgroup": cgroups(),
+        "health": health(),
         "claim": claim,
         "foreign": "" if claim else foreign(running),
         "running": sorted(name for name in running if running[name]),
@@ -97,6 +77,11 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
         "applied": applied(),
         "jobs": jobs(claim, conf, hostname, running),
     }
+
+
+def package_manager() -> str:
+    """Return the program that installs this host's packages, apt or dnf; empty for another."""
+    return "apt" if find_program("apt-get") else "dnf" if find_program("dnf") else ""
 
 
 def topology(root: str = "/sys") -> Dict[str, int]:
@@ -138,16 +123,61 @@ def cgroups(root: str = "/sys/fs/cgroup") -> Dict[str, Any]:
     return {"version": 1 if "memory" in found else 0, "controllers": found}
 
 
+def health(root: str = "/sys", settings: str = HEALTH_SETTINGS) -> Dict[str, List[str]]:
+    """Return what a healthy node keeps: `drivers` of its GPUs, and `ports` of its fabric, as `mlx5_0/1`.
+
+    A driver that was loaded when the node was set up is expected as long as one of its GPUs is there, and a
+    port that was active then as long as its card is: that it is down now is what a health check is for.
+    """
+    kept = _json_object(settings)
+    gpus = sysfs.gpus(root)
+    drivers = {str(gpu["driver"]) for gpu in gpus}.union(
+        driver
+        for driver in _texts(kept.get("drivers"))
+        if _VENDORS.get(driver) in {gpu["vendor"] for gpu in gpus}
+    )
+    found = sysfs.infiniband(root)
+    active = {
+        "{0}/{1}".format(device["name"], port["port"])
+        for device in found
+        for port in device["ports"]
+        if port["state"] == "ACTIVE" and not device["virtual"]
+    }
+    there = {str(device["name"]) for device in found}
+    return {
+        "drivers": sorted(drivers.intersection(_VENDORS)),
+        "ports": sorted(
+            active.union(port for port in _texts(kept.get("ports")) if port.partition("/")[0] in there)
+        ),
+    }
+
+
 def processes(proc: str = "/proc") -> Dict[str, List[int]]:
     """Return the processes of Slurm's daemons, of munge's and of jobs' steps, by name."""
-    found: Dict[str, List[int]] = {name: [] for name in (*DAEMONS, MUNGED, STEP)}
+    found = own_processes((*DAEMONS, MUNGED, STEP), proc)
+    found[STEP] = [
+        pid
+        for pid in found[STEP]
+        # Otherwise it is of no job: slurmd has it hold the control group.
+        if "infinity" not in read_text("{0}/{1}/cmdline".format(proc, pid)).split("\0")
+    ]
+    return found
+
+
+def own_processes(names: Iterable[str], proc: str = "/proc") -> Dict[str, List[int]]:
+    """Return the processes of some names, without those of containers: what they are called says nothing."""
+    found: Dict[str, List[int]] = {name: [] for name in names}
     for entry in os.listdir(proc):
         name = read_text("{0}/{1}/comm".format(proc, entry)).strip() if entry.isdigit() else ""
-        if name == STEP and "infinity" in read_text("{0}/{1}/cmdline".format(proc, entry)).split("\0"):
-            continue  # it is of no job: slurmd has it hold the control group
-        if name in found:
+        if name in found and not _is_inside(read_text("{0}/{1}/status".format(proc, entry))):
             found[name].append(int(entry))
     return found
+
+
+def _is_inside(status: str) -> bool:
+    """Return whether a process is in another pid namespace than ours, by the text of /proc/PID/status."""
+    match = re.search(r"^NSpid:(.*)$", status, re.MULTILINE)
+    return match is not None and len(match.group(1).split()) > 1
 
 
 def foreign(running: Dict[str, List[int]]) -> str:
@@ -170,15 +200,26 @@ def key_digest(path: str = MUNGE_KEY) -> str:
 
 def applied() -> Dict[str, Any]:
     """Return what the daemons were started with and have read, by name."""
+    return _json_object(APPLIED)
+
+
+def _json_object(path: str) -> Dict[str, Any]:
+    """Return the JSON object in a file; an empty one where the file has none."""
     try:
-        return dict(json.loads(read_text(APPLIED) or "{}"))
+        found = json.loads(read_text(path))
     except ValueError:
-        return {}
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(value: Any) -> List[str]:
+    """Return the texts of a list; none of what is no list."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 def installed_versions(manager: str) -> Dict[str, str]:
     """Return the versions of the packages that are installed, by our names; empty for those that are not."""
-    names = PACKAGES.get(manager, {})
+    names = packages(manager)
     found = {}
     for ours, theirs in names.items():
         command = (
@@ -198,11 +239,11 @@ def candidate(manager: str) -> str:
     """Return the version of Slurm that would be installed; empty where none is known."""
     try:
         if manager == "apt":
-            said = run_program([find_program("apt-cache"), "policy", PACKAGES["apt"]["slurmd"]], TIMEOUT_S)
+            said = run_program([find_program("apt-cache"), "policy", packages("apt")["slurmd"]], TIMEOUT_S)
             match = re.search(r"Candidate: (\d\S+)", said)
             return match.group(1) if match else ""
         if manager == "dnf":
-            argv = [find_program("dnf"), "-q", "repoquery", "--qf", "%{VERSION}", PACKAGES["dnf"]["slurmd"]]
+            argv = [find_program("dnf"), "-q", "repoquery", "--qf", "%{VERSION}", packages("dnf")["slurmd"]]
             return run_program(argv, TIMEOUT_S).strip().splitlines()[-1]
     except (ProgramProblem, IndexError):
         pass

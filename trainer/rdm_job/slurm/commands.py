@@ -13,12 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from rdm_job.slurm import limits, states
+from rdm_job.slurm.accounting import (
+    ASSOCIATION_FORMAT,
+    QOS_FORMAT,
+    Accounting,
+    associations,
+    enforced,
+    qualities,
+)
 from rdm_job.slurm.states import Seen
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = [
     "SlurmError",
-    "accounts",
+    "accounting",
     "cancel",
     "cluster",
     "environment",
@@ -27,6 +35,7 @@ __all__ = [
     "queue",
     "recorded",
     "submit",
+    "without_mpi",
     "would_run",
 ]
 
@@ -54,6 +63,21 @@ def has_pyxis() -> bool:
     return False
 
 
+def without_mpi(kind: str) -> str:
+    """Return why srun cannot start processes with ``--mpi=KIND``; empty where it can.
+
+    Raises:
+        SlurmError: There is no srun, or it does not answer.
+    """
+    # It loads the plugin, and what that loads, before it asks for anything.
+    said = _ended(["srun", f"--mpi={kind}", "--test-only", "true"]).stderr.splitlines()
+    if not any("invalid mpi type" in line.lower() for line in said):
+        return ""
+    # Warnings may come first.
+    first = next((line for line in said if "error:" in line), said[0])
+    return first.rpartition("error: ")[2].rpartition(": ")[2].rstrip(".")
+
+
 def cluster() -> tuple[list[limits.Partition], list[limits.ClusterNode]]:
     """Return the cluster's partitions and nodes.
 
@@ -64,21 +88,26 @@ def cluster() -> tuple[list[limits.Partition], list[limits.ClusterNode]]:
     return limits.partitions(partitions), limits.nodes(nodes)
 
 
-def accounts() -> list[str]:
-    """Return this user's accounts; none where there is no accounting."""
-    user = pwd.getpwuid(os.getuid()).pw_name
-    asked = [
-        "sacctmgr",
-        "--noheader",
-        "--parsable2",
-        "show",
-        "associations",
-        f"user={user}",
-        "format=account",
-    ]
+def accounting() -> Accounting:
+    """Return what the accounting lets this user's jobs have; what it does not tell is left out."""
+    known = Accounting(user=_name(str(os.getuid())))
     with contextlib.suppress(SlurmError):
-        return limits.accounts(_run(asked))
-    return []
+        said = _run(["scontrol", "show", "config"])
+        settings = dict(re.findall(r"^(\w+) += (.*?) *$", said, re.MULTILINE))
+        if settings.get("AccountingStorageType", "").rpartition("/")[2] in ("none", "(null)", ""):
+            return known
+        cluster = settings.get("ClusterName", "")
+        held_to = enforced(settings.get("AccountingStorageEnforce", ""))
+        known = replace(known, cluster=cluster, enforced=held_to)
+        of = f"cluster={cluster}"
+        # The limits of accounts hold for their users, and are in associations of their own.
+        whose = [] if "limits" in held_to else [f"user={known.user}"]
+        found = associations(_accounts("associations", of, *whose, f"format={ASSOCIATION_FORMAT}"))
+        user = (f"name={known.user}", "withassoc", of, "format=defaultaccount")
+        default = next(iter(_accounts("users", *user).split()), "")
+        qos = qualities(_accounts("qos", f"format={QOS_FORMAT}"))
+        known = replace(known, associations=found, default_account=default, qos=qos)
+    return known
 
 
 def would_run(script: Path) -> str:
@@ -158,8 +187,13 @@ def environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
+def _accounts(*words: str) -> str:
+    """Return what sacctmgr shows."""
+    return _run(["sacctmgr", "--noheader", "--parsable2", "show", *words])
+
+
 def _name(user: str) -> str:
-    """Return the name of a user who is given as a number."""
+    """Return the name of a user who is given as a number; the number, where he has none."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(int(user)).pw_name if user.isdigit() else user
     return user
@@ -171,8 +205,21 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
     Raises:
         SlurmError: It is not there, or fails; with its last words.
     """
+    done = _ended(command, cwd)
+    if done.returncode != 0:
+        said = [line for line in done.stderr.strip().splitlines() if line] or [f"exit code {done.returncode}"]
+        raise SlurmError(re.sub(r"^\w+: (error|fatal): ", "", said[-1]).rstrip(".") + ".")
+    return done.stdout
+
+
+def _ended(command: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Return how a program ended, and what it said.
+
+    Raises:
+        SlurmError: It is not there, or does not end.
+    """
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
             cwd=cwd,
             env=environment(),
@@ -187,7 +234,3 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
         raise SlurmError(f"There is no {command[0]} on this host.") from None
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{command[0]} has not answered within {_TIMEOUT_S} s.") from None
-    if done.returncode != 0:
-        said = [line for line in done.stderr.strip().splitlines() if line] or [f"exit code {done.returncode}"]
-        raise SlurmError(re.sub(r"^\w+: (error|fatal): ", "", said[-1]).rstrip(".") + ".")
-    return done.stdout

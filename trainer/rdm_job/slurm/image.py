@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import pwd
 import shutil
@@ -16,6 +17,7 @@ from typing import NoReturn
 
 from rdm_job.directory import JobDirectory
 from rdm_job.slurm import container, docker_archive
+from rdm_job.slurm.image_paths import is_there
 from rdm_trainer import config as configuration
 from rdm_trainer.config.schema import SlurmConfig
 from rdm_trainer.config.slurm import can_run, image_kind
@@ -33,7 +35,9 @@ def problems(slurm: SlurmConfig) -> list[str]:
     if image_kind(slurm.image) == "registry":
         return []
     path = Path(slurm.image)
-    if not path.exists():
+    if (there := is_there(slurm.image)) is None:
+        return []
+    if not there:
         return [f"launcher.slurm.image {path} is not there."]
     if image_kind(slurm.image) == "directory" and not path.is_dir():
         return [
@@ -56,6 +60,8 @@ def _key(slurm: SlurmConfig) -> str:
         return container.key(image, "")
     # What is made of an archive has a directory for each mount.
     mounts = " ".join(sorted(slurm.mounts)) if kind == "archive" else ""
+    # One that was made without a look at the archive's digest is none that was.
+    verified = f" {slurm.image_sha256.lower()}" if slurm.image_sha256 else ""
     try:
         status = Path(image).stat()
     except OSError as error:
@@ -64,8 +70,8 @@ def _key(slurm: SlurmConfig) -> str:
         ) from None
     if _is_plain_archive(image):
         # Whatever file it is in, and whenever that was written.
-        return container.key("", f"{docker_archive.image_id(Path(image))} {mounts}")
-    return container.key(image, f"{status.st_size} {status.st_mtime_ns} {mounts}")
+        return container.key("", f"{docker_archive.image_id(Path(image))} {mounts}{verified}")
+    return container.key(image, f"{status.st_size} {status.st_mtime_ns} {mounts}{verified}")
 
 
 def _is_plain_archive(image: str) -> bool:
@@ -109,6 +115,7 @@ def prepare(path: Path) -> None:
         if Path(made).exists() and not (slurm.reload_container and image_kind(slurm.image) == "registry"):
             return
         print(f"Making {made} of {slurm.image}.", flush=True)
+        _verify(slurm)
         try:
             if image_kind(slurm.image) == "archive" and runtime != "apptainer":
                 mounts = container.mounted(path.parent, slurm.mounts)
@@ -119,6 +126,29 @@ def prepare(path: Path) -> None:
             new.replace(made)
         finally:
             new.unlink(missing_ok=True)
+
+
+def _verify(slurm: SlurmConfig) -> None:
+    """Hold an archive to its digest, where one is given.
+
+    Raises:
+        TrainerError: It is another one.
+    """
+    if slurm.image_sha256 is None or slurm.image is None:
+        return
+    try:
+        with Path(slurm.image).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise TrainerError(
+            f"{_node()} cannot read launcher.slurm.image {slurm.image}: {error.strerror}.", exit_code=FAILED
+        ) from None
+    if found != slurm.image_sha256.lower():
+        raise TrainerError(
+            f"launcher.slurm.image {slurm.image} has the sha256 {found}, and not the "
+            f"{slurm.image_sha256.lower()} that it must have; nothing was made of it.",
+            exit_code=FAILED,
+        )
 
 
 def enter(path: Path) -> NoReturn:

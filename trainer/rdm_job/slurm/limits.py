@@ -18,11 +18,14 @@ from rdm_trainer.config.slurm import Component, components, generic_resources, l
 __all__ = [
     "ClusterNode",
     "Partition",
-    "accounts",
+    "its_partition",
     "mebibytes",
+    "near",
     "nodes",
     "partitions",
     "problems",
+    "span",
+    "unknown_partitions",
     "with_gpus",
     "without_gpus",
 ]
@@ -42,6 +45,9 @@ class Partition:
         nodes: How many it has.
         most_nodes: How many a job may have; None for all.
         least_nodes: How many a job must have.
+        qos: Whose limits its jobs have; empty for none.
+        qos_allowed: The QOS that its jobs may have; None for all.
+        qos_denied: Those that they may not have.
         most_seconds: How long a job may take; None for ever.
         accounts: Whose jobs it takes; None for everybody's.
         denied: Whose it does not take.
@@ -56,6 +62,9 @@ class Partition:
     accounts: tuple[str, ...] | None = None
     denied: tuple[str, ...] = ()
     least_nodes: int = 0
+    qos: str = ""
+    qos_allowed: tuple[str, ...] | None = None
+    qos_denied: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +105,9 @@ def partitions(text: str) -> list[Partition]:
             accounts=_list(fields["AllowAccounts"]) if fields.get("AllowAccounts", "ALL") != "ALL" else None,
             denied=_list(fields.get("DenyAccounts", "")),
             least_nodes=_count(fields.get("MinNodes")) or 0,
+            qos=_plain(fields.get("QoS", "")),
+            qos_allowed=_list(fields["AllowQos"]) if fields.get("AllowQos", "ALL") != "ALL" else None,
+            qos_denied=_list(fields.get("DenyQos", "")),
         )
         for fields in _lines(text)
         if "PartitionName" in fields
@@ -117,11 +129,6 @@ def nodes(text: str) -> list[ClusterNode]:
         for fields in _lines(text)
         if "NodeName" in fields
     ]
-
-
-def accounts(text: str) -> list[str]:
-    """Return the user's accounts that ``sacctmgr --noheader --parsable2 show associations`` printed."""
-    return sorted({line.split("|")[0].strip() for line in text.splitlines()} - {""})
 
 
 def with_gpus(
@@ -185,51 +192,61 @@ def _has_gpus(part: Component, there: Sequence[Partition], machines: Sequence[Cl
 
     Not those of one that is not known: :func:`problems` refuses the job for that.
     """
-    known = _its(part, there)
+    known = its_partition(part, there)
     return known is not None and any(node.has("gpu") for node in machines if known.name in node.partitions)
 
 
-def _its(part: Component, there: Sequence[Partition]) -> Partition | None:
-    """Return the partition of a component, which is the default one where it names none."""
+def its_partition(part: Component, there: Sequence[Partition]) -> Partition | None:
+    """Return a component's partition, the default one where it names none; None where that is not known.
+
+    Args:
+        part: A component of a job.
+        there: The partitions.
+    """
     wanted = part.partition
     return next((one for one in there if (one.name == wanted if wanted else one.is_default)), None)
 
 
-def problems(
-    config: Config, there: Sequence[Partition], machines: Sequence[ClusterNode], mine: Sequence[str]
-) -> list[str]:
+def problems(config: Config, there: Sequence[Partition], machines: Sequence[ClusterNode]) -> list[str]:
     """Return what of a job the cluster could never run, one sentence each.
 
     Args:
         config: The job's, without a problem in itself.
         there: The partitions.
         machines: The nodes.
-        mine: The user's accounts; empty where they are not known.
     """
-    found: list[str] = []
-    account = config.launcher.slurm.account
-    if account and mine and account not in mine:
-        near = _near(account, mine) or f"you have {', '.join(mine)}."
-        found.append(f"launcher.slurm.account {account} is none of yours; {near}")
+    found = unknown_partitions(config, there)
     for part in components(config):
-        found += _component(part, config, there, machines)
+        if (known := its_partition(part, there)) is not None:
+            found += _component(part, config, known, machines)
+    return found
+
+
+def unknown_partitions(config: Config, there: Sequence[Partition]) -> list[str]:
+    """Return the partitions of a job that Slurm does not have, or that are not known, one sentence each.
+
+    Args:
+        config: The job's, without a problem in itself.
+        there: The partitions.
+    """
+    names = [one.name for one in there]
+    found = []
+    for part in components(config):
+        if its_partition(part, there) is not None:
+            continue
+        if part.partition:
+            instead = near(part.partition, names) or f"there are {', '.join(names)}."
+            found.append(f"Slurm has no partition {part.partition}; {instead}")
+        else:
+            is_known = all(one.is_default is not None for one in there)
+            why = "Slurm has no default partition" if is_known else "The default partition is not known"
+            found.append(f"{why}; give launcher.slurm.partition: {_or(names)}.")
     return found
 
 
 def _component(
-    part: Component, config: Config, there: Sequence[Partition], machines: Sequence[ClusterNode]
+    part: Component, config: Config, known: Partition, machines: Sequence[ClusterNode]
 ) -> Iterator[str]:
-    names = [one.name for one in there]
-    known = _its(part, there)
-    if known is None:
-        if part.partition:
-            near = _near(part.partition, names) or f"there are {', '.join(names)}."
-            yield f"Slurm has no partition {part.partition}; {near}"
-        else:
-            is_known = all(one.is_default is not None for one in there)
-            why = "Slurm has no default partition" if is_known else "The default partition is not known"
-            yield f"{why}; give launcher.slurm.partition: {_or(names)}."
-        return
     its = [node for node in machines if known.name in node.partitions]
     yield from _size(part, config, known)
     able = its
@@ -255,10 +272,10 @@ def _component(
     features = {feature for node in its for feature in node.features}
     for feature in _FEATURE.findall(re.sub(r"\*[0-9]+", "", part.constraint)):
         if feature not in features:
-            near = _near(feature, features) or (
+            instead = near(feature, features) or (
                 f"there are {', '.join(sorted(features))}." if features else "they have no features."
             )
-            yield f"No node of partition {known.name} has the feature {feature}; {near}"
+            yield f"No node of partition {known.name} has the feature {feature}; {instead}"
     if 0 < len(able) < part.nodes <= known.nodes:
         yield (
             f"Only {len(able)} of the {known.nodes} nodes of partition {known.name} have all that the job "
@@ -289,7 +306,7 @@ def _size(part: Component, config: Config, known: Partition) -> Iterator[str]:
         )
     if slurm.time and known.most_seconds is not None and limit_seconds(slurm.time) > known.most_seconds:
         yield (
-            f"launcher.slurm.time {slurm.time} is more than the {_span(known.most_seconds)} of partition "
+            f"launcher.slurm.time {slurm.time} is more than the {span(known.most_seconds)} of partition "
             f"{known.name}: Slurm would let the job wait for ever."
         )
     refused = known.accounts is not None and slurm.account not in known.accounts
@@ -323,7 +340,8 @@ def _seconds(value: str | None) -> int | None:
     return limit_seconds(value) if value and value[0].isdigit() else None
 
 
-def _span(seconds: int) -> str:
+def span(seconds: int) -> str:
+    """Return a time as Slurm writes it, ``days-hours:minutes:seconds``."""
     days, rest = divmod(seconds, 86400)
     hours, minutes = divmod(rest // 60, 60)
     return f"{days}-{hours:02}:{minutes:02}:00" if days else f"{hours:02}:{minutes:02}:{rest % 60:02}"
@@ -337,7 +355,8 @@ def mebibytes(text: str) -> int:
     return int(int(text.rstrip("KMGT")) * unit.get(text[-1], 1))
 
 
-def _near(value: str, known: Iterable[str]) -> str:
+def near(value: str, known: Iterable[str]) -> str:
+    """Return a question after the nearest of some names; empty where none is near."""
     close = difflib.get_close_matches(value, list(known), n=1)
     return f"did you mean {close[0]}?" if close else ""
 

@@ -15,15 +15,6 @@ NEVER = "it will never start like this"
 REASONS: dict[str, str] = {
     "AccountingPolicy": "a limit of the accounting does not allow it now",
     "AccountNotAllowed": f"its account may not use this partition: {NEVER}",
-    "AssocGrpCpuLimit": "its account uses all the CPUs that it may",
-    "AssocGrpGRES": "its account uses all the generic resources, such as GPUs, that it may",
-    "AssocGrpJobsLimit": "its account runs as many jobs as it may",
-    "AssocGrpNodeLimit": "its account uses all the nodes that it may",
-    "AssocGrpSubmitJobsLimit": "its account has submitted as many jobs as it may",
-    "AssocGrpWallLimit": "its account has used up its time",
-    "AssocMaxJobsLimit": "its user runs as many jobs as the account allows",
-    "AssocMaxNodePerJobLimit": f"it asks for more nodes than a job of its account may have: {NEVER}",
-    "AssocMaxWallDurationPerJobLimit": f"it asks for more time than a job of its account may have: {NEVER}",
     "AssociationJobLimit": "its account runs as many jobs as it may",
     "AssociationResourceLimit": "its account uses as much as it may",
     "AssociationTimeLimit": "its account has used up its time",
@@ -53,17 +44,7 @@ REASONS: dict[str, str] = {
     "PartitionTimeLimit": f"it asks for more time than the partition allows: {NEVER}",
     "Priority": "jobs of higher priority are before it",
     "Prolog": "the nodes are being prepared for it",
-    "QOSGrpCpuLimit": "all jobs of its QOS use as many CPUs as they may",
-    "QOSGrpGRES": "all jobs of its QOS use as many generic resources, such as GPUs, as they may",
-    "QOSGrpJobsLimit": "as many jobs of its QOS run as may",
-    "QOSGrpNodeLimit": "all jobs of its QOS use as many nodes as they may",
     "QOSJobLimit": "as many jobs of its QOS run as may",
-    "QOSMaxCpuPerUserLimit": "its user has as many CPUs as the QOS allows",
-    "QOSMaxGRESPerUser": "its user has as many generic resources, such as GPUs, as the QOS allows",
-    "QOSMaxJobsPerUserLimit": "its user runs as many jobs as the QOS allows",
-    "QOSMaxNodePerJobLimit": f"it asks for more nodes than a job of its QOS may have: {NEVER}",
-    "QOSMaxNodePerUserLimit": "its user has as many nodes as the QOS allows",
-    "QOSMaxWallDurationPerJobLimit": f"it asks for more time than a job of its QOS may have: {NEVER}",
     "QOSNotAllowed": f"its QOS may not be used there: {NEVER}",
     "QOSResourceLimit": "its QOS uses as much as it may",
     "QOSTimeLimit": "its QOS has used up its time",
@@ -82,6 +63,27 @@ REASONS: dict[str, str] = {
 
 _SPLIT = re.compile(r"(?<=[a-z])(?=[A-Z])|_")
 
+# Slurm's names for limits of the accounting have parts: whose, the least or the most of what, and for whom.
+_LIMIT = re.compile(
+    r"(?P<whose>Assoc|QOS)?(?P<kind>Grp|Max|Min)"
+    r"(?P<what>BB|Billing|CPU|Cpu|Energy|GRES|Jobs|License|Memory|Mem|Node|SubmitJobs?|Unknown|WallDuration|Wall)"
+    r"(?P<minutes>(?:Run)?Minutes)?(?:Per(?P<per>Job|Node|User|Account))?(?:Limit|NotSatisfied)?"
+)
+_WHAT = {
+    "BB": "burst buffers",
+    "Billing": "billed resources",
+    "CPU": "CPUs",
+    "Cpu": "CPUs",
+    "Energy": "energy",
+    "GRES": "generic resources, such as GPUs,",
+    "License": "licences",
+    "Mem": "memory",
+    "Memory": "memory",
+    "Node": "nodes",
+    "Unknown": "resources",
+    "WallDuration": "time",
+}
+
 
 def why(reason: str) -> str:
     """Return why a job waits, with Slurm's own word behind; nothing when Slurm gives none.
@@ -92,11 +94,37 @@ def why(reason: str) -> str:
     text = reason.strip().strip("()")
     if text in ("", "None"):
         return ""
-    known = REASONS.get(text.replace(" ", "_")) or REASONS.get(text.partition(",")[0].strip())
+    word = text.partition(",")[0].strip()
+    known = REASONS.get(text.replace(" ", "_")) or REASONS.get(word) or _of_limit(word)
     # An unknown one of a later release still reads as words.
     return f"{known or ' '.join(_SPLIT.sub(' ', text).lower().split())} ({text})"
 
 
 def never(reason: str) -> bool:
     """Whether a job with this reason waits for ever."""
-    return NEVER in REASONS.get(reason.strip("()").partition(",")[0].strip(), "")
+    word = reason.strip("()").partition(",")[0].strip()
+    return NEVER in (REASONS.get(word) or _of_limit(word))
+
+
+def _of_limit(word: str) -> str:
+    """Return what a reason says that is a limit of an account or a QOS; nothing of another one."""
+    found = _LIMIT.fullmatch(word)
+    if found is None:
+        return ""
+    whose = "account" if found["whose"] == "Assoc" else "QOS"
+    is_all = found["kind"] == "Grp"
+    who = f"its {whose}" if is_all else "its account" if found["per"] == "Account" else "its user"
+    may = "it may" if is_all else f"the {whose} allows"
+    if found["what"] == "Jobs":
+        return f"{who} runs as many jobs as {may}"
+    if found["what"].startswith("Submit"):
+        return f"{who} has as many jobs in the queue as {may}"
+    if found["what"] == "Wall":
+        return f"{who} has used up its time"
+    much = ("minutes of " if found["minutes"] else "") + _WHAT[found["what"]]
+    if found["kind"] == "Min":
+        return f"a job of its {whose} must ask for more {much.rstrip(',')}: {NEVER}"
+    if found["per"] in ("Job", "Node"):
+        of = " of a node" if found["per"] == "Node" else ""
+        return f"it asks for more {much}{of} than a job of its {whose} may have: {NEVER}"
+    return f"{who} uses all the {much} that {may}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from rdm_job.slurm import commands, rest_forms, states, token
+from rdm_job.slurm.accounting import Accounting, Association
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.limits import ClusterNode, Partition
 from rdm_job.slurm.states import Seen
@@ -42,8 +43,8 @@ class Access(Protocol):
     def cluster(self) -> tuple[list[Partition], list[ClusterNode]]:
         """Return the cluster's partitions and nodes."""
 
-    def accounts(self) -> list[str]:
-        """Return this user's accounts; none where there is no accounting."""
+    def accounting(self) -> Accounting:
+        """Return what the accounting lets this user's jobs have; what it does not tell is left out."""
 
     def would_run(self, script: Path) -> str:
         """Return why Slurm refuses a script; empty when it would take it."""
@@ -84,13 +85,14 @@ class Rest:
         found = (self._get("partitions"), self._get("nodes"))
         return self._read(rest_forms.partitions, found[0]), self._read(rest_forms.nodes, found[1])
 
-    def accounts(self) -> list[str]:
-        """Return this user's accounts; none where there is no accounting."""
+    def accounting(self) -> Accounting:
+        """Return this user's accounts; their limits, and whether they hold, are not asked this way."""
         with contextlib.suppress(SlurmError):
             answer = self._get("associations", "slurmdb")
             user = self._token().user
-            return self._read(lambda found: rest_forms.accounts(found, user), answer)
-        return []
+            names = self._read(lambda found: rest_forms.accounts(found, user), answer)
+            return Accounting(user=user, associations=[Association(name, user) for name in names])
+        return Accounting()
 
     def would_run(self, script: Path) -> str:
         """Return why a script cannot be submitted. Whether Slurm takes it cannot be asked this way."""
@@ -176,7 +178,8 @@ class Rest:
     def _refused(self, status: int, said: str) -> SlurmError:
         where = f"slurmrestd at {self.address}"
         source = self._token().source
-        if status == http.client.UNAUTHORIZED:
+        # The second is Slurm 24.11's, of a token that another key has signed.
+        if status in (http.client.UNAUTHORIZED, http.client.NETWORK_AUTHENTICATION_REQUIRED):
             return SlurmError(
                 f"{where} does not take the token in {source}: make another with scontrol token."
             )

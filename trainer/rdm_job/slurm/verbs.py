@@ -23,7 +23,7 @@ from rdm_job.check import program_missing, standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
-from rdm_job.slurm import commands, image, limits, rest, view
+from rdm_job.slurm import accounting, commands, container, image, image_paths, limits, rest, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Access
 from rdm_job.slurm.script import OUTPUT, script
@@ -31,8 +31,9 @@ from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
 from rdm_trainer import data, writers
+from rdm_trainer.config.schema import SlurmConfig
 from rdm_trainer.config.slurm import can_run, components, runs_in_image, world_size
-from rdm_trainer.errors import TrainerError
+from rdm_trainer.errors import ConfigError, TrainerError
 
 __all__ = ["check", "start", "state", "states", "stop"]
 
@@ -85,17 +86,37 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
         problems.append(f"srun on {request.node} has no pyxis (no option --container-image); try enroot.")
     elif not problems:
         try:
-            problems += image.problems(config.launcher.slurm) if in_image else []
+            problems += _without_mpi(request, config.launcher.slurm)
+            problems += _of_image(config) if in_image else []
             there, machines = slurm.cluster()
             config = limits.with_gpus(config, request.accelerator, there, machines)
             problems += limits.without_gpus(config, request.accelerator, there, machines)
-            problems += limits.problems(config, there, machines, slurm.accounts())
+            problems += limits.problems(config, there, machines)
+            problems += accounting.problems(config, slurm.accounting(), there)
             problems += [] if problems else _refused(request, config)
         except SlurmError as error:
             silent = f"Slurm does not answer on {request.node}: {error}"
             problems.append(str(error) if config.launcher.slurm.rest else silent)
     offer = {"mark": secrets.token_hex(8)}
     return {"ok": not problems, "problems": problems, "facts": facts, "offer": offer}
+
+
+def _of_image(config: configuration.Config) -> list[str]:
+    """Return what is wrong with a job's image, and with what its processes are to see there."""
+    found = image.problems(config.launcher.slurm)
+    if found or config.launcher.program:
+        return found
+    return image_paths.problems(config, container.mounted(jobs_root(), config.launcher.slurm.mounts))
+
+
+def _without_mpi(request: Request, slurm: SlurmConfig) -> list[str]:
+    """Return why ranks cannot be started as the job asks. slurmrestd says nothing of it."""
+    if slurm.mpi == "none" or slurm.rest or not (why := commands.without_mpi(slurm.mpi)):
+        return []
+    return [
+        f"srun on {request.node} cannot start ranks with launcher.slurm.mpi={slurm.mpi}: {why}. Install its "
+        "plugin for PMIx and what that loads (libpmix-dev on Debian 12), or use launcher.slurm.mpi=none."
+    ]
 
 
 def _refused(request: Request, config: configuration.Config) -> list[str]:
@@ -130,7 +151,11 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
     request = dataclasses.replace(request, nodes=(mine,))
     slurm = rest.of_config(config.launcher.slurm)
     if request.accelerator != "cpu":
-        config = limits.with_gpus(config, request.accelerator, *slurm.cluster())
+        there, machines = slurm.cluster()
+        # It would be submitted without GPUs.
+        if unknown := limits.unknown_partitions(config, there):
+            raise ConfigError(unknown)
+        config = limits.with_gpus(config, request.accelerator, there, machines)
     job.make(request)
     if request.config:
         job.write_config(request.config)
@@ -162,7 +187,12 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
 
 
 def state(path: JobDirectory, wait: float = 0.0) -> State:
-    """Return how a job is, at once or when its agents have news, at the latest after WAIT seconds."""
+    """Return how a job is, at once or when its agents have news.
+
+    Args:
+        path: The job's directory.
+        wait: Seconds to wait for news; 0: at once.
+    """
     job = JobDirectory.of_master(path.path)
     before, deadline = job.version, time.monotonic() + wait
     if wait and not job.read_state().has_ended:
@@ -189,11 +219,11 @@ def states(jobs: Iterable[JobDirectory]) -> list[State]:
 
 
 def stop(path: JobDirectory, *, now: bool, timeout: float) -> tuple[bool, State]:
-    """End a job: after a checkpoint when it runs, unless NOW. Return whether it had not ended, and how it is.
+    """End a job. Return whether it had not ended, and how it is.
 
     Args:
         path: The job's directory.
-        now: At once.
+        now: At once, and not after a checkpoint.
         timeout: Seconds until it is cancelled in any case.
     """
     job = JobDirectory.of_master(path.path)

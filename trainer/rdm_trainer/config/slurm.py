@@ -7,6 +7,8 @@ reads: a value that fits can neither end its line nor begin another option.
 
 from __future__ import annotations
 
+import collections
+import posixpath
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -60,6 +62,7 @@ _FORMS = {
     "constraint": (r"[A-Za-z0-9_][A-Za-z0-9_.&|*()\[\]:-]*", "ib&nvme"),
     "interface": (r"[A-Za-z0-9_.:@-]{1,15}", "ib0"),
     "image": (rf"{_PATH}|docker://[A-Za-z0-9][A-Za-z0-9_./:@-]*", "/shared/train.sqsh"),
+    "image_sha256": (r"[0-9a-fA-F]{64}", "64 hexadecimal digits, which sha256sum prints"),
     "rest": (
         r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?|unix:/[A-Za-z0-9_./+@-]+",
         "https://slurm1:6820",
@@ -229,22 +232,38 @@ def _image(slurm: SlurmConfig) -> Iterator[str]:
                 f"launcher.slurm.mounts has {mount!r}; it takes /of/the/node:/in/the/image, or one path for "
                 "both."
             )
+    targets = collections.Counter(_target(mount) for mount in slurm.mounts)
+    for target in (target for target, count in targets.items() if count > 1):
+        yield f"launcher.slurm.mounts has {target} of the image more than once; give it one mount."
     if slurm.step == "ranks" and runs_in_image(slurm):
         yield "launcher.slurm.step is ranks, for which the image would need Slurm's programs; use agents."
     if slurm.mpi != "none" and slurm.step == "agents":
         yield f"launcher.slurm.mpi is {slurm.mpi}, but srun starts no ranks; use launcher.slurm.step=ranks."
     if slurm.image is None:
+        if slurm.image_sha256:
+            yield "launcher.slurm.image_sha256 is given, but there is no launcher.slurm.image to hold to it."
         if slurm.container in _TAKES:
             yield (
                 f"launcher.slurm.container is {slurm.container}, but there is no launcher.slurm.image to run."
             )
         return
+    if slurm.image_sha256 and image_kind(slurm.image) != "archive":
+        yield (
+            "launcher.slurm.image_sha256 is for a Docker archive, and launcher.slurm.image "
+            f"{slurm.image} is a {image_kind(slurm.image)}."
+        )
     if slurm.container in _TAKES and not can_run(slurm.container, slurm.image):
         able = " or ".join(name for name in _TAKES if can_run(name, slurm.image))
         yield (
             f"launcher.slurm.image {slurm.image} is a {image_kind(slurm.image)}, which {slurm.container} "
             f"does not run; {able} does, and all of them run a .sqsh or a Docker archive (.tar)."
         )
+
+
+def _target(mount: str) -> str:
+    """Return the place of a mount in the image."""
+    source, _, target = mount.partition(":")
+    return posixpath.normpath(target or source)
 
 
 def _forms(slurm: SlurmConfig) -> Iterator[str]:

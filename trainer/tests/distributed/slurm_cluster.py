@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import io
 import json
 import os
@@ -19,16 +20,20 @@ import subprocess
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
+from tests.distributed.slurm_root import inside, root
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["NODES", "PROGRAM", "Image", "Slurm", "running"]
+__all__ = ["NODES", "PROGRAM", "RELEASES", "Image", "Slurm", "running"]
+
+RELEASES = {"22.05": "", "24.11": "trixie"}
+"""Of Slurm, and the release of Debian that has it, which is empty for this machine's."""
 
 NODES = ("t1", "t2", "t3")
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -43,6 +48,7 @@ SlurmUser={user}
 SlurmdUser={user}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
+TmpFS={folder}/tmp/%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -105,7 +111,15 @@ class Image:
             ("removed", ""),
         )
         upper = self._layer(("only-in-the-image", ""), (".wh.removed", ""))
-        config = json.dumps({"config": {"Env": ["IN=image", "PATH=/usr/bin:/bin"]}}).encode()
+        digests = [f"sha256:{hashlib.sha256(layer).hexdigest()}" for layer in (lower, upper)]
+        config = json.dumps(
+            {
+                "architecture": "amd64",
+                "os": "linux",
+                "config": {"Env": ["IN=image", "PATH=/usr/bin:/bin"]},
+                "rootfs": {"type": "layers", "diff_ids": digests},
+            }
+        ).encode()
         manifest = [{"Config": "c0ffee.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]
         parts = {
             "1/layer.tar": lower,
@@ -148,13 +162,19 @@ class Image:
 
 
 class Slurm:
-    """A cluster of three nodes, and what its login host is asked."""
+    """A cluster of three nodes, and what its login host is asked.
+
+    Args:
+        folder: Where all its files are.
+        release: Of the distribution whose Slurm it is, as ``trixie``; empty for this machine's.
+    """
 
     more_configuration = ""
     """Further lines of slurm.conf."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, release: str = "") -> None:
         self.folder = folder
+        self.within = inside(root(release)) if release else ()
         self.jobs = folder / "jobs"
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
@@ -163,10 +183,12 @@ class Slurm:
             "SLURM_CONF": str(folder / "slurm.conf"),
             "RDM_JOBS": str(self.jobs),
             "RDM_PLACE": "host",
+            # As for users without rights: root may lack some that apptainer would give to its processes.
+            "APPTAINER_USERNS": "1",
         }
 
     def up(self) -> None:
-        for name in ("jobs", "state", *(f"spool/{node}" for node in NODES)):
+        for name in ("jobs", "state", *(f"{kind}/{node}" for kind in ("spool", "tmp") for node in NODES)):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "program.py").write_text(PROGRAM)
         for number in range(4):
@@ -190,7 +212,7 @@ class Slurm:
             "seed-file": "seed",
         }
         options = [f"--{option}={self.folder}/munge.{name}" for option, name in files.items()]
-        self._start("munged", "--force", "--foreground", *options)
+        self._start("munged", "--force", "--foreground", *options, within=())
         wait_until("munge listens", (self.folder / "munge.socket").exists)
         self._start("slurmctld", "-D", "-c")
         for node in NODES:
@@ -220,11 +242,10 @@ class Slurm:
                     os.kill(int(parent.name), signal.SIGKILL)
                 os.kill(int(path.name), signal.SIGKILL)
 
-    def _start(self, *command: str) -> subprocess.Popen[bytes]:
-        program = shutil.which(command[0])
-        assert program is not None
+    def _start(self, *command: str, within: Sequence[str] | None = None) -> subprocess.Popen[bytes]:
+        within = self.within if within is None else within
         with (self.folder / "daemons.log").open("ab") as log:
-            daemon = subprocess.Popen([program, *command[1:]], env=self.environment, stdout=log, stderr=log)
+            daemon = subprocess.Popen([*within, *command], env=self.environment, stdout=log, stderr=log)
         self._daemons.append(daemon)
         return daemon
 
@@ -241,7 +262,12 @@ class Slurm:
 
     def slurm(self, *command: str) -> str:
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+            [*self.within, *command],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
         )
         return done.stdout
 
@@ -250,7 +276,7 @@ class Slurm:
 
     def ask(self, *words: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "rdm_trainer", "job", *words],
+            [*self.within, sys.executable, "-m", "rdm_trainer", "job", *words],
             env=self.environment,
             input=json.dumps(request) if request else None,
             capture_output=True,
@@ -328,7 +354,7 @@ _Cluster = TypeVar("_Cluster", bound=Slurm)
 
 @contextlib.contextmanager
 def running(cluster: _Cluster, *programs: str) -> Iterator[_Cluster]:
-    """Have a cluster up; PROGRAMS are what it needs on the PATH besides Slurm's daemons."""
+    """Have a cluster up, if the programs that it needs besides Slurm's daemons are there."""
     missing = [name for name in (*DAEMONS, *programs) if shutil.which(name) is None]
     assert not missing, f"{', '.join(missing)} are not here: make packages installs them"
     try:

@@ -1,25 +1,48 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Slurm of another release of the distribution: a directory with its packages, and programs that run in it.
+"""Slurm of another release of the distribution: a root with its packages, and programs that run in it.
 
-They come from the machine's own package sources, and are kept in .artifacts.
+They come from the machine's own package sources, and are kept in .artifacts. What runs there sees this
+machine's devices, /tmp, users, Python and the trainer besides.
 """
 
 from __future__ import annotations
 
 import fcntl
 import re
+import shlex
 import shutil
 import subprocess
+import sys
+import sysconfig
+import zlib
 from pathlib import Path
 
 import pytest
 
+import rdm_trainer
+
 __all__ = ["inside", "root"]
 
 _KEPT = Path(__file__).parents[3] / ".artifacts/slurm"
-_PACKAGES = ("slurmrestd", "slurm-wlm-jwt-plugin", "slurm-wlm-basic-plugins", "coreutils")
+_PACKAGES = (
+    *("slurm-client", "slurmctld", "slurmd", "slurmrestd"),
+    *("slurm-wlm-jwt-plugin", "slurm-wlm-basic-plugins"),
+    # What scripts of jobs run, and what takes the old root away.
+    *("bash", "coreutils", "dash", "grep", "mount", "procps", "sed"),
+    # Of it only the libraries, which this machine's Python finds there.
+    *("python3", "libstdc++6"),
+    *("charliecloud", "squashfs-tools"),
+    # MPI, whose processes find each other by PMIx.
+    *("libopenmpi40",),
+    # From Debian's unstable, which alone has it.
+    "apptainer",
+)
+_BESIDE = "sid"
+"""Where a package is from that the release lacks."""
+_LAST = rf"Package: *\nPin: release n={_BESIDE}\nPin-Priority: 100\n"
 _TIMEOUT_S = 600
-_BOUND = ("dev", "proc", "run", "sys", "tmp")
+_BOUND = ("/dev", "/proc", "/run", "/sys", "/tmp")
+_FILES = ("/etc/group", "/etc/hosts", "/etc/passwd")
 
 
 def root(release: str) -> Path:
@@ -28,23 +51,48 @@ def root(release: str) -> Path:
     Args:
         release: Its code name, as ``trixie``, which has Slurm 24.11.
     """
-    where = _KEPT / release
+    where = _KEPT / f"{release}-{zlib.crc32(' '.join(_PACKAGES).encode()):08x}"
     _KEPT.mkdir(parents=True, exist_ok=True)
     with (_KEPT / f"{release}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Those with other packages nobody asks for again.
+        for other in set(_KEPT.glob(f"{release}-*")) - {where}:
+            shutil.rmtree(other)
         if not where.exists():
             _fetch(release, where)
     return where
 
 
 def inside(directory: Path) -> tuple[str, ...]:
-    """Return a command that becomes its arguments in a directory that has the machine's devices and /tmp."""
+    """Return a command that becomes its arguments in such a root."""
     steps = [
         'mount --bind "$0" "$0"',
-        *(f'mount --rbind /{name} "$0/{name}"' for name in _BOUND),
-        'exec chroot "$0" "$@"',
+        *(
+            f'mkdir -p "$0"{path} && mount --rbind {path} "$0"{path}'
+            for path in map(shlex.quote, (*_BOUND, *_ours()))
+        ),
+        *(f'touch "$0{path}" && mount --bind {path} "$0{path}"' for path in _FILES),
+        *_of_the_distribution(),
+        # A process in a mere chroot could make no namespaces of a user's own.
+        'where=$PWD && cd "$0" && pivot_root . . && umount --lazy .',
+        '{ cd "$where" 2>/dev/null || cd /; }',
+        'exec "$@"',
     ]
     return ("unshare", "--mount", "sh", "-c", " && ".join(steps), str(directory))
+
+
+def _ours() -> list[str]:
+    """Return the directories of this machine's Python and of the trainer."""
+    python = sysconfig.get_path("stdlib") if sys.base_prefix == "/usr" else sys.base_prefix
+    return list(dict.fromkeys([python, str(Path(rdm_trainer.__file__).parents[1]), sys.prefix]))
+
+
+def _of_the_distribution() -> list[str]:
+    """Return what puts the distribution's own Python, where ours is that, into the place of the root's."""
+    if sys.base_prefix != "/usr":
+        return []
+    ours = shlex.quote(str(Path(sys.executable).resolve()))
+    return [f'mount --bind {ours} "$0/usr/bin/python3"']
 
 
 def _fetch(release: str, where: Path) -> None:
@@ -61,9 +109,10 @@ def _fetch(release: str, where: Path) -> None:
     ).stdout
     fields = [line.split("|") for line in listed.splitlines()]
     sources = [
-        f"deb {f'[signed-by={signed}] ' if signed.startswith('/') else ''}{uri} {release} {component}"
+        f"deb {f'[signed-by={signed}] ' if signed.startswith('/') else ''}{uri} {wanted} {component}"
         for uri, suite, component, signed in fields
         if suite == own[1]
+        for wanted in (release, _BESIDE)
     ]
     new = where.with_suffix(".new")
     shutil.rmtree(new, ignore_errors=True)
@@ -72,6 +121,9 @@ def _fetch(release: str, where: Path) -> None:
         "--quiet",
         "--variant=extract",  # nothing is configured: its programs are all that is wanted
         '--aptopt=APT::Install-Recommends "false"',
+        # A mirror may be weeks behind. Signatures are verified as ever.
+        '--aptopt=Acquire::Check-Valid-Until "false"',
+        f'--setup-hook=printf "{_LAST}" > "$1/etc/apt/preferences.d/beside"',
         f"--include={','.join(_PACKAGES)}",
         release,
         str(new),
@@ -83,6 +135,9 @@ def _fetch(release: str, where: Path) -> None:
     for name in ("bin", "sbin", "lib", "lib64"):
         if not (new / name).exists():
             (new / name).symlink_to(f"usr/{name}")
-    for name in _BOUND:
-        (new / name).mkdir(exist_ok=True)
+    # What the installer sets. apptainer brings it into its images.
+    (new / "etc/localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
+    # Debian's alternatives, which the packages set when they are configured.
+    for program in (new / "usr/sbin").glob("slurm*-wlm"):
+        (new / "usr/sbin" / program.name.removesuffix("-wlm")).symlink_to(program.name)
     new.rename(where)

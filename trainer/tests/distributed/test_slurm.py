@@ -8,20 +8,53 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rdm_job.directory import JobDirectory
+from rdm_job.slurm import container
 from tests.distributed.places import reaches, state, tiny, trains
-from tests.distributed.slurm_cluster import NODES, Image, Slurm
+from tests.distributed.slurm_cluster import NODES, RELEASES, Image, Slurm, running
 from tests.tiny import LOSSES
 from tests.waiting import wait_until
 
 WHOLE = "launcher.slurm.gres=gpu:a10:4"
 """With two nodes, all that the partition gpu2 has."""
+
+MPI = """\
+import ctypes, os
+
+os.environ.update(OMPI_MCA_pml="ob1", OMPI_MCA_btl="tcp,self", OMPI_MCA_btl_tcp_if_include="lo")
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+world, number, add = (
+    ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(mpi, f"ompi_mpi_{name}")))
+    for name in ("comm_world", "int", "op_sum")
+)
+rank, size, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+mpi.MPI_Init(None, None)
+mpi.MPI_Comm_rank(world, ctypes.byref(rank))
+mpi.MPI_Comm_size(world, ctypes.byref(size))
+own = ctypes.c_int(rank.value + 1)
+mpi.MPI_Allreduce(ctypes.byref(own), ctypes.byref(total), 1, number, add, world)
+os.write(1, f"{rank.value} of {size.value}: {total.value}\\n".encode())
+mpi.MPI_Finalize()
+"""
+"""Adds up over all of its world; without a way to the others each process is a world of its own."""
+
+
+@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.long)])
+def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A cluster of each release that Debian has."""
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"), RELEASES[request.param])
+    with running(cluster, "sbatch", "ch-run", "sqfstar"):
+        said = cluster.slurm("sinfo", "--version")
+        assert said.startswith(f"slurm-wlm {request.param}."), said
+        yield cluster
 
 
 def test_a_heterogeneous_job_is_one_job_with_one_order_of_ranks(slurm: Slurm) -> None:
@@ -67,6 +100,57 @@ def test_slurm_itself_starts_the_ranks(slurm: Slurm) -> None:
     )
     slurm.let_end("ranks")
     assert slurm.reaches("ranks", "finished", "failed")["state"] == "finished"
+
+
+def test_ranks_that_slurm_starts_fail_begin_again_and_are_stopped_as_any_others(slurm: Slurm) -> None:
+    slurm.submit("faults", "launcher.nodes=2", "launcher.slurm.step=ranks", "launcher.max_restarts=1")
+    slurm.begins("faults", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
+    os.kill(json.loads((slurm.jobs / "faults/ranks/t3/1.json").read_text())["pid"], signal.SIGKILL)
+    told = wait_until(
+        "it has begun again",
+        lambda: slurm.state("faults"),
+        lambda one: (one["restarts"], one["state"]) == (1, "running"),
+    )
+    (failure,) = told["failures"]
+    assert (failure["node"], failure["rank"]) == ("t3", 1)
+    assert failure["reason"].startswith("Rank 1 on t3 failed: its process is gone, killed from outside")
+    slurm.begins("faults", *("\n".join([f"rank {n} of 2 on t{n + 2}"] * 2) for n in (0, 1)))
+    stopped = slurm.ask("stop", "faults", "--timeout", "200")["job"]
+    assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
+
+
+def test_ranks_that_slurm_starts_by_pmix_are_one_world_of_mpi(slurm: Slurm) -> None:
+    program = slurm.folder / "mpi.py"
+    program.write_text(MPI)
+    slurm.submit(
+        "mpi",
+        *("launcher.nodes=2", "launcher.devices_per_node=2"),
+        *("launcher.slurm.step=ranks", "launcher.slurm.mpi=pmix", f"launcher.program=[{program}]"),
+    )
+    told = slurm.reaches("mpi", "finished", "failed")
+    assert told["state"] == "finished", told
+    said = slurm.ask("logs", "mpi", "--tail", "0")["parts"]
+    assert {node: sorted(text.splitlines()) for node, text in said.items()} == {
+        "t2": ["0 of 4: 10", "1 of 4: 10"],
+        "t3": ["2 of 4: 10", "3 of 4: 10"],
+    }
+
+
+def test_pmix_that_srun_cannot_load_is_refused(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = re.search(r"^PluginDir *= (\S+)", slurm.slurm("scontrol", "show", "config"), re.MULTILINE)
+    assert found is not None
+    without = slurm.folder / "plugins"
+    without.mkdir()
+    for name in slurm.slurm("ls", found[1]).split():
+        if not name.startswith("mpi_pmix"):
+            (without / name).symlink_to(f"{found[1]}/{name}")
+    known = (slurm.folder / "slurm.conf").read_text()
+    (slurm.folder / "without-pmix.conf").write_text(f"{known}PluginDir={without}\n")
+    monkeypatch.setitem(slurm.environment, "SLURM_CONF", str(slurm.folder / "without-pmix.conf"))
+    request = slurm.request("never", "launcher.slurm.step=ranks", "launcher.slurm.mpi=pmix")
+    (said,) = slurm.ask("check", request=request)["problems"]
+    assert said.startswith("srun on login cannot start ranks with launcher.slurm.mpi=pmix: ")
+    assert said.endswith("(libpmix-dev on Debian 12), or use launcher.slurm.mpi=none.")
 
 
 def test_one_waits_for_the_other_and_says_why_until_it_is_stopped_or_cancelled(slurm: Slurm) -> None:
@@ -115,17 +199,32 @@ def test_what_can_never_run_is_refused_before_it_is_submitted(slurm: Slurm) -> N
     assert not (slurm.jobs / "never").exists()
 
 
-def test_agents_run_in_an_image_that_is_made_once_of_a_docker_archive(slurm: Slurm, image: Image) -> None:
-    slurm.submit("in-image", "launcher.nodes=2", *image.options)
-    slurm.begins("in-image", "rank 0 of 2 on t2 image", "rank 1 of 2 on t3 image")
-    (made,) = (slurm.jobs / ".images").glob("*.sqsh")
+@pytest.mark.parametrize(
+    ("slurm", "runtime", "kind"),
+    [
+        ("22.05", "charliecloud", "sqsh"),
+        pytest.param("24.11", "charliecloud", "sqsh", marks=pytest.mark.long),
+        pytest.param("24.11", "apptainer", "sif", marks=pytest.mark.long),
+    ],
+    indirect=["slurm"],
+)
+def test_agents_run_in_an_image_that_is_made_once_of_a_docker_archive(
+    slurm: Slurm, image: Image, runtime: str, kind: str
+) -> None:
+    options = [*image.options, f"launcher.slurm.container={runtime}"]
+    job, wrong = f"in-{runtime}", f"wrong-in-{runtime}"
+    slurm.submit(job, "launcher.nodes=2", *options)
+    slurm.begins(job, "rank 0 of 2 on t2 image", "rank 1 of 2 on t3 image")
+    (made,) = (slurm.jobs / ".images").glob(f"*.{kind}")
     before = made.stat()
-    assert "removed" not in subprocess.run(["unsquashfs", "-l", made], capture_output=True, text=True).stdout
-    slurm.let_end("in-image")
-    assert slurm.reaches("in-image", "finished", "failed")["state"] == "finished"
-    slurm.submit("wrong", *image.options, "launcher.slurm.image_program=/opt/trainer")
-    told = slurm.reaches("wrong", "failed", "running")
-    assert "ch-run failed on t2" in told["reason"]
+    if kind == "sqsh":
+        listed = subprocess.run(["unsquashfs", "-l", made], capture_output=True, text=True).stdout
+        assert ("only-in-the-image" in listed, "removed" in listed) == (True, False)
+    slurm.let_end(job)
+    assert slurm.reaches(job, "finished", "failed")["state"] == "finished"
+    slurm.submit(wrong, *options, "launcher.slurm.image_program=/opt/trainer")
+    told = slurm.reaches(wrong, "failed", "running")
+    assert f"{container.PROGRAMS[runtime]} failed on t2" in told["reason"]
     assert "/opt/trainer" in told["reason"]
     assert made.stat() == before
 

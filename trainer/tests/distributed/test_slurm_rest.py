@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Rest
 from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
-from tests.distributed.slurm_cluster import NODES, Slurm, running
+from tests.distributed.slurm_cluster import NODES, RELEASES, Slurm, running
 from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE
 from tests.unit.job.slurm.test_slurm_rest_forms import ALL
@@ -46,8 +47,8 @@ class RestSlurm(Slurm):
         self.jwt = self.token("jwt", "3600")
         cluster = dict(self.environment)
         self.environment |= _SERVER
-        words = ("-a", "rest_auth/jwt", "-s", "openapi/v0.0.38", f"127.0.0.1:{port}")
-        self._start("slurmrestd", *words)
+        plugins = ("-s", "openapi/slurmctld") if self.within else ("-s", "openapi/v0.0.38")
+        self._start("slurmrestd", "-a", "rest_auth/jwt", *plugins, f"127.0.0.1:{port}")
         self.environment = cluster
         wait_until("slurmrestd answers", self.answers)
 
@@ -84,10 +85,15 @@ class RestSlurm(Slurm):
         return found
 
 
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
-    with running(RestSlurm(tmp_path_factory.mktemp("slurm")), "slurmrestd") as cluster:
+@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.long)])
+def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
+    cluster = RestSlurm(tmp_path_factory.mktemp("slurm"), RELEASES[request.param])
+    with running(cluster, "slurmrestd"):
         yield cluster
+
+
+GPU2 = "launcher.slurm.partition=gpu2"
+"""Later releases do not say which partition is the default one."""
 
 
 @pytest.mark.parametrize(
@@ -159,7 +165,9 @@ def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: 
     slurm.begins("het", "rank 0 of 3 on t1", "rank 1 of 3 on t2", "rank 2 of 3 on t3")
     assert slurm.reaches("het", "running")["master"] == "t1"
     asked = slurm.slurm("scontrol", "show", "job", slurm.number("het"))
-    assert ("TresPerNode=gres:gpu:hgx:2" in asked, "TimeLimit=00:10:00" in asked) == (True, True)
+    # Later ones have a slash behind gres.
+    assert re.search(r"TresPerNode=gres[:/]gpu:hgx:2\b", asked), asked
+    assert "TimeLimit=00:10:00" in asked
     slurm.let_end("het")
     assert slurm.reaches("het", "finished", "failed")["nodes"] == dict.fromkeys(NODES, "done")
     secret = slurm.jwt.read_text().strip().partition("=")[2]
@@ -169,9 +177,9 @@ def test_a_heterogeneous_job_begins_and_ends_and_its_token_is_in_no_file(slurm: 
 
 
 def test_one_waits_for_the_other_and_says_why_until_they_are_stopped(slurm: RestSlurm) -> None:
-    slurm.submit("first", "launcher.nodes=2", WHOLE)
+    slurm.submit("first", "launcher.nodes=2", GPU2, WHOLE)
     slurm.begins("first", "rank 0 of 2 on t2", "rank 1 of 2 on t3")
-    slurm.submit("second", "launcher.nodes=2", WHOLE)
+    slurm.submit("second", "launcher.nodes=2", GPU2, WHOLE)
     wait_until("it says why", lambda: slurm.state("second"), lambda one: "(Resources)" in one["reason"])
     states = {one["job"]: one["state"] for one in slurm.ask("list")["jobs"]}
     assert (states["first"], states["second"]) == ("running", "queued")
@@ -214,14 +222,20 @@ def test_what_slurmrestd_cannot_do_is_refused_before_anything_is_submitted(slurm
         during.setattr(slurm, "address", "http://127.0.0.1:1")
         (said,) = slurm.problems()
     assert said == "slurmrestd at http://127.0.0.1:1 does not answer: Connection refused."
-    (said,) = slurm.problems("launcher.slurm.signal=300")
-    assert "cannot tell a script that its time limit is near: set launcher.slurm.signal=0" in said
+    told = slurm.problems(GPU2, "launcher.slurm.signal=300")
+    if slurm.within:
+        assert told == []
+        (said,) = slurm.problems()
+        assert said.startswith("The default partition is not known; give launcher.slurm.partition: hgx or")
+    else:
+        (said,) = told
+        assert "cannot tell a script that its time limit is near: set launcher.slurm.signal=0" in said
     assert slurm.problems("launcher.slurm.partition=gpu") == [
         "Slurm has no partition gpu; did you mean gpu2?"
     ]
     (said,) = slurm.problems("launcher.slurm.partition=wide")
     assert said.startswith("Jobs of partition wide have at least 2 nodes, and this one asks for 1")
-    (said,) = slurm.problems("launcher.slurm.hint=multithread")
+    (said,) = slurm.problems(GPU2, "launcher.slurm.hint=multithread")
     assert said.endswith("slurmrestd takes no launcher.slurm.hint=multithread, only nomultithread.")
     (said,) = slurm.problems("launcher.slurm.rest_jwt=eyJh.eyJz.sig")
     assert (said.startswith("launcher.slurm.rest_jwt must be the path"), "eyJ" in said) == (True, False)
@@ -233,7 +247,7 @@ def test_a_token_in_the_environment_goes_before_the_file(
     token = slurm.jwt.read_text().strip().partition("=")[2]
     missing = f"launcher.slurm.rest_jwt={slurm.folder}/none"
     monkeypatch.setitem(slurm.environment, "SLURM_JWT", token)
-    slurm.submit("from-environment", missing, "launcher.slurm.nodelist=t3")
+    slurm.submit("from-environment", missing, GPU2, "launcher.slurm.nodelist=t3")
     slurm.begins("from-environment", "rank 0 of 1 on t3")
     running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert token not in running

@@ -30,6 +30,7 @@ FACTS: dict[str, Any] = {
     "gpus": [],
     "missing_devices": [],
     "cgroup": {"version": 2, "controllers": ["cpuset", "cpu", "io", "memory", "pids"]},
+    "health": {"drivers": [], "ports": []},
     "claim": "",
     "foreign": "",
     "munge_key": "",
@@ -238,9 +239,65 @@ def test_cgroups_are_used_where_all_nodes_have_them() -> None:
     assert slurm_conf.cgroups_work([FACTS, FACTS])
     assert not slurm_conf.cgroups_work([FACTS, {**FACTS, "systemd": False}])
     assert not slurm_conf.cgroups_work([FACTS, {**FACTS, "cgroup": {"version": 2, "controllers": ["cpu"]}}])
+    assert said(slurm_conf.check(cluster(host("n2", {"systemd": False}), cgroups=True))) == (
+        "n2: has no systemd, which gives slurmd a control group (slurm_cgroups is true): leave slurm_cgroups "
+        "at auto, or set it to false"
+    )
     assert "ProctrackType=proctrack/cgroup\n" in slurm_conf.slurm_conf(cluster(cgroups=True))
     assert "ProctrackType=proctrack/linuxproc\n" in slurm_conf.slurm_conf(cluster())
     assert "ConstrainDevices=yes\n" in slurm_conf.cgroup_conf(cluster(cgroups=True))
+
+
+V1 = {"version": 1, "controllers": ["cpu", "cpuacct", "cpuset", "devices", "freezer", "memory"]}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, ""),
+        ({"cgroup": V1}, ""),
+        ({"cgroup": V1, "version": "20.11.4-1"}, ""),
+        ({"version": "20.11.4-1"}, "of version 2, which Slurm knows since 22.05, and Slurm 20.11"),
+        ({"version": "", "candidate": "21.08.8"}, "and Slurm 21.08"),
+        ({"cgroup": {"version": 0, "controllers": []}}, "has no control groups"),
+        (
+            {"cgroup": {"version": 1, "controllers": ["cpuset", "memory"]}},
+            "has no controller devices, freezer among its control groups (version 1)",
+        ),
+        ({"cgroup": {"version": 2, "controllers": ["memory"]}}, "has no controller cpuset"),
+    ],
+)
+def test_control_groups_of_both_versions_need_their_controllers_and_slurm(
+    changed: dict[str, Any], words: str
+) -> None:
+    found = slurm_conf.without_cgroups({**FACTS, **changed})
+    assert words in found if words else found == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "plugin"),
+    [
+        ([{}, {}], "cgroup/v2"),
+        ([{"cgroup": V1}, {"cgroup": V1}], "cgroup/v1"),
+        ([{"cgroup": V1}, {}], "autodetect"),
+        # It knows the one version, and no such option.
+        ([{"cgroup": V1, "version": "20.11.4-1"}], ""),
+    ],
+)
+def test_cgroup_conf_names_the_version_that_all_nodes_have(facts: list[dict[str, Any]], plugin: str) -> None:
+    assert slurm_conf.cgroup_plugin({**FACTS, **one} for one in facts) == plugin
+
+
+def test_cgroup_conf_holds_jobs_to_nothing_where_there_are_no_control_groups() -> None:
+    lines = slurm_conf.cgroup_conf(cluster(cgroups=True)).splitlines()[1:]
+    assert lines == [
+        "CgroupPlugin=cgroup/v2",
+        "ConstrainCores=yes",
+        "ConstrainDevices=yes",
+        "ConstrainRAMSpace=yes",
+    ]
+    assert "yes" not in slurm_conf.cgroup_conf(cluster())
+    assert "CgroupPlugin" not in slurm_conf.cgroup_conf(cluster())
 
 
 # --- changes ---------------------------------------------------------------------------------------------
@@ -394,6 +451,47 @@ def test_a_login_host_has_commands_and_configuration_but_no_daemon_of_slurm() ->
     login = planned(made)["l1"]
     assert {*login["daemons"]} == {"munge"}
     assert paths(login) == {"/etc/slurm/slurm.conf"}
+
+
+def test_a_nodes_health_is_what_it_had() -> None:
+    health = {"drivers": ["nvidia"], "ports": ["mlx5_0/1"]}
+    settings = slurm_plan.health_settings(host("n2", {"gpus": NVIDIA[:1], "health": health}, health_disk=500))
+    assert settings == {
+        "devices": ["/dev/nvidia0"],
+        "drivers": ["nvidia"],
+        "ports": ["mlx5_0/1"],
+        "disks": {"/var/lib/slurm/slurmd": 500},
+    }
+    # Device files that the user names may be of another driver, or of none.
+    named = host("n2", {"health": health}, gpu_devices=["/dev/x0"])
+    assert (slurm_plan.health_settings(named)["drivers"], slurm_plan.health_settings(named)["disks"]) == (
+        [],
+        {},
+    )
+
+
+def test_a_port_that_is_down_on_purpose_is_left_out() -> None:
+    health = {"drivers": [], "ports": ["mlx5_0/1", "mlx5_1/1"]}
+    told = host("n2", {"health": health}, health_ignored_ports=["mlx5_1/1", "mlx5_7/1"])
+    assert slurm_plan.health_settings(told)["ports"] == ["mlx5_0/1"]
+
+
+def test_without_the_health_check_nothing_of_it_stays() -> None:
+    made = cluster(login="l1")
+    made = replace(made, hosts={**made.hosts, "l1": host("l1")})
+
+    def gone(health: str, name: str) -> list[str]:
+        files = slurm_plan.hosts_of(made, "k" * 64, {}, health)[name]["files"]
+        return [
+            file["path"] for file in files if file.get("state") == "absent" and "rest" not in file["path"]
+        ]
+
+    program = "prolog.d/00-rdm-health-check"
+    assert [path for path in gone("", "n2") if path.endswith((program, "health.json"))] == [
+        f"/etc/slurm/{program}",
+        "/etc/slurm/rdm/health.json",
+    ], "the program goes before what it cannot be without"
+    assert not any("health" in path for path in (*gone("#!check\n", "n2"), *gone("", "l1")))
 
 
 def test_only_packages_that_are_missing_are_installed() -> None:

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
 from rdm_job.slurm import commands, verbs
 from rdm_trainer import config as configuration
+from rdm_trainer.errors import TrainerError
 
 StandIn = Callable[[str, str], Path]
 
@@ -69,6 +72,101 @@ def test_nothing_of_the_users_own_goes_over_the_options_of_the_script(
     told = dict(line.partition("=")[::2] for line in (tmp_path / "told").read_text().splitlines())
     assert not left_out.keys() & told.keys()
     assert {name: told[name] for name in kept} == kept
+
+
+SETTINGS = """\
+Configuration data as of 2026-11-23T08:36:09
+AccountingStorageEnforce = associations,limits
+AccountingStorageType   = accounting_storage/slurmdbd
+ClusterName             = c1
+"""
+
+
+def test_what_the_accounting_tells_of_a_user_without_a_name_in_the_system(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    stand_in("scontrol", f"echo '{SETTINGS}'")
+    stand_in(
+        "sacctmgr",
+        'case "$*" in *associations*cluster=c1*) echo "physics|3999999999|||normal|||||";; '
+        '*users*name=3999999999*) echo physics;; *qos*) echo "normal|||||||";; esac',
+    )
+    known = commands.accounting()
+    assert (known.user, known.cluster, known.accounts) == ("3999999999", "c1", ["physics"])
+    assert (known.default_account, list(known.qos)) == ("physics", ["normal"])
+    assert known.enforced == {"associations", "limits"}
+
+
+def test_an_accounting_that_does_not_answer_is_not_one_without_accounts(stand_in: StandIn) -> None:
+    stand_in("scontrol", f"echo '{SETTINGS}'")
+    stand_in("sacctmgr", 'echo "sacctmgr: error: Problem talking to the database" >&2; exit 1')
+    known = commands.accounting()
+    assert (known.associations, "associations" in known.enforced) == (None, True)
+
+
+def test_without_slurmdbd_there_is_no_accounting_to_ask(stand_in: StandIn, tmp_path: Path) -> None:
+    none = SETTINGS.replace("accounting_storage/slurmdbd", "accounting_storage/none")
+    stand_in("scontrol", f"echo '{none}'")
+    stand_in("sacctmgr", f"echo asked >{tmp_path}/asked")
+    assert commands.accounting().associations is None
+    assert not (tmp_path / "asked").exists()
+
+
+def test_a_start_does_not_leave_out_gpus_where_the_default_partition_is_not_known(
+    stand_in: StandIn, tmp_path: Path
+) -> None:
+    lines = (Path(__file__).parent / "records/partitions-22.05.txt").read_text().replace("Default=YES", "")
+    (tmp_path / "partitions").write_text(lines)
+    stand_in("scontrol", f'while read line; do echo "$line"; done <{tmp_path}/partitions')
+    stand_in("sbatch", f"echo 7 >{tmp_path}/submitted")
+    config = configuration.from_dict(
+        {"launcher": {"kind": "slurm", "devices_per_node": 4, "program": ["/x.py"]}}
+    )
+    request = Request(
+        "gpt",
+        "login1",
+        (Node("login1", "127.0.0.1", 1),),
+        config=json.dumps({"name": "gpt"}),
+        accelerator="cuda",
+    )
+    with pytest.raises(
+        TrainerError, match=r"no default partition; give launcher.slurm.partition: hgx or gpu2\."
+    ):
+        verbs.start(JobDirectory(tmp_path / "jobs" / "gpt", "login1"), request, config)
+    assert not (tmp_path / "submitted").exists()
+    assert not (tmp_path / "jobs").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (
+            "srun: error:  mpi/pmix_v4: init: (null) [0]: mpi_pmix.c:195: pmi/pmix: can not load PMIx "
+            "library\n"
+            "srun: error: Couldn't load specified plugin name for mpi/pmix: Plugin init() callback failed\n"
+            "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n",
+            "can not load PMIx library",
+        ),
+        (
+            "srun: error: Couldn't find the specified plugin name for mpi/pmix looking at all files\n"
+            "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n",
+            "Couldn't find the specified plugin name for mpi/pmix looking at all files",
+        ),
+        (
+            "srun: warning: can't honor --ntasks-per-node set to 4\n"
+            "srun: error: Couldn't find the specified plugin name for mpi/pmix looking at all files\n"
+            "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n",
+            "Couldn't find the specified plugin name for mpi/pmix looking at all files",
+        ),
+        # What is asked of the cluster is no matter here.
+        ("allocation failure: Unable to contact slurm controller (connect failure)\n", ""),
+    ],
+)
+def test_srun_says_why_it_has_no_pmix(stand_in: StandIn, tmp_path: Path, said: str, why: str) -> None:
+    (tmp_path / "said").write_text(said)
+    stand_in("srun", f'while read -r line; do echo "$line" >&2; done <{tmp_path}/said; exit 1')
+    assert commands.without_mpi("pmix") == why
 
 
 def test_a_host_without_slurm_and_without_the_jobs_program_is_named(

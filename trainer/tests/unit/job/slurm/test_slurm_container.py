@@ -115,6 +115,14 @@ def test_the_script_starts_the_agents_in_the_image() -> None:
         ({"image": "docker://a b"}, "launcher.slurm.image is 'docker://a b'"),
         ({"image": "/x.sqsh", "mounts": ["/a:b"]}, "launcher.slurm.mounts has '/a:b'; it takes"),
         ({"image": "/x.sqsh", "image_program": "a;b"}, "launcher.slurm.image_program is 'a;b'"),
+        (
+            {"image": "/x.sqsh", "mounts": ["/a:/data", "/b", "/c:/data/"]},
+            "launcher.slurm.mounts has /data of the image more than once; give it one mount.",
+        ),
+        (
+            {"image_sha256": "0" * 64},
+            "launcher.slurm.image_sha256 is given, but there is no launcher.slurm.image to hold to it.",
+        ),
         ({"container": "enroot"}, "there is no launcher.slurm.image to run"),
         ({"image": "/x.sif", "container": "enroot"}, "is a sif, which enroot does not run; apptainer does"),
         (

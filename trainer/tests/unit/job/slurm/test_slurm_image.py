@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -144,6 +145,25 @@ def test_an_image_is_taken_as_it_is_where_containers_are_to_be_made_anew(
     assert (words.count("import"), words.count("create") > 0) == ((2, False) if reload else (1, True))
     (made,) = (tmp_path / "jobs" / ".images").glob("*.sqsh")
     assert all((str(made) in command) is reload for command in begun)
+
+
+def test_an_archive_is_held_to_its_digest_before_an_image_is_made_of_it(tmp_path: Path, on_n2: Path) -> None:
+    made = archive(tmp_path / "image.tar", layer(("etc/motd", "hello", "")))
+    (on_n2 / "sqfstar").write_text(
+        '#!/bin/sh\nfor last; do :; done\nwhile read -r _; do :; done\necho made >"$last"\n'
+    )
+    (on_n2 / "sqfstar").chmod(0o755)
+    digest = hashlib.sha256(made.read_bytes()).hexdigest()
+    kept = tmp_path / "jobs/.images"
+    with pytest.raises(
+        TrainerError, match=f"has the sha256 {digest}, and not the {'0' * 64} that it must have"
+    ):
+        image.prepare(job_in(tmp_path, image=str(made), image_sha256="0" * 64))
+    assert list(kept.glob("*.sqsh")) == []
+    # Case does not matter, and one that nobody looked at is not taken for it.
+    image.prepare(job_in(tmp_path, image=str(made)))
+    image.prepare(job_in(tmp_path, image=str(made), image_sha256=digest.upper()))
+    assert len(list(kept.glob("*.sqsh"))) == 2
 
 
 def test_a_node_without_what_is_to_be_mounted_says_so_to_the_others(tmp_path: Path, on_n2: Path) -> None:

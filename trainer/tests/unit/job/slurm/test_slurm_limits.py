@@ -19,9 +19,9 @@ PARTITIONS = limits.partitions((RECORDS / "partitions-22.05.txt").read_text())
 NODES = limits.nodes((RECORDS / "nodes-22.05.txt").read_text())
 
 
-def problems(mine: tuple[str, ...] = (), **slurm: Any) -> list[str]:
+def problems(**slurm: Any) -> list[str]:
     config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
-    return limits.problems(config, PARTITIONS, NODES, mine)
+    return limits.problems(config, PARTITIONS, NODES)
 
 
 def test_what_scontrol_printed() -> None:
@@ -66,11 +66,10 @@ def test_what_the_cluster_can_give(slurm: dict[str, Any]) -> None:
         ({"cpus": 9}, "A node of partition gpu2 has at most 8 CPUs, and the job asks for 9."),
         ({"mem": "8G"}, "has at most 4000 MiB of memory, and the job asks for 8192."),
         ({"constraint": "ib&nvme"}, "No node of partition gpu2 has the feature ib; they have no features."),
-        ({"account": "phisics"}, "launcher.slurm.account phisics is none of yours; did you mean physics?"),
     ],
 )
 def test_what_it_never_can_is_named_with_what_would_work(slurm: dict[str, Any], said: str) -> None:
-    assert any(said in problem for problem in problems(("physics", "chemistry"), **slurm))
+    assert any(said in problem for problem in problems(**slurm))
 
 
 def test_of_different_nodes_enough_must_have_all() -> None:
@@ -79,7 +78,7 @@ def test_of_different_nodes_enough_must_have_all() -> None:
     config = configuration.from_dict(
         {"launcher": {"kind": "slurm", "slurm": {"nodes": 2, "gres": "gpu:a10:4"}}}
     )
-    (said,) = limits.problems(config, PARTITIONS, limits.nodes("\n".join(text)), ())
+    (said,) = limits.problems(config, PARTITIONS, limits.nodes("\n".join(text)))
     assert said.startswith("Only 1 of the 2 nodes of partition gpu2 have all that the job asks for")
 
 
@@ -87,7 +86,7 @@ def test_a_partition_may_be_closed_or_for_others() -> None:
     text = (RECORDS / "partitions-22.05.txt").read_text()
     text = text.replace("State=UP", "State=DRAIN").replace("AllowAccounts=ALL", "AllowAccounts=chemistry")
     config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": {"account": "physics"}}})
-    assert limits.problems(config, limits.partitions(text), NODES, ()) == [
+    assert limits.problems(config, limits.partitions(text), NODES) == [
         "Partition gpu2 is drain.",
         "Partition gpu2 takes no jobs of account physics.",
     ]
@@ -96,7 +95,7 @@ def test_a_partition_may_be_closed_or_for_others() -> None:
 def test_a_partition_may_have_no_small_jobs() -> None:
     text = (RECORDS / "partitions-22.05.txt").read_text().replace("MinNodes=0", "MinNodes=2")
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
-    assert limits.problems(config, limits.partitions(text), NODES, ()) == [
+    assert limits.problems(config, limits.partitions(text), NODES) == [
         "Jobs of partition gpu2 have at least 2 nodes, and this one asks for 1: Slurm would let it wait for "
         "ever."
     ]
@@ -115,13 +114,9 @@ def test_a_partition_may_have_no_small_jobs() -> None:
 def test_a_default_partition_that_is_not_known_is_not_called_none(default: bool | None, said: str) -> None:
     there = [dataclasses.replace(one, is_default=default) for one in PARTITIONS]
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
-    assert limits.problems(config, there, NODES, ()) == [said]
+    assert limits.problems(config, there, NODES) == [said]
     named = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": {"partition": "gpu2"}}})
-    assert limits.problems(named, there, NODES, ()) == []
-
-
-def test_accounts_are_named_once() -> None:
-    assert limits.accounts("physics|\nchemistry\nphysics\n\n") == ["chemistry", "physics"]
+    assert limits.problems(named, there, NODES) == []
 
 
 CONFIGS = Path(configuration.__file__).parents[2] / "configs"

@@ -37,7 +37,7 @@ NO_OPTIONS = frozenset(
     {
         *("partition", "signal"),  # `nodes` names the partitions; what takes `signal` is tested for itself
         *("interface", "step", "mpi", "rest", "rest_jwt"),
-        *("image", "container", "mounts", "image_program", "reload_container"),
+        *("image", "image_sha256", "container", "mounts", "image_program", "reload_container"),
     }
 )
 """Of the keys of ``launcher.slurm``, those that are no options of sbatch in ``ALL``."""

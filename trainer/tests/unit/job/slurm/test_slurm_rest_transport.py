@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rdm_job.slurm.accounting import Accounting
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Rest
 from tests.unit.job.slurm.test_slurm_rest_forms import jwt
@@ -91,6 +92,7 @@ def test_it_is_asked_at_a_socket_with_the_token_in_a_header(tmp_path: Path, toke
     ("status", "answer", "said"),
     [
         (401, {}, "does not take the token in FILE: make another with scontrol token."),
+        (511, {}, "does not take the token in FILE: make another with scontrol token."),
         (502, {"pings": []}, "says 'status 502': Slurm's controller does not answer it, or does not take"),
         (500, {"errors": [{"error": "Invalid qos"}]}, "says: Invalid qos."),
         (200, {"errors": [{"error": "Unable to contact slurm controller"}]}, "says: Unable to contact"),
@@ -112,7 +114,7 @@ def test_an_accounting_that_answers_in_another_form_has_no_accounts(token_file: 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     answers: dict[str, Any] = {"/slurmdb/v0.0.42/associations": (200, {"pings": []})}
     with running(server, answers):
-        assert Rest(f"http://127.0.0.1:{server.server_port}", token_file).accounts() == []
+        assert Rest(f"http://127.0.0.1:{server.server_port}", token_file).accounting() == Accounting()
 
 
 @pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example"])

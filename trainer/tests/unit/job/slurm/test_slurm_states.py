@@ -8,6 +8,7 @@ import errno
 import importlib.metadata
 import json
 import platform
+import re
 import signal
 from pathlib import Path
 from typing import NoReturn
@@ -131,6 +132,21 @@ def test_the_place_in_the_queue_is_by_priority_and_then_by_age() -> None:
             "a node that it asks for is down, drained or reserved (ReqNodeNotAvail, UnavailableNodes:n[1-2])",
         ),
         ("PartitionNodeLimit", "more nodes than the partition has"),
+        (
+            "AssocGrpGRES",
+            "its account uses all the generic resources, such as GPUs, that it may (AssocGrpGRES)",
+        ),
+        ("AssocMaxJobsLimit", "its user runs as many jobs as the account allows"),
+        ("AssocGrpCPURunMinutesLimit", "its account uses all the minutes of CPUs that it may"),
+        (
+            "QOSMaxWallDurationPerJobLimit",
+            "it asks for more time than a job of its QOS may have: it will never",
+        ),
+        ("QOSMaxGRESPerUser", "its user uses all the generic resources, such as GPUs, that the QOS allows"),
+        ("QOSMaxMemoryPerNode", "it asks for more memory of a node than a job of its QOS may have"),
+        ("QOSMinGRES", "a job of its QOS must ask for more generic resources, such as GPUs: it will never"),
+        ("MaxJobsPerAccount", "its account runs as many jobs as the QOS allows"),
+        ("QOSGrpWallLimit", "its QOS has used up its time"),
         ("QOSMaxSomethingNew", "qosmax something new (QOSMaxSomethingNew)"),
         (
             "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
@@ -145,7 +161,15 @@ def test_why_a_job_waits_in_words(reason: str, said: str) -> None:
     assert said in found if said else found == ""
 
 
+def test_every_limit_that_slurm_knows_is_in_words() -> None:
+    known = (RECORDS / "limits-22.05.txt").read_text().split()
+    assert len(known) > 100
+    assert [word for word in known if not re.match("(it|its|a job|as many) ", reasons.why(word))] == []
+
+
 def test_a_reason_that_never_goes_away_says_so() -> None:
+    assert reasons.never("AssocMaxGRESPerJob")
+    assert not reasons.never("AssocGrpGRES")
     assert reasons.NEVER in reasons.why("PartitionTimeLimit")
     assert reasons.NEVER not in reasons.why("Resources")
 

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The paths of a configuration whose job runs in an image: they are those inside, as the processes see them.
+
+From the host that jobs are submitted from only the outside is seen, so a path is followed through the mounts.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rdm_trainer import data
+from rdm_trainer.config import Config
+from rdm_trainer.config.schema import Blend
+
+__all__ = ["is_there", "problems"]
+
+_BLENDS = ("blend", "train", "valid", "test")
+_TOKENIZER = ("vocab", "merges", "file")
+
+
+def problems(config: Config, mounts: Sequence[tuple[str, str]]) -> list[str]:
+    """Return what of a job's files its processes will not see, one sentence each.
+
+    What is in the image itself is not known here, nor what only the nodes have that will run the job.
+
+    Args:
+        config: The job's, without a problem in itself.
+        mounts: What of a node is in the image, and where; see :func:`rdm_job.slurm.container.mounted`.
+    """
+    found: list[str] = []
+    is_seen = not config.data.mock
+    for key, path, suffix in _paths(config):
+        mount = _mount(path, mounts)
+        if mount is None:
+            is_seen = False
+            if path.startswith("/") and is_there(path + suffix):
+                found.append(
+                    f"{key} {path} is on the host, but the processes run in an image, which has only the "
+                    f"directory of the jobs and launcher.slurm.mounts: {_to_do(path, mounts)}, and give the "
+                    "path that it has in the image."
+                )
+            continue
+        there = _joined(mount)
+        is_known = is_there(there + suffix) if is_there(mount[0]) else None
+        if is_known is None:
+            # Only the nodes that will run the job have it.
+            is_seen = False
+        elif not is_known:
+            found.append(
+                f"{key} {path} is {there} on the nodes, by launcher.slurm.mounts, and there is no "
+                f"{there}{suffix}."
+            )
+    if is_seen and not found:
+        found += data.checks(_outside(config, mounts))
+    return list(dict.fromkeys(found))
+
+
+def is_there(path: str) -> bool | None:
+    """Return whether a path is there; None where this host does not tell, as below a directory of others."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return None
+
+
+def _mount(path: str, mounts: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """Return what of the node a path is in, and its path there; None where it is the image's own."""
+    # The innermost one hides those that it is in.
+    for source, target in sorted(mounts, key=lambda pair: -len(posixpath.normpath(pair[1]))):
+        if (rest := _inside(path, target)) is not None:
+            return source, rest
+    return None
+
+
+def _joined(mount: tuple[str, str]) -> str:
+    return posixpath.normpath(posixpath.join(*mount))
+
+
+def _inside(path: str, directory: str) -> str | None:
+    """Return a path as seen from a directory that it is in; None where it is not."""
+    path, directory = posixpath.normpath(path), posixpath.normpath(directory)
+    if path == directory:
+        return ""
+    start = directory.rstrip("/") + "/"
+    return path.removeprefix(start) if path.startswith(start) else None
+
+
+def _paths(config: Config) -> Iterator[tuple[str, str, str]]:
+    """Yield the files that the configuration names: key, path, and the suffix that a file has behind it."""
+    if not config.data.mock:
+        for key in _BLENDS:
+            yield from ((f"data.{key}", blend.prefix, ".idx") for blend in getattr(config.data, key))
+        for key in _TOKENIZER if config.data.tokenizer is not None else ():
+            if path := getattr(config.data.tokenizer, key):
+                yield f"data.tokenizer.{key}", path, ""
+    if config.checkpoint.load:
+        yield "checkpoint.load", config.checkpoint.load, ""
+
+
+def _to_do(path: str, mounts: Sequence[tuple[str, str]]) -> str:
+    """Return how a path comes into the image: its directory, at a place that hides no other mount."""
+    directory = posixpath.dirname(posixpath.normpath(path))
+    if directory == "/":
+        return "move it from / into a directory, add that there"
+    hides = any(_inside(target, directory) is not None for _, target in mounts)
+    return f"add {directory}{':/data' if hides else ''} there"
+
+
+def _outside(config: Config, mounts: Sequence[tuple[str, str]]) -> Config:
+    """Return a configuration whose data, all of it in mounts, have the paths that they have on the node."""
+
+    def to(path: str) -> str:
+        mount = _mount(path, mounts)
+        return _joined(mount) if mount else path
+
+    def blends(of: Sequence[Blend]) -> tuple[Blend, ...]:
+        return tuple(replace(blend, prefix=to(blend.prefix)) for blend in of)
+
+    named = config.data
+    tokenizer = named.tokenizer
+    if tokenizer is not None:
+        tokenizer = replace(
+            tokenizer,
+            vocab=tokenizer.vocab and to(tokenizer.vocab),
+            merges=tokenizer.merges and to(tokenizer.merges),
+            file=tokenizer.file and to(tokenizer.file),
+        )
+    changed = replace(
+        named,
+        blend=blends(named.blend),
+        train=blends(named.train),
+        valid=blends(named.valid),
+        test=blends(named.test),
+        tokenizer=tokenizer,
+    )
+    return replace(config, data=changed)

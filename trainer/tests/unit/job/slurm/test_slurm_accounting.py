@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the accounting would never let run, before it is submitted, by what sacctmgr of 22.05 printed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rdm_job.slurm import accounting, limits
+from rdm_job.slurm.accounting import Accounting
+from rdm_trainer import config as configuration
+
+RECORDS = Path(__file__).parent / "records"
+PARTITIONS = limits.partitions((RECORDS / "partitions-22.05.txt").read_text())
+ALL = accounting.enforced("limits,qos")
+KNOWN = Accounting(
+    "rdm",
+    "c1",
+    ALL,
+    accounting.associations((RECORDS / "associations-22.05.txt").read_text()),
+    "physics",
+    accounting.qualities((RECORDS / "qos-22.05.txt").read_text()),
+)
+"""physics is below science, and its user may use chemistry in the partition hgx."""
+
+
+def problems(known: Accounting = KNOWN, partitions: Any = PARTITIONS, **slurm: Any) -> list[str]:
+    config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
+    return accounting.problems(config, known, partitions)
+
+
+def with_qos(name: str, **more: Any) -> Accounting:
+    """The same accounting with another QOS."""
+    return dataclasses.replace(
+        KNOWN, qos={**KNOWN.qos, name: dataclasses.replace(KNOWN.qos["normal"], name=name, **more)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("none", ""),
+        ("associations", "associations"),
+        ("limits,qos", "associations limits qos"),
+        ("safe", "associations limits safe"),
+        ("ALL", "all associations limits qos"),
+    ],
+)
+def test_what_is_enforced_includes_more_than_it_says(value: str, words: str) -> None:
+    assert accounting.enforced(value) == frozenset(words.split())
+
+
+def test_a_user_without_an_account_is_told_who_gives_one() -> None:
+    nobody = dataclasses.replace(KNOWN, user="nobody", default_account="")
+    assert problems(nobody) == [
+        "Slurm takes jobs only of users who have an account, and nobody has none on the cluster c1; whoever "
+        "runs it adds one with: sacctmgr add user nobody account=ACCOUNT."
+    ]
+    assert problems(dataclasses.replace(nobody, enforced=frozenset())) == []
+    # slurmdbd does not answer, and the controller knows the associations all the same.
+    assert problems(dataclasses.replace(nobody, associations=None)) == []
+
+
+@pytest.mark.parametrize(
+    "slurm",
+    [
+        {},
+        {"nodes": 2, "gres": "gpu:a10:3", "mem": "32G", "time": "04:00:00"},
+        {"qos": "long", "time": "2-0", "gres": "gpu:2"},
+        {"partition": "hgx", "account": "physics", "gpus_per_node": "4"},
+    ],
+)
+def test_what_the_accounting_lets_run(slurm: dict[str, Any]) -> None:
+    assert problems(**slurm) == []
+
+
+def test_accounts_are_the_same_in_upper_case() -> None:
+    assert problems(account="Physics") == []
+    assert problems(account="CHEMISTRY", partition="hgx") == [
+        f"Account chemistry lets you run no jobs{WAITS}"
+    ]
+
+
+WAITS = ": Slurm would let it wait for ever."
+
+
+@pytest.mark.parametrize(
+    ("slurm", "said"),
+    [
+        ({"account": "phisics"}, "launcher.slurm.account phisics is none of yours; did you mean physics?"),
+        ({"account": "law"}, "launcher.slurm.account law is none of yours; there are chemistry, physics."),
+        ({"qos": "longer"}, "Slurm has no QOS longer; did you mean long?"),
+        (
+            {"account": "chemistry"},
+            "You may use account chemistry only in hgx, and not in partition gpu2.",
+        ),
+        (
+            {"account": "chemistry", "partition": "hgx", "qos": "long"},
+            "Account chemistry may not use the QOS long; there is normal.",
+        ),
+        ({"account": "chemistry", "partition": "hgx"}, f"Account chemistry lets you run no jobs{WAITS}"),
+        (
+            {"nodes": 3},
+            f"The job asks for 3 nodes, and a job of account physics may have 2{WAITS}",
+        ),
+        (
+            {"nodes": 2, "mem": "33G"},
+            f"The job asks for 67584 MiB of memory, and a job of account physics may have 65536{WAITS}",
+        ),
+        (
+            {"time": "05:00:00"},
+            "launcher.slurm.time 05:00:00 is more than the 04:00:00 of your jobs of account physics: Slurm "
+            "would let it wait for ever.",
+        ),
+        # An account above has the limit.
+        (
+            {"nodes": 2, "gres": "gpu:a10:4"},
+            f"The job asks for 8 GPUs, and all jobs of account science may have 6{WAITS}",
+        ),
+        # The QOS goes before the account, also with a longer time.
+        (
+            {"qos": "long", "time": "3-0", "gres": "gpu:1"},
+            "is more than the 2-00:00:00 of a job of the QOS long",
+        ),
+        (
+            {"qos": "long", "nodes": 2, "gres": "gpu:3"},
+            f"The job asks for 6 GPUs, and a user of the QOS long may have 4{WAITS}",
+        ),
+        ({"qos": "long"}, f"The job asks for 0 GPUs, and a job of the QOS long must ask for 1{WAITS}"),
+    ],
+)
+def test_what_it_never_lets_run_is_named_with_what_would(slurm: dict[str, Any], said: str) -> None:
+    assert any(said in problem for problem in problems(**slurm)), problems(**slurm)
+
+
+def test_limits_that_slurm_does_not_hold_jobs_to_refuse_nothing() -> None:
+    known = dataclasses.replace(KNOWN, enforced=accounting.enforced("associations"))
+    assert problems(known, nodes=3, time="05:00:00") == []
+
+
+def test_a_partitions_qos_goes_before_the_jobs_unless_that_says_otherwise() -> None:
+    known = with_qos("small", most={"node": 1}, most_seconds=3600)
+    there = [dataclasses.replace(one, qos="small") for one in PARTITIONS]
+    assert problems(known, there, nodes=2) == [
+        f"The job asks for 2 nodes, and a job of the QOS small may have 1{WAITS}"
+    ]
+    assert problems(known, there, qos="long", gres="gpu:1", time="2-0") == []
+    assert len(problems(known, there, time="2:00:00")) == 1
+
+
+def test_the_first_qos_that_has_a_least_number_says_how_many_it_is() -> None:
+    known = with_qos("normal", least={"gres/gpu": 4})
+    known = dataclasses.replace(
+        known,
+        qos={**known.qos, "few": dataclasses.replace(KNOWN.qos["normal"], name="few", least={"gres/gpu": 1})},
+    )
+    there = [dataclasses.replace(one, qos="few") for one in PARTITIONS]
+    assert problems(known, there, gres="gpu:2") == []
+    assert problems(known, there) == [
+        f"The job asks for 0 GPUs, and a job of the QOS few must ask for 1{WAITS}"
+    ]
+    is_first = dataclasses.replace(known.qos["normal"], is_first=True)
+    known = dataclasses.replace(known, qos={**known.qos, "normal": is_first})
+    assert problems(known, there, gres="gpu:2") == [
+        f"The job asks for 2 GPUs, and a job of the QOS normal must ask for 4{WAITS}"
+    ]
+
+
+def test_a_partition_may_take_some_qos_only() -> None:
+    text = (RECORDS / "partitions-22.05.txt").read_text()
+    some = limits.partitions(text.replace("AllowQos=ALL", "AllowQos=long"))
+    assert problems(partitions=some) == ["Partition gpu2 takes no jobs of the QOS normal; there is long."]
+    assert problems(partitions=some, qos="long", gres="gpu:1") == []
+    denied = limits.partitions(text.replace("AllowQos=ALL", "DenyQos=normal"))
+    assert problems(partitions=denied) == ["Partition gpu2 takes no jobs of the QOS normal; there is long."]
+
+
+def test_components_are_jobs_of_their_own_to_the_accounting() -> None:
+    assert problems(nodes={"hgx": 1, "gpu2": 2}, gres={"hgx": "gpu:4", "gpu2": "gpu:3"}) == []
+    assert len(problems(nodes={"hgx": 1, "gpu2": 2}, gres="gpu:4")) == 1

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the processes of a job in an image would not see, said before it is submitted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rdm_job.slurm import container, image, image_paths
+from rdm_trainer import config as configuration
+from rdm_trainer.config.schema import SlurmConfig
+from rdm_trainer.data.indexed_dataset import IndexedWriter
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A file system of the nodes, with one data set."""
+    (tmp_path / "shared/pile").mkdir(parents=True)
+    with IndexedWriter(tmp_path / "shared/pile/text", np.uint16) as writer:
+        for _ in range(200):
+            writer.add([5] * 64)
+            writer.end_document()
+    return tmp_path / "shared"
+
+
+def problems(jobs: Path, mounts: list[str], **sections: Any) -> list[str]:
+    config = configuration.from_dict(
+        {
+            "model": {
+                "layers": 2,
+                "hidden_size": 32,
+                "attention_heads": 2,
+                "seq_length": 16,
+                "vocab_size": 128,
+            },
+            "optimisation": {"train_iterations": 2},
+            **sections,
+        }
+    )
+    return image_paths.problems(config, container.mounted(jobs, mounts))
+
+
+def data(prefix: str, **more: Any) -> dict[str, Any]:
+    return {"data": {"blend": [prefix], "split": "1,0,0", **more}}
+
+
+def test_paths_are_those_in_the_image(shared: Path, tmp_path: Path) -> None:
+    assert problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/text")) == []
+    assert problems(tmp_path / "jobs", [str(shared)], **data(f"{shared}/pile/text")) == []
+    # The jobs themselves are always there.
+    assert problems(shared, [], **data(f"{shared}/pile/text")) == []
+
+
+def test_what_is_not_mounted_is_named_with_what_to_mount(shared: Path, tmp_path: Path) -> None:
+    assert problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data(f"{shared}/pile/text")) == [
+        f"data.blend {shared}/pile/text is on the host, but the processes run in an image, which has only "
+        f"the directory of the jobs and launcher.slurm.mounts: add {shared}/pile there, and give the path "
+        "that it has in the image."
+    ]
+    # A mount there would hide the jobs.
+    hidden = problems(shared / "pile/jobs", [], **data(f"{shared}/pile/text"))
+    assert f"add {shared}/pile:/data there" in hidden[0]
+
+
+def test_nobody_is_told_to_mount_the_whole_node(tmp_path: Path) -> None:
+    (said,) = problems(tmp_path / "jobs", [], data={"mock": True}, checkpoint={"load": "/usr"})
+    assert "move it from / into a directory, add that there, and give" in said
+
+
+@pytest.fixture
+def hidden(tmp_path: Path) -> Iterator[Path]:
+    """A directory of others, with an image and a data set."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(mode=0)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield hidden
+    os.seteuid(user)
+    hidden.chmod(0o700)
+
+
+def test_what_this_user_may_not_look_at_here_is_left_to_the_nodes(hidden: Path) -> None:
+    with pytest.raises(PermissionError):
+        (hidden / "text.idx").exists()
+    assert image_paths.is_there(str(hidden / "text.idx")) is None
+    jobs = Path("/nowhere/jobs")
+    assert problems(jobs, [], **data(f"{hidden}/text")) == []
+    assert problems(jobs, [f"{hidden}/pile:/data"], **data("/data/text")) == []
+    assert problems(jobs, ["/:/data"], **data(f"/data{hidden}/text")) == []
+    assert image.problems(SlurmConfig(image=str(hidden / "train.sqsh"))) == []
+
+
+def test_what_is_not_behind_a_mount_is_named_inside_and_outside(shared: Path, tmp_path: Path) -> None:
+    assert problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/wiki")) == [
+        f"data.blend /data/wiki is {shared}/pile/wiki on the nodes, by launcher.slurm.mounts, and there is "
+        f"no {shared}/pile/wiki.idx."
+    ]
+
+
+def test_the_innermost_mount_holds(shared: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    mounts = [f"{shared}:/data", f"{tmp_path}/empty:/data/pile"]
+    (said,) = problems(tmp_path / "jobs", mounts, **data("/data/pile/text"))
+    assert f"is {tmp_path}/empty/text on the nodes" in said
+
+
+def test_data_behind_a_mount_are_held_to_the_job_like_any_other(shared: Path, tmp_path: Path) -> None:
+    (shared / "pile/text.bin").unlink()
+    (said,) = problems(tmp_path / "jobs", [f"{shared}/pile:/data"], **data("/data/text"))
+    assert f"{shared}/pile/text.bin is missing" in said
+
+
+@pytest.mark.parametrize("path", ["/opt/in-the-image/text", "beside/the-job"])
+def test_what_only_the_image_or_a_node_can_have_is_left_to_them(path: str, tmp_path: Path) -> None:
+    assert problems(tmp_path / "jobs", [], **data(path)) == []
+    assert problems(tmp_path / "jobs", ["/nowhere/scratch:/opt"], **data(path)) == []
+
+
+def test_tokenizers_and_checkpoints_are_followed_too(shared: Path, tmp_path: Path) -> None:
+    (shared / "vocab.json").write_text("{}")
+    (shared / "merges.txt").write_text("")
+    tokenizer = {"vocab": f"{shared}/vocab.json", "merges": "/data/merges"}
+    told = problems(
+        tmp_path / "jobs",
+        [f"{shared}:/data"],
+        **data("/data/pile/text", tokenizer=tokenizer),
+        checkpoint={"load": str(shared)},
+    )
+    assert [one.split(" ")[0] for one in told] == [
+        "data.tokenizer.vocab",
+        "data.tokenizer.merges",
+        "checkpoint.load",
+    ]
