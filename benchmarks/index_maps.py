@@ -95,6 +95,7 @@ def fastest(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
 
 
 def main() -> None:
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

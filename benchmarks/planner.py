@@ -25,7 +25,7 @@ REPEATS = 3
 
 
 def best_of(work: Callable[[], object]) -> float:
-    """Return the shortest time of some runs of WORK, in seconds."""
+    """Return the shortest time of some runs, in seconds."""
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
@@ -71,7 +71,7 @@ def node_facts(rank: int) -> dict[str, Any]:
 
 
 def measure(count: int) -> dict[str, float]:
-    """Return the seconds that each operation takes with COUNT nodes."""
+    """Return the seconds that each operation takes with this number of nodes."""
     hosts = [f"node{number:05d}" for number in range(count)]
     plan = address_plan.make_plan(hosts)
     text = address_plan.format_plan(plan)

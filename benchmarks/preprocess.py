@@ -60,7 +60,7 @@ def _encode(line: str) -> list[int]:
 
 
 def document_by_document(text: Path, prefix: Path, tokenizer: TokenizerConfig, workers: int) -> None:
-    """Prepare TEXT as Megatron's tool does."""
+    """Prepare a text as Megatron's tool does."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     pool = get_context("fork").Pool(workers, _start, (tokenizer.vocab, tokenizer.merges))
     with text.open() as lines, IndexedWriter(prefix, best_dtype(END_OF_TEXT + 1)) as writer:
@@ -73,14 +73,14 @@ def document_by_document(text: Path, prefix: Path, tokenizer: TokenizerConfig, w
 
 
 def ours(text: Path, prefix: Path, tokenizer: TokenizerConfig, workers: int) -> None:
-    """Prepare TEXT as rdm-trainer does."""
+    """Prepare a text as rdm-trainer does."""
     name = prefix.name.removesuffix("_text_document")
     settings = Settings((text,), prefix.with_name(name), tokenizer, append_eod=True, workers=workers)
     preprocess(settings, lambda _: None)
 
 
 def python_files(limit: int) -> Iterator[str]:
-    """Documents from the Python files of this environment, each content once, up to LIMIT characters."""
+    """Documents from the Python files of this environment, each content once, up to so many characters."""
     seen: set[bytes] = set()
     document, total = "", 0
     for root in (Path(json.__file__).parents[1], Path(sys.prefix)):

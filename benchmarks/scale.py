@@ -92,7 +92,7 @@ class Figures:
     unreachable: list[str]
 
     def expect(self, status: int) -> Figures:
-        """Return these figures, or stop the benchmark when the program did not end with STATUS."""
+        """Return these figures, or stop the benchmark when the program ended with another exit status."""
         if self.status != status:
             said = self.output.partition("PLAY RECAP")[0]
             sys.exit(f"it ended with {self.status} instead of {status}:\n{said[-4000:]}")
@@ -100,10 +100,16 @@ class Figures:
 
 
 class Cluster:
-    """COUNT simulated nodes in a directory, with their inventory."""
+    """Simulated nodes in a directory, with their inventory.
+
+    Args:
+        directory: where all of it is.
+        count: how many nodes.
+        latency: of each command, in seconds.
+    """
 
     def __init__(self, directory: Path, count: int, latency: float = 0.0) -> None:
-        """Make it; LATENCY is in seconds per command."""
+        """Make it."""
         self.directory = directory
         self.nodes = [f"n{number}" for number in range(1, count + 1)]
         self.state = directory / "state"
@@ -143,7 +149,7 @@ class Cluster:
         (self.inventory / PLAN_FILE).unlink(missing_ok=True)
 
     def settle(self, model: Cluster) -> None:
-        """Bring all nodes where a first run brought those of MODEL, without one, and plan their addresses."""
+        """Bring all nodes where a first run brought the model's, without one, and plan their addresses."""
         self.reset()
         self.playbook("plan", "-e", "plan_write=true").expect(0)
         plan = address_plan.read_plan(str(self.inventory / PLAN_FILE))
@@ -161,13 +167,13 @@ class Cluster:
             address_plan.write_plan(str(self.inventory / PLAN_FILE), plan._replace(keys=theirs.keys))
 
     def remove_container(self, name: str) -> None:
-        """Remove the container of node NAME, as somebody does by hand."""
+        """Remove the container of a node, as somebody does by hand."""
         node = Node(self.state, name)
         node.kind("containers").clear()
         node.save()
 
     def own_variables(self, name: str, **variables: object) -> None:
-        """Give node NAME variables of its own in the inventory."""
+        """Give a node variables of its own in the inventory."""
         path = self.inventory / "hosts.yml"
         inventory = json.loads(path.read_text(encoding="utf-8"))
         for group in inventory["all"]["children"].values():
@@ -176,7 +182,7 @@ class Cluster:
         path.write_text(json.dumps(inventory, indent=1), encoding="utf-8")
 
     def break_node(self, name: str, how: str) -> None:
-        """Let node NAME fail every module (`broken`), or never answer what a thread asks (`hanging`)."""
+        """Let a node fail every module (``broken``), or never answer what a thread asks (``hanging``)."""
         node = Node(self.state, name)
         node.state[how] = True
         node.save()
@@ -198,9 +204,14 @@ class Cluster:
         return self.run([BIN / "rdm-provision", "up", "--inventory", self.inventory])
 
     @property
+    def newest_result(self) -> Path:
+        """The newest `result.json` of `rdm-provision`."""
+        return max((self.inventory / ".rdm" / "runs").glob("*/result.json"))
+
+    @property
     def result_bytes(self) -> int:
-        """The size of the newest `result.json` of `rdm-provision`."""
-        return max((self.inventory / ".rdm" / "runs").glob("*/result.json")).stat().st_size
+        """Its size."""
+        return self.newest_result.stat().st_size
 
     def run(self, argv: Sequence[object]) -> Figures:
         """Run a program of ours on the simulated nodes and measure it."""
@@ -329,7 +340,10 @@ WAYS = {
 def measure(cluster: Cluster, ways: Sequence[str], model: Callable[[], Cluster]) -> Iterator[list[str]]:
     """Yield a row of the table for each way, or stop the benchmark when a run does not end as it should.
 
-    MODEL gives a cluster after its first run; it is asked for one when a way follows what is not measured.
+    Args:
+        cluster: what is measured.
+        ways: what is done to it, one after the other.
+        model: gives a cluster after its first run; asked for one when a way follows what is not measured.
     """
     count = len(cluster.nodes)
     settled = ""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def markdown(rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """Return ROWS, the first of them the heading, as a Markdown table.
+    """Return rows as a Markdown table.
 
     Args:
-        rows: of as many cells each.
+        rows: of as many cells each; the first is the heading.
         words: how many columns hold words and stand to the left; the others hold numbers.
     """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

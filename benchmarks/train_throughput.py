@@ -168,7 +168,7 @@ class Leg:
 
 
 def measure(leg: Leg) -> dict[str, Any]:
-    """Measure LEG in this process, one of its layout's, and return what rank 0 reports."""
+    """Measure a leg in this process, one of its layout's, and return what rank 0 reports."""
     import torch
 
     accelerated = torch.cuda.is_available()
@@ -263,7 +263,7 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
 
 
 def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
-    """Return the plain loop on DEVICE, with a few of the micro-batches that ours trains on."""
+    """Return the plain loop on a device, with a few of the micro-batches that ours trains on."""
     import torch
 
     from benchmarks.plain_gpt import PlainGPT, PlainLoop
@@ -279,7 +279,7 @@ def plain_loop(leg: Leg, device: Any, batches: Iterator[Any]) -> Any:
 
 
 def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
-    """Write a table of what a step of each way costs on the device into the directory that LEG names."""
+    """Write a table of what a step of each way costs on the device into the directory that the leg names."""
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -306,7 +306,7 @@ def profile(leg: Leg, ways: dict[str, Callable[[], object]]) -> None:
 
 
 def run_leg(leg: Leg, directory: Path) -> dict[str, Any]:
-    """Start LEG's processes and return what rank 0 reports, or why there is nothing."""
+    """Start a leg's processes and return what rank 0 reports, or why there is nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -370,7 +370,7 @@ def machine_in_a_process() -> dict[str, Any]:
 
 
 def tables(results: list[dict[str, Any]], peak_tflops: float) -> str:
-    """Return the tables of RESULTS, as Markdown."""
+    """Return the tables of the results, as Markdown."""
     one_rows = [
         ["shape", "way", "micro-batch", "tokens/s", "spread", "MFU %", "of plain", "peak GiB"],
     ]
@@ -463,7 +463,7 @@ def arguments() -> argparse.Namespace:
 
 
 def legs(args: argparse.Namespace, devices: int) -> Iterator[Leg]:
-    """Yield what ARGS ask for, as far as DEVICES suffice."""
+    """Yield the legs that are asked for, as far as the devices suffice."""
     shapes = QUICK if args.quick else SHAPES
     names = args.shapes.split(",") if args.shapes else list(shapes)
     overrides = {key: json.loads(value) for key, _, value in (entry.partition("=") for entry in args.set)}

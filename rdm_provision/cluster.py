@@ -90,7 +90,15 @@ class Cluster(JobVerbs):
         extra_vars: Mapping[str, Any] | None = None,
         vault: str = "",
     ) -> None:
-        """Make a cluster of an inventory that is already read; :meth:`load` reads one."""
+        """Make a cluster of an inventory that is already read; :meth:`load` reads one.
+
+        Args:
+            inventory: its path.
+            groups: the hosts of each group, those of the groups in it included.
+            hostvars: each host's variables, as they are written.
+            extra_vars: variables over all others.
+            vault: the password of what is encrypted in it; empty for none.
+        """
         self._vault = vault
         self.inventory = inventory
         self.home = inventory if inventory.is_dir() else inventory.parent
@@ -169,7 +177,7 @@ class Cluster(JobVerbs):
             return None
 
     def node(self, name: str) -> Node:
-        """Return the node called NAME.
+        """Return a node by its name.
 
         Raises:
             InputError: there is none; the message names the closest.
@@ -181,7 +189,7 @@ class Cluster(JobVerbs):
         raise InputError(f"there is no node {name!r} in {self.inventory}", hint=hint)
 
     def select(self, limit: str) -> tuple[str, ...]:
-        """Return the names of the nodes that LIMIT (Ansible's ``--limit`` pattern) selects, by rank.
+        """Return the names of the nodes that a pattern (Ansible's ``--limit``) selects, by rank.
 
         Every part of the pattern must match something: a part with a typo is an error, not a warning.
 
@@ -205,7 +213,7 @@ class Cluster(JobVerbs):
             release: removed nodes whose reserved addresses may be given away again; saves as well.
 
         Raises:
-            InventoryError: the plan cannot be made, or a node in RELEASE has no reserved address.
+            InventoryError: the plan cannot be made, or a node to release has no reserved address.
                 Nothing is written; ``problems`` has every reason.
             ClusterBusyError: another run is changing this cluster.
 
@@ -222,7 +230,11 @@ class Cluster(JobVerbs):
         result = run.result()
         if result.refused:
             undone = ", so nothing was released" if release else ""
-            raise InventoryError(f"the address plan cannot be made{undone}", problems=result.problems)
+            raise InventoryError(
+                f"the address plan cannot be made{undone}",
+                problems=result.problems,
+                warnings=result.warnings,
+            )
         if result.plan is None:
             why = next((recap.why for recap in result.nodes.values() if recap.why), result.message)
             raise InventoryError(f"the address plan cannot be made: {why}")
@@ -283,7 +295,7 @@ class Cluster(JobVerbs):
             verbosity: how much ansible-playbook says in the record.
 
         Raises:
-            InputError: LIMIT matches no node, or TAGS no part.
+            InputError: the pattern matches no node, or a tag no part.
             ClusterBusyError: (when started) another run is changing this cluster.
 
         >>> Cluster.load("inventory/lab").up().result().exit_code  # doctest: +SKIP
@@ -307,7 +319,14 @@ class Cluster(JobVerbs):
         """Find out what :meth:`up` would change on each node, down to the lines of files. Changes nothing.
 
         The result's ``changed`` names the nodes that drifted, and each node's ``changes`` say how.
-        Arguments and errors are those of :meth:`up`.
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags.
+            recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> Cluster.load("inventory/lab").check().result().changed  # doctest: +SKIP
         ()
@@ -334,12 +353,13 @@ class Cluster(JobVerbs):
             collective: time an all-reduce over all nodes, too, for which their image needs the trainer: the
                 result's ``collective``.
             max_size: its largest tensor, from ``1M`` up, such as ``256M``; default: ``1G``.
-
-        The other arguments and the errors are those of :meth:`up`.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         Raises:
-            InputError: RDMA or COLLECTIVE is asked of a single node, MAX_SIZE is no size, or the nodes are
-                bare hosts.
+            InputError: RDMA or a collective is asked of a single node, ``max_size`` is no size, or the nodes
+                are bare hosts.
 
         >>> Cluster.load("inventory/lab").verify().result().fabric["verdicts"]  # doctest: +SKIP
         {'node1': {'ok': True, 'reason': ''}}
@@ -368,8 +388,12 @@ class Cluster(JobVerbs):
 
         Args:
             images: remove the images as well.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
-        The other arguments and the errors are those of :meth:`up`.
+        The errors are those of :meth:`up`.
 
         >>> Cluster.load("inventory/lab").down().result().exit_code  # doctest: +SKIP
         0
@@ -384,7 +408,13 @@ class Cluster(JobVerbs):
     def env_up(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile, ssh.
 
-        The arguments and the errors are those of :meth:`up`.
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> Cluster.load("inventory/mdx").env_up().result().exit_code  # doctest: +SKIP
         0
@@ -394,7 +424,13 @@ class Cluster(JobVerbs):
     def env_down(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Take away what :meth:`env_up` made, and nothing else. Refused while a job uses the environment.
 
-        The arguments and the errors are those of :meth:`up`.
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            tags: only the parts with one of these tags.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> Cluster.load("inventory/mdx").env_down().result().exit_code  # doctest: +SKIP
         0
@@ -426,7 +462,12 @@ class Cluster(JobVerbs):
         return self._slurm("slurm-down", "slurm_down", forks, verbosity, exclusive=True, extra=extra)
 
     def slurm_status(self, *, forks: int = 0, verbosity: int = 0) -> Run:
-        """Ask slurmctld for its nodes and its queue, read-only. :meth:`slurm_answer` has what it said."""
+        """Ask slurmctld for its nodes and its queue, read-only. :meth:`slurm_answer` has what it said.
+
+        Args:
+            forks: how many hosts at a time.
+            verbosity: ansible-playbook's number of ``-v``.
+        """
         return self._slurm("slurm-status", "slurm_status", forks, verbosity)
 
     def _slurm(self, verb: str, playbook: str, forks: int, verbosity: int, **more: Any) -> Run:
@@ -436,7 +477,12 @@ class Cluster(JobVerbs):
     def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
 
-        Arguments and errors are those of :meth:`up`.
+        The errors are those of :meth:`up`.
+
+        Args:
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
         >>> [(s.node, s.container) for s in cluster.states(cluster.status().result())]  # doctest: +SKIP
@@ -456,7 +502,7 @@ class Cluster(JobVerbs):
         forks: int = 0,
         verbosity: int = 0,
     ) -> Run:
-        """Run a command in the training containers. :meth:`outputs` turns the result into one per node.
+        r"""Run a command in the training containers. :meth:`outputs` turns the result into one per node.
 
         Args:
             argv: the command and its arguments; no shell looks at them.
@@ -464,12 +510,14 @@ class Cluster(JobVerbs):
             user: as this user of the container; default: the container's own.
             timeout: seconds after which the wait ends and the node counts as failed.
             stdin: what the command reads, the same on every node; None means that it has no standard input.
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
-        The other arguments and the errors are those of :meth:`up`.
+        The errors are those of :meth:`up`.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
         >>> [o.stdout for o in cluster.outputs(cluster.exec(["hostname"]).result())]  # doctest: +SKIP
-        ['node1\\n']
+        ['node1\n']
         """
         self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
         if not argv:
@@ -490,7 +538,7 @@ class Cluster(JobVerbs):
             verbosity,
             keep=frozenset({EXEC_MODULE}),
             extra=extra,
-            literal={"exec_argv": argv},
+            literal={"exec_argv": list(argv)},
         )
 
     def _run(
@@ -508,7 +556,7 @@ class Cluster(JobVerbs):
         onlooking: str = "",
         keep: frozenset[str] = frozenset(),
         extra: Mapping[str, Any] | None = None,
-        literal: Mapping[str, Sequence[str]] | None = None,
+        literal: Mapping[str, list[str]] | None = None,
     ) -> Run:
         if tags:
             check_tags(playbook, tags)

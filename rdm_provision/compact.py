@@ -20,10 +20,13 @@ _FILES = re.compile(r"^(?=--- )", re.MULTILINE)
 
 
 def compact(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the result DATA, as :meth:`RunResult.to_json` makes it, in a bounded size; DATA is changed.
+    """Return a result in a bounded size.
 
     Among more than 64 nodes, what an earlier node has as well becomes ``(as on NODE)``: the difference of a
     file, or a part of the plan. All diffs together take 2 MB at most, for which the longest are cut.
+
+    Args:
+        data: as :meth:`RunResult.to_json` makes it; it is changed.
     """
     many = len(data["nodes"]) > FEW_NODES
     seen: dict[str, str] = {}
@@ -56,9 +59,12 @@ def _longest(lengths: list[int]) -> int:
 
 
 def told_once(diff: str, name: str, seen: dict[str, str]) -> str:
-    """Return the diff of node NAME, in it the files that an earlier node has as well without their lines.
+    """Return the diff of a node, in it the files that an earlier node has as well without their lines.
 
-    SEEN says which node had a file's diff first, by its digest, and grows.
+    Args:
+        diff: all files of the node.
+        name: the node.
+        seen: which node had a file's diff first, by its digest; grows.
     """
     return "".join(_told_once(diff, name, seen))
 
@@ -79,7 +85,7 @@ def _digest(text: str) -> str:
 
 
 def cut_files(diff: str, length: int) -> str:
-    """Return a diff with at most LENGTH characters of each file, and a word on what is missing."""
+    """Return a diff with at most so many characters of each file, and a word on what is missing."""
     return "".join(_cut(file, length) for file in _FILES.split(diff))
 
 

@@ -18,10 +18,16 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (  
 __all__ = [
     "CLUSTER",
     "FINAL_STATES",
+    "JOB_MODULE",
     "LABEL_CLUSTER",
     "LABEL_ROLE",
+    "LAB_MODULE",
     "LAUNCHERS",
     "PLAN_FILE",
     "RUNTIME_HOST",
     "STATE_DIR",
 ]
+
+JOB_MODULE = "rdm.provision.job"
+LAB_MODULE = "rdm.provision.lab"
+"""As events call them."""

@@ -100,9 +100,12 @@ def make_importable() -> None:
 
 
 def playbook(name: str) -> str:
-    """Return how to name the collection's playbook NAME to ansible-playbook.
+    """Return how to name a playbook of the collection to ansible-playbook.
 
-    A checkout gives the file, an installed collection ``rdm.provision.NAME``. A path is returned as it is.
+    A checkout gives the file, an installed collection ``rdm.provision.NAME``.
+
+    Args:
+        name: without a suffix; a path is returned as it is.
     """
     if "/" in name or name.endswith((".yml", ".yaml")):
         return str(Path(name).resolve())
@@ -113,7 +116,7 @@ def playbook(name: str) -> str:
 
 
 def program(name: str) -> str:
-    """Return the path of the program NAME, preferring the one installed with this Python.
+    """Return the path of a program, preferring the one installed with this Python.
 
     Raises:
         ToolMissingError: it is not installed.
@@ -202,6 +205,11 @@ def _ansible_cfg(base: Mapping[str, str]) -> configparser.RawConfigParser:
 
 
 def shell_line(argv: list[str], env: Mapping[str, str]) -> str:
-    """Return ARGV as a line to paste into a shell, with ENV's variables in front."""
+    """Return a command as a line to paste into a shell.
+
+    Args:
+        argv: its words.
+        env: the variables in front of it.
+    """
     settings = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
     return " ".join([*settings, shlex.join(argv)])

@@ -12,18 +12,30 @@ __all__ = ["ClusterBusyError", "InputError", "InventoryError", "RdmError", "Tool
 class RdmError(Exception):
     """Base of this package's errors.
 
+    Args:
+        message: what is wrong, in one sentence.
+
     Attributes:
         exit_code: what the command-line program exits with.
         problems: the single problems, when there are several.
+        warnings: what was found beside them, and may be why there are any.
         hint: what to try, in one line; may be empty.
     """
 
     exit_code = FAILED
 
-    def __init__(self, message: str, *, hint: str = "", problems: Sequence[Problem] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        problems: Sequence[Problem] = (),
+        warnings: Sequence[str] = (),
+    ) -> None:
         super().__init__(message)
         self.hint = hint
         self.problems = tuple(problems)
+        self.warnings = tuple(warnings)
 
 
 class InputError(RdmError):

@@ -63,7 +63,7 @@ class Status(StrEnum):
 
 
 def to_json(value: Any) -> Any:
-    """Return VALUE as what :mod:`json` can write: records become objects with their class in ``event``."""
+    """Return a value as what :mod:`json` can write: records become objects with their class in ``event``."""
     if isinstance(value, Event):
         return {"event": value.kind(), **_fields(value)}
     if isinstance(value, RunResult):

@@ -83,7 +83,11 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
             raise InventoryError(
                 what, hint="give its password: --ask-vault-pass or --vault-password-file FILE"
             )
-        raise InventoryError(f"{path} cannot be read: {said}")
+        empty = path.is_dir() and not any(path.iterdir())
+        hint = (
+            f"put the hosts into {path / 'hosts.yml'}, or make a lab: rdm-provision lab up" if empty else ""
+        )
+        raise InventoryError(f"{path} {'is empty' if empty else f'cannot be read: {said}'}", hint=hint)
     for file, complaints in unparsed:
         # Ansible would go on without the nodes of this file. A key or a note that lies about is no matter.
         if file.is_file() and (file.suffix in _INVENTORY_SUFFIXES or file.stem == "hosts"):
@@ -101,7 +105,7 @@ def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:
 
 
 def _parse_error(file: Path, complaints: str) -> str:
-    """Return the one sentence that helps among the complaints of all inventory plugins about FILE.
+    """Return the one sentence that helps among the complaints of all inventory plugins about a file.
 
     Every plugin that gives up has its say, and most of them were never meant: what counts is the one for the
     file's kind. The plugin ``auto`` is the only one that knows the line of a YAML error.
@@ -119,6 +123,12 @@ def _parse_error(file: Path, complaints: str) -> str:
         plugin = "yaml" if file.suffix in (".yml", ".yaml", ".json") else "ini"
         message, origin = said.get(plugin, (message, ""))
     message = message.removeprefix("Failed to parse inventory: ")
+    if "invalid structure" in message:
+        # Ansible names the class that it keeps the value in.
+        what = (
+            "a list" if "List'>" in message else "a single value" if "Str'>" in message else "no dictionary"
+        )
+        message = f"it is {what}, and an inventory has groups, such as master: {{hosts: {{node1: }}}}"
     if "values to unpack" in message:
         message = "a line is neither a [group], a host nor a variable"
     where = origin if re.search(r":\d+:\d+$", origin) else str(file)
@@ -164,7 +174,13 @@ def _bad_yaml(path: Path) -> str:
 
 
 def members_of(group: str, listing: Mapping[str, Any], seen: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """Return the hosts of GROUP and of the groups in it."""
+    """Return the hosts of a group and of the groups in it.
+
+    Args:
+        group: its name.
+        listing: what ``ansible-inventory --list`` says.
+        seen: the groups that led here, for those that contain each other.
+    """
     if group in seen:
         return ()
     entry = listing.get(group) or {}

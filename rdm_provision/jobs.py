@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rdm_provision.constants import JOB_MODULE
 from rdm_provision.errors import InputError
 from rdm_provision.events import RunResult
 from rdm_provision.job_sections import LogSection, merged
@@ -20,13 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["JobVerbs"]
 
-JOB_MODULE = "rdm.provision.job"
 STREAMS = ("out", "err", "gpu")
 
 
 def _wanted(
     config: str | Path | None, overrides: Iterable[str], **words: str
-) -> tuple[dict[str, Any], dict[str, Sequence[str]]]:
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Return the variables that ask for a job: those with types, and those that are never templated."""
     if config is not None and not Path(config).is_file():
         raise InputError(f"there is no file {config}", hint="give the path of a job's configuration")
@@ -72,7 +72,7 @@ class JobVerbs:
             verbosity: how much ansible-playbook says in the record.
 
         Raises:
-            InputError: there is neither a configuration nor a job to resume, or LIMIT matches no node.
+            InputError: there is neither a configuration nor a job to resume, or the pattern matches no node.
             ClusterBusyError: (when started) another run is changing this cluster, or starting a job on it.
 
         >>> run = Cluster.load("inventory/lab").train("gpt.yaml", ["parallel.pipeline=2"])  # doctest: +SKIP
@@ -112,8 +112,14 @@ class JobVerbs:
     ) -> Run:
         """Have a configuration checked and resolved, on the job's master. Starts nothing.
 
-        :meth:`resolved_config` of the result is the configuration with every key. The arguments are those of
-        :meth:`train`.
+        :meth:`resolved_config` of the result is the configuration with every key.
+
+        Args:
+            config: the job's configuration, a YAML file here.
+            overrides: values over the configuration's, each ``key.sub=value``.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
         """
         extra, literal = _wanted(config, overrides)
         keep = frozenset({JOB_MODULE})
@@ -133,8 +139,9 @@ class JobVerbs:
 
         Args:
             directory: what to copy. A file that a node has already, with the same content, is not copied.
-
-        The other arguments are those of :meth:`train`.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         Raises:
             InputError: there is no such directory.
@@ -165,8 +172,9 @@ class JobVerbs:
             watch: stay until it has ended, as :meth:`train` does.
             sections: read what its logs say, for :meth:`job_sections`, instead of its state.
             report: read what they tell a report, for :meth:`report_parts`, instead of its state.
-
-        The other arguments are those of :meth:`train`.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
         >>> [job.state for job in cluster.job_states(cluster.jobs().result())]  # doctest: +SKIP
@@ -214,8 +222,9 @@ class JobVerbs:
             follow: go on with what it writes, until it has ended.
             grep: only lines in which this regular expression is found, of the whole log.
             rank: only lines before which this rank's number stands, as ``[rank3]:``.
-
-        The other arguments are those of :meth:`train`.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> for event in Cluster.load("inventory/lab").logs("demo-1121-081512"):  # doctest: +SKIP
         ...     print(event)
@@ -234,7 +243,7 @@ class JobVerbs:
         }
         if rank is not None:
             extra["logs_rank"] = rank
-        literal = {"logs_grep": grep} if grep else {}
+        literal: dict[str, list[str]] = {"logs_grep": [grep]} if grep else {}
         keep = frozenset({JOB_MODULE})
         return self._run("logs", "logs", limit, "", forks, verbosity, keep=keep, extra=extra, literal=literal)
 
@@ -246,8 +255,9 @@ class JobVerbs:
         Args:
             job: its name.
             now: at once, without a checkpoint.
-
-        The other arguments are those of :meth:`train`.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> Cluster.load("inventory/lab").stop("demo-1121-081512").result().changed  # doctest: +SKIP
         ('n1', 'n2')
@@ -270,8 +280,9 @@ class JobVerbs:
             jobs: their names. One that runs on a node is kept there. What is left of jobs whose removal was
                 killed goes in any case.
             check: only say what would go.
-
-        The other arguments are those of :meth:`train`.
+            limit: only these nodes (Ansible's ``--limit`` pattern).
+            forks: how many nodes at once; 0 for min(50, nodes).
+            verbosity: how much ansible-playbook says in the record.
 
         >>> cluster = Cluster.load("inventory/lab")  # doctest: +SKIP
         >>> known = cluster.heard_jobs(cluster.jobs().result())  # doctest: +SKIP

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rdm_provision import environment
+from rdm_provision.constants import LAB_MODULE
 from rdm_provision.errors import InputError, RdmError
 from rdm_provision.run import Run, RunSpec
 
@@ -24,7 +25,6 @@ DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 HARDWARE = ("container", "vm")
 """What a node is: a container, or a virtual machine with a network card that has virtual functions."""
 DEFAULT_NAME = "lab"
-_MODULE = "rdm.provision.lab"
 _HOST = "localhost"
 _MARKER = "RDM_LAB_UP"
 _T = TypeVar("_T")
@@ -247,7 +247,7 @@ class Lab:
                 extra_vars={"lab_name": self.name, **variables},
                 check=check,
                 verbosity=verbosity,
-                keep=frozenset({_MODULE}),
+                keep=frozenset({LAB_MODULE}),
                 env=env or {},
             )
         )

@@ -20,7 +20,11 @@ class Lock:
     """
 
     def __init__(self, home: Path, verb: str) -> None:
-        """Take the lock of the cluster in the folder HOME, after ending what a killed run has left of itself.
+        """Take the lock of a cluster, after ending what a killed run has left of itself.
+
+        Args:
+            home: the folder of the inventory.
+            verb: for what, for whoever meets the lock.
 
         Raises:
             ClusterBusyError: another run holds it.

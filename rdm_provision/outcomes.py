@@ -108,10 +108,17 @@ def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
 
 
 def containers(result: RunResult, nodes: Sequence[str]) -> tuple[tuple[str, str, str, str], ...]:
-    """Return what a run of ``up`` left running: node, container with its state, image, address.
+    """Return what a run of ``up`` left running.
 
-    NODES are in the order of ranks, as the result is. What the run itself did to a container counts more than
-    what it saw before; of a node that was lost, or failed before that, the state is not known.
+    What the run itself did to a container counts more than what it saw before; of a node that was lost, or
+    failed before that, the state is not known.
+
+    Args:
+        result: of the run.
+        nodes: in the order of ranks.
+
+    Returns:
+        Per node, in the same order: its name, its container with the state, image, address.
     """
     plan = (result.plan or {}).get("nodes", {})
     returned = result.returned.get(CONTAINER_MODULE, {})

@@ -43,7 +43,13 @@ class Record:
     """The log of one run. A folder that cannot be written to makes no trouble: there is no log then."""
 
     def __init__(self, home: Path | None, verb: str, command: str) -> None:
-        """Begin a record under the folder HOME (None: keep none)."""
+        """Begin a record.
+
+        Args:
+            home: the folder of the inventory; None to keep no record.
+            verb: what is run.
+            command: the command line, without secrets.
+        """
         self.folder: Path | None = None
         self._events: IO[str] | None = None
         self._nodes = 0
@@ -59,7 +65,7 @@ class Record:
             _prune(runs)
 
     def add(self, event: Event) -> None:
-        """Write EVENT down, if it says more than that nothing happened."""
+        """Write an event down, if it says more than that nothing happened."""
         if self._events is None or isinstance(event, (NodeStarted, Output, RunFinished)):
             return
         if isinstance(event, NodeResult) and event.status in (Status.OK, Status.SKIPPED):
@@ -76,9 +82,12 @@ class Record:
             self._events.write(json.dumps(data, separators=(",", ":")) + "\n")
 
     def finish(self, result: RunResult, log: Path | None, hidden: Collection[str] = ()) -> None:
-        """Close the record with RESULT, and a copy of ansible-playbook's LOG when it did not end well.
+        """Close the record.
 
-        The copy does not have the values of the ``NAME=value`` pairs in HIDDEN.
+        Args:
+            result: of the run.
+            log: what ansible-playbook printed; a copy is kept when the run did not end well.
+            hidden: ``NAME=value`` pairs whose values the copy does not have.
         """
         if self.folder is None:
             return
@@ -92,7 +101,7 @@ class Record:
 
 
 def _without(hidden: Collection[str], log: Path) -> str:
-    """Return what LOG holds, without the values of the ``NAME=value`` pairs in HIDDEN."""
+    """Return what a log holds, without the values of some ``NAME=value`` pairs."""
     text = log.read_text(encoding="utf-8", errors="replace")
     # The longest first: one value may begin like another.
     for pair in sorted(hidden, key=len, reverse=True):

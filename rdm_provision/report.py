@@ -58,7 +58,10 @@ def write(paths: Sequence[Path], output: Path) -> dict[str, Any]:
 
 
 def write_parts(
-    folder: Path, parts: Sequence[Mapping[str, Any]], known: Mapping[str, Any] | None = None
+    folder: Path,
+    parts: Sequence[Mapping[str, Any]],
+    known: Mapping[str, Any] | None = None,
+    missing: Sequence[str] = (),
 ) -> None:
     """Fill a directory with what the nodes of a job told, for :func:`write`.
 
@@ -66,10 +69,13 @@ def write_parts(
         folder: its name is the job's; it is made.
         parts: of each node, as :meth:`Cluster.report_parts` returns them.
         known: of the cluster, as :func:`last_known` returns it.
+        missing: nodes that could not be asked; the page and the verdict say so.
     """
     folder.mkdir()
     for number, part in enumerate(parts):
         (folder / f"{number:05d}.report.json").write_text(json.dumps(part), encoding="utf-8")
+    if missing:
+        (folder / "missing.json").write_text(json.dumps({"nodes": list(missing)}), encoding="utf-8")
     if known:
         (folder / "network.json").write_text(json.dumps(known), encoding="utf-8")
 

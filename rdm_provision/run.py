@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -71,7 +71,7 @@ class RunSpec:
     limit: str = ""
     tags: str = ""
     extra_vars: Mapping[str, Any] = field(default_factory=dict)
-    literal_vars: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    literal_vars: Mapping[str, list[str]] = field(default_factory=dict)
     check: bool = False
     diff: bool = False
     forks: int = 0
@@ -116,7 +116,7 @@ class RunSpec:
         """Return the extra variables as YAML that Ansible reads after ``-e``; empty when there are none."""
         items = [(name, _flow_yaml(value)) for name, value in self.extra_vars.items()]
         # The tag holds for all that is in the list. A scalar "010" it would turn into a number.
-        items += [(name, f"!unsafe {_flow_yaml(list(values))}") for name, values in self.literal_vars.items()]
+        items += [(name, f"!unsafe {_flow_yaml(values)}") for name, values in self.literal_vars.items()]
         if not show_values:
             items = [(name, '"…"') for name, _ in items]
         pairs = ", ".join(f"{_flow_yaml(name)}: {value}" for name, value in items)
@@ -124,13 +124,13 @@ class RunSpec:
 
 
 def _flow_yaml(value: Any) -> str:
-    """Return VALUE as YAML on one line."""
+    """Return a value as YAML on one line."""
     # JSON is YAML, but for characters that YAML wants escaped, and pairs of surrogates, which it refuses.
     return _YAML_ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def _short(path: str, cwd: Path) -> str:
-    """Return PATH relative to CWD when it lies under it."""
+    """Return a path relative to the working directory when it lies under it."""
     with contextlib.suppress(ValueError):
         if Path(path).is_absolute():
             return str(Path(path).relative_to(cwd))
@@ -150,7 +150,7 @@ class Run:
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        """Prepare a run of SPEC; nothing is started yet."""
+        """Prepare a run; nothing is started yet."""
         self.spec = spec
         self._queue: queue.SimpleQueue[Event | BaseException | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -339,7 +339,7 @@ class Run:
 
 
 def _begins(data: Mapping[str, Any], play: str) -> bool:
-    """Whether ansible-runner's event DATA is the beginning of the play of this name, if there is a name."""
+    """Whether an event of ansible-runner's is the beginning of the play of this name, if there is a name."""
     details = data.get("event_data") or {}
     return bool(play) and data.get("event") == "playbook_on_play_start" and details.get("name") == play
 
@@ -373,11 +373,11 @@ def _remove_stale() -> None:
 
 
 def _untouched(folder: Path) -> bool:
-    """Whether nothing in FOLDER has changed for a month; what a run prints is written there."""
+    """Whether nothing in a folder has changed for a month; what a run prints is written there."""
     before = time.time() - _ABANDONED_S
     return all(entry.lstat().st_mtime < before for entry in (folder, *folder.rglob("*")))
 
 
 def _inventory_argument(inventory: str) -> str | list[str]:
-    """Return INVENTORY so that ansible-runner passes it on as it is (a bare string it may write down)."""
+    """Return an inventory so that ansible-runner passes it on as it is (a bare string it may write down)."""
     return [inventory if "," in inventory else str(Path(inventory).resolve())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rdm_provision.errors import InputError
@@ -16,39 +17,85 @@ _NO_GROUPS_OF_OURS = ("all", "ungrouped")
 
 
 def select(limit: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return the nodes that a pattern selects, in the order of NODES.
+    """Return the nodes that a pattern selects, by rank.
 
     Args:
         limit: a pattern of Ansible, with globs, regular expressions, slices, exclusions and ``@file``.
-        nodes: the names of all nodes.
+        nodes: the names of all nodes, in the order of ranks.
         groups: the hosts of each group, those of the groups in it included.
 
     Raises:
-        InputError: a part of the pattern matches no host (which for Ansible is a warning), or the whole of it
-            no node.
+        InputError: a part of the pattern is none or matches no host (Ansible warns, or passes over it), or
+            the whole of it matches no node.
     """
     if not limit:
         return tuple(nodes)
     from ansible.errors import AnsibleError
-    from ansible.inventory.manager import split_host_pattern
 
     with _manager(nodes, groups) as manager:
         try:
-            for part in split_host_pattern(limit):
-                pattern = part.lstrip("!&")
-                if pattern and not pattern.startswith("@") and not manager.get_hosts(pattern):
+            # First of all: a file that is not there is refused here.
+            manager.subset(limit)
+            for pattern in _patterns(limit):
+                if not _matches(manager, pattern):
                     known = pattern in groups
                     what = "has no host" if known else "is neither a node nor a group of the inventory"
                     hint = "" if known else did_you_mean(pattern, nodes, groups)
                     raise InputError(f"--limit: {pattern!r} {what}", hint=hint)
-            manager.subset(limit)
             selected = {host.name for host in manager.get_hosts("all")}
         except AnsibleError as error:
             raise InputError(f"--limit {limit}: {error.message}".rstrip(". ")) from None
+        except (OSError, UnicodeError) as error:
+            raise InputError(f"--limit {limit}: the file cannot be read: {error}") from None
     wanted = tuple(name for name in nodes if name in selected)
     if not wanted:
         raise InputError(f"--limit {limit} leaves no node")
     return wanted
+
+
+def _patterns(limit: str) -> list[str]:
+    """Return the patterns of a limit, without what stands before them, those in files included.
+
+    Ansible passes over what it cannot make sense of, and a limit of which nothing is left is all nodes to it.
+
+    Raises:
+        InputError: there is none, a bracket is not closed, or nothing stands after ``!``, ``&`` or ``~``.
+    """
+    from ansible.inventory.manager import split_host_pattern
+
+    hint = "give nodes or groups, as in node2,node3 or 'workers:!node3'"
+    parts: list[str] = split_host_pattern(limit)
+    if "," not in limit and _bare("".join(parts)) != _bare(limit):
+        raise InputError(f"--limit {limit!r} has a bracket without its other half", hint=hint)
+    given: list[str] = []
+    for part in parts:
+        if part.startswith("@"):
+            lines = Path(part[1:]).read_text(encoding="utf-8").split("\n")
+            given += filter(None, map(str.strip, lines))
+        else:
+            given.append(part)
+    if not given:
+        raise InputError(f"--limit {limit!r} names no node", hint=hint)
+    found = []
+    for part in given:
+        pattern = part[1:] if part[0] in "!&" else part
+        if not pattern or pattern == "~" or pattern[0] in "!&":
+            raise InputError(f"--limit {limit!r}: {part!r} names no node", hint=hint)
+        found.append(pattern)
+    return found
+
+
+def _bare(text: str) -> str:
+    """Return a limit without what may stand between its parts."""
+    return "".join(text.replace(":", "").split())
+
+
+def _matches(manager: Any, pattern: str) -> bool:
+    """Return whether a pattern, which Ansible must not take for several, matches a host."""
+    from ansible.inventory.manager import split_host_pattern
+
+    # The limit as a whole does not count here.
+    return split_host_pattern(pattern) == [pattern] and bool(manager.get_hosts(pattern, ignore_limits=True))
 
 
 def did_you_mean(name: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:

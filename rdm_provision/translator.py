@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rdm_provision.constants import JOB_MODULE
 from rdm_provision.diffs import environment_values, unified_diff
 from rdm_provision.events import (
     Change,
@@ -45,7 +46,6 @@ FABRIC_ACTION = "rdm.provision.fabric_verdict"
 RDMA_ACTION = "rdm.provision.rdma_pairs"
 PROBE_ACTION = "rdm.provision.rdma_probe"
 COLLECTIVE_ACTION = "rdm.provision.collective_verdict"
-JOB_ACTION = "rdm.provision.job"
 SPARE_ACTION = "rdm.provision.spare_jobs"
 ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
 
@@ -53,6 +53,13 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _WRAPPERS = re.compile(r"^(?:(?:Task|Module|Action) failed: )+")
 _SSH_NOISE = re.compile(
     r"(?:Failed to connect to the host via ssh|Data could not be sent to remote host[^:]*): "
+)
+# Ansible's own words alone: ssh ended with 255, as it does when a signal ends the program on the node, ssh
+# itself, its shared connection, or sshd.
+_SSH_SAID_NOTHING = re.compile(r"Data could not be sent to remote host.*over ssh[.: ]*", re.IGNORECASE)
+_ENDED_WITHOUT_A_WORD = (
+    "ssh to it ended without a word: its connection or the program there was killed, or sshd did not answer "
+    "in time; run the same again"
 )
 # What ssh says after the words of its ProxyJump or ProxyCommand.
 _THROUGH_JUMP_HOST = re.compile(
@@ -126,10 +133,11 @@ class Translator:
         return round(time.monotonic() - self.started, 3)
 
     def begin(self) -> Iterator[Event]:
+        """Yield what a run begins with."""
         yield RunStarted(at=self._now(), verb=self.spec.verb, nodes=self.spec.nodes, check=self.spec.check)
 
     def translate(self, data: Mapping[str, Any]) -> Iterator[Event]:
-        """Yield what the ansible-runner event DATA means."""
+        """Yield what an event of ansible-runner's means."""
         kind = str(data.get("event", ""))
         details: Mapping[str, Any] = data.get("event_data") or {}
         text = plain(data.get("stdout"))
@@ -161,7 +169,7 @@ class Translator:
 
     def _news(self, details: Mapping[str, Any]) -> Iterator[Event]:
         """Yield what a result says of something long; what is watched tells it with each try."""
-        if details.get("resolved_action") == JOB_ACTION:
+        if details.get("resolved_action") == JOB_MODULE:
             yield from job_news(self._now(), str(details.get("host")), details.get("res") or {})
             return
         text = str((details.get("res") or {}).get("progress") or "")
@@ -349,7 +357,13 @@ class Translator:
                 counts.why = counts.phase = ""
 
     def end(self, rc: int | None, *, cancelled: bool, record: Path | None) -> RunResult:
-        """Return the result of a run whose ansible-playbook ended with RC."""
+        """Return the result of a run.
+
+        Args:
+            rc: the exit status of ansible-playbook; None when it never began.
+            cancelled: somebody asked it to end.
+            record: where its record is, if one is kept.
+        """
         self._close_phase()
         if not self.refused and not cancelled and rc != 0 and not self._blames_a_node():
             self._failed_as_a_whole(rc)
@@ -417,7 +431,7 @@ def _action(details: Mapping[str, Any]) -> str:
 
 
 def plain(text: Any) -> str:
-    """Return TEXT without colours and with Unix line ends."""
+    """Return a text without colours and with Unix line ends."""
     return _ANSI.sub("", str(text or "")).replace("\r\n", "\n").strip("\n")
 
 
@@ -466,7 +480,8 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
                 "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "
                 "with the host's own; ssh then keeps the key in known_hosts"
             )
-        # Where ssh itself said nothing, Ansible's own words end in a colon.
+        if _SSH_SAID_NOTHING.fullmatch(message):
+            return _ENDED_WITHOUT_A_WORD
         return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
     if "undecryptable variable" in message:
         return f"{message.rstrip('. ')} (--ask-vault-pass or --vault-password-file FILE gives its password)"
@@ -492,9 +507,9 @@ def _last_line(text: Any) -> str:
 
 
 def error_sentence(text: str) -> str:
-    """Cut what an Ansible program printed down to the sentence that says what is wrong.
+    r"""Cut what an Ansible program printed down to the sentence that says what is wrong.
 
-    >>> error_sentence("[ERROR]: no such file\\nOrigin: x.yml:3:4\\n\\n3 - foo\\n")
+    >>> error_sentence("[ERROR]: no such file\nOrigin: x.yml:3:4\n\n3 - foo\n")
     'no such file (x.yml:3:4)'
     """
     text = plain(text)

@@ -26,7 +26,7 @@ def password_file(path: str | Path) -> str:
 
 
 def password_in_memory(password: str) -> str:
-    """Return the path of a file that holds PASSWORD, in memory: it goes with this process."""
+    """Return the path of a file that holds a password, in memory: it goes with this process."""
     file = os.memfd_create("vault", os.MFD_CLOEXEC)
     # Ansible would run what can be executed.
     os.fchmod(file, 0o600)

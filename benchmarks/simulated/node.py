@@ -15,6 +15,11 @@ from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import shortened
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import (
+    SHOWN_WHOLE,
+    difference,
+    prepared,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
 
 RECORDED = Path(__file__).with_name("recorded.json").read_text(encoding="utf-8")
@@ -60,7 +65,7 @@ class Node:
     """
 
     def __init__(self, directory: str | Path, name: str, address: str = "") -> None:
-        """Read the file of node NAME in DIRECTORY; a node without one is as a fresh lab node."""
+        """Read the file of a node in a directory; a node without one is as a fresh lab node."""
         self.name = name
         self.address = address
         self._calls = Path(directory, CALLS)
@@ -89,7 +94,7 @@ class Node:
             file.write(f"{self.name} {module} {sent} {answered}\n".encode())
 
     def answer(self, module: str, parameters: Parameters) -> Result:
-        """Return what MODULE would return here, and keep what it would change."""
+        """Return what a module would return here, and keep what it would change."""
         if self.state.get("broken"):
             return {"failed": True, "msg": f"{self.name} is simulated to be broken"}
         if module not in MODULES:
@@ -100,7 +105,7 @@ class Node:
         return {"changed": False, "invocation": echo(parameters), **result}
 
     def kind(self, name: str) -> dict[str, Any]:
-        """Return the part NAME of the state, to be changed."""
+        """Return a part of the state, to be changed."""
         part: dict[str, Any] = self.state.setdefault(name, {})
         return part
 
@@ -124,7 +129,7 @@ def given(parameters: Parameters) -> dict[str, Any]:
 
 
 def echo(parameters: Parameters, others: Parameters | None = None) -> dict[str, Any]:
-    """Return the `invocation` of a result: the parameters, and OTHERS that the module has."""
+    """Return the ``invocation`` of a result: the parameters, and others that the module has."""
     return {"module_args": {**(others or {}), **_without_secrets(given(parameters))}}
 
 
@@ -335,7 +340,9 @@ def _shown(one: Mapping[str, Any]) -> str:
 
 
 def _difference(path: str, before: str, after: str) -> dict[str, str]:
-    return {"before": before, "after": after, "before_header": path, "after_header": path}
+    """Return what the module returns: of a long file, such as one with a line a node, its beginning."""
+    shown = difference(path, before, after)
+    return shown if len(before) + len(after) <= SHOWN_WHOLE else {"prepared": prepared(**shown)}
 
 
 def fabric_probe(node: Node, parameters: Parameters) -> Result:

@@ -40,7 +40,7 @@ class ActionModule(Decision):
         variables: dict[str, Any],
         others: dict[str, str],
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Yield the calls with their hosts, and note in OTHERS why there is none for a host."""
+        """Yield the calls with their hosts, and note in ``others`` why there is none for a host."""
         if not options["connections"]:
             others.update(dict.fromkeys(hosts, "nobody is to be asked in threads"))
             return

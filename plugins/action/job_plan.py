@@ -42,7 +42,8 @@ class ActionModule(Decision):
         ]
         try:
             wanted = self._wanted(options, variables)
-            slurm = Slurm(options["login"], shutil.which("sbatch") is not None, options["slurm"])
+            has_sbatch = shutil.which("sbatch") is not None
+            slurm = Slurm(options["login"], has_sbatch, options["slurm"], options["images"])
             plan = plan_job(wanted, nodes, variables["ansible_play_hosts_all"], time.time(), slurm)
             accelerator = self._accelerator(options, plan.nodes[0].name)
         except Refused as refused:

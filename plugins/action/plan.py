@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
 from ansible_collections.rdm.provision.plugins.modules.plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import address_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
@@ -60,12 +61,12 @@ class ActionModule(Decision):
     def _plan(self, reader: HostVariables, options: dict[str, Any], unseen: list[Problem]) -> dict[str, Any]:
         """Read the plan file, plan, and keep the plan."""
         stage = options["stage"]
-        plan, previous, images, problems = plan_inventory(reader, options["release"], unseen, options["keys"])
+        draft = plan_inventory(reader, options["release"], unseen, options["keys"])
+        plan, previous, images, problems, warnings = draft
         if problems or plan is None:
             beside = self._beside(reader, plan, images, problems, options) if plan else []
-            raise Refused([*problems, *beside])
+            raise Refused([*problems, *beside], warnings=warnings)
         nodes = base_of_nodes(plan, previous, images)
-        warnings = plan.warnings
         if stage == "nodes":
             facts = {
                 node: {**found, "archives": reader.archives(options["inspection"], node)}
@@ -77,7 +78,7 @@ class ActionModule(Decision):
                 failed = reader.failed(options["facts"], plan.addresses.nodes)
                 planned = plan_nodes(plan, wants, facts, changes, failed)
             except Refused as refused:
-                return refused.result("nodes")
+                return {**refused.result("nodes"), "warnings": warnings}
             for node, more in planned.nodes.items():
                 nodes[node].update(more)
             warnings = planned.warnings
@@ -166,8 +167,7 @@ class ActionModule(Decision):
                 raise Refused([problem]) from None
         kept: dict[str, Any] = {"changed": differs and write, "saved": writes or not differs}
         if differs and self._task.diff:
-            header = str(path)
-            kept["diff"] = {"before": before, "after": after, "before_header": header, "after_header": header}
+            kept["diff"] = difference(str(path), before, after)
         return kept
 
 

@@ -61,7 +61,7 @@ class LookupModule(LookupBase):
     """The lookup."""
 
     def run(self, terms: list[Any], variables: Any = None, **options: Any) -> list[Any]:
-        """Take the lock, or give it back, and return TERMS."""
+        """Take the lock, or give it back, and return the terms."""
         self.set_options(var_options=variables, direct=options)
         if any(context.CLIARGS.get(option) for option in _CHANGES_NOTHING):
             return terms

@@ -20,6 +20,9 @@ USER_CONFIG_DIR = ".rdm/%n"
 """Where a cluster's files are on a node: of root, or in the home of a user who may not become root. %n is the
 node's host name, since nodes may share the home."""
 
+JOBS = "/jobs"
+"""Where the directory with the jobs is in a container."""
+
 PLAN_FILE = "address_plan.cfg"
 STATE_DIR = ".rdm"
 """Beside the inventory: who has which address, and what runs keep."""

@@ -285,7 +285,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     before = settings_of(found) if found else {}
     wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
     image = wanted["image_comes"] if check else ""
-    todo = steps(api, wanted, found, wanted["restart"], wanted["recreate"], image)
+    todo = steps(api, wanted, found, wanted["restart"] or functions.incomplete, wanted["recreate"], image)
     actions = ["remove {0}".format(one) for one in gone] + todo.todo
     running = jobs_in(found, wanted["node"]) if set(ENDS).intersection(todo.todo) else []
     result: Dict[str, Any] = {"changed": bool(actions), "actions": actions, "running": running}

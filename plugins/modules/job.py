@@ -245,7 +245,7 @@ import re
 from typing import Any, Callable, Dict, List, Optional
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES
+from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES, RUNTIMES
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.job.job_agent import Agent, BadConfiguration
 from ansible_collections.rdm.provision.plugins.module_utils.job.place import NoAgent, find, find_running
@@ -257,7 +257,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "place": {
         "type": "dict",
         "options": {
-            "runtime": {"type": "str", "choices": ["container", "host"], "default": "container"},
+            "runtime": {"type": "str", "choices": list(RUNTIMES), "default": "container"},
             "environment": {"type": "str", "default": ""},
             "directory": {"type": "str", "default": ""},
             "key": {"type": "str", "default": ""},

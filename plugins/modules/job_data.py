@@ -80,6 +80,7 @@ import uuid
 from typing import Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import TEMPORARY
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "source": {"type": "path", "required": True},
@@ -152,7 +153,7 @@ def place(root: str, path: str, copy: str) -> None:
     folder = open_folder(root, above, make=True)
     if folder is None:
         raise InTheWay("{0} has been removed while it was used".format(os.path.join(root, *above)))
-    temporary = ".rdm-provision-" + uuid.uuid4().hex
+    temporary = TEMPORARY + uuid.uuid4().hex
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         target = os.open(temporary, flags, 0o644, dir_fd=folder)

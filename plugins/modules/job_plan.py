@@ -61,6 +61,11 @@ options:
       - What the nodes that Slurm gives have, V(rocm), V(cuda) or V(cpu). By default what O(nodes) have.
     type: str
     default: ""
+  images:
+    description: The images that the inventory lists, by whose names a job of Slurm can call its own.
+    type: list
+    elements: dict
+    default: []
   ssh_port:
     description: Where the containers' sshd listen, for launchers that use it.
     type: int
@@ -156,6 +161,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "login": {"type": "str", "default": ""},
     "slurm": {"type": "bool", "default": False},
     "accelerator": {"type": "str", "default": ""},
+    "images": {"type": "list", "elements": "dict", "default": []},
     "ssh_port": {"type": "int", "default": 22},
     "job": {"type": "dict", "default": {}},
     "checks": {"type": "str", "default": ""},

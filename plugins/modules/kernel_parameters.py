@@ -60,17 +60,18 @@ reasons:
 
 import os
 import re
-import tempfile
 from typing import Any, Dict, List
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.node import boot
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.node.programs import (
     ProgramProblem,
     find_program,
     run_program,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "parameters": {"type": "list", "elements": "str", "default": []},
@@ -106,19 +107,16 @@ def with_grub(path: str, update: str, parameters: List[str], check: bool) -> Dic
     if before == after:
         return {"changed": False}
     if not check:
-        _write(path, after)
+        write_whole(path, after.encode(), 0o644)
         try:
             run_program([update], _UPDATE_S)
         except ProgramProblem:
             if before:
-                _write(path, before)
+                write_whole(path, before.encode(), 0o644)
             else:
                 os.unlink(path)
             raise
-    return {
-        "changed": True,
-        "diff": {"before": before, "after": after, "before_header": path, "after_header": path},
-    }
+    return {"changed": True, "diff": difference(path, before, after)}
 
 
 def with_grubby(program: str, parameters: List[str], check: bool) -> Dict[str, Any]:
@@ -132,20 +130,6 @@ def with_grubby(program: str, parameters: List[str], check: bool) -> Dict[str, A
         run_program([program, "--update-kernel=ALL", "--args={0}".format(" ".join(missing))], _UPDATE_S)
     diff = {"before": "", "after": "{0}\n".format(" ".join(missing))}
     return {"changed": True, "diff": diff} if missing else {"changed": False}
-
-
-def _write(path: str, text: str) -> None:
-    directory = os.path.dirname(path)
-    os.makedirs(directory, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".rdm-provision-", dir=directory)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def main() -> None:

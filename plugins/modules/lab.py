@@ -154,6 +154,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.engine import (
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import sweep
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "name": {"type": "str", "required": True},
@@ -507,18 +508,12 @@ def _present(
         "nodes": [{"name": node, "address": addresses[node]} for node in wanted],
         "virtualisation": virtualisation,
         "diff": [
-            {
-                "before": "",
-                "after": "".join("{0}\n".format(action) for action in change.actions),
-                "before_header": "lab {0}".format(engine.name),
-                "after_header": "lab {0}".format(engine.name),
-            },
-            {
-                "before": before,
-                "after": texts[files.directory / "hosts.yml"],
-                "before_header": "hosts.yml",
-                "after_header": "hosts.yml",
-            },
+            difference(
+                "lab {0}".format(engine.name),
+                "",
+                "".join("{0}\n".format(action) for action in change.actions),
+            ),
+            difference("hosts.yml", before, texts[files.directory / "hosts.yml"]),
         ],
     }
 

@@ -81,6 +81,12 @@ options:
         description: Whether the IOMMU shall be switched on in the kernel's command line.
         type: bool
         default: false
+      function_devices:
+        description:
+          - Whether the container gets the RDMA devices of just the function that it gets. Those of VFs do not
+            count for C(hardware) then, since they come and go with containers.
+        type: bool
+        default: false
 """
 
 EXAMPLES = r"""
@@ -247,6 +253,11 @@ node:
           was not asked.
       type: list
       elements: dict
+    driverless:
+      description: Network cards without a driver, looked for where an interface of O(sriov) does not exist.
+      type: list
+      elements: str
+      sample: ["0000:41:00.0 (15b3:101b)"]
     boot:
       description:
         - What the node was booted with, C(cpu), C(virtual), C(iommu), C(table) and C(parameters); empty where
@@ -340,6 +351,7 @@ ARGUMENT_SPEC = {
             "firmware_vfs": {"type": "int", "default": 0},
             "socket": {"type": "str", "default": ""},
             "kernel_parameters": {"type": "bool", "default": False},
+            "function_devices": {"type": "bool", "default": False},
         },
     },
 }
@@ -410,7 +422,7 @@ def node_facts(
         (sriov or {}).get("socket") or "",
         otherwise={"systemd": False, "unit": False, "cluster": "", "running": False},
     )
-    found["hardware"] = receipt.digest([container_spec(found, one) for one in ACCELERATORS])
+    found["hardware"] = _hardware_digest(found, bool((sriov or {}).get("function_devices")))
     found.update(_parents(findings, found["infiniband"], sysfs_root, sriov or {}))
     found["work"] = _work(found, receipt_directory, inputs or {}, key_digests or {}, sysfs_root)
     unready = sriov_parent.unready(found["parents"], found["boot"], sriov or {})
@@ -536,6 +548,18 @@ def _hardware(findings: Findings, sysfs_root: str, dev_root: str) -> dict[str, A
     }
 
 
+def _hardware_digest(found: dict[str, Any], function_devices: bool) -> str:
+    """Return the digest of what containers get, without the VFs' RDMA devices where they are seen with them.
+
+    In rdma's mode exclusive the node does not show those that a container has, and in any mode a run that
+    makes VFs finds them only afterwards.
+    """
+    if function_devices:
+        lasting = [device for device in found["infiniband"] if not device["virtual"]]
+        found = {**found, "infiniband": lasting}
+    return receipt.digest([container_spec(found, one) for one in ACCELERATORS])
+
+
 def _parents(
     findings: Findings, infiniband: list[dict[str, Any]], sysfs_root: str, wanted: dict[str, Any]
 ) -> dict[str, Any]:
@@ -560,6 +584,10 @@ def _parents(
     return {
         "rdma": sriov_parent.rdma(sysfs_root) if infiniband else {},
         "parents": parents,
+        # Where one that is wanted is missing, this may be why.
+        "driverless": findings.guard("driverless", sriov_parent.driverless, sysfs_root, otherwise=[])
+        if "" in places
+        else [],
         "boot": findings.guard("boot", boot.read, sysfs_root, line, otherwise={}) if booted else {},
         "opensm": sriov_parent.opensm() if infiniband else {},
     }

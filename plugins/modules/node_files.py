@@ -199,6 +199,7 @@ kept:
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import (
     CONTENTS,
@@ -233,7 +234,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
                 "options": {
                     "dictionary": {"type": "str", "required": True},
                     "port": {"type": "int", "default": 22},
-                    "directory": {"type": "str", "default": "/etc/rdm/ssh"},
+                    "directory": {"type": "str", "default": CONFIG_DIR + "/ssh"},
                 },
             },
             "mode": {"type": "str", "default": "0644"},

@@ -176,6 +176,10 @@ nodes:
         - Where the network plugin is rdm-sriov, whether the container gets the RDMA devices of its function,
           and no others; C(container) has none then.
       type: bool
+    functions_end:
+      description: Of how many VFs the cluster's containers end before VFs are worked on, by the interface of
+        the physical function.
+      type: dict
     rails:
       description:
         - The further rails, where the node has any.

@@ -74,7 +74,6 @@ kept:
 """
 
 import os
-import tempfile
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
@@ -82,6 +81,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "directory": {"type": "str", "required": True},
@@ -105,14 +105,8 @@ def keep(params: Dict[str, Any]) -> bool:
         return False  # there is nothing of the cluster on this node
     found = receipt.observe(params["watch"], params["hardware"], DockerAPI(params["docker_socket"]))
     found = receipt.renewed(receipt.read(directory), found, params["worked"])
-    handle, temporary = tempfile.mkstemp(prefix=".rdm-provision-", dir=directory)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(receipt.text(params["inputs"], params["watch"], found))
-        os.replace(temporary, os.path.join(directory, receipt.FILE_NAME))
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    text = receipt.text(params["inputs"], params["watch"], found)
+    write_whole(os.path.join(directory, receipt.FILE_NAME), text.encode(), 0o600)
     return True
 
 

@@ -47,8 +47,7 @@ why:
   sample: {n2: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}}
 plays:
   description:
-    - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt) and C(verify); in
-      C(facts) those of any but the last.
+    - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt) and C(verify).
     - Nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when all
       hosts of a play have failed.
     - There are no receipts in check mode, and with C(--tags), C(--skip-tags) or C(--step).

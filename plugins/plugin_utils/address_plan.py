@@ -22,13 +22,13 @@ from __future__ import annotations
 import configparser
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
 from itertools import chain
 from typing import NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.plugin_utils.ipv4 import (
     HostRange,
     parse_subnet,
@@ -531,18 +531,7 @@ def write_plan(path: str, plan: AddressPlan) -> None:
     Raises:
         OSError: the directory cannot be written to.
     """
-    path = os.path.realpath(path)
-    handle, scratch = tempfile.mkstemp(prefix=f".{PLAN_FILE}.", dir=os.path.dirname(path) or ".")
-    try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(format_plan(plan))
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        os.unlink(scratch)
-        raise
+    write_whole(os.path.realpath(path), format_plan(plan).encode(), 0o644)
 
 
 # --- texts that other tools read -------------------------------------------------------------------

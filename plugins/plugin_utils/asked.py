@@ -31,10 +31,13 @@ class Asked(NamedTuple):
     interpreters: dict[str, str]
 
     def plays(self, hosts: Sequence[str]) -> dict[str, list[str]]:
-        """Return the hosts of the plays that see to those who gave no answer, in the order of HOSTS.
+        """Return the hosts of the plays that see to those who gave no answer.
 
         Where there is one, a host that was reached is added at the end: when all hosts of a play are lost,
         Ansible ends the whole run.
+
+        Args:
+            hosts: all that were asked; the plays have theirs in this order.
         """
         plays = {}
         for play, chosen in (("lost", self.lost), ("others", self.others)):
@@ -49,12 +52,18 @@ class Asked(NamedTuple):
 def sort(
     outcomes: Iterable[Outcome], patience: float, tell: Callable[[str], None] = lambda _name: None
 ) -> Asked:
-    """Sort how the calls ended; PATIENCE is how many seconds each had. TELL is told who has answered.
+    """Sort how the calls ended.
 
     Only what is beyond doubt is taken: an answer without anything to tell beside it, or that a host cannot be
     reached. For the rest Ansible itself is to find the words.
+
+    Args:
+        outcomes: of the calls, as they come.
+        patience: seconds that each call had.
+        tell: called with the name of each host that has answered.
     """
     asked = Asked({}, {}, {}, {})
+    known: dict[str, str] = {}
     for name, value, error in outcomes:
         if isinstance(error, TimeoutError):
             asked.others[name] = f"it has not answered within {patience:g} s"
@@ -68,11 +77,12 @@ def sort(
             interpreter = (value.get("ansible_facts") or {}).get(INTERPRETER)
             if interpreter:
                 asked.interpreters[name] = interpreter
-            asked.answers[name] = {
+            answer = {
                 key: one
                 for key, one in value.items()
                 if key not in _INTERNAL and not key.startswith("_ansible")
             }
+            asked.answers[name] = _shared(answer, known)
             tell(name)
     return asked
 
@@ -81,3 +91,16 @@ def _is_clean(value: Mapping[str, Any]) -> bool:
     """Whether a module did well, and has nothing to say that Ansible shows by itself."""
     bad = ("failed", "changed", "skipped", "warnings", "deprecations", "exception")
     return bool(value.get("_ansible_parsed")) and not any(value.get(key) for key in bad)
+
+
+def _shared(value: Any, known: dict[str, str]) -> Any:
+    """Return an answer in which each string that is known is the known one.
+
+    Nodes say the same in the same words, and Ansible keeps every answer for as long as it runs.
+    """
+    if isinstance(value, dict):
+        return {_shared(key, known): _shared(one, known) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_shared(one, known) for one in value]
+    # Ansible's own kinds of strings say more than their letters.
+    return known.setdefault(value, value) if type(value) is str else value

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.ssh_formats import (
     derived,
@@ -89,7 +89,7 @@ def make(directory: str, cluster: str, anew: bool = False) -> Keys:
     """
     os.makedirs(directory, exist_ok=True)
     os.chmod(directory, 0o700)
-    _write(os.path.join(directory, ".gitignore"), "*\n")
+    write_whole(os.path.join(directory, ".gitignore"), b"*\n", 0o600)
     for name, comment in (
         (LOGIN, f"root in the containers of {cluster}"),
         (AUTHORITY, f"signs the host keys of the containers of {cluster}"),
@@ -97,8 +97,8 @@ def make(directory: str, cluster: str, anew: bool = False) -> Keys:
         path = os.path.join(directory, name)
         if anew or not os.path.exists(path):
             key = Ed25519PrivateKey.generate()
-            _write(path, private_text(key, comment))
-            _write(f"{path}.pub", f"{public_line(key)} {comment}\n")
+            write_whole(path, private_text(key, comment).encode(), 0o600)
+            write_whole(f"{path}.pub", f"{public_line(key)} {comment}\n".encode(), 0o600)
     for name in (_ONCE_SHARED, f"{_ONCE_SHARED}.pub"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, name))
@@ -152,17 +152,3 @@ def _read(path: str) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError(path)
     return key
-
-
-def _write(path: str, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    handle, scratch = tempfile.mkstemp(prefix=".rdm-provision-", dir=os.path.dirname(path))
-    try:
-        with open(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        os.unlink(scratch)
-        raise

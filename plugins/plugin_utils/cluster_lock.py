@@ -113,7 +113,10 @@ class Leader(NamedTuple):
 
 
 def state_folder(home: Path) -> Path:
-    """Make and return ``.rdm`` in the folder HOME, with the ``.gitignore`` that keeps secrets out of commits.
+    """Make and return a cluster's ``.rdm``, with the ``.gitignore`` that keeps secrets out of commits.
+
+    Args:
+        home: the folder of the inventory.
 
     Raises:
         OSError: it cannot be made.
@@ -127,10 +130,18 @@ def state_folder(home: Path) -> Path:
 
 
 def take(home: Path, what: str, patience: float = PATIENCE_S) -> int | None:
-    """Take the lock of the cluster whose inventory lies in HOME, for WHAT; return the file that holds it.
+    """Take the lock of a cluster.
 
-    What a dead run has left is ended first. What a run itself starts shares its lock. None where there can be
-    no lock: the folder cannot be written to, or its file system has no locks.
+    What a dead run has left is ended first. What a run itself starts shares its lock.
+
+    Args:
+        home: the folder of the inventory.
+        what: for which verb, for whoever meets the lock.
+        patience: seconds to wait for a run that is about to end.
+
+    Returns:
+        The descriptor of the file that holds the lock; None where there can be none: the folder cannot be
+        written to, or its file system has no locks.
 
     Raises:
         Busy: another run holds it.
@@ -181,14 +192,22 @@ def join(home: Path) -> None:
 
 
 def held(home: Path) -> list[int]:
-    """Return the descriptors of this process that hold the lock of the cluster in HOME; it may have none."""
+    """Return the descriptors of this process that hold the lock of a cluster; it may have none.
+
+    Args:
+        home: the folder of the inventory.
+    """
     with contextlib.suppress(OSError):
         return list(_descriptors(os.getpid(), (home / STATE_DIR / "lock").stat(), locked=True))
     return []
 
 
 def give_back(home: Path) -> None:
-    """Let go of the lock of the cluster in HOME. Does nothing when this process does not hold it."""
+    """Let go of the lock of a cluster. Does nothing when this process does not hold it.
+
+    Args:
+        home: the folder of the inventory.
+    """
     files = held(home)
     if not files:
         return
@@ -202,10 +221,14 @@ def give_back(home: Path) -> None:
 
 @contextlib.contextmanager
 def brief_lock(path: Path, patience: float) -> Iterator[None]:
-    """Hold the file at PATH locked, against others that do the same, for the length of a block.
+    """Hold a file locked, against others that do the same, for the length of a block.
+
+    Args:
+        path: the file; made when it is missing.
+        patience: seconds to wait for another process.
 
     Raises:
-        TimeoutError: another process holds it for longer than PATIENCE seconds.
+        TimeoutError: another process holds it for longer.
         OSError: the file cannot be opened, or its file system has no locks.
     """
     file = _open(path)
@@ -226,9 +249,13 @@ def place() -> str:
 
 
 def having(file: int, *, locked: bool) -> set[int]:
-    """Return the processes, other than this one, that have the open file or pipe FILE as well.
+    """Return the processes, other than this one, that have an open file or pipe as well.
 
-    With LOCKED only those that hold a lock on it. A process of another user is seen by root alone.
+    A process of another user is seen by root alone.
+
+    Args:
+        file: its descriptor here.
+        locked: only those that hold a lock on it.
     """
     wanted = os.fstat(file)
     processes = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
@@ -240,9 +267,15 @@ def having(file: int, *, locked: bool) -> set[int]:
 
 
 def end(left: Callable[[], set[int]]) -> set[int]:
-    """End the processes that LEFT returns: SIGTERM, then SIGKILL. Return those that do not end.
+    """End processes: SIGTERM, then SIGKILL.
 
     A worker leads a process group, with the ssh that it started: that is killed with it.
+
+    Args:
+        left: returns those that are left.
+
+    Returns:
+        Those that do not end.
     """
     for number, patience in ((signal.SIGTERM, ORDERLY_S), (signal.SIGKILL, KILLED_S)):
         deadline = time.monotonic() + patience
@@ -264,7 +297,7 @@ def end(left: Callable[[], set[int]]) -> set[int]:
 
 
 def _clear(file: int, path: Path) -> None:
-    """Take the locked FILE over from a dead run; Busy when that is alive, or cannot be ended."""
+    """Take the locked file over from a dead run; Busy when that is alive, or cannot be ended."""
     leader = _leader(file)
     if leader is None or leader.elsewhere:
         name = "another run" if leader is None else str(leader)
@@ -302,7 +335,7 @@ def _parent(pid: int) -> int:
 
 
 def _leader(file: int) -> Leader | None:
-    """Return whom the lock FILE names: of nobody (pid 0) when it is empty, None when that is not clear."""
+    """Return whom the lock file names: of nobody (pid 0) when it is empty, None when that is not clear."""
     text = os.pread(file, 4096, 0)
     if not text:
         return Leader("", 0, 0, "", socket.gethostname(), _space())
@@ -322,7 +355,7 @@ def _gate(path: Path) -> Path:
 
 
 def _alone(file: int, patience: float = 0.0) -> bool:
-    """Whether nobody else has FILE locked, now or within so many seconds; if so it is, for this process."""
+    """Whether nobody else has the file locked, now or within some seconds; if so it is, for this process."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -340,7 +373,7 @@ def _write(file: int, text: bytes) -> None:
 
 
 def _descriptors(pid: int, wanted: os.stat_result, *, locked: bool) -> Iterator[int]:
-    """Yield the descriptors of a process that are open on the file WANTED, and hold a lock if need be."""
+    """Yield the descriptors of a process that are open on a file, and hold a lock if need be."""
     process = Path("/proc", str(pid))
     with contextlib.suppress(OSError):
         for name in os.listdir(process / "fd"):

@@ -18,7 +18,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
-from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, vf_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, sriov_checks, vf_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     RAIL_SUBNETS,
@@ -208,6 +208,7 @@ def plan_nodes(
             "shells": dict(found.get("shells") or {}),
             "seen": container_seen(want, found),
             **({"function_devices": want.function_devices} if reserves(want) else {}),
+            "functions_end": sriov_checks.ending(want, found),
             **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
         }
     warnings += fleet_checks.differences(facts)

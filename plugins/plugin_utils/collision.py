@@ -74,6 +74,7 @@ def ssh_address_problems(
     """Return a problem for each node that is reached by ssh at an address inside the subnet.
 
     Args:
+        subnet: of the container network.
         addresses: node name -> its `ansible_host`; names of hosts are not looked up.
         variable: with which another subnet can be chosen.
     """
@@ -97,6 +98,7 @@ def collisions(
     """Return one problem for each node on which the subnet is already in use.
 
     Args:
+        subnet: of the container network.
         facts: node name -> what `node_facts` found there.
         network_names: node name -> the name of the cluster's own network there.
         cluster: the cluster's name, the value of our label.

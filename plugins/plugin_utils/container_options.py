@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible.module_utils.common.text.formatters import human_to_bytes
+from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, JOBS
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
 """What the plan puts into the container's environment; MY_IP_1 and so on with several rails."""
 
-OUR_MOUNTS = ("/etc/rdm", "/job", "/jobs")
+OUR_MOUNTS = (CONFIG_DIR, "/job", JOBS)
 """Where the cluster's own directories are in the container."""
 
 # What the engine takes behind a volume's second colon.

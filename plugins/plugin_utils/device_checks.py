@@ -11,6 +11,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spe
     nvidia_way,
     rdma_devices,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import SHARED
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
     DRIVERS_ON_A_PARENT,
     Findings,
@@ -36,6 +37,7 @@ def reserves(want: NodePlan) -> bool:
 
 
 def accelerator(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the node has other accelerators than the cluster wants of it."""
     has = facts.get("accelerator", "cpu")
     count = len(facts.get("gpus") or [])
     if want.accelerator == has:
@@ -92,9 +94,12 @@ def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
 
 
 def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the node lacks an interface that the container network is to be on."""
     if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
         return
     existing = [one["name"] for one in facts.get("interfaces") or []]
+    driverless = facts.get("driverless") or []
+    choose = f"choose one of {names(name for name in existing if name != 'lo')}"
     for name in [*parents(want), *(rail.parent for rail in want.rails)]:
         # Docker makes a VLAN interface of the parent of macvlan and ipvlan: ib0.100 needs ib0 only.
         if name in existing or (want.network_driver != "sriov" and name.rpartition(".")[0] in existing):
@@ -103,13 +108,17 @@ def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
             Problem(
                 want.node,
                 f"{parent_variable(want, name)} {name}",
-                "is not an interface of the node",
-                f"choose one of {names(name for name in existing if name != 'lo')}",
+                "is not an interface of the node"
+                + (f", whose kernel has no driver for {names(driverless)}" if driverless else ""),
+                f"load its driver (lspci -k names it) or install the kernel's further modules, or {choose}"
+                if driverless
+                else choose,
             )
         )
 
 
 def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when containers could not lock as much memory as RDMA needs."""
     shortage = memlock_shortage(facts) if want.memlock_required else None
     if shortage is not None:
         remedy = (
@@ -123,21 +132,33 @@ def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     """Say which RDMA devices the container does not get, unless the user has chosen."""
     interfaces = rdma_interfaces(want)
     paths, left_out = rdma_devices(facts, *interfaces)
-    # A device would have to follow its container at each start. When older engines tell the network plugin of
-    # one, it has no namespace yet, and nobody else is told when the engine starts it by itself.
     if paths and not want.own_devices and (facts.get("rdma") or {}).get("netns_mode") == "exclusive":
-        findings.problems.append(
-            Problem(
-                want.node,
-                "the mode exclusive of RDMA devices in network namespaces",
-                "keeps them from every container",
-                "rdma system set netns shared, while no container runs, and options ib_core netns_mode=1 in "
-                "/etc/modprobe.d for the next boot",
-            )
-        )
+        findings.problems.extend(_stay_out(want, facts))
     if left_out and want.rdma == "auto":
         findings.warn(
             want.node,
             f"The container gets the RDMA devices of {names(interfaces)}, and not {names(left_out)}: set "
             "container_rdma to all if it shall have every one, or to interface if this is right.",
         )
+
+
+def _stay_out(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return why RDMA devices of the mode exclusive cannot go to the node's container."""
+    value = "the mode exclusive of RDMA devices in network namespaces"
+    shared = f"{SHARED}, and options ib_core netns_mode=1 in /etc/modprobe.d for the next boot"
+    if not reserves(want) or not want.function_devices:
+        reason = "keeps them from every container: rdm-sriov alone moves one there, its function's"
+        return [Problem(want.node, value, reason, shared)]
+    infiniband = [one["name"] for one in facts.get("parents") or [] if one["infiniband"]]
+    if infiniband:
+        reason = (
+            f"keeps those of {names(infiniband)} from every container: when an InfiniBand device moves to "
+            "one, the kernel takes its interface away"
+        )
+        return [Problem(want.node, value, reason, shared)]
+    seen = facts.get("network_plugin") or {}
+    if want.sriov.run_as == "container" or (want.sriov.run_as == "auto" and not seen.get("systemd")):
+        reason = "needs rdm-sriov as a systemd unit: in a container it sees no other one's namespace"
+        remedy = f"set sriov_run_as: unit, where systemd runs; or {shared}"
+        return [Problem(want.node, value, reason, remedy)]
+    return []

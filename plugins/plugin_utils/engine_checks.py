@@ -22,6 +22,7 @@ OLDEST_API = (1, 41)
 
 
 def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the node has no engine that can be used, and none is to be installed."""
     docker = facts.get("docker")
     others = facts.get("other_engines") or []
     if not docker:
@@ -142,6 +143,7 @@ def image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
 
 
 def archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note each image archive on the node that cannot be loaded."""
     for archive in facts.get("archives") or []:
         path, problem = str(archive["path"]), str(archive["problem"])
         if problem:
@@ -151,6 +153,7 @@ def archives(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> No
 
 
 def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the engine's disk has no room for the images that are to be loaded."""
     disk = facts.get("disk") or {}
     if not disk.get("total"):
         return
@@ -168,7 +171,7 @@ def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
 
 
 def _to_have_an_engine(want: NodePlan, do: str, *, elsewhere: bool) -> str:
-    """Return what would give the cluster an engine; ELSEWHERE: there may be one that is not known of."""
+    """Return what would give the cluster an engine; ``elsewhere``: there may be one that is not known of."""
     if want.docker_socket:
         # An engine that is installed answers at the usual place.
         return f"correct rdm_docker_socket if {want.docker_socket} is the wrong path, or {do}"

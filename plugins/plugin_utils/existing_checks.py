@@ -70,6 +70,7 @@ def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any
 
 
 def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when there is a network of this name that is not ours, or in use and other than planned."""
     differences = network_differences(want, facts)
     if not differences:
         return
@@ -132,6 +133,7 @@ def parent_in_use(want: NodePlan, facts: Mapping[str, Any], findings: Findings) 
 
 
 def container_name(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the container's name is taken by one that is not this cluster's."""
     for container in _containers(facts):
         if container["name"] == want.container_name and not is_ours(container.get("labels"), want.cluster):
             findings.problems.append(
@@ -145,6 +147,7 @@ def container_name(want: NodePlan, facts: Mapping[str, Any], findings: Findings)
 
 
 def address(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the node's address is taken by a container that is not this cluster's."""
     for container in _containers(facts):
         at = (container.get("networks") or {}).get(want.network_name)
         if at == want.my_ip and not is_ours(container.get("labels"), want.cluster):

@@ -33,8 +33,9 @@ REGISTERED = frozenset(
 
 
 class HostVariables:
-    """Reads variables of the inventory's hosts, one by one: evaluating all of them takes minutes on a large
-    cluster.
+    """Reads variables of the inventory's hosts, one by one.
+
+    To evaluate all of them takes minutes on a large cluster.
 
     Args:
         task_vars: of the task.
@@ -42,6 +43,7 @@ class HostVariables:
         loader: Ansible's loader of data.
 
     Attributes:
+        groups: the inventory's, with their hosts.
         masters: the hosts of the group master.
         workers: the hosts of the group workers.
         hosts: all of them, the masters first.
@@ -54,7 +56,7 @@ class HostVariables:
         loader: Any = None,
     ) -> None:
         raw = raw or task_vars["hostvars"].raw_get
-        groups = task_vars["groups"]
+        groups = self.groups = task_vars["groups"]
         self.masters = [str(name) for name in groups.get("master", [])]
         self.workers = [str(name) for name in groups.get("workers", [])]
         self.hosts = list(dict.fromkeys([*self.masters, *self.workers]))

@@ -6,6 +6,7 @@ The values come from the inventory as Ansible resolved them; nothing here asks a
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -36,6 +37,10 @@ CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
 CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection")
 # Variables that make no sense when nodes disagree about them.
 SHARED = ("rdm_cluster", "rdm_runtime", "rdm_subnet", "rdm_gateway")
+
+NODE_GROUPS = ("master", "workers")
+# Who else has a part: where jobs are submitted to Slurm, and its controller.
+OTHER_GROUPS = ("login", "slurm_controller")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CLUSTER = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -97,6 +102,34 @@ class Inventory(NamedTuple):
     ssh_addresses: dict[str, str]
     problems: list[Problem]
     runtime: str = RUNTIME_CONTAINER
+
+
+def outside(groups: Mapping[str, Sequence[str]]) -> tuple[list[Problem], list[str]]:
+    """Find the hosts that are no nodes, because they are neither in master nor in workers.
+
+    Args:
+        groups: the inventory's, with their hosts.
+
+    Returns:
+        A problem for each group whose name is nearly one of the two, and warnings of the other hosts. Those
+        of the groups that Slurm needs may be anywhere.
+    """
+    left = set(groups.get("all") or ())
+    left -= {host for group in (*NODE_GROUPS, *OTHER_GROUPS) for host in groups.get(group) or ()}
+    problems = []
+    for group, members in groups.items():
+        near = difflib.get_close_matches(group.lower(), NODE_GROUPS, n=1, cutoff=0.8)
+        lost = [host for host in members if host in left]
+        if near and group not in NODE_GROUPS and lost:
+            left -= set(lost)
+            reason = f"in neither master nor workers (group: {group})"
+            what = f"is {reason}" if len(lost) == 1 else f"are {reason}"
+            problems.append(Problem(None, names(lost), what, f"did you mean {near[0]}?"))
+    others = [host for host in groups.get("all") or () if host in left]
+    if not others:
+        return problems, []
+    what = "is no node" if len(others) == 1 else "are no nodes"
+    return problems, [f"{names(others)} {what} of this cluster: in neither master nor workers."]
 
 
 def check_inventory(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LAUNCHERS
+from ansible_collections.rdm.provision.plugins.plugin_utils import job_image
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 JOB_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -62,11 +63,13 @@ class Slurm(NamedTuple):
         login: the host that jobs are submitted from, the inventory's name; empty when it has none.
         here: whether this machine has sbatch.
         ran: whether Slurm ran the job that is to go on.
+        images: `images_list` of the inventory, whose names a job's image may have.
     """
 
     login: str = ""
     here: bool = False
     ran: bool = False
+    images: Sequence[Mapping[str, Any]] = ()
 
 
 NO_SLURM = Slurm()
@@ -133,6 +136,11 @@ def plan_job(
         # It is no node of the job, also where it is one of the inventory's.
         taking_part = [Node(slurm.login, "127.0.0.1", 1)]
         overrides += ["launcher.kind=slurm"] if kind is None and wanted.text else []
+        image = _chosen(job_image.KEY, _section(launcher, "slurm"), wanted.overrides)
+        sha256 = _chosen(job_image.DIGEST, _section(launcher, "slurm"), wanted.overrides)
+        where, wrong = job_image.from_list(image, slurm.images, sha256)
+        overrides += where
+        problems += wrong
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
     if count is not None:
         what = f"launcher.nodes {count}"
@@ -245,7 +253,10 @@ def _config(wanted: Wanted, problems: list[Problem]) -> Mapping[str, Any]:
         problems.append(Problem(None, wanted.source, f"is not YAML: {error}", _CORRECT))
         return {}
     if not isinstance(config, dict) or not config:
-        problems.append(Problem(None, wanted.source, "holds no configuration of a job", _CORRECT))
+        what = "is empty" if not config else "is a list" if isinstance(config, list) else "holds no keys"
+        reason = f"{what}, and no configuration of a job"
+        remedy = "write keys with values, such as model: {kind: gpt, layers: 4}"
+        problems.append(Problem(None, wanted.source, reason, remedy))
         return {}
     if not isinstance(config.get("launcher") or {}, dict):
         problems.append(Problem(None, "launcher", "holds no keys", _CORRECT))
@@ -264,6 +275,12 @@ def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> A
             except yaml.YAMLError:
                 value = text
     return value
+
+
+def _section(section: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a section of a section, empty where it holds no keys: the trainer says so."""
+    found = section.get(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _new_name(config: Mapping[str, Any], source: str, now: float) -> str:

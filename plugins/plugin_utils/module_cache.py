@@ -37,9 +37,11 @@ def cache_home() -> Path:
 
 
 def key(ansible: str, sources: Iterable[Path]) -> str:
-    """Return what names a set: a digest of Ansible's and Python's versions, and of the files below SOURCES.
+    """Return what names a set: a digest of Ansible's and Python's versions, and of the sources.
 
-    Files count by path, size and time of change.
+    Args:
+        ansible: the version.
+        sources: directories; the files below count by path, size and time of change.
     """
     state = hashlib.sha256(f"{ansible}\0{platform.python_version()}\0".encode())
     for source in sources:

@@ -25,6 +25,8 @@ class SriovSettings(NamedTuple):
         kernel_parameters: whether the kernel's command line may be changed.
         reboot_ok: whether the node may be rebooted for these.
         socket: at which the network plugin is to answer; empty where none is wanted.
+        run_as: who starts the network plugin: `unit`, `container`, or `auto`.
+        function_devices: whether the container gets the RDMA devices of just the function that it gets.
     """
 
     parents: tuple[str, ...] = ()
@@ -33,10 +35,12 @@ class SriovSettings(NamedTuple):
     kernel_parameters: bool = False
     reboot_ok: bool = False
     socket: str = ""
+    run_as: str = ""
+    function_devices: bool = False
 
     def look(self) -> dict[str, Any]:
         """Return the option `sriov` of node_facts: what a look at the node has to tell."""
-        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters", "socket")
+        told = ("parents", "vfs", "firmware_vfs", "kernel_parameters", "socket", "function_devices")
         return {key: value for key, value in self._asdict().items() if key in told}
 
 

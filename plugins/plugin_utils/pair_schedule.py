@@ -17,16 +17,16 @@ Pair = tuple[str, str]
 
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
-    """Return all pairs, each in one round; the node that is first in NODES is first in each of its pairs.
+    """Return all pairs, each in one round.
 
     Args:
-        nodes: distinct names in the order of ranks.
+        nodes: distinct names in the order of ranks; the first is first in each of its pairs.
     """
     return [_round(nodes, number) for number in range(_count(nodes))]
 
 
 def chosen_rounds(nodes: Sequence[str], most: int, above: int) -> list[list[Pair]]:
-    """Return the rounds of a run: all, or in a large cluster MOST of them.
+    """Return the rounds of a run: all, or in a large cluster a sample.
 
     Each round has every node in it (of an odd number, all but one), so that each node is measured with as
     many others as there are rounds. Which rounds is random, so that the bad pairs of one rack do not meet

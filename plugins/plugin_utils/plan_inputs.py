@@ -43,6 +43,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Im
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
     CLUSTER_OPTIONS,
     CONNECTION_VARIABLES,
+    outside,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
@@ -81,12 +82,14 @@ class Draft(NamedTuple):
         previous: the plan file's.
         images: of each node.
         problems: what is wrong with the inventory.
+        warnings: what is odd about it.
     """
 
     plan: ClusterPlan | None
     previous: AddressPlan | None
     images: dict[str, Images]
     problems: list[Problem]
+    warnings: list[str]
 
 
 def plan_inventory(
@@ -109,7 +112,9 @@ def plan_inventory(
                 reason = f"cannot be evaluated: {error.message}".rstrip(". ")
                 problems.append(Problem(host, name, reason, "correct it in the inventory"))
     found, warnings, images = _check_roles(reader, variables)
-    problems += found
+    lost, more = outside(reader.groups)
+    problems += [*lost, *found]
+    warnings += more
     previous = base = None
     if reader.hosts:
         try:
@@ -136,11 +141,12 @@ def plan_inventory(
         plan = plan._replace(rails=subnets)
         problems += found
         plan.warnings.extend(warnings)
+        warnings = plan.warnings
         if previous:
             kept = plan.addresses._replace(keys=previous.keys, vf_prefix=previous.vf_prefix)
             plan = plan._replace(addresses=kept)
         plan = _with_functions(reader, plan, problems)
-    return Draft(plan, previous, images, problems)
+    return Draft(plan, previous, images, problems, warnings)
 
 
 def _with_functions(reader: HostVariables, plan: ClusterPlan, problems: list[Problem]) -> ClusterPlan:
@@ -315,6 +321,13 @@ def plugin_of(reader: HostVariables, host: str) -> str:
     )
 
 
+def function_devices(reader: HostVariables, host: str) -> bool:
+    """Return whether a container gets the RDMA devices of just its function, where a plugin reserves that."""
+    return (
+        reader.text(host, "container_rdma") != "all" and reader.role_value(host, "container_devices") is None
+    )
+
+
 def _network_options(reader: HostVariables, host: str, parent: str = "", rail: int = 0) -> dict[str, str]:
     """Return the options of a rail's network driver; ValueError when they make no sense together."""
     driver = reader.text(host, "network_driver")
@@ -334,8 +347,10 @@ def _network_options(reader: HostVariables, host: str, parent: str = "", rail: i
 
 
 def _sriov_network(reader: HostVariables, host: str) -> Network:
-    """Return the network that the plugin is to make; one without containers where its options are wrong,
-    which is told elsewhere."""
+    """Return the network that the plugin is to make.
+
+    One without containers where its options are wrong, which is told elsewhere.
+    """
     try:
         return wanted_network(_network_options(reader, host))
     except (ValueError, FunctionProblem):
@@ -386,8 +401,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         become=plan.inventory.nodes[node].become,
         sriov=sriov_settings(reader, node),
         rails=_rails(reader, node, plan),
-        function_devices=reader.text(node, "container_rdma") != "all"
-        and reader.role_value(node, "container_devices") is None,
+        function_devices=function_devices(reader, node),
         plugin=plugin_of(reader, node),
     )
 

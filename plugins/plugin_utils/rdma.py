@@ -178,7 +178,7 @@ def judge_rdma(
 def pairs_of(
     nodes: Sequence[str], results: Mapping[str, Mapping[str, Any]]
 ) -> tuple[dict[Pair, float], dict[Pair, float], dict[Pair, str]]:
-    """Return the bandwidths, latencies and failures of pairs of NODES.
+    """Return the bandwidths, latencies and failures of pairs of nodes.
 
     Both nodes of a pair know all of it, so one of them suffices.
     """

@@ -22,7 +22,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
     HostVariables,
     role_options,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import plugin_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import function_devices, plugin_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import (
     OWN,
     UPSTREAM,
@@ -89,7 +89,9 @@ def receipts(
             "directory": one.directory(),
             "config_dir": one.config_dir(),
             "absent": one.absent,
-            "sriov": sriov_settings(reader, node)._replace(socket=one.plugin_socket()).look(),
+            "sriov": sriov_settings(reader, node)
+            ._replace(socket=one.plugin_socket(), function_devices=one.function_devices())
+            .look(),
             "bare": one.bare,
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
@@ -205,6 +207,14 @@ class _Node:
         """Return where the node's network plugin is to answer; empty for none."""
         plugin = plugin_of(self.reader, self.node)
         return self.reader.text(self.node, "sriov_socket") if plugin else ""
+
+    def function_devices(self) -> bool:
+        """Return whether the RDMA devices of the container's functions are looked at with the container."""
+        reserves = (
+            self.reader.text(self.node, "network_driver") == "sriov"
+            and plugin_of(self.reader, self.node) == OWN
+        )
+        return reserves and function_devices(self.reader, self.node)
 
     def _plugin(self) -> dict[str, str]:
         if plugin_of(self.reader, self.node) != OWN:

@@ -40,21 +40,33 @@ class Refused(Exception):  # noqa: N818
 
     Attributes:
         problems: the problems, in the order in which they were found.
+        warnings: what was found beside them, and may be why there are any.
     """
 
-    def __init__(self, problems: Iterable[Problem], before: str = "anything was changed") -> None:
+    def __init__(
+        self,
+        problems: Iterable[Problem],
+        before: str = "anything was changed",
+        warnings: Iterable[str] = (),
+    ) -> None:
         self.problems: list[Problem] = list(problems)
+        self.warnings: list[str] = list(warnings)
         super().__init__(report(self.problems, before))
 
     def result(self, stage: str) -> dict[str, Any]:
-        """Return what an action that refuses hands back; STAGE is ``inventory`` or ``nodes``."""
-        return {
+        """Return what an action that refuses hands back.
+
+        Args:
+            stage: ``inventory`` or ``nodes``.
+        """
+        result = {
             "failed": True,
             "changed": False,
             "rdm_refused": stage,
             "problems": [problem._asdict() for problem in self.problems],
             "msg": str(self),
         }
+        return {**result, "warnings": self.warnings} if self.warnings else result
 
 
 def names(items: Iterable[str], limit: int = NAMES_SHOWN) -> str:
@@ -80,7 +92,12 @@ def rehearsal(problems: Iterable[Problem]) -> list[str]:
 
 
 def report(problems: Sequence[Problem], before: str = "anything was changed") -> str:
-    """Return all problems as a list for people; BEFORE says what has not happened yet."""
+    """Return all problems as a list for people.
+
+    Args:
+        problems: at least one.
+        before: what has not happened yet.
+    """
     lines = sentences(problems)
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     head = f"Refused before {before}, because of {count}:"

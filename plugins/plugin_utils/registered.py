@@ -31,7 +31,13 @@ def registered(
 
 
 def answer(name: str, host: str, raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what one host has under a name; RAW are its variables."""
+    """Return what one host has under a name.
+
+    Args:
+        name: as a task registered it.
+        host: whose answer.
+        raw: the host's variables.
+    """
     mine, everybody = raw.get(name), raw.get(name + ALL)
     told = (everybody.get("answers") or {}).get(host) if isinstance(everybody, dict) else None
     # A task of its own comes after that of all, and is skipped where it was not needed.

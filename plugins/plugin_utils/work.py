@@ -26,9 +26,9 @@ class Work(NamedTuple):
     Attributes:
         why: node -> its roles with work, in their order, and the reasons; nodes without work are left out.
         plays: role -> the hosts of its play; also `inspect`, for image archives, `absent`, where something is
-            to be taken away, `receipt`, `facts`, for the hosts of any of these, and `verify`. After the nodes
-            with work there is one more, where there is one: when every host of a play has failed, Ansible
-            ends the whole run, and nobody else's work would be done.
+            to be taken away, `receipt` and `verify`. After the nodes with work there is one more, where there
+            is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's work
+            would be done.
     """
 
     why: dict[str, Why]
@@ -71,15 +71,7 @@ def decide(
     plays["absent"] = [node for node in found if absent[node] and node not in engineless]
     plays["receipt"] = list(why)
     plays = {play: _accompanied(nodes, found) for play, nodes in plays.items()}
-    working = {node for nodes in plays.values() for node in nodes}
-    return Work(
-        why,
-        {
-            **plays,
-            "facts": [node for node in found if node in working],
-            "verify": [node for node in found if node not in engineless],
-        },
-    )
+    return Work(why, {**plays, "verify": [node for node in found if node not in engineless]})
 
 
 def _accompanied(nodes: Sequence[str], all_nodes: Mapping[str, object]) -> list[str]:

@@ -51,7 +51,7 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load the verb CMD_NAME."""
+        """Load a verb."""
         if cmd_name not in VERBS:
             return None
         module, _, attribute = VERBS[cmd_name][0].partition(":")
@@ -123,7 +123,7 @@ def _run(arguments: list[str]) -> int:
         error.show()
         return BAD_INPUT
     except click.UsageError as error:
-        return _report(arguments, error, _usage_message(error), hint=_help_hint(error))
+        return _report(arguments, error, _usage_message(error), hint=_help_hint(arguments, error))
     except click.ClickException as error:
         return _report(arguments, error, error.format_message())
     except (click.Abort, KeyboardInterrupt):
@@ -139,7 +139,13 @@ def _run(arguments: list[str]) -> int:
         if not isinstance(error, RdmError):
             raise
         return _report(
-            arguments, error, str(error), hint=error.hint, code=error.exit_code, problems=error.problems
+            arguments,
+            error,
+            str(error),
+            hint=error.hint,
+            code=error.exit_code,
+            problems=error.problems,
+            warnings=error.warnings,
         )
     return code if isinstance(code, int) else 0
 
@@ -149,8 +155,14 @@ def _usage_message(error: click.UsageError) -> str:
     return message[:1].lower() + message[1:] if not message.startswith("--") else message
 
 
-def _help_hint(error: click.UsageError) -> str:
-    return f"{error.ctx.command_path} --help" if error.ctx is not None else f"{PROGRAM} --help"
+def _help_hint(arguments: Sequence[str], error: click.UsageError) -> str:
+    if isinstance(error, click.NoSuchOption) and error.option_name == "--check" and arguments[:1] == ["up"]:
+        return f"{PROGRAM} check, which shows what `up` would change"
+    if error.ctx is not None:
+        return f"{error.ctx.command_path} --help"
+    # An option without its value does not know whose it is.
+    verb = next((word for word in arguments[:1] if word in VERBS), "")
+    return " ".join(filter(None, (PROGRAM, verb, "--help")))
 
 
 def _report(
@@ -161,6 +173,7 @@ def _report(
     hint: str = "",
     code: int = BAD_INPUT,
     problems: Sequence[Any] = (),
+    warnings: Sequence[str] = (),
 ) -> int:
     """Say what is wrong: as JSON when that was asked for, else in words on stderr."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
@@ -170,7 +183,7 @@ def _report(
         from rdm_provision.events import to_json
 
         data = {"ok": False, "exit_code": code, "error": message, "hint": hint, "problems": to_json(problems)}
-        click.echo(json.dumps(data, indent=2))
+        click.echo(json.dumps({**data, "warnings": list(warnings)}, indent=2))
         return code
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(message, err=True)
@@ -178,6 +191,8 @@ def _report(
         from rdm_provision.cli import view
 
         view.problems(view.err(), problems)
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
     if hint:
         click.echo(f"{'See' if isinstance(error, click.UsageError) else 'Hint'}: {hint}", err=True)
     return code

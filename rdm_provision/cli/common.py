@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -28,6 +29,7 @@ __all__ = [
     "lab_steps",
     "limited_run_options",
     "recheck_option",
+    "refuse_empty",
     "run_options",
     "unknown_job",
     "whole_run_options",
@@ -70,11 +72,17 @@ class Options:
         return {"limit": self.limit, "forks": self.forks, "verbosity": max(0, self.verbose - 1)}
 
     def carry_out(self, cluster: Cluster, run: Run, *, brief: bool = False) -> RunResult | None:
-        """Run to the end with live progress. None when only the command was to be shown.
-
-        BRIEF is for runs of one step whose results say it all.
+        """Run to the end with live progress.
 
         Ctrl-C, and the signals that ask a program to end, stop the run in an orderly way.
+
+        Args:
+            cluster: whose run it is.
+            run: not yet started.
+            brief: one step whose results say it all.
+
+        Returns:
+            The result; None when only the command was to be shown.
         """
         if self.show_command:
             click.echo(run.command)
@@ -104,7 +112,7 @@ class Options:
 
 
 def emit_json(data: Any) -> None:
-    """Print DATA as JSON on stdout."""
+    """Print data as JSON on stdout."""
     click.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
@@ -138,7 +146,7 @@ def _parse_extra_vars(
 
 
 def _variables(text: str, where: str) -> dict[str, Any]:
-    """Return the variables that YAML (or JSON) from WHERE holds, as ansible-playbook takes them."""
+    """Return the variables of a text of YAML (or JSON), as ansible-playbook takes them."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -185,6 +193,13 @@ def _complete_inventory(
     return [CompletionItem(incomplete, type="file")]
 
 
+def refuse_empty(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Refuse a limit that was given and is empty, as of a variable of the shell that is not set."""
+    if not value.strip() and ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+        raise click.BadParameter("it is empty; leave it out for all nodes.", param=param)
+    return value
+
+
 _INVENTORY = click.option(
     "-i",
     "--inventory",
@@ -216,6 +231,7 @@ _LIMIT = click.option(
     "-l",
     "--limit",
     default="",
+    callback=refuse_empty,
     shell_complete=_complete_limit,
     metavar="NODES",
     help="Only these nodes or groups: node2,node3 or 'workers:!node3'.",
@@ -308,7 +324,7 @@ def inventory_flag(options: Options) -> str:
 
     ctx = click.get_current_context(silent=True)
     source = ctx.get_parameter_source("inventory") if ctx else None
-    if options.inventory is None or source is click.core.ParameterSource.ENVIRONMENT:
+    if options.inventory is None or source is ParameterSource.ENVIRONMENT:
         return ""
     return f" -i {shlex.quote(str(options.inventory))}"
 

@@ -18,7 +18,7 @@ _TICKS = 4
 
 
 def curve(points: Sequence[Point], width: int, height: int, *, braille: bool = True) -> list[str]:
-    """Return the lines of a picture of POINTS, axes included.
+    """Return the lines of a picture of some points, axes included.
 
     Args:
         points: (x, y), sorted by x; points that are not finite are left out.
@@ -67,7 +67,7 @@ class _Picture:
         self._cells = [[0] * columns for _ in range(rows)]
 
     def draw(self, points: Sequence[Point], low: float, high: float) -> None:
-        """Draw POINTS, joined, so that LOW is the bottom and HIGH the top."""
+        """Draw points, joined, between the values at the bottom and at the top."""
         width = len(self._cells[0]) * self._across - 1
         height = len(self._cells) * self._down - 1
         begin, end = points[0][0], points[-1][0]

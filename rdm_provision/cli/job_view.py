@@ -17,6 +17,7 @@ from rich.text import Text
 
 from rdm_provision.cli import view
 from rdm_provision.cli.curve import curve
+from rdm_provision.cli.printable import printable
 from rdm_provision.events import Event, RunResult
 from rdm_provision.job_state import JobLines, JobState, JobUpdate, JobVerdict
 from rdm_provision.run import Run
@@ -89,7 +90,13 @@ class JobView:
     """A job while it is watched: a bar, figures and its nodes; away from a terminal a line for each step."""
 
     def __init__(self, console: Console, title: str, *, brief: bool = False) -> None:
-        """Show a job of the cluster TITLE on CONSOLE; BRIEF when nobody stays to watch it."""
+        """Show a job of a cluster.
+
+        Args:
+            console: where to.
+            title: the cluster's name.
+            brief: nobody stays to watch it.
+        """
         self.console = console
         self.live = console.is_terminal
         self.state: JobState | None = None
@@ -101,7 +108,7 @@ class JobView:
         self._seen_at = time.monotonic()
 
     def handle(self, event: Event) -> None:
-        """Take note of EVENT."""
+        """Take note of an event."""
         if not isinstance(event, JobUpdate):
             if self.state is None:
                 self._setting_up.handle(event)
@@ -189,11 +196,18 @@ class JobView:
 def watch(
     run: Run, title: str, *, silent: bool = False, brief: bool = False
 ) -> tuple[RunResult, JobState | None]:
-    """Carry RUN out, showing the job on stderr unless SILENT; return its result and the job's last state.
-
-    BRIEF leaves nothing behind, for runs that only look.
+    """Carry a run out, showing the job on stderr.
 
     Ctrl-C, and the signals that ask a program to end, end the watching and leave the job alone.
+
+    Args:
+        run: not yet started.
+        title: the cluster's name.
+        silent: show nothing.
+        brief: leave nothing behind, for runs that only look.
+
+    Returns:
+        The run's result and the job's last state.
     """
     console = view.err()
     shown = JobView(console, title, brief=brief)
@@ -216,9 +230,14 @@ def watch(
 
 
 def read(run: Run, *, follow: bool = False) -> tuple[RunResult, dict[str, str]]:
-    """Carry RUN out and return its result, and what it read of a job's logs by node, in the order of ranks.
+    """Carry a run out that reads a job's logs. Ctrl-C ends it.
 
-    To FOLLOW is to print it as it comes instead. Ctrl-C ends it.
+    Args:
+        run: not yet started.
+        follow: print what is read as it comes, instead of returning it.
+
+    Returns:
+        The result, and what it read by node, in the order of ranks.
     """
     texts: dict[str, str] = dict.fromkeys(run.spec.nodes, "")
 
@@ -238,7 +257,7 @@ def lines(node: str, text: str, nodes: Sequence[str]) -> None:
     """Print what a job wrote on a node, with the node's name before each line unless it is the only one."""
     width = max(len(name) for name in (*nodes, node))
     prefix = "" if tuple(nodes) == (node,) else f"{node:<{width}}  "
-    sys.stdout.writelines(f"{prefix}{line}\n" for line in text.splitlines())
+    sys.stdout.writelines(f"{prefix}{line}\n" for line in map(printable, text.splitlines()))
     sys.stdout.flush()
 
 
@@ -252,7 +271,7 @@ def folded(texts: Mapping[str, str]) -> list[str]:
     """
     found: dict[str, tuple[str, dict[str, int]]] = {}
     for node, text in texts.items():
-        for line in text.splitlines():
+        for line in map(printable, text.splitlines()):
             _, counts = found.setdefault(_VARYING.sub("#", line), (line, {}))
             counts[node] = counts.get(node, 0) + 1
     shown = []

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+from rdm_provision.cli.printable import printable
 from rdm_provision.cli.prune import prune
 from rdm_provision.errors import InputError
 from rdm_provision.events import to_json
@@ -44,6 +47,18 @@ Examples:
 @click.argument("job", required=False, default="", metavar="[JOB]")
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
 @click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
+@click.option(
+    "--state",
+    default="",
+    metavar="WORD",
+    help="With --verdict of a directory: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
+)
+@click.option(
+    "--conf",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --verdict of a directory: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+)
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @click.option(
     "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."
@@ -51,7 +66,15 @@ Examples:
 @click.option("--yes", is_flag=True, help="With --prune: do not ask.")
 @limited_run_options
 def jobs(
-    options: Options, job: str, watch: bool, verdict: bool, sections: bool, older: str, yes: bool
+    options: Options,
+    job: str,
+    watch: bool,
+    verdict: bool,
+    state: str,
+    conf: Path | None,
+    sections: bool,
+    older: str,
+    yes: bool,
 ) -> int:
     """Show the jobs of the cluster, or all about JOB. The nodes know them: nothing is kept here.
 
@@ -68,20 +91,29 @@ def jobs(
     shows them and asks. With --json it removes only with --yes. A job that runs, or whose master does not
     answer, stays.
 
-    With --sections and --verdict JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu;
-    rdm-trainer reads it.
+    With --sections and --verdict JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu, or a
+    job's; it needs neither a cluster nor a trainer. With --state and --conf the verdict knows
+    what stands in none of its logs: the scheduler's word, and what was asked for.
     """
+    is_directory = (sections or verdict) and "/" in job and not (sections and verdict) and not watch
+    if (state or conf) and not (is_directory and verdict and not older):
+        raise click.UsageError("--state and --conf are for --verdict of a directory, such as log2/10932251.")
     if older:
         if job or watch or verdict or sections:
             raise click.UsageError(
                 "--prune is of all jobs, and not with JOB, --watch, --verdict or --sections."
             )
         return prune(options, older, yes=yes)
-    if (sections or verdict) and "/" in job and not (sections and verdict) and not watch:
-        verb = "sections" if sections else "verdict"
-        return _read_directory(Path(job), verb, as_json=options.as_json)
+    if is_directory:
+        words = ["sections"] if sections else ["verdict", f"--state={state}"]
+        words += [f"--conf={conf}"] if conf else []
+        return _read_directory(Path(job), words, as_json=options.as_json)
     if verdict and (watch or sections or not job):
         raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
+    if "/" in job:
+        what = "is a path here, and no job of the cluster" if Path(job).exists() else "is no name of a job"
+        hint = f"a directory goes with --verdict or --sections; a page of it: rdm-provision report {job}"
+        raise InputError(f"{job} {what}", hint=hint)
     cluster = options.cluster()
     if sections:
         return _sections(cluster, options, job)
@@ -91,8 +123,8 @@ def jobs(
         return 0
     from rdm_provision.cli import job_view, view
 
-    result, state = _look(cluster, options, job, run, watch=watch)
-    found = cluster.job_states(result) if state is None or not watch else (state,)
+    result, known = _look(cluster, options, job, run, watch=watch)
+    found = cluster.job_states(result) if known is None or not watch else (known,)
     if job and result.ok and not found:
         raise unknown_job(job)
     if verdict and result.ok:
@@ -149,9 +181,9 @@ def _verdict(state: JobState, *, as_json: bool) -> int:
     if as_json:
         emit_json({"job": state.job, "state": state.state, **to_json(found)})
     else:
-        click.echo(f"{found.verdict}: {found.reason}")
+        click.echo(printable(f"{found.verdict}: {found.reason}"))
         for sentence in found.evidence[1:]:
-            click.echo(f"  {sentence}")
+            click.echo(printable(f"  {sentence}"))
     return found.exit_code
 
 
@@ -173,7 +205,7 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
     for section in found:
         click.echo(f"{_RULE} {section.title} {_RULE}")
         for line in section.lines:
-            click.echo(line)
+            click.echo(printable(line))
         if section.total is not None:
             click.echo(f"{section.total} lines..")
     if not view.unhappy_end(result) and not result.ok:
@@ -181,13 +213,21 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
     return result.exit_code
 
 
-def _read_directory(directory: Path, verb: str, *, as_json: bool) -> int:
-    """Have a directory read by the program that knows logs; nothing of it is imported here."""
+def _read_directory(directory: Path, words: Sequence[str], *, as_json: bool) -> int:
+    """Have a directory read by the program that knows logs; nothing of it is imported here.
+
+    Args:
+        directory: One with NODE.out files, or a job's.
+        words: The verb of `rdm-trainer log`, and its options.
+        as_json: Whether to print JSON.
+    """
+    from rdm_provision import environment
+
+    if directory.is_file():
+        hint = f"give the directory that it is in, or make a page of it: rdm-provision report {directory}"
+        raise InputError(f"{directory} is a file, and --{words[0]} is of a directory", hint=hint)
     if not directory.is_dir():
         raise InputError(f"there is no directory {directory}", hint="give one with NODE.out files")
-    program = shutil.which("rdm-trainer")
-    if program is None:
-        hint = f"where it is, such as in a training container: rdm-trainer log {verb} {directory}"
-        raise InputError("rdm-trainer, which reads logs, is not installed here", hint=hint)
-    command = [program, "log", verb, str(directory), *(["--json"] if as_json else [])]
-    return subprocess.run(command, check=False).returncode
+    command = [sys.executable, "-P", "-m", "rdm_trainer", "log", *words, str(directory)]
+    env = {**os.environ, "PYTHONPATH": str(environment.collection() / "trainer")}
+    return subprocess.run([*command, *(["--json"] if as_json else [])], env=env, check=False).returncode

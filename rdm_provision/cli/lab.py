@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rdm_provision.cli.common import Options, emit_json, json_option
+from rdm_provision.constants import LAB_MODULE
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -219,6 +220,10 @@ def status(options: Options, name: str) -> int:
 
     shown = Lab(name)
     states = shown.status()
+    if not states:
+        from rdm_provision.errors import InputError
+
+        raise InputError(f"there is no lab {name}", hint=f"make it with: rdm-provision lab up{_flag(name)}")
     if options.as_json:
         emit_json({"ok": True, "exit_code": 0, **_description(shown, states)})
         return 0
@@ -226,11 +231,6 @@ def status(options: Options, name: str) -> int:
     from rdm_provision.cli import view
 
     console = view.out()
-    if not states:
-        console.print(
-            f"There is no lab {name}. Make it with: rdm-provision lab up{_flag(name)}", soft_wrap=True
-        )
-        return 0
     view.heading(console, f"Lab {name}", str(shown.inventory))
     _table(console, states)
     return 0
@@ -286,7 +286,7 @@ def _carry_out(options: Options, lab: Lab, run: Run) -> RunResult | None:
 
 def _told(result: RunResult) -> dict[str, Any]:
     """Return what the lab's module said."""
-    for results in result.returned.get("rdm.provision.lab", {}).values():
+    for results in result.returned.get(LAB_MODULE, {}).values():
         for one in results:
             return dict(one)
     return {}

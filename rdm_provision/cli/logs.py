@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job
+from rdm_provision.cli.common import Options, emit_json, limited_run_options, refuse_empty, unknown_job
 
 __all__ = ["logs"]
 
@@ -22,7 +22,13 @@ Examples:
 """
 )
 @click.argument("job", metavar="JOB")
-@click.option("--node", default="", metavar="NODE", help="Only of this node; the same as --limit.")
+@click.option(
+    "--node",
+    default="",
+    callback=refuse_empty,
+    metavar="NODE",
+    help="Only of this node; the same as --limit.",
+)
 @click.option("--err", "stream", flag_value="err", help="What its processes wrote to standard error.")
 @click.option("--gpu", "stream", flag_value="gpu", help="How busy the accelerators were.")
 @click.option("-F", "--follow", is_flag=True, help="Go on until the job has ended, or Ctrl-C.")

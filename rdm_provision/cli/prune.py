@@ -24,7 +24,16 @@ __all__ = ["prune"]
 
 
 def prune(options: Options, older: str, *, yes: bool) -> int:
-    """Remove the directories of jobs that ended OLDER ago; without YES, show them and ask first."""
+    """Remove the directories of jobs that ended some time ago.
+
+    Args:
+        options: of every verb.
+        older: how long ago at least, as ``30d``.
+        yes: remove them at once; without it, show them and ask first.
+
+    Returns:
+        The exit code.
+    """
     seconds = age(older)
     cluster = options.cluster()
     look = cluster.jobs(**options.run)

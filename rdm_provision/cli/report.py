@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job
+from rdm_provision.cli.printable import printable
 
 if TYPE_CHECKING:
     from rdm_provision.cluster import Cluster
@@ -42,42 +43,57 @@ def report(options: Options, targets: tuple[str, ...], output: Path | None) -> i
     single log. The page needs no network.
     """
     from rdm_provision import report as reports
+    from rdm_provision.cli import view
 
+    for target in targets:
+        if "/" in target and not Path(target).exists():
+            from rdm_provision.errors import InputError
+
+            hint = "give a job's directory, one with NODE.out files, a log, or the name of a job"
+            raise InputError(f"there is no file {Path(target)}", hint=hint)
     jobs = [target for target in targets if "/" not in target and not Path(target).exists()]
     first = Path(targets[0]).resolve().name if targets[0] not in jobs else targets[0]
     output = output or Path(f"{first}.html" if len(targets) == 1 else "comparison.html")
     with tempfile.TemporaryDirectory(prefix="rdm-report-") as folder:
         gathered = {job: Path(folder, job) for job in jobs}
         cluster = options.cluster() if jobs else None
+        missing: dict[str, None] = {}
         for job, place in gathered.items():
             assert cluster is not None
-            code = _gather(cluster, options, job, place)
+            code, unheard = _gather(cluster, options, job, place)
             if code is not None:
                 return code
+            missing.update(dict.fromkeys(unheard))
         if options.show_command:
             return 0
         verdicts = reports.write([gathered.get(target, Path(target)) for target in targets], output)
     if options.as_json:
-        emit_json({"ok": True, "exit_code": 0, "output": str(output), "jobs": verdicts})
+        told = {"ok": True, "exit_code": 0, "output": str(output), "missing": [*missing], "jobs": verdicts}
+        emit_json(told)
         return 0
     for name, verdict in verdicts.items():
-        click.echo(f"{name}: {verdict['verdict']}. {verdict['reason']}")
-    click.echo(f"Written to {output}.")
+        click.echo(printable(f"{name}: {verdict['verdict']}. {verdict['reason']}"))
+    without = f", without {view.names(list(missing))}, which could not be asked" if missing else ""
+    click.echo(f"Written to {output}{without}.")
     return 0
 
 
-def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> int | None:
-    """Ask the nodes for what they know of a job; return an exit code when there is nothing to go on with."""
+def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> tuple[int | None, list[str]]:
+    """Ask the nodes for what they know of a job.
+
+    Returns:
+        An exit code when there is nothing to go on with, and the names of nodes that could not be asked.
+    """
     from rdm_provision import report as reports
     from rdm_provision.cli import job_view, view
 
     run = cluster.jobs(job, report=True, **options.run)
     if options.show_command:
         click.echo(run.command)
-        return None
+        return None, []
     result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
     if view.unhappy_end(result):
-        return result.exit_code
+        return result.exit_code, []
     parts = cluster.report_parts(result)
     if not cluster.knows_job(result) and result.ok:
         raise unknown_job(job)
@@ -88,5 +104,6 @@ def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> int | 
     if not result.ok:
         # A page without some nodes is better than none.
         job_view.unheard(view.err(), result)
-    reports.write_parts(place, parts, reports.last_known(cluster.home))
-    return None
+    unheard = [name for name, node in result.nodes.items() if node.why]
+    reports.write_parts(place, parts, reports.last_known(cluster.home), unheard)
+    return None, unheard

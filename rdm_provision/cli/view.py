@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
 from rich.padding import Padding
+from rich.segment import Segment
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from rdm_provision.cli.printable import printable
 from rdm_provision.events import (
     Event,
     InProgress,
@@ -78,11 +80,20 @@ _PLAIN_SIGN = {
 _GRAVITY = (Status.SKIPPED, Status.OK, Status.CHANGED, Status.FAILED, Status.UNREACHABLE)
 
 
+class _Console(Console):
+    """A console that gives the terminal nothing of what others' programs wrote to obey."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield what is shown of something; its colours are this program's own, and no part of the text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     # Without a terminal there is no width to keep to, and a cut line is no use in a log.
     width = None if stream.isatty() else _PLAIN_WIDTH
-    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+    return _Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
 def out() -> Console:
@@ -139,7 +150,7 @@ class _Phase:
     states: dict[str, Status] = field(default_factory=dict)
 
     def note(self, node: str, status: Status) -> Status:
-        """Note STATUS for NODE unless worse is known; return what holds now."""
+        """Note a node's status unless worse is known; return what holds now."""
         self.states[node] = max(self.states.get(node, status), status, key=_GRAVITY.index)
         return self.states[node]
 
@@ -155,7 +166,14 @@ class View:
     """
 
     def __init__(self, console: Console, title: str, *, verbose: int = 0, brief: bool = False) -> None:
-        """Show a run on CONSOLE under TITLE; BRIEF when it is one step and its results say it all."""
+        """Show a run.
+
+        Args:
+            console: where to.
+            title: what stands above it.
+            verbose: how many ``-v`` were given.
+            brief: it is one step and its results say it all.
+        """
         self.console = console
         self.title = title
         self.verbose = verbose
@@ -177,7 +195,7 @@ class View:
     # What happens.
 
     def handle(self, event: Event) -> None:
-        """Take note of EVENT."""
+        """Take note of an event."""
         match event:
             case RunStarted():
                 self.nodes, self.verb, self.check = event.nodes, event.verb, event.check
@@ -236,7 +254,7 @@ class View:
                 self.console.print(Padding(Text(event.message), (0, 0, 0, 4), expand=False))
 
     def _has_work(self, node: str, phase: str) -> bool:
-        """Whether NODE has something to do in PHASE; every node has, where nobody has looked."""
+        """Whether a node has something to do in a phase; every node has, where nobody has looked."""
         known = self.work is not None and any(phase in roles for roles in self.work.values())
         return not known or phase in (self.work or {}).get(node, {})
 
@@ -301,11 +319,16 @@ class View:
 
 
 def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief: bool = False) -> RunResult:
-    """Carry RUN out to its end, showing it on stderr unless SILENT, and return its result.
-
-    BRIEF leaves no progress behind, for runs of one step.
+    """Carry a run out to its end, showing it on stderr, and return its result.
 
     Ctrl-C and the signals that ask a program to end stop the run in an orderly way; a second one kills it.
+
+    Args:
+        run: not yet started.
+        title: what stands above it.
+        verbose: how many ``-v`` were given.
+        silent: show nothing.
+        brief: leave no progress behind, for runs of one step.
     """
     console = err()
     view = View(console, title, verbose=verbose, brief=brief)
@@ -329,7 +352,7 @@ def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief
 
 @contextlib.contextmanager
 def signals(handler: Any) -> Iterator[None]:
-    """Have HANDLER called by the signals that ask a program to end."""
+    """Have a handler called by the signals that ask a program to end."""
     wanted = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         # It is ignored under nohup, which means that the run is to go on.
@@ -377,7 +400,12 @@ def heading(console: Console, text: str, aside: str = "") -> None:
 
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """Return an empty table in the style of all our tables; the columns in RIGHT hold numbers."""
+    """Return an empty table in the style of all our tables.
+
+    Args:
+        columns: their headings.
+        right: those that hold numbers.
+    """
     made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="dim", show_edge=False)
     for column in columns:
         made.add_column(
@@ -450,6 +478,7 @@ def unhappy_end(result: RunResult) -> bool:
         before = "a container was touched" if result.changed else "anything was changed"
         console.print(Text.assemble((f"Refused before {before}: ", "bold red"), what))
         problems(console, result.problems)
+        warnings(console, result)
         return True
     if result.message:
         console.print()
@@ -555,7 +584,13 @@ def next_steps(console: Console, lines: Sequence[tuple[str, str]]) -> None:
 
 
 def mend(result: RunResult, command: str, *, whole: bool = False) -> list[tuple[str, str]]:
-    """Return what to do when nodes failed: run the same again, for those nodes or the WHOLE, and look."""
+    """Return what to do when nodes failed: run the same again, and look.
+
+    Args:
+        result: of the run.
+        command: the command line that was run.
+        whole: run it for all nodes, and not for those that failed alone.
+    """
     again = command
     bad = [*result.failed, *result.unreachable]
     if not whole and 0 < len(bad) <= 8 and len(bad) < len(result.nodes):
@@ -582,7 +617,10 @@ def what_runs(console: Console, running: Sequence[Sequence[str]]) -> None:
 def drift(console: Console, result: RunResult, *, everything: bool = False) -> None:
     """Print what would change, in the order of the run, nodes with the same change together.
 
-    Many nodes that differ in the same way, and long new files, are cut short unless EVERYTHING is wanted.
+    Args:
+        console: where to.
+        result: of a check.
+        everything: do not cut short the many nodes that differ in the same way, and long new files.
     """
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for name, node in result.nodes.items():

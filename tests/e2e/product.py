@@ -36,7 +36,7 @@ def wait_until(
     timeout: float = DEADLINE_S,
     seen: Callable[[], object] = lambda: "nothing to show",
 ) -> None:
-    """Poll a condition; fail with its name, and with what is SEEN then, when it is not true in time."""
+    """Poll a condition; fail with its name, and with what is ``seen`` then, when it is not true in time."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -70,7 +70,7 @@ class Product:
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment; fail the test, with its output, on another exit code.
 
-        To what it asks, it gets the ANSWER, and then the end of the input.
+        To what it asks, it gets the answer, and then the end of the input.
         """
         done = subprocess.run(
             [str(part) for part in argv],

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Training on bare hosts behind a jump host, in a virtual environment: every launcher has the loss of the
-containers, and the verbs are the same."""
+"""Training on bare hosts behind a jump host, in a virtual environment.
+
+Every launcher has the loss of the containers, and the verbs are the same.
+"""
 
 from __future__ import annotations
 

@@ -180,6 +180,66 @@ def test_ansibles_own_options_work(right: Lab, arguments: list[str]) -> None:
     assert shown.count("TASK [rdm.provision.preflight : Check the nodes and keep the plan]") == 1
 
 
+def playbook(right: Lab, *arguments: str) -> tuple[dict[str, str], dict[str, bool]]:
+    """Run ``ansible-playbook`` as its user, with a strategy that is not ours.
+
+    Returns:
+        Task -> what was shown of it, and node -> whether the run has changed something there, or would have.
+    """
+    site = ["ansible-playbook", "rdm.provision.site", "--inventory", str(right.inventory)]
+    shown = right.product.run(*site, *arguments, ANSIBLE_STRATEGY="free").stdout
+    # Whatever the strategy is set to, the plan is made once.
+    assert shown.count("TASK [rdm.provision.preflight : Check the nodes and keep the plan]") == 1
+    tasks = dict(text.split("]", 1) for text in shown.split("TASK [rdm.provision.")[1:])
+    recap = {line.split()[0]: line for line in shown.splitlines() if "unreachable=" in line}
+    assert all("unreachable=0" in line and "failed=0" in line for line in recap.values())
+    return tasks, {node: "changed=0" not in line for node, line in recap.items()}
+
+
+def standing(right: Lab) -> list[str]:
+    """What there is on each node: files with owners, modes and times, containers, networks and images."""
+    ours = (
+        "find /etc/rdm -printf '%p %u %m %s %T@\\n' | sort; grep MY_IP /etc/environment;"
+        " docker ps --all --no-trunc --format '{{.ID}} {{.State}}'; docker network ls --no-trunc --quiet;"
+        " docker images --no-trunc --format '{{.ID}} {{.Repository}}:{{.Tag}}'"
+    )
+    return [right.on(node, "sh", "-c", ours) for node in NODES]
+
+
+def test_ansibles_own_options_work_where_there_is_work_to_do(right: Lab) -> None:
+    hostfile = right.on("n1", "cat", "/etc/rdm/job/hostfile").splitlines()
+    right.on("n1", "rm", "/etc/rdm/job/hostfile")
+    right.on("n2", "sh", "-c", "echo stray >> /etc/rdm/nodes")
+    right.on("n3", "docker", "rm", "--force", "rdm")
+    before = standing(right)
+
+    tasks, touched = playbook(right, "--check", "--diff")
+    assert touched == dict.fromkeys(NODES, True)
+    shown = tasks["hostfile : Write the hostfile"]
+    assert {"changed: [n1]", *(f"+{line}" for line in hostfile)} <= set(shown.splitlines())
+    shown = tasks["my_ip : Write MY_IP and the dictionary"]
+    assert {"changed: [n2]", "-stray"} <= set(shown.splitlines())
+    shown = tasks["container : Run the container"]
+    assert "changed: [n3]" in shown
+    assert '-    "exists": false' in shown
+    assert standing(right) == before
+
+    _, touched = playbook(right, "--limit", "n2")
+    assert touched == {"n2": True}
+    assert "stray" not in right.on("n2", "cat", "/etc/rdm/nodes")
+    limited = standing(right)
+    assert (limited[0], limited[2]) == (before[0], before[2])
+
+    _, touched = playbook(right, "--limit", "n1")
+    assert touched == {"n1": True}
+    assert right.on("n1", "cat", "/etc/rdm/job/hostfile").splitlines() == hostfile
+    assert standing(right)[1:] == limited[1:]
+
+    _, touched = playbook(right)
+    assert touched == {"n1": False, "n2": False, "n3": True}
+    assert right.container("n3") == "running"
+
+
 def test_serial_is_refused_with_a_sentence(right: Lab) -> None:
     play = right.product.directory / "serial.yml"
     play.write_text(

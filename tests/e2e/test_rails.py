@@ -14,7 +14,9 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture(scope="module")
 def lab(product: Product) -> Iterator[Lab]:
-    with running_lab(product, lab_name("e2e-rails"), "--nodes", "2", "--rails", "2") as lab:
+    # A function of each rail from one plugin; tests/integration/test_rails.py has macvlan.
+    options = ("--nodes", "2", "--rails", "2", "--driver", "sriov")
+    with running_lab(product, lab_name("e2e-rails"), *options) as lab:
         yield lab
 
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.archive.images import Image
 from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
+from ansible_collections.rdm.provision.plugins.module_utils.constants import FINAL_STATES
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import BUILDER_LABEL
@@ -28,7 +29,6 @@ from tests.labs import lab_name
 MODULE = "ansible_collections.rdm.provision.plugins.modules.lab_images"
 NODES = ("n1", "n2")
 AS_ASKED = ("--nodes", "2", "--trainer")
-FINAL = ("finished", "failed", "stopped")
 SOON = 120.0
 """Seconds within which a fault has ended a job everywhere: ten times the silence that agents bear."""
 
@@ -84,7 +84,7 @@ def whole(cluster: Lab) -> None:
         cluster.provisioned()
     if any(processes(cluster, node) for node in NODES):
         for job in jobs(cluster).values():
-            if job["state"] not in FINAL:
+            if job["state"] not in FINAL_STATES:
                 cluster.json("stop", "--now", job["job"])
 
 

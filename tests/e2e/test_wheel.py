@@ -36,6 +36,13 @@ def test_the_collection_comes_with_the_wheel(product: Product) -> None:
     assert set(json.loads(documented)) == {f"rdm.provision.{name}" for name in MODULES}
 
 
+def test_the_wheel_can_be_installed_beside_others(product: Product) -> None:
+    said = "import importlib.metadata as m; print(*m.requires('rdm-provision'), sep='\\n')"
+    needs = product.run("python", "-c", said).stdout.splitlines()
+    assert len(needs) > 5
+    assert [one for one in needs if "==" in one.partition(";")[0]] == []
+
+
 def test_every_playbook_is_found_by_its_full_name(product: Product, two: str) -> None:
     names = [f"rdm.provision.{playbook}" for playbook in PLAYBOOKS]
     shown = product.run("ansible-playbook", *names, "--inventory", two, "--list-hosts").stdout

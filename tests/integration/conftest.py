@@ -42,7 +42,7 @@ def python_image(engine: Engine) -> str:
 
 @pytest.fixture
 def cable() -> Iterator[str]:
-    """The name of an interface with a carrier. (A bridge would pass the machine's own firewall rules.)"""
+    """The name of an interface with a carrier: a bridge would pass the machine's own firewall rules."""
     ends = [f"rdmt{os.getpid() % 10**6}{end}" for end in "ab"]
     subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
     for end in ends:

@@ -58,6 +58,20 @@ class Fabric(Node):
             verbs.mkdir(parents=True)
             (verbs / "ibdev").write_text(f"mlx5_{index}\n")
 
+    def keep_apart(self) -> None:
+        """Let rdma keep its devices apart by network namespace, as if no device had moved so far."""
+        mode = self.sys / "module/ib_core/parameters/netns_mode"
+        mode.parent.mkdir(parents=True)
+        mode.write_text("N\n")
+
+    def move(self, index: int) -> None:
+        """Let a function's RDMA device be in its container's namespace, as the kernel then shows it."""
+        name = f"mlx5_{index + 1}"
+        verbs = self.sys / "class/infiniband_verbs"
+        entry = next(one for one in verbs.iterdir() if (one / "ibdev").read_text().strip() == name)
+        (entry / "device").symlink_to(self.sys / f"bus/pci/devices/0000:41:00.{index + 1}")
+        shutil.rmtree(self.sys / "class/infiniband" / name)
+
     @property
     def kept(self) -> dict[str, Any]:
         """What the plugin keeps."""
@@ -90,7 +104,12 @@ def fabric() -> Iterator[Fabric]:
 @pytest.fixture
 def api(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{fabric.engine.socket}")
-    for looks in (container_functions.devices, container_functions.still_there):
+    looking = (
+        container_functions.devices,
+        container_functions.still_there,
+        container_functions.stayed_behind,
+    )
+    for looks in looking:
         monkeypatch.setattr(
             container_functions, looks.__name__, functools.partial(looks, root=str(fabric.sys))
         )
@@ -220,6 +239,48 @@ def test_devices_that_a_boot_has_numbered_anew_are_found_and_mended(
     assert set(predicted["diff"]["after"]) - {"exists", "running"} == {"functions"}
     assert up(fabric)["actions"] == ["replace"]
     assert (has(fabric), uverbs(api)) == (mine, [now])
+    assert not up(fabric)["changed"]
+
+
+def test_a_successor_without_its_rdma_device_makes_room_for_the_old_one_again(
+    fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(fabric)
+    before = found(api)["Id"]
+    fabric.keep_apart()
+    monkeypatch.setattr(container_functions, "_MOVES_S", 0.0)
+    with pytest.raises(Failed, match=r"did not move to its container.* of another, which runs again"):
+        up(fabric, env={"A": "1"})
+    after = found(api)
+    assert (after["Id"], after["State"]["Running"]) == (before, True)
+    assert after["HostConfig"]["RestartPolicy"]["Name"] == "always"
+    assert [one["Names"] for one in api.get("/containers/json", all=True)] == [["/rdm"]]
+
+
+def test_a_container_whose_device_stayed_on_the_node_is_started_again(
+    fabric: Fabric, api: DockerAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up(fabric)
+    before = found(api)
+    fabric.keep_apart()
+    predicted = up(fabric, check=True)
+    assert (predicted["changed"], predicted["actions"]) == (True, ["restart"])
+    # What is in its way is there still: that is said, and the next run tries it again.
+    with monkeypatch.context() as patch:
+        patch.setattr(container_functions, "_MOVES_S", 0.0)
+        with pytest.raises(Failed, match="did not move to its container: journalctl -u rdm-sriov"):
+            up(fabric)
+    confirm = Functions.confirm
+
+    def mended(self: Any, now: Any) -> None:
+        fabric.move(has(fabric))
+        confirm(self, now)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Functions, "confirm", mended)
+        assert up(fabric)["actions"] == ["restart"]
+    assert found(api)["Id"] == before["Id"]
+    assert found(api)["State"]["StartedAt"] > before["State"]["StartedAt"]
     assert not up(fabric)["changed"]
 
 

@@ -1,11 +1,14 @@
-"""What imports what: no module needs, through others, itself."""
+"""What imports what: no module needs, through others, itself, and no side what it may not know."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 COLLECTION = "ansible_collections.rdm.provision.plugins"
@@ -41,6 +44,12 @@ def imports(tree: ast.AST) -> Iterator[str]:
         yield from imports(node)
 
 
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
+    """Return the names that a file imports."""
+    return frozenset(imports(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def circle(sources: dict[str, str]) -> list[str]:
     """Return the modules of a circle of imports, by the names and sources of all; none if there is none."""
     graph = {
@@ -65,3 +74,67 @@ def test_a_circle_is_found_in_functions_too_and_not_where_only_types_are_importe
     assert set(circle(there)) == {"b", "c"}
     types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import x"
     assert circle({"a": types, "b": "import a"}) == []
+
+
+SIDES = {
+    # What is promised: (folders, what of them is left out, packages that the rest may not import).
+    "the product does not know the lab": (
+        ("rdm_provision", "plugins"),
+        (
+            "rdm_provision/lab.py",
+            "rdm_provision/cli/lab.py",
+            "plugins/module_utils/lab",
+            "plugins/modules/lab",
+        ),
+        (f"{COLLECTION}.module_utils.lab", "rdm_provision.lab"),
+    ),
+    "what nodes run does not need what only the controller has": (
+        ("plugins/module_utils", "plugins/modules"),
+        (),
+        (f"{COLLECTION}.plugin_utils", "rdm_provision"),
+    ),
+    "the collection does not need the API": (("plugins",), (), ("rdm_provision",)),
+    "the control side has no torch": (("rdm_provision", "plugins"), (), ("torch", "rdm_trainer", "rdm_job")),
+    "the node side has no Ansible": (
+        ("trainer/rdm_job", "trainer/rdm_log", "trainer/rdm_trainer"),
+        (),
+        ("ansible", "rdm_provision"),
+    ),
+    "who reads logs needs neither torch nor the trainer": (
+        ("trainer/rdm_log",),
+        (),
+        ("torch", "rdm_trainer", "rdm_job"),
+    ),
+    "agents and launchers need no torch": (("trainer/rdm_job",), (), ("torch", "deepspeed")),
+    "no product knows its tests": (
+        ("rdm_provision", "plugins", "trainer/rdm_job", "trainer/rdm_log", "trainer/rdm_trainer"),
+        (),
+        ("tests", "benchmarks"),
+    ),
+}
+
+
+def wrong(folders: tuple[str, ...], without: tuple[str, ...], forbidden: tuple[str, ...]) -> list[str]:
+    """Return the files that import what they may not, with what that is."""
+    names = {
+        path.relative_to(ROOT).as_posix(): path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    mine = [path for name, path in sorted(names.items()) if not (without and name.startswith(without))]
+    assert len(mine) > 10
+    return [
+        f"{path}: {name}"
+        for path in mine
+        for name in imported(path)
+        if any(name == package or name.startswith(f"{package}.") for package in forbidden)
+    ]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_no_side_imports_what_it_may_not_know(side: str) -> None:
+    assert wrong(*SIDES[side]) == []
+
+
+def test_an_import_of_the_other_side_is_found() -> None:
+    assert wrong(("rdm_provision",), (), (f"{COLLECTION}.module_utils.lab",)) != []

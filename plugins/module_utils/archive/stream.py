@@ -42,12 +42,14 @@ class Hashing:
         self._hasher = hasher
 
     def read(self, size: int = -1) -> bytes:
+        """Read up to so many bytes, or to the end."""
         data = self._raw.read(size)
         self._hasher.update(data)
         return data
 
 
 def chunks(stream: Any) -> Iterator[bytes]:
+    """Yield what is left of a stream, in parts of CHUNK bytes."""
     while True:
         chunk = stream.read(CHUNK)
         if not chunk:
@@ -56,6 +58,18 @@ def chunks(stream: Any) -> Iterator[bytes]:
 
 
 def compression_of(raw: BinaryIO, path: str) -> str:
+    """Return how a file is compressed, by its first bytes; it is read from its beginning again afterwards.
+
+    Args:
+        raw: the file, open.
+        path: its path, for the error.
+
+    Returns:
+        ``gzip``, ``zstd`` or ``plain``.
+
+    Raises:
+        ArchiveProblem: it is compressed with something that the engine does not read.
+    """
     start = raw.read(8)
     raw.seek(0)
     for magic, name in _MAGIC:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
@@ -26,6 +27,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import 
     PluginProblem,
     ask,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.rdma_namespace import SHARED
+from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import is_infiniband
 
 Settings = Dict[str, Dict[str, Any]]
 """Network -> `devices`, paths of RDMA devices, `function`, the key of the function that these belong to, and
@@ -35,6 +38,7 @@ _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 _RANDOM = "1"  # NET_ADDR_RANDOM of linux/netdevice.h
 _PATIENCE = 30.0  # seconds, for a plugin that serves many at once
+_MOVES_S = 10.0  # an RDMA device, after its container has started
 
 
 class Given(NamedTuple):
@@ -88,12 +92,32 @@ def devices(given: Given, root: str = "/sys", dev_root: str = "/dev") -> Optiona
         return None
     what = rdma.function(name, root)
     found = rdma.required(what, rdma.expected(what, root), root, dev_root)
-    if found.device and sriov_parent.rdma(root)["netns_mode"] == "exclusive":
+    if found.device and given.interface and is_infiniband(given.interface, root) and _exclusive(root):
         raise rdma.RdmaProblem(
-            "RDMA devices are in the mode exclusive, in which no container can open {0}, the one of {1}: "
-            "rdma system set netns shared, while no container runs".format(found.device, name)
+            "RDMA devices are in the mode exclusive, in which no container can open {0}: when it moves to "
+            "one, the kernel takes its InfiniBand interface {1} away: {2}".format(
+                found.device, given.interface, SHARED
+            )
         )
     return found.paths
+
+
+def stayed_behind(key: str, root: str = "/sys") -> str:
+    """Return why a running container cannot open its function's RDMA device; empty where that went with it.
+
+    Args:
+        key: of the function, which the container has.
+        root: where sysfs is.
+    """
+    device = rdma.in_this_namespace(key, root) if _PCI.match(key) and _exclusive(root) else ""
+    return device and (
+        "RDMA devices are in the mode exclusive, and {0} of {1} did not move to its container: "
+        "journalctl -u rdm-sriov says why".format(device, key)
+    )
+
+
+def _exclusive(root: str) -> bool:
+    return bool(sriov_parent.rdma(root)["netns_mode"] == "exclusive")
 
 
 def still_there(key: str, root: str = "/sys") -> str:
@@ -123,6 +147,10 @@ class Functions:
         socket: the plugin's socket; empty where another driver makes the networks, and nothing is asked for.
         ends: the container's networks, and its address on each.
         rdma: whether it gets the RDMA devices of its functions.
+
+    Attributes:
+        incomplete: whether the container runs without a device that it was to have, as :meth:`settings` has
+            found it: started again, it is offered that once more.
     """
 
     def __init__(self, api: DockerAPI, socket: str, ends: List[Tuple[str, str]], rdma: bool = True) -> None:
@@ -131,6 +159,7 @@ class Functions:
         self._ends = ends if socket else []
         self._rdma = rdma
         self._keys: Dict[str, str] = {}
+        self.incomplete = False
 
     def settings(self, found: Optional[Mapping[str, Any]], before: Settings, check: bool) -> Settings:
         """Return what the container is to get with its functions.
@@ -151,6 +180,7 @@ class Functions:
         for network, address in self._ends:
             had = before.get(network) or {}
             given = Given(still_there(held(self._socket, found, network)))
+            self.incomplete |= self._rdma and bool(stayed_behind(given.key))
             if not given.key and not check:
                 given = self._reserve(network, address)
             self._keys[network] = given.key
@@ -188,6 +218,7 @@ class Functions:
 
         Raises:
             PluginProblem: it has another one.
+            RdmaProblem: it has not got the RDMA device.
         """
         for network, _ in self._ends:
             has = held(self._socket, found, network)
@@ -196,6 +227,8 @@ class Functions:
                     "the container was to get the function {0} on the network {1} and got {2}: run it "
                     "again".format(self._keys[network], network, has)
                 )
+            if has and self._rdma:
+                _wait_for_devices(has)
 
     def _reserve(self, network: str, address: str) -> Given:
         known = inspect(self._api, "networks", network)
@@ -207,6 +240,27 @@ class Functions:
             raise PluginProblem("{0} reserves no function: {1!r}".format(self._socket, given))
         key = str(given.get("pci") or given.get("parent") or "")
         return Given(key, str(given.get("interface") or ""), str(given.get("mac") or "").lower())
+
+
+def _wait_for_devices(key: str) -> None:
+    """Wait until the RDMA device of a function is where its container is.
+
+    Raises:
+        RdmaProblem: it does not get there.
+    """
+    until = time.monotonic() + _MOVES_S
+    while True:
+        try:
+            devices(Given(key))
+            why = stayed_behind(key)
+            if why:
+                raise rdma.RdmaProblem(why)
+        except rdma.RdmaProblem:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def _with_prefix(network: Mapping[str, Any], address: str) -> str:

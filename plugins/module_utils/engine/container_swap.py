@@ -37,6 +37,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness imp
     wait_ready,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
 Container = Dict[str, Any]
@@ -97,8 +98,8 @@ def steps(
         api: the engine.
         wanted: the module's options, with `functions`.
         found: the container that is there.
-        restart: whether it has to start again, since a directory that it has mounted was made anew. One that
-            has lost an interface has to in any case.
+        restart: whether it has to start again, since a directory that it has mounted was made anew, or an
+            RDMA device did not go with it. One that has lost an interface has to in any case.
         recreate: whether it has to be another one, since its network was made anew.
         image: ID of the image that it will have; empty for the one that the name stands for now.
     """
@@ -161,6 +162,7 @@ class Change:
             NotReady: it does not become ready.
             DockerProblem: the engine refuses.
             PluginProblem: it has not got the functions that it was to get.
+            RdmaProblem: it has not got their RDMA devices.
         """
         if "replace" in todo.todo:
             self._replace()
@@ -209,7 +211,7 @@ class Change:
             self._functions.hold()
             self._start(successor)
             self._wait()
-        except (DockerProblem, NotReady, PluginProblem, Refused) as problem:
+        except (DockerProblem, NotReady, PluginProblem, RdmaProblem, Refused) as problem:
             self._undo(old, successor)
             if isinstance(problem, Refused):
                 raise

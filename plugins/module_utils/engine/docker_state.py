@@ -12,14 +12,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_ROLE
+from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 
 NVIDIA_CDI = "nvidia.com/gpu"
 """The kind of NVIDIA's GPUs in the Container Device Interface."""
-
-JOBS = "/jobs"
-"""Where the jobs' directory is in a training container."""
 
 # What an engine without default-address-pools takes for networks that name no subnet (moby, ipamutils).
 BUILT_IN_POOLS = (

@@ -11,8 +11,9 @@ import re
 import subprocess
 from typing import Any, Dict, List, NamedTuple, Optional, Union
 
+from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, ExecResult
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import JOBS, job_directory
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import job_directory
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter, the_one
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path

@@ -167,7 +167,6 @@ class LabEngine:
 
     def make_nodes(self, bodies: Mapping[str, Dict[str, Any]]) -> None:
         """Make and start nodes, several at once."""
-
         if any(
             f":{spec.SHARED_AT}" in bind for body in bodies.values() for bind in body["HostConfig"]["Binds"]
         ):

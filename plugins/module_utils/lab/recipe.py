@@ -87,10 +87,10 @@ class Layer(NamedTuple):
 
 
 def file_content(files: Path, name: str) -> bytes:
-    """Return one of FILES; the network plugin as a program, with what it is made of.
+    """Return one of ``FILES``; the network plugin as a program, with what it is made of.
 
     Args:
-        files: the directory with FILES, in the collection.
+        files: the directory with ``FILES``, in the collection.
         name: of the file.
     """
     content = (files / name).read_bytes()
@@ -103,7 +103,7 @@ def recipe_version(files: Path, base: str) -> str:
     """Return 12 hex digits that change when the images would be made differently.
 
     Args:
-        files: the directory with FILES.
+        files: the directory with ``FILES``.
         base: what the images are made from: a distribution's release, or an image in a registry.
     """
     digest = hashlib.sha256(
@@ -173,7 +173,7 @@ def mmdebstrap_command(
     Args:
         suite: the release's code name.
         sources: one-line package sources; none means the distribution's own.
-        files: the directory with FILES.
+        files: the directory with ``FILES``.
         cpu_tar: where the CPU image's root file system goes.
         node_tar: where the node image's root file system goes.
         apt_options: options of apt for this run, such as a proxy.
@@ -326,6 +326,7 @@ def write_archive(
 
 
 def add_file(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+    """Add a file of root's to a tar."""
     entry = tarfile.TarInfo(name)
     entry.size = len(content)
     entry.mode = mode

@@ -15,8 +15,8 @@ It takes one JSON object, cut into as many arguments as needed (Linux allows 128
      "login": {address: "" or what is wrong}}
 
 Peers are asked in the order given, so a caller that turns the list by its own rank keeps all nodes from
-asking the same peer at once. `patience` is what a silent peer gets after its regular tries; nothing lasts
-longer than `deadline`.
+asking the same peer at once. `patience` is what a silent peer gets after its regular tries; an sshd whose
+port is open has until shortly before `deadline`, longer than which nothing lasts.
 
 Times are in microseconds, limits in seconds. The time of arrival is the kernel's, so that a busy processor in
 the container does not pass for a slow network.
@@ -52,6 +52,7 @@ GAP = 0.001  # between two sends: nobody floods the switch
 SPACING = 0.02  # between two tries to the same peer
 LATE = 0.5  # what the other answers of a peer that did answer may take
 AGAIN = 0.25  # between two tries to a silent peer
+SILENT = "no answer"
 REFUSED = ("Permission denied", "verification failed")  # ssh's words: another try would not help
 CONNECTIONS = 500  # at a time, below the usual limit of open files
 
@@ -235,14 +236,25 @@ def link_of(address: str) -> dict[str, Any]:
     return {"name": "", "up": None}
 
 
-async def banner(address: str, port: int, source: str) -> str:
-    """Return "" when an sshd greets at an address, else what happens instead."""
+async def banner(address: str, settings: Settings, until: float, end: float) -> str:
+    """Return "" when an sshd greets at an address, else what happens instead.
+
+    By `until` there must be a connection, by `end` a greeting: the kernel connects for an sshd that its busy
+    node does not let run yet.
+    """
+    loop = asyncio.get_running_loop()
+    opening = connection(address, settings.port, settings.source)
     try:
-        reader, writer = await connection(address, port, source)
+        reader, writer = await asyncio.wait_for(opening, until - loop.time())
+    except asyncio.TimeoutError:
+        return SILENT
     except OSError as error:
         return words(error)
+    begun = loop.time()
     try:
-        line = await reader.readline()
+        line = await asyncio.wait_for(reader.readline(), max(end - begun, AGAIN))
+    except asyncio.TimeoutError:
+        return "its port is open, and nothing greeted within %.1f s" % (loop.time() - begun)
     except (OSError, ValueError):  # ValueError: a line without end
         line = b""
     finally:
@@ -252,41 +264,37 @@ async def banner(address: str, port: int, source: str) -> str:
     return "something other than an sshd answers" if line else "connection closed without a greeting"
 
 
-async def greeting(address: str, settings: Settings, until: float) -> str:
-    """Return "" as soon as an sshd greets at an address, else what happens instead until then."""
+async def greeting(address: str, settings: Settings, until: float, end: float) -> str:
+    """Return "" as soon as an sshd greets at an address, else what happens instead: see `banner`."""
     loop = asyncio.get_running_loop()
-    found = "no answer"
+    found = SILENT
     while True:
+        said = await banner(address, settings, until, end)
+        if said != SILENT:  # the last try is cut short, and what was heard before still holds
+            found = said
         left = until - loop.time()
-        if left <= 0:
+        if not found or left <= 0:
             return found
-        try:
-            found = await asyncio.wait_for(banner(address, settings.port, settings.source), left)
-        except asyncio.TimeoutError:
-            return found
-        if not found:
-            return ""
         await asyncio.sleep(min(AGAIN, left))
 
 
-async def ask_ssh(peer: Peer, settings: Settings, until: float) -> None:
+async def ask_ssh(peer: Peer, settings: Settings, until: float, end: float) -> None:
     """Ask for a peer's sshd until it greets or the peer's time is over."""
-    peer.ssh = "no answer"
-    peer.ssh = await greeting(peer.address, settings, until)
+    peer.ssh = SILENT
+    peer.ssh = await greeting(peer.address, settings, until, end)
 
 
-async def log_in(address: str, settings: Settings) -> str:
+async def log_in(address: str, settings: Settings, end: float) -> str:
     """Return "" when ssh logs in at an address, with key and host key, else what it says instead.
 
-    Patience is for an sshd that does not greet. One that has greeted is there: on a busy node a login may
-    take longer, and has until shortly before the deadline.
+    Patience is for a port that is not open. An sshd that has greeted is there: on a busy node a login may
+    take longer, and has until the end.
     """
     loop = asyncio.get_running_loop()
     patience = loop.time() + settings.patience
-    until = loop.time() + settings.deadline - LATE
     options = ["-o", "BatchMode=yes", "-o", "ControlPath=none", "-p", str(settings.port)]
     while True:
-        silence = await greeting(address, settings, min(patience, until))
+        silence = await greeting(address, settings, min(patience, end), end)
         if silence:
             return silence
         begun = loop.time()
@@ -297,7 +305,7 @@ async def log_in(address: str, settings: Settings) -> str:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            _, said = await asyncio.wait_for(ssh.communicate(), max(until - begun, AGAIN))
+            _, said = await asyncio.wait_for(ssh.communicate(), max(end - begun, AGAIN))
         except asyncio.TimeoutError:
             return "its sshd greets, and the login did not end within %.1f s" % (loop.time() - begun)
         finally:
@@ -313,13 +321,13 @@ async def log_in(address: str, settings: Settings) -> str:
         await asyncio.sleep(AGAIN)
 
 
-async def log_ins(settings: Settings, result: dict[str, Any]) -> None:
+async def log_ins(settings: Settings, result: dict[str, Any], end: float) -> None:
     """Log in at all addresses at once, and put into the result how each ended."""
     if settings.login and not shutil.which("ssh"):
         said = "there is no ssh in the container, so no login was tried"
         result["note"] = "; ".join(filter(None, [result["note"], said]))
         return
-    ends = await asyncio.gather(*(log_in(address, settings) for address in settings.login))
+    ends = await asyncio.gather(*(log_in(address, settings, end) for address in settings.login))
     result["login"].update(zip(settings.login, ends))
 
 
@@ -332,7 +340,7 @@ async def heard(peer: Peer, seconds: float) -> None:
         pass
 
 
-async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings) -> None:
+async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings, end: float) -> None:
     """Measure one peer: some tries, then, where it stays silent, more of them until its time is over."""
     loop = asyncio.get_running_loop()
     tries, count = settings.tries, len(settings.peers)
@@ -344,7 +352,7 @@ async def watch(peer: Peer, prober: Icmp | Tcp, settings: Settings) -> None:
     until = loop.time() + settings.patience
     ssh = None
     if peer.index in settings.ssh:
-        ssh = asyncio.ensure_future(ask_ssh(peer, settings, until))
+        ssh = asyncio.ensure_future(ask_ssh(peer, settings, until, end))
     while not peer.rtts:
         await heard(peer, AGAIN)
         if peer.rtts or loop.time() >= until:
@@ -376,8 +384,9 @@ async def measure(settings: Settings) -> dict[str, Any]:
             raise
         result["problem"] = "the container does not have the address %s" % source
         return result
-    tasks = [asyncio.ensure_future(watch(peer, prober, settings)) for peer in peers]
-    tasks.append(asyncio.ensure_future(log_ins(settings, result)))
+    end = asyncio.get_running_loop().time() + settings.deadline - LATE
+    tasks = [asyncio.ensure_future(watch(peer, prober, settings, end)) for peer in peers]
+    tasks.append(asyncio.ensure_future(log_ins(settings, result, end)))
     done, pending = await asyncio.wait(tasks, timeout=settings.deadline)
     for task in pending:
         task.cancel()

@@ -27,4 +27,5 @@ def prepared(before: str, after: str, before_header: str, after_header: str) -> 
 
 
 def difference(path: str, before: str, after: str) -> Dict[str, str]:
+    """Return a file's change as Ansible shows it with ``--diff``."""
     return {"before_header": path, "after_header": path, "before": before, "after": after}

@@ -13,7 +13,6 @@ import os
 import pwd
 import re
 import stat
-import tempfile
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import (
@@ -28,14 +27,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks imp
     drop_block,
     put_block,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import TEMPORARY, write_whole
 
 CONTENTS = ["content", "secret_content", "ssh_client_config"]
 
 
-_TEMPORARY = ".rdm-provision-"
-
-
-_MARK = _TEMPORARY + "made"  # in a directory that the module has made
+_MARK = TEMPORARY + "made"  # in a directory that the module has made
 
 
 _MARK_TEXT = b"Made by rdm-provision, which removes this directory when nothing else is left in it.\n"
@@ -255,7 +252,7 @@ class Plan:
         left = [
             name
             for name in os.listdir(path)
-            if os.path.join(path, name) not in gone and not name.startswith(_TEMPORARY)
+            if os.path.join(path, name) not in gone and not name.startswith(TEMPORARY)
         ]
         if left or not _is_marked(path):
             self.kept.append(path)
@@ -308,7 +305,7 @@ def claimed(params: Dict[str, Any]) -> Dict[str, Any]:
 def _only(directory: str, goes: "set[str]") -> bool:
     """Return whether all that is in a directory, and in those below it, is among what goes."""
     for entry in os.scandir(directory):
-        if entry.name.startswith(_TEMPORARY):
+        if entry.name.startswith(TEMPORARY):
             continue
         below = entry.is_dir(follow_symlinks=False)
         if entry.path not in goes or (below and not _only(entry.path, goes)):
@@ -330,7 +327,7 @@ def _remove_directory(path: str) -> None:
     try:
         for name in os.listdir(path):
             # The mark, or left by a run that was killed while it wrote.
-            if name.startswith(_TEMPORARY):
+            if name.startswith(TEMPORARY):
                 os.unlink(os.path.join(path, name))
         os.rmdir(path)
     except OSError as error:
@@ -393,20 +390,14 @@ def _read(path: str) -> "tuple[Optional[bytes], int, Owner]":
 
 def _replace(module: Any, entry: Entry) -> None:
     """Put the new file in the old one's place in one step; it never has more permissions than it shall."""
-    handle, temporary = tempfile.mkstemp(prefix=_TEMPORARY, dir=os.path.dirname(entry.path))
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(entry.after or b"")
-            stream.flush()
-            if entry.before is not None and entry.owner == Owner(-1, -1):
-                _keep_owner(stream.fileno(), entry.old_owner)
-            os.fchown(stream.fileno(), *entry.owner)
-            os.fchmod(stream.fileno(), entry.old_mode if entry.mode is None else entry.mode)
-            os.fsync(stream.fileno())
-        os.replace(temporary, entry.path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+
+    def own(handle: int) -> None:
+        if entry.before is not None and entry.owner == Owner(-1, -1):
+            _keep_owner(handle, entry.old_owner)
+        os.fchown(handle, *entry.owner)
+
+    mode = entry.old_mode if entry.mode is None else entry.mode
+    write_whole(entry.path, entry.after or b"", mode, own)
     if module.selinux_enabled():
         module.set_default_selinux_context(entry.path, False)
 

@@ -39,6 +39,7 @@ WAYS = {
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _INFINIBAND = "32"  # ARPHRD_INFINIBAND of linux/if_arp.h
 _CLASS = "class/infiniband"
+_VERBS = "class/infiniband_verbs"
 _NET = "class/net"
 _FUNCTIONS = "bus/pci/devices"
 
@@ -121,6 +122,14 @@ def rdma_devices(what: Function, root: str = "/sys", dev_root: str = "/dev") -> 
     return RdmaDevices(devices[0] if devices else "", paths, said)
 
 
+def in_this_namespace(pci: str, root: str = "/sys") -> str:
+    """Return the RDMA device of a PCI function, where that device is in this network namespace; else "".
+
+    In rdma's mode shared all are.
+    """
+    return next((name for name in _all(root) if link(root, _CLASS, name, "device") == pci), "")
+
+
 def expected(what: Function, root: str = "/sys") -> str:
     """Return why a function must have an RDMA device; empty where nothing says so."""
     if any(read(root, _NET, name, "type") == _INFINIBAND for name in what.interfaces):
@@ -161,7 +170,15 @@ def _all(root: str) -> List[str]:
 
 
 def _by_function(what: Function, root: str) -> Set[str]:
-    return {name for name in _all(root) if what.pci and link(root, _CLASS, name, "device") == what.pci}
+    if not what.pci:
+        return set()
+    found = {name for name in _all(root) if link(root, _CLASS, name, "device") == what.pci}
+    # One that is in a container's network namespace is not in the class here; its character devices are.
+    return found or {
+        read(root, _VERBS, entry, "ibdev")
+        for entry in entries(root, _VERBS)
+        if link(root, _VERBS, entry, "device") == what.pci
+    }
 
 
 def _by_gids(what: Function, root: str) -> Set[str]:

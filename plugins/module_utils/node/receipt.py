@@ -25,6 +25,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_fun
     Given,
     devices,
     held,
+    stayed_behind,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import lost_addresses
@@ -33,6 +34,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.host_state impo
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import TEMPORARY
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import state_of
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical, vf_links
@@ -61,7 +63,6 @@ RUNNING = "running"
 _FILE_ROLES = ("my_ip", "container", "hostfile")
 _ROLE_OF_FILE = {"nodes": "my_ip", "env": "my_ip", os.path.join("job", "hostfile"): "hostfile"}
 _ROLE_OF_LABEL = {"container": "container", "plugin": "sriov"}
-_TEMPORARY = ".rdm-provision-"
 _FILE_STATE = re.compile(r"mode (\d+) of (\d+:\d+)")
 _READ_UP_TO = 1 << 20  # bytes; ours are small, and of a larger file its size and time must do
 
@@ -230,7 +231,7 @@ def _see_files(directory: str, jobs: str, found: Found) -> None:
         for name in files:
             path = os.path.join(parent, name)
             inside = os.path.relpath(path, directory)
-            if inside == FILE_NAME or name.startswith(_TEMPORARY):
+            if inside == FILE_NAME or name.startswith(TEMPORARY):
                 continue
             role = "container" if inside.startswith("ssh" + os.sep) else _ROLE_OF_FILE.get(inside, "")
             for one in (role,) if role else _FILE_ROLES:
@@ -293,6 +294,9 @@ def _rdma_devices(key: str, sysfs_root: str, dev_root: str) -> Optional[str]:
         paths = devices(Given(key), sysfs_root, dev_root)
     except RdmaProblem as problem:
         return str(problem)
+    why = stayed_behind(key, sysfs_root)
+    if why:
+        return why
     return None if paths is None else ", ".join(map(os.path.basename, paths)) or "none"
 
 

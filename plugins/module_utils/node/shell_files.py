@@ -97,7 +97,9 @@ def source_blocks(
     Args:
         file: the file, with the node's host name in its path where nodes may share the home.
         name: names the blocks.
-        zsh, home, state: as of shell_blocks().
+        zsh: as of shell_blocks().
+        home: as of shell_blocks().
+        state: as of shell_blocks().
 
     Raises:
         ValueError: a shell would read the path otherwise.

@@ -94,7 +94,13 @@ def bytes_of(normalised: str) -> int:
 
 
 def addresses(first: str, function: int, number: int) -> List[str]:
-    """Return the MACs of the first NUMBER VFs of a physical function; none without a first MAC."""
+    """Return the MACs of the first VFs of a physical function.
+
+    Args:
+        first: the MAC of the cluster's first; empty for no MACs.
+        function: the number of the physical function on its node.
+        number: how many VFs.
+    """
     return [mac_of(first, function, one) for one in range(number)] if first else []
 
 

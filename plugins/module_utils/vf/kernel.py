@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.network_state import IpMissing, ip
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
@@ -137,8 +137,15 @@ class Kernel:
         return True
 
 
-def judge(kernel: Kernel, wanted: Sequence[Wanted]) -> List[Tuple[Physical, Wanted]]:
+def judge(
+    kernel: Kernel, wanted: Sequence[Wanted], ending: Optional[Mapping[str, int]] = None
+) -> List[Tuple[Physical, Wanted]]:
     """Return the PFs as they are now, with what is wanted of each.
+
+    Args:
+        kernel: of the node.
+        wanted: of each PF.
+        ending: of how many VFs the containers end before the work begins, by the PF's interface.
 
     Raises:
         VfProblem: with everything that stands against any of them; nothing has been changed.
@@ -155,7 +162,7 @@ def judge(kernel: Kernel, wanted: Sequence[Wanted]) -> List[Tuple[Physical, Want
         wrong += (
             ["{0} and {1} are one function: name it once".format(twice[0].name, one.parent)] if twice else []
         )
-        wrong += problems(found, one)
+        wrong += problems(found, one, int((ending or {}).get(found.name, 0)))
         pairs.append((found, one))
     if wrong:
         raise VfProblem("; ".join(wrong))

@@ -17,7 +17,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -155,23 +154,6 @@ def enabled_link() -> str:
 def paths() -> List[str]:
     """Return what is to be there, where systemd runs, so that VFs are restored."""
     return [PROGRAM, os.path.join(DIRECTORY, FILE_NAME), enabled_link()]
-
-
-def put(path: str, content: bytes, mode: int) -> None:
-    """Write a file, whole or not at all."""
-    directory = os.path.dirname(path)
-    os.makedirs(directory, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=".rdm-provision-", dir=directory)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fchmod(stream.fileno(), mode)
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 @contextlib.contextmanager

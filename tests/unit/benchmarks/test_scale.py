@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,24 @@ def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
     assert (third.status, third.changed) == (SOME_UNREACHABLE, ["n3"]), third.output
     assert third.unreachable == ["n2"]
     assert third.calls["rdm.provision.container"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_five_thousand_nodes_that_are_right_cost_two_calls_each(tmp_path: Path) -> None:
+    model = Cluster(tmp_path / "model", 2)
+    model.playbook().expect(0)
+    cluster = Cluster(tmp_path / "cluster", 5000)
+    cluster.settle(model)
+    second = cluster.up().expect(0)
+    print(f"{second.wall:.0f} s, {second.cpu:.0f} CPU s, {second.memory} bytes, {cluster.result_bytes} bytes")
+    assert second.calls == {"rdm.provision.node_facts": 5000, "rdm.provision.fabric_probe": 5000}
+    nodes = json.loads(cluster.newest_result.read_text(encoding="utf-8"))["nodes"]
+    assert list(nodes) == cluster.nodes
+    assert {(one["status"], one["changed"]) for one in nodes.values()} == {("ok", 0)}
+    # 5 MB at 1,000 nodes is what is promised; nothing of it grows faster than the nodes.
+    assert cluster.result_bytes < 5_000 * len(nodes)
+    assert max(second.memory) < 600e6
 
 
 def test_answers_have_all_that_the_modules_document(tmp_path: Path) -> None:

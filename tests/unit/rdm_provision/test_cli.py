@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -31,6 +33,12 @@ class Said(NamedTuple):
 
 
 Call = Callable[..., Said]
+
+
+def _command(verb: str) -> click.Command:
+    command = cli.get_command(None, verb)  # type: ignore[arg-type]
+    assert command is not None
+    return command
 
 
 @pytest.fixture
@@ -88,6 +96,12 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["up", "--limt", "x"], ["--limt", "--limit"]),
         (["up", "--forks", "none"], ["none"]),
         (["up", "stray"], ["stray"]),
+        (["up", "--check"], ["--check", "rdm-provision check"]),
+        (["jobs", "--prune"], ["--prune", "rdm-provision jobs --help"]),
+        (["jobs", "log2/123"], ["log2/123", "--verdict or --sections", "rdm-provision report log2/123"]),
+        (["jobs", "log2/123", "--watch"], ["log2/123", "--verdict or --sections"]),
+        (["jobs", "/etc/hosts", "--verdict"], ["/etc/hosts is a file", "rdm-provision report /etc/hosts"]),
+        (["report", "log2/nosuch"], ["no file log2/nosuch", "the name of a job"]),
         (["exec"], ["COMMAND"]),
         (["completion", "tcsh"], ["bash"]),
         (["plan", "-e", "novalue"], ["novalue", "KEY=VALUE"]),
@@ -109,6 +123,17 @@ def test_bad_command_lines_are_bad_input_with_a_way_out(
     assert "Traceback" not in said.err
     for word in words:
         assert word in said.err
+
+
+def test_the_state_of_a_lab_that_is_not_there_is_bad_input(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rdm_provision.lab.Lab.status", lambda _self: [])
+    said = call("lab", "status", "--name", "nosuch")
+    assert (said.code, said.out) == (3, "")
+    assert "there is no lab nosuch" in said.err
+    assert "lab up --name nosuch" in said.err
+    assert json.loads(call("lab", "status", "--name", "nosuch", "--json").out)["exit_code"] == 3
 
 
 def test_help_loads_neither_ansible_nor_rich() -> None:
@@ -150,6 +175,17 @@ def test_errors_go_to_stdout_as_json_when_asked(call: Call, make_inventory: Make
     assert (said.code, data["ok"], data["exit_code"]) == (3, False, 3)
     assert {problem["node"] for problem in data["problems"]} == set(NODES)
     assert said.err == ""
+
+
+@pytest.mark.parametrize("verb", ["plan", "up"])
+def test_what_is_odd_is_told_beside_a_refusal(call: Call, make_inventory: MakeInventory, verb: str) -> None:
+    path = make_inventory(rdm_accelerator="tpu", rdm_clustr="mine")
+    said = call(verb, "-i", path)
+    assert said.code == 3
+    assert "tpu" in said.err
+    assert "Did you mean rdm_cluster?" in " ".join(said.err.split())
+    warned = json.loads(call(verb, "-i", path, "--json").out)["warnings"]
+    assert ["rdm_clustr" in warning for warning in warned] == [True]
 
 
 def test_usage_errors_as_json(call: Call) -> None:
@@ -349,6 +385,29 @@ def test_status_of_nodes_without_an_engine(
     assert not (path / "address_plan.cfg").exists()
 
 
+LIMITED = [name for name in VERBS if any("--limit" in p.opts for p in _command(name).params)]
+
+
+@pytest.mark.parametrize(
+    ("verb", "limit"), [*((verb, "") for verb in LIMITED), ("check", "!"), ("down", ",")]
+)
+def test_a_limit_that_is_none_widens_no_verb_to_all_nodes(
+    call: Call, make_inventory: MakeInventory, verb: str, limit: str
+) -> None:
+    words = {"exec": ["--", "id"], "data": ["."]}.get(
+        verb, ["x"] if verb in ("logs", "report", "stop") else []
+    )
+    said = call(verb, "-i", make_inventory(), "--show-command", "--limit", limit, *words)
+    assert (said.code, said.out) == (3, "")
+    assert "--limit" in said.err
+    assert said.err.count("Error:") == 1
+
+
+def test_a_node_without_a_name_is_not_all_of_them(call: Call, make_inventory: MakeInventory) -> None:
+    said = call("logs", "x", "-i", make_inventory(), "--show-command", "--node", "")
+    assert (said.code, said.out) == (3, "")
+
+
 def test_a_limit_with_a_typo(call: Call, make_inventory: MakeInventory) -> None:
     said = call("up", "-i", make_inventory(), "--limit", "nod2")
     assert said.code == 3
@@ -420,7 +479,13 @@ def test_doctor_as_json_and_with_something_to_mend(call: Call, tmp_path: Path) -
 # --- logs that others wrote ---------------------------------------------------------------------------
 
 
-def test_a_directory_is_read_by_the_program_that_knows_logs(
+STEP = (
+    " iteration {0:8d}/      3 | elapsed time per iteration (ms): 100.0 | global batch size: 8 |"
+    " lm loss: 9.{0}E+00 |\n"
+)
+
+
+def test_a_directory_is_read_without_a_trainer(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -428,22 +493,107 @@ def test_a_directory_is_read_by_the_program_that_knows_logs(
     said = call("jobs", f"{logs}/", "--sections")
     assert (said.code, f"there is no directory {logs}" in said.err) == (3, True)
     logs.mkdir()
-    said = call("jobs", f"{logs}/", "--sections")
-    assert (said.code, "rdm-trainer, which reads logs, is not installed here" in said.err) == (3, True)
-    program = tmp_path / "rdm-trainer"
-    program.write_text('#!/bin/sh\necho "$@"\nexit 3\n')
-    program.chmod(0o755)
     said = call("jobs", f"{logs}/", "--sections", "--json")
-    assert (said.code, said.out) == (3, f"log sections {logs} --json\n")
+    assert (said.code, "log2 has no NODE.out files" in said.out + said.err) == (3, True)
+    (logs / "n1.out").write_text("".join(STEP.format(number) for number in (1, 2, 3)))
+    said = call("jobs", f"{logs}/", "--sections")
+    assert (said.code, "lm loss: 9.3E+00" in said.out) == (0, True)
     said = call("jobs", f"{logs}/", "--verdict")
-    assert (said.code, said.out) == (3, f"log verdict {logs}\n")
+    assert (said.code, said.out) == (0, "finished: It came to iteration 3.\n")
     assert call("jobs", f"{logs}/", "--verdict", "--sections").code == 3
 
 
-STEP = (
-    " iteration {0:8d}/      3 | elapsed time per iteration (ms): 100.0 | global batch size: 8 |"
-    " lm loss: 9.{0}E+00 |\n"
+INFO = "NODE_RANK: {}\nNNODES: 2\nWORLD_SIZE: 4\nTENSOR_MP_SIZE: 1\nPIPELINE_MP_SIZE: 1\nNUM_LAYERS: 24\n"
+GPU = "[{}] NVIDIA A10       | 49'C,  90 % | {:5d} / 22731 MB |\n"
+
+
+def fasop_layout(
+    logs: Path, *, gpus: str = "", err: str = "", layers: int = 24, slow_ms: float = 500
+) -> None:
+    """Write the logs of a healthy job on two nodes, but for what is asked for."""
+    logs.mkdir(parents=True)
+    line = " iteration {:8d}/    5000 | elapsed time per iteration (ms): 900.0 | lm loss: {:.3f}E+00 |\n"
+    timers = "times across ranks (ms):\n  forward-compute:\n" + "".join(
+        f"     rank {rank:2d}: {slow_ms if rank == 3 else 500:.2f}\n" for rank in range(4)
+    )
+    steps = "".join(line.format(10 * n, 9 - n / 10) + timers for n in range(1, 41))
+    (logs / "n060.out").write_text(INFO.format(0) + f"  num_layers ....................... {layers}\n")
+    (logs / "n061.out").write_text(INFO.format(1) + f"  num_layers ........ {layers}\n" + steps)
+    (logs / "n060.err").write_text("  warnings.warn(\n")
+    (logs / "n061.err").write_text(err)
+    (logs / "n060.gpu").write_text(GPU.format(0, 9000) + GPU.format(1, 9000))
+    (logs / "n061.gpu").write_text(gpus or GPU.format(0, 9000) + GPU.format(1, 9000))
+
+
+@pytest.mark.parametrize(
+    ("faults", "state", "silent_s", "word", "reason"),
+    [
+        ({}, {}, 0, "healthy", r"Iteration 400 of 5000, 0\.90 s a step, lm loss 5\.0000\."),
+        ({}, {"state": "failed", "reason": "n061 is gone."}, 0, "failed", r"n061 is gone\."),
+        ({}, {"state": "finished"}, 0, "finished", r"It came to iteration 400\."),
+        ({"gpus": GPU.format(0, 3)}, {}, 0, "suspect", r"No process is on the GPUs of n061\."),
+        ({"err": "[rank3]: OSError: [Errno 28] No space left on device\n"}, {}, 0, "failed", "A disk or .*"),
+        ({"layers": 12}, {}, 0, "suspect", r"num_layers is 12, and 24 was asked for\."),
+        ({"slow_ms": 900}, {}, 0, "suspect", "Rank 3 on n061 is slow: .*"),
+        ({}, {}, 2000, "stalled", r"No step for 20\d\d s after iteration 400: usual are 9\.0 s\."),
+        ({}, {}, 10**7, "suspect", "Its logs end at iteration 400, were written last at .*"),
+    ],
+    ids=["no fault", "state", "end", "GPUs", "errors", "configuration", "slow", "late", "silence"],
 )
+def test_a_page_of_a_path_says_what_the_verdict_on_it_says(
+    call: Call,
+    tmp_path: Path,
+    faults: dict[str, Any],
+    state: dict[str, str],
+    silent_s: int,
+    word: str,
+    reason: str,
+) -> None:
+    """Each rule, of a directory in FASOP's layout; a scheduler's word lies in a job's directory."""
+    job = tmp_path / "10932251"
+    fasop_layout(job / "logs" if state else job, **faults)
+    if state:
+        (job / "state.json").write_text(json.dumps(state))
+    for file in job.glob("*.out"):
+        then = file.stat().st_mtime - silent_s
+        os.utime(file, (then, then))
+    told = json.loads(call("jobs", f"{job}/", "--verdict", "--json").out)
+    said = call("report", str(job), "-o", tmp_path / "page.html", "--json")
+    shown = json.loads(said.out)["jobs"]["10932251"]
+    assert (told["verdict"], shown["verdict"]) == (word, word)
+    assert re.fullmatch(reason, told["reason"]), told["reason"]
+
+    def without_seconds(texts: list[str]) -> list[str]:
+        return [re.sub(r"No step for \d+ s", "", text) for text in texts]
+
+    assert without_seconds(shown["evidence"]) == without_seconds(told["evidence"])
+    assert shown["culprits"] == told["culprits"]
+    page = (tmp_path / "page.html").read_text()
+    assert f"</span> {word}</strong> {html.escape(shown['reason'])}</p>" in page
+
+
+def test_the_verdict_on_a_path_takes_the_schedulers_word_and_what_was_asked_for(
+    call: Call, tmp_path: Path
+) -> None:
+    logs = tmp_path / "10932251"
+    fasop_layout(logs)
+    conf = tmp_path / "_00_conf.sh"
+    conf.write_text("NNODES=2\n")
+    verdict = ("jobs", f"{logs}/", "--verdict")
+    told = call(*verdict, "--state", "NODE_FAIL", "--conf", str(conf))
+    assert (told.code, told.out.partition(":")[0]) == (1, "failed")
+    conf.write_text("NNODES=4\n")
+    told = call(*verdict, "--state", "RUNNING", "--conf", str(conf), "--json")
+    found = json.loads(told.out)
+    assert (told.code, found["verdict"], found["reason"]) == (
+        4,
+        "suspect",
+        "NNODES is 2, and 4 was asked for.",
+    )
+    for words in (("jobs", "gpt", "--verdict"), ("jobs", f"{logs}/", "--sections"), ("jobs",)):
+        refused = call(*words, "--state", "RUNNING")
+        assert refused.code == 3
+        assert "--state and --conf are for --verdict of a directory" in refused.err
 
 
 def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
@@ -463,7 +613,8 @@ def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
     told = json.loads(said.out)
     assert (said.code, told["output"], set(told["jobs"])) == (0, "comparison.html", {"one", "two"})
     said = call("report", "./three")
-    assert (said.code, said.err) == (3, "Error: there is no file three\n")
+    hint = "give a job's directory, one with NODE.out files, a log, or the name of a job"
+    assert (said.code, said.err) == (3, f"Error: there is no file three\nHint: {hint}\n")
 
 
 def test_a_report_of_a_job_asks_the_nodes(call: Call, make_inventory: MakeInventory) -> None:

@@ -54,6 +54,7 @@ BROKEN = {
         ["hosts.yml:", "cannot be read"],
     ),
     "group that is none": ("hosts.yml", "all: {children: {master: a}}\n", ["hosts.yml", "master"]),
+    "a list": ("hosts.yml", "- a\n- b\n", ["hosts.yml", "it is a list", "master: {hosts: "]),
     "ini": ("hosts.ini", "[master\nnode1\n", ["hosts.ini", "neither"]),
     "variables": ("group_vars/all.yml", "a: b: c\n", ["group_vars/all.yml:1:5"]),
 }
@@ -71,6 +72,7 @@ def test_an_inventory_that_cannot_be_parsed(make_inventory: MakeInventory, case:
         Cluster.load(path)
     message = str(caught.value)
     assert "\n" not in message
+    assert "<class" not in message
     for word in words:
         assert word in message
 
@@ -87,6 +89,13 @@ def test_what_lies_about_beside_the_hosts_makes_no_trouble(make_inventory: MakeI
     (path / "id_key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n", encoding="utf-8")
     (path / "notes").mkdir()
     assert len(Cluster.load(path).nodes) == 3
+
+
+def test_a_directory_without_an_inventory(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InventoryError, match="mine is empty") as caught:
+        Cluster.load(tmp_path / "mine")
+    assert "hosts.yml" in caught.value.hint
 
 
 def test_an_inventory_without_nodes(tmp_path: Path) -> None:
@@ -161,6 +170,37 @@ def test_a_limit_that_leaves_nothing(cluster: Cluster, limit: str) -> None:
         cluster.select(limit)
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "!",
+        "&",
+        "node1:&",
+        ",",
+        ":",
+        " ",
+        "~",
+        "!~",
+        "~[",
+        "!!!",
+        "node1[",
+        "node1]",
+        "!@nodes",
+        "@empty",
+        "@typo",
+    ],
+)
+def test_a_limit_that_is_none_selects_no_node(
+    cluster: Cluster, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nodes").write_text("node3\n")
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "typo").write_text("node1\nnod2\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="--limit"):
+        cluster.select(limit)
+
+
 def test_a_node_is_found_by_name(cluster: Cluster) -> None:
     assert cluster.node("node2").address == "10.0.0.2"
     with pytest.raises(InputError, match="node9"):
@@ -232,6 +272,17 @@ def test_a_plan_that_cannot_be_made_lists_every_problem(make_inventory: MakeInve
     told = " ".join(str(problem) for problem in caught.value.problems)
     assert "10.9.9.9" in told
     assert "tpu" in told
+
+
+def test_a_misspelt_group_does_not_drop_its_hosts(make_inventory: MakeInventory) -> None:
+    path = make_inventory("node1")
+    (path / "hosts-2.yml").write_text("worker: {hosts: {node2: {}}}\n", encoding="utf-8")
+    with pytest.raises(InventoryError) as caught:
+        Cluster.load(path).plan()
+    said = [str(problem) for problem in caught.value.problems]
+    assert len(said) == 1
+    assert "node2" in said[0]
+    assert "did you mean workers?" in said[0]
 
 
 def test_a_broken_plan_file_is_named(make_inventory: MakeInventory) -> None:

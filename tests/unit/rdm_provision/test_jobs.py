@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from rdm_provision import Cluster
-from rdm_provision.cli import job_view
+from rdm_provision.cli import job_view, view
 from rdm_provision.cli import jobs as jobs_verb
+from rdm_provision.cli import report as report_verb
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
@@ -580,6 +584,48 @@ def test_lines_of_many_ranks_are_folded_with_a_count() -> None:
     assert first.startswith("[rank0]: RuntimeError: NCCL error  [8000 times, n0, n1, n2")
     assert once == "2026-11-22 10:11:12 once  [n7]"
     assert job_view.folded({"n1": ""}) == []
+
+
+def test_a_page_without_a_node_says_so_in_the_last_line_in_the_verdict_and_on_the_page(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, tmp_path: Path
+) -> None:
+    log = tmp_path / "n1.out"
+    log.write_text(" iteration 3/ 5 | lm loss: 9.0 |\n")
+    code = "import json; from pathlib import Path; from rdm_log.report.job import collect; "
+    program = [sys.executable, "-c", f"{code}print(json.dumps(collect(Path({str(tmp_path)!r})).to_json()))"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "trainer")}
+    part = json.loads(subprocess.run(program, env=env, check=True, capture_output=True, text=True).stdout)
+    nodes = {"n1": NodeRecap(ok=1), "n2": NodeRecap(unreachable=True, why="No route to host")}
+    returned = {"rdm.provision.job": {"n1": [{"report": part, "directory": "/d"}]}}
+    ended = RunResult(verb="jobs", nodes=nodes, returned=returned)
+    monkeypatch.setattr(job_view, "watch", lambda *_, **__: (ended, None))
+    page = tmp_path / "page.html"
+    arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "-o", str(page)]
+    said = CliRunner().invoke(report_verb.report, arguments, standalone_mode=False)
+    assert said.exception is None, said.output
+    assert said.stdout.splitlines()[-1] == f"Written to {page}, without n2, which could not be asked."
+    sentence = "n2 could not be asked: its logs are not in this."
+    assert f"<li>{sentence}</li>" in page.read_text("utf-8")
+    said = CliRunner().invoke(report_verb.report, [*arguments, "--json"], standalone_mode=False)
+    told = json.loads(said.stdout)
+    assert (told["missing"], told["jobs"]["demo-1"]["evidence"][1]) == (["n2"], sentence)
+
+
+def test_nothing_that_a_job_wrote_is_obeyed_by_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "\x1b]0;PWNED\x07"
+    words = f"{title}\x1b[2Jlast\x9b31m words"
+    judged = {"verdict": "suspect", "reason": words, "evidence": [words, words], "exit_code": 4}
+    failure = {"node": "n2", "rank": 5, "reason": words, "lines": [words]}
+    bad = JobState.of({**TOLD, "state": "failed", "reason": words, "failures": [failure]}, "/d", NOW)
+    job_view.lines("n1", f"{words}\rbar\n", ["n1"])
+    assert job_view.folded({"n1": words}) == ["last words  [n1]"]
+    jobs_verb._verdict(JobState.of({**TOLD, "verdict": judged}, "/d", NOW), as_json=False)
+    job_view.ending(view.out(), bad)
+    job_view.JobView(view.out(), "demo")._tell_verdict(JobState.of({**TOLD, "verdict": judged}, "/d", NOW))
+    shown = capsys.readouterr().out
+    assert shown.startswith("last words\nbar\nsuspect: last words\n  last words\n")
+    assert shown.count("last") >= 7
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 def test_on_a_terminal_bar_figures_and_nodes_are_in_place() -> None:

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_lock
 
+from rdm_provision.cluster import Cluster
 from rdm_provision.errors import ClusterBusyError
 from rdm_provision.events import (
     NodeResult,
@@ -30,6 +31,7 @@ from rdm_provision.events import (
 from rdm_provision.lock import Lock
 from rdm_provision.record import KEEP
 from rdm_provision.run import Run, RunSpec, _remove_stale
+from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import NODES, MakeInventory, Play
 
 SECRET = "hunter2-never-to-be-seen"
@@ -166,6 +168,18 @@ def test_what_a_user_types_is_never_a_template(play: Play) -> None:
     run = play([show], literal_vars={"words": words}, keep=frozenset({"ansible.builtin.debug"}))
     returned = run.result().returned["ansible.builtin.debug"]
     assert returned["node1"][0]["msg"] == words
+
+
+@pytest.mark.parametrize("pattern", ["ZZZ", "010", "{{ 7 * 7 }}|^[ab]", ""])
+def test_the_module_gets_the_pattern_that_was_typed(
+    play: Play, make_inventory: MakeInventory, pattern: str
+) -> None:
+    book = yaml.safe_load((ROOT / "playbooks/logs.yml").read_text(encoding="utf-8"))
+    handed = book[0]["tasks"][0]["rdm.provision.job"]["grep"]
+    literal = Cluster.load(make_inventory()).logs("x", grep=pattern).spec.literal_vars
+    show = task("Show", "debug", {"msg": handed})
+    run = play([show], literal_vars=literal, keep=frozenset({"ansible.builtin.debug"}))
+    assert run.result().returned["ansible.builtin.debug"]["node1"][0]["msg"] == pattern
 
 
 def test_extra_variables_keep_their_types(play: Play) -> None:

@@ -17,12 +17,13 @@ from tests.unit.plugins.job_locks import running_job
 from tests.unit.plugins.modules.running import run_module
 
 
-def facts(tree: Path, socket: str = "", *, check: bool = False) -> dict[str, Any]:
+def facts(tree: Path, socket: str = "", *, check: bool = False, **more: Any) -> dict[str, Any]:
     """Return what the module reports of a node laid out under `tree`, by default without an engine."""
     params = {
         "sysfs_root": str(tree / "sys"),
         "dev_root": str(tree / "dev"),
         "docker_socket": socket or str(tree / "docker.sock"),
+        **more,
     }
     result = run_module(node_facts, params, check=check)
     assert result["changed"] is False
@@ -127,6 +128,23 @@ def test_rdma_without_its_user_interface(tmp_path: Path) -> None:
     (finding,) = facts(tree)["findings"]
     assert finding["what"] == "uverbs-missing"
     assert finding["text"].startswith("mlx5_0, mlx5_1, mlx5_2, mlx5_3, mlx5_4 cannot be used from programs")
+
+
+@pytest.mark.parametrize("function_devices", [True, False])
+def test_a_vf_that_a_container_has_taken_along_is_other_hardware_where_it_gets_all(
+    tmp_path: Path, function_devices: bool
+) -> None:
+    tree = build("rdma", tmp_path)
+
+    def digest() -> str:
+        return str(facts(tree, sriov={"function_devices": function_devices})["hardware"])
+
+    before = digest()
+    # In rdma's mode exclusive the kernel shows it in the container's namespace only.
+    shutil.rmtree(tree / "sys/class/infiniband/mlx5_5")
+    assert (digest() == before) is function_devices
+    shutil.rmtree(tree / "sys/class/infiniband/mlx5_3")
+    assert digest() != before, "a physical function is gone"
 
 
 def test_what_breaks_is_a_finding_and_hides_nothing_else(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from ansible.errors import AnsibleConnectionFailure
+from ansible.template import is_trusted_as_template, trust_as_template
 from ansible_collections.rdm.provision.plugins.plugin_utils.asked import Asked, sort
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import answer, registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.together import Outcome
@@ -20,6 +22,24 @@ def asked(value: Any = None, error: BaseException | None = None) -> Asked:
 def test_an_answer_is_taken_without_what_ansible_adds() -> None:
     value = {**PARSED, "node": {"x": 1}, "invocation": {"module_args": {}}, "ansible_facts": {}}
     assert asked(value) == Asked({"a": {"changed": False, "node": {"x": 1}}}, {}, {}, {})
+
+
+def test_what_nodes_say_in_the_same_words_is_kept_once() -> None:
+    text = '{"_ansible_parsed": true, "node": {"networks": [{"driver": "macvlan"}], "memory": 7}}'
+    outcomes = [Outcome(name, json.loads(text), None) for name in "ab"]
+    one, other = sort(outcomes, 7.0).answers.values()
+    assert one == other == {"node": {"networks": [{"driver": "macvlan"}], "memory": 7}}
+    (mine,), (theirs,) = one["node"]["networks"], other["node"]["networks"]
+    assert mine is not theirs
+    assert mine["driver"] is theirs["driver"]
+    assert all(left is right for left, right in zip(mine, theirs, strict=True))
+
+
+def test_a_string_that_ansible_has_marked_stays_marked() -> None:
+    outcomes = [Outcome("a", {**PARSED, "x": "same"}, None)]
+    outcomes.append(Outcome("b", {**PARSED, "x": trust_as_template("same")}, None))
+    answers = sort(outcomes, 7.0).answers
+    assert [is_trusted_as_template(answers[name]["x"]) for name in "ab"] == [False, True]
 
 
 def test_an_interpreter_that_had_to_be_found_is_remembered() -> None:

@@ -13,7 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import boot, pr
 from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.modules.node_facts import node_facts
-from ansible_collections.rdm.provision.plugins.plugin_utils import port_checks, sriov_checks
+from ansible_collections.rdm.provision.plugins.plugin_utils import device_checks, port_checks, sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_node
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
@@ -288,6 +288,26 @@ def test_an_interface_that_can_have_no_vfs_is_refused(
     problems, _ = node.says()
     assert len(problems) == 1
     assert said in problems[0]
+
+
+def test_a_card_without_its_driver_is_named_where_the_interface_is_missing(node: Node) -> None:
+    node.write("sys/bus/pci/devices/0000:41:00.0/device", "0x101b")
+    assert node.look(SriovSettings(("ib7",)))["driverless"] == []
+    # Neither a VF without one, nor a card that is none of a network.
+    for path in ("0000:41:00.0/driver", "0000:41:00.1/driver"):
+        node.remove(f"sys/bus/pci/devices/{path}")
+    node.write("sys/bus/pci/devices/0000:00:02.0/class", "0x030000")
+    assert node.look()["driverless"] == [], "nothing is missing"
+    plan = NodePlan("n1", "rdm", "cpu", "10.0.0.1", IPv4Network("10.0.0.0/24"), "", "ibnet", "sriov", "ib7")
+    findings = Findings([], [])
+    facts = {**node.look(SriovSettings(("ib7",))), "interfaces": [{"name": "lo"}, {"name": "eth0"}]}
+    device_checks.parent(plan, facts, findings)
+    [problem] = findings.problems
+    assert problem.sentence == (
+        "network_parent ib7 is not an interface of the node, whose kernel has no driver for "
+        "0000:41:00.0 (15b3:101b): load its driver (lspci -k names it) or install the kernel's further "
+        "modules, or choose one of eth0"
+    )
 
 
 def test_a_vlan_is_refused_before_firmware_that_has_no_vfs_yet_is_changed(node: Node) -> None:

@@ -10,6 +10,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
     CLUSTER_OPTIONS,
     Inventory,
     check_inventory,
+    outside,
 )
 
 from tests.conftest import ROOT
@@ -159,3 +160,19 @@ def test_bare_hosts_have_their_own_addresses_and_no_root() -> None:
 def test_what_bare_hosts_need(change: dict[str, Any], sentence: str) -> None:
     [said] = problems("m", "w", **{**BARE, **change})
     assert sentence in said
+
+
+def test_hosts_of_a_group_that_is_misspelt_are_refused_and_others_outside_are_told() -> None:
+    groups = {"all": ["m", "w", "v", "s", "c", "x"], "master": ["m"], "workers": ["w"], "rack1": ["m", "x"]}
+    groups |= {"worker": ["w", "v"], "Masters": ["s"], "login": ["c"], "ungrouped": []}
+    found, warnings = outside(groups)
+    assert [problem.sentence for problem in found] == [
+        "v is in neither master nor workers (group: worker): did you mean workers?",
+        "s is in neither master nor workers (group: Masters): did you mean master?",
+    ]
+    assert warnings == ["x is no node of this cluster: in neither master nor workers."]
+
+
+def test_hosts_of_the_groups_that_have_a_part_are_no_matter() -> None:
+    groups = {"all": ["m", "c", "h"], "master": ["m"], "login": ["h"], "slurm_controller": ["c"]}
+    assert outside(groups) == ([], [])

@@ -88,8 +88,9 @@ def test_a_job_goes_on_with_its_own_configuration() -> None:
     ("request_", "words"),
     [
         (wanted("a: [1"), ["jobs/tiny.yaml:1", "is not YAML", "correct the configuration"]),
-        (wanted("- a\n- b\n"), ["holds no configuration"]),
-        (wanted(""), ["holds no configuration"]),
+        (wanted("- a\n- b\n"), ["jobs/tiny.yaml is a list", "keys with values"]),
+        (wanted("a"), ["jobs/tiny.yaml holds no keys", "keys with values"]),
+        (wanted(""), ["jobs/tiny.yaml is empty", "keys with values"]),
         (wanted("launcher: 3"), ["launcher", "holds no keys"]),
         (wanted("launcher: {nodes: 9}"), ["launcher.nodes 9", "more than the 4 nodes"]),
         (wanted("launcher: {nodes: none}"), ["launcher.nodes none", "no number"]),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
+from ansible_collections.rdm.provision.plugins.plugin_utils import device_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
     container_seen,
     ended_by_plan,
@@ -14,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     network_present,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_host, check_node
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan, SriovSettings
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
 
@@ -733,6 +734,33 @@ def test_rdma_devices_that_stay_out_of_every_container_are_refused() -> None:
     assert problems(report(rdma=exclusive)) == [], "no container is to get one"
     assert problems(report(infiniband=devices, rdma=exclusive), own_devices=True) == []
     assert problems(report(infiniband=devices, rdma={**exclusive, "netns_mode": "shared"})) == []
+
+
+def test_in_the_mode_exclusive_what_the_plugin_can_move_is_not_refused() -> None:
+    def refused(infiniband: bool = False, systemd: bool = True, run_as: str = "auto", **more: Any) -> str:
+        found = report(
+            infiniband=[{"name": "mlx5_0", "netdevs": ["ib0"], "char_devices": ["/dev/infiniband/uverbs0"]}],
+            rdma={"netns_mode": "exclusive", "ofed": False},
+            parents=[{"name": "ib0", "infiniband": infiniband}],
+            network_plugin={"systemd": systemd},
+        )
+        plan = {"network_driver": "sriov", "plugin": "rdm-sriov", "sriov": SriovSettings(run_as=run_as)}
+        wanted = want(**{**plan, **more})
+        findings = Findings([], [])
+        device_checks.rdma(wanted, found, findings)
+        return " ".join(problem.sentence for problem in findings.problems)
+
+    assert refused() == ""
+    assert "when an InfiniBand device moves to one, the kernel takes its interface away" in refused(True)
+    assert "keeps those of ib0 from every container" in refused(True)
+    assert "rdma system set netns shared, while no container runs" in refused(True)
+    for words in (refused(systemd=False), refused(run_as="container")):
+        assert "needs rdm-sriov as a systemd unit: in a container it sees" in words
+        assert "set sriov_run_as: unit" in words
+    assert refused(systemd=False, run_as="unit") == "", "the module says why there is no unit"
+    # All devices of the node, or those that nobody knows before the start, can follow no container.
+    for more in ({"function_devices": False}, {"plugin": "upstream"}):
+        assert "rdm-sriov alone moves one there, its function's" in refused(**more)
 
 
 def test_every_problem_is_reported_at_once() -> None:

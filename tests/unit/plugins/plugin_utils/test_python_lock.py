@@ -72,9 +72,13 @@ def test_the_trainers_wheel_is_built_once_and_has_its_program(tmp_path: Path) ->
     assert made.stat().st_mtime_ns == before
     with zipfile.ZipFile(made) as archive:
         names = archive.namelist()
+        (metadata,) = [archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA")]
     project = tomllib.loads((ROOT / "trainer" / "pyproject.toml").read_text(encoding="utf-8"))
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == set(packages)
     assert {"rdm_job/agent.py", "rdm_trainer/train.py"} <= set(names)
     assert any(name.endswith("entry_points.txt") for name in names)
     assert not any("__pycache__" in name for name in names)
+    needs = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
+    assert len(needs) > 10
+    assert not [line for line in needs if "==" in line.partition("; ")[0]], "it is installed beside others"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_fun
     Given,
     devices,
     lasting_mac,
+    stayed_behind,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
@@ -40,16 +43,46 @@ def test_devices_are_those_of_the_function_wherever_its_interface_is(node: Path)
     assert paths(node, Given("")) is None
 
 
-@pytest.mark.parametrize("given", [Given("0000:41:00.1", "ib1"), Given("0000:41:00.2")])
-def test_devices_that_no_container_could_open_are_refused_before_it_is_made(node: Path, given: Given) -> None:
+def exclusive(node: Path) -> Path:
+    """Let rdma keep its devices apart by network namespace; return what says so."""
     mode = node / "sys/module/ib_core/parameters/netns_mode"
     mode.parent.mkdir(parents=True)
     mode.write_text("N\n")
-    with pytest.raises(RdmaProblem, match=r"mode exclusive, in which no container .* set netns shared"):
-        paths(node, given)
+    return mode
+
+
+def test_devices_that_no_container_could_open_are_refused_before_it_is_made(node: Path) -> None:
+    mode = exclusive(node)
+    infiniband = Given("0000:41:00.1", "ib1")
+    with pytest.raises(
+        RdmaProblem, match=r"mode exclusive, in which no container .* interface ib1 away.* set netns shared"
+    ):
+        paths(node, infiniband)
     assert paths(node, Given("0000:01:10.2", "eth3")) == [], "it has no RDMA device"
+    assert paths(node, Given("0000:a1:00.1", "ens11")) == ["uverbs4", "umad4", "rdma_cm"]
     mode.write_text("Y\n")
-    assert paths(node, given)
+    assert paths(node, infiniband)
+
+
+def test_in_the_mode_exclusive_a_device_is_where_its_container_is(node: Path) -> None:
+    exclusive(node)
+    running = Given("0000:a1:00.2")
+    assert paths(node, running) == ["uverbs5", "umad5", "rdma_cm"]
+    why = stayed_behind(running.key, str(node / "sys"))
+    assert re.search(r"mlx5_5 of 0000:a1:00\.2 did not move .* journalctl -u rdm-sriov", why)
+    # The kernel shows it in the container's namespace only, and its character devices in every one.
+    shutil.rmtree(node / "sys/class/infiniband/mlx5_5")
+    with pytest.raises(RdmaProblem, match="has no RDMA device and must have one"):
+        paths(node, running)
+    for name in ("infiniband_verbs/uverbs5", "infiniband_mad/umad5"):
+        (node / "sys/class" / name / "device").symlink_to(node / "sys/bus/pci/devices/0000:a1:00.2")
+    assert paths(node, running) == ["uverbs5", "umad5", "rdma_cm"]
+    assert stayed_behind(running.key, str(node / "sys")) == ""
+
+
+def test_in_the_mode_shared_no_device_stays_behind(node: Path) -> None:
+    assert stayed_behind("0000:a1:00.2", str(node / "sys")) == ""
+    assert stayed_behind("", str(node / "sys")) == ""
 
 
 @pytest.mark.parametrize(
@@ -72,3 +105,23 @@ def test_a_function_that_was_taken_away_under_its_container_is_predicted_to_come
     had = {"ibnet": {"function": gone, "devices": ["/dev/infiniband/uverbs2"], "mac": MAC}}
     functions = Functions(DockerAPI("/nowhere.sock"), "/nowhere.sock", [("ibnet", "192.169.16.101")])
     assert functions.settings({}, had, check=True) == had
+
+
+def test_a_device_that_moves_a_moment_after_the_start_is_waited_for(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def look(given: Given) -> list[str]:
+        looks.append(given.key)
+        if len(looks) < 3:
+            raise RdmaProblem("it did not move")
+        return []
+
+    monkeypatch.setattr(container_functions, "devices", look)
+    container_functions._wait_for_devices("0000:a1:00.2")
+    assert looks == ["0000:a1:00.2"] * 3
+    monkeypatch.setattr(container_functions, "_MOVES_S", 0.0)
+    looks.clear()
+    with pytest.raises(RdmaProblem, match="did not move"):
+        container_functions._wait_for_devices("0000:a1:00.2")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
+import re
 import socket
 import socketserver
 import subprocess
@@ -143,6 +145,28 @@ def test_an_sshd_is_known_by_its_greeting(listener: tuple[int, bytes]) -> None:
         b"220 mail\r\n": "something other than an sshd answers",
     }[greeting]
     assert measure(port=port, ssh=[0, 1])["ssh"] == {"0": expected, "1": "connection refused"}
+
+
+def test_an_sshd_of_a_busy_node_may_greet_after_the_patience_and_not_after_the_deadline() -> None:
+    gone = threading.Event()
+    with socket.create_server(("127.0.0.2", 0)) as server:  # its kernel connects, and nobody accepts
+        port = server.getsockname()[1]
+        hangs = measure(peers=["127.0.0.2"], port=port, ssh=[0], patience=3.0, deadline=5.0)
+
+        def greet() -> None:
+            held = [server.accept()[0]]  # of who gave up
+            held.append(server.accept()[0])
+            gone.wait(4.0)  # longer than the patience
+            for connection in held:
+                with connection, contextlib.suppress(OSError):
+                    connection.sendall(b"SSH-2.0-test\r\n")
+
+        thread = threading.Thread(target=greet, daemon=True)
+        thread.start()
+        slow = measure(peers=["127.0.0.2"], port=port, ssh=[0], patience=3.0, deadline=60.0)
+        gone.set()
+    assert re.fullmatch(r"its port is open, and nothing greeted within \d\.\d s", hangs["ssh"]["0"])
+    assert slow["ssh"] == {"0": ""}
 
 
 def test_a_thousand_peers_are_measured_within_the_deadline() -> None:

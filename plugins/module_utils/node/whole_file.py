@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Writes files that are whole at every moment.
+
+This runs on the controller and on nodes (Python 3.8 or newer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from typing import Callable, Optional
+
+TEMPORARY = ".rdm-provision-"
+"""How the names of files begin that one of our programs has not finished yet."""
+
+
+def write_whole(path: str, content: bytes, mode: int, own: Optional[Callable[[int], object]] = None) -> None:
+    """Write a file in one step, on the disk when this returns. Its directory is made when it is missing.
+
+    Args:
+        path: the file; a link is replaced, not followed.
+        content: all of it.
+        mode: its permissions; it never has more than these.
+        own: gives the open file its owner, by its handle; None leaves it to who writes it.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was.
+    """
+    directory = os.path.dirname(path) or "."
+    os.makedirs(directory, mode=0o755, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            if own is not None:
+                own(stream.fileno())
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell
+            os.unlink(temporary)
+        raise
