@@ -21,7 +21,7 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x ansible_collections $(VENV)/l
 # What the control machine needs besides Python packages; the lab's role installs the engine itself.
 APT_RUN  := ca-certificates openssh-client python3-venv
 # The trainer's tests start its launchers as the images have them, submit to Slurm, and look at reports in a browser.
-APT_TRAINER := charliecloud chromium munge openmpi-bin openssh-client openssh-server pdsh slurm-client \
+APT_TRAINER := charliecloud chromium libpmix-dev munge openmpi-bin openssh-client openssh-server pdsh slurm-client \
 	slurm-wlm-jwt-plugin slurmctld slurmd slurmrestd squashfs-tools
 # Virtual machines run in containers that have QEMU; keyring and e2fsprogs are for making their disk.
 APT_TEST := busybox-static debian-archive-keyring docker-registry docker.io e2fsprogs g++ ibsim-utils infiniband-diags \

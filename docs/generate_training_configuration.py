@@ -78,6 +78,7 @@ def default(field: dataclasses.Field[Any]) -> str:
 
 
 def cell(text: str) -> str:
+    """Return a text as it may stand in a table."""
     return text.replace("|", "\\|")
 
 
@@ -95,25 +96,27 @@ def table(cls: type[Any], prefix: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def first_paragraph(cls: type[Any]) -> str:
-    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+def description(cls: type[Any]) -> str:
+    """Return what a section is for."""
+    return inspect.cleandoc(cls.__doc__ or "")
 
 
 def page() -> str:
+    """Return the whole page."""
     parts = [HEAD, f"## The job itself\n\n{table(schema.Config, '')}"]
     for field in dataclasses.fields(schema.Config):
         cls = typing.get_type_hints(schema.Config)[field.name]
         if not dataclasses.is_dataclass(cls):
             continue
-        parts.append(f"## {field.name}\n\n{first_paragraph(cls)}\n\n{table(cls, f'{field.name}.')}")
+        parts.append(f"## {field.name}\n\n{description(cls)}\n\n{table(cls, f'{field.name}.')}")
         if cls is schema.DataConfig:
             for inner, prefix in ((schema.Blend, ""), (schema.TokenizerConfig, "data.tokenizer.")):
                 title = "A data set" if inner is schema.Blend else "data.tokenizer"
-                parts.append(f"### {title}\n\n{first_paragraph(inner)}\n\n{table(inner, prefix)}")
+                parts.append(f"### {title}\n\n{description(inner)}\n\n{table(inner, prefix)}")
         if cls is schema.LauncherConfig:
             slurm = schema.SlurmConfig
             section = table(slurm, "launcher.slurm.")
-            parts.append(f"### launcher.slurm\n\n{first_paragraph(slurm)}\n\n{section}")
+            parts.append(f"### launcher.slurm\n\n{description(slurm)}\n\n{section}")
     return "\n".join(parts)
 
 

@@ -41,6 +41,7 @@ def sentence(description: str | list[str]) -> str:
 
 
 def default(option: dict[str, Any]) -> str:
+    """Return an option's default as one table cell."""
     if "default" not in option:
         return "required" if option.get("required") else ""
     value = option["default"]
@@ -51,6 +52,7 @@ def default(option: dict[str, Any]) -> str:
 
 
 def kind(option: dict[str, Any]) -> str:
+    """Return what values an option has."""
     if "choices" in option:
         return ", ".join(f"`{choice}`" for choice in option["choices"])
     return f"{option['type']} of {option['elements']}" if "elements" in option else str(option["type"])
@@ -68,6 +70,7 @@ def rows(options: dict[str, dict[str, Any]], prefix: str = "") -> list[str]:
 
 
 def page() -> str:
+    """Return the whole page."""
     parts = [HEAD]
     for role in ORDER:
         path = ROOT / "roles" / role / "meta" / "argument_specs.yml"

@@ -1,4 +1,8 @@
-"""Write the picture of a report's page: cd trainer && .venv/bin/python ../docs/take_page_picture.py OUT.png
+"""Write the picture of a report's page.
+
+::
+
+    cd trainer && .venv/bin/python ../docs/take_page_picture.py OUT.png
 
 The job is made by the program that makes the jobs of the page's tests.
 """

@@ -1,4 +1,9 @@
-"""Write what a command leaves on a terminal as an SVG: python docs/take_picture.py OUT.svg COMMAND…"""
+"""Write what a command leaves on a terminal as an SVG.
+
+::
+
+    python docs/take_picture.py OUT.svg COMMAND…
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class JobDirectory:
 
     @classmethod
     def named(cls, name: str) -> JobDirectory:
-        """Return the directory of the job NAME, which must exist."""
+        """Return the directory of a job, which must exist."""
         job = cls(jobs_root() / name)
         if not JOB_NAME.fullmatch(name) or not job.exists:
             known = [other.path.name for other in cls.all()]
@@ -136,7 +136,12 @@ class JobDirectory:
         return self.path / f".agent.{self.node}.lock"
 
     def log(self, node: str, stream: str) -> Path:
-        """Return the path of a log: STREAM is out, err, gpu or gpu.jsonl."""
+        """Return the path of a log.
+
+        Args:
+            node: The node's name.
+            stream: out, err, gpu or gpu.jsonl.
+        """
         return self.logs / f"{node}.{stream}"
 
     def make(self, request: Request) -> None:
@@ -234,10 +239,10 @@ class JobDirectory:
     # Asking it to stop.
 
     def ask_to_stop(self, grace: float, by: str = "") -> None:
-        """Leave word for the agent: the processes have GRACE seconds to save and end.
+        """Leave word for the agent: the processes are to save and end.
 
         Args:
-            grace: Likewise.
+            grace: Seconds that they have for it.
             by: Who asks, where it is not the user: ``TIME`` or ``SLURM``.
         """
         write_atomically(self._stop, json.dumps({"grace": grace, "by": by}))
@@ -290,7 +295,7 @@ class JobDirectory:
         return False
 
     def wait_for_news(self, seconds: float) -> None:
-        """Return when the state has changed or is final, at the latest after SECONDS."""
+        """Return when the state has changed or is final, at the latest after so many seconds."""
         before, deadline = self.version, time.monotonic() + seconds
         while time.monotonic() < deadline and self.version == before and self.has_agent:
             time.sleep(0.2)

@@ -126,7 +126,7 @@ def _deepspeed(attempt: Attempt, _node: int) -> list[str]:
 
 
 def _torchrun(attempt: Attempt, node: int) -> list[str]:
-    """torch's launcher with a static rendezvous on the master: a dynamic one would order nodes by address."""
+    """Torch's launcher with a static rendezvous on the master: a dynamic one would order nodes by address."""
     mine = attempt.nodes[node]
     return [
         *(attempt.python, "-m", "torch.distributed.run"),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rdm_job.processes import usage
+from rdm_job.processes import usage_with_children
 from rdm_log.signs import Device, Sample
 
 __all__ = ["measure"]
@@ -42,7 +42,8 @@ def measure(
     with contextlib.suppress(OSError):
         status = os.statvfs(directory)
         free = status.f_bavail * status.f_frsize
-    sizes = usage(ranks.values())
+    # The program of a user is a child of the process that is known.
+    sizes = usage_with_children(ranks.values())
     used, limit, killed = _memory(root)
     segments, resent = _tcp(root)
     quota, periods, throttled = _quota(root)

@@ -91,7 +91,7 @@ def of_node(job: str, node: str, sample: Sample) -> str:
         (
             "rdm_rank_resident_memory_bytes",
             "gauge",
-            "Memory of a process.",
+            "Memory of a rank, with the processes that it started.",
             [({**here, "rank": str(rank)}, size) for rank, size in sample.ranks.items()],
         ),
         (

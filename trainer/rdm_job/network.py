@@ -64,7 +64,7 @@ def is_free(address: str, port: int) -> bool:
 
 
 def take_free_ports(address: str, count: int, start: int) -> list[int] | None:
-    """Return COUNT ports in a row that are free, or None when there are none.
+    """Return ports in a row that are free, or None when there are none.
 
     They are of one block. So two jobs that look at once, and both before either listens, do not find the same
     ones unless they begin at the same block.

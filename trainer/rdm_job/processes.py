@@ -8,10 +8,21 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["JOB_VARIABLE", "alive", "allow_files", "condition", "end", "environment_of", "of_job", "usage"]
+__all__ = [
+    "JOB_VARIABLE",
+    "alive",
+    "allow_files",
+    "condition",
+    "end",
+    "environment_of",
+    "of_job",
+    "usage",
+    "usage_with_children",
+]
 
 JOB_VARIABLE = "RDM_JOB_ID"
 
@@ -94,10 +105,49 @@ def allow_files(wanted: int | None = None) -> None:
 
 def usage(processes: Iterable[int]) -> dict[int, tuple[float, int]]:
     """Return what processes have used: {process: (CPU seconds, resident bytes)}."""
-    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    return {process: (stat.own_s, stat.resident) for process, stat in _stats(processes)}
+
+
+def usage_with_children(processes: Iterable[int]) -> dict[int, tuple[float, int]]:
+    """Return what processes and all below them have used, as ``usage`` does.
+
+    CPU seconds of those that have ended count where their parent has waited for them. What several have in
+    memory together, such as the pages of a fork, counts for each.
+    """
+    every = dict(_stats(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()))
+    below: dict[int, list[int]] = {}
+    for process, stat in every.items():
+        below.setdefault(stat.parent, []).append(process)
     found = {}
     for process in processes:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            found[process] = ((int(fields[11]) + int(fields[12])) / ticks, int(fields[21]) * page)
+        if process not in every:
+            continue
+        tree = [process]
+        for one in tree:
+            tree += below.get(one, ())
+        stats = [every[one] for one in tree]
+        found[process] = (
+            sum(stat.own_s + stat.waited_s for stat in stats),
+            sum(stat.resident for stat in stats),
+        )
     return found
+
+
+class _Stat(NamedTuple):
+    """What proc(5) says of a process; times in CPU seconds, memory in bytes."""
+
+    parent: int
+    own_s: float
+    waited_s: float
+    resident: int
+
+
+def _stats(processes: Iterable[int]) -> Iterator[tuple[int, _Stat]]:
+    """Yield processes that are there, and what is said of them."""
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for process in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # A program's name, in parentheses, may have any bytes.
+            fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+            own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+            yield process, _Stat(int(fields[1]), own / ticks, waited / ticks, int(fields[21]) * page)

@@ -24,7 +24,7 @@ __all__ = ["end_of", "gained", "rotate"]
 
 
 def rotate(path: Path, most: int, keep: int) -> None:
-    """Make a log a piece when it has more than MOST bytes. A full disk does not end the job.
+    """Make a log a piece when it has become too long. A full disk does not end the job.
 
     Args:
         path: The log. Nobody else may rotate it.

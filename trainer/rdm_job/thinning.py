@@ -23,7 +23,7 @@ def thinned(records: Sequence[str]) -> list[str]:
 
 
 def thin(path: Path, most: int = MOST) -> None:
-    """Thin a file of records when it has more than MOST bytes. Nobody else may write it meanwhile.
+    """Thin a file of records when it has become too long. Nobody else may write it meanwhile.
 
     Args:
         path: JSON lines, or gpustat's lines, of which a record has one for each device.

@@ -146,11 +146,11 @@ def jobs() -> dict[str, Any]:
 
 
 def stop(name: str, *, now: bool = False, timeout: float = 330.0) -> dict[str, Any]:
-    """Stop a job: its processes on this node, after a checkpoint unless NOW.
+    """Stop a job: its processes on this node.
 
     Args:
         name: The job.
-        now: At once.
+        now: At once, and not after a checkpoint.
         timeout: Seconds until this has ended the processes in any case.
     """
     job = JobDirectory.named(name)
@@ -184,12 +184,12 @@ def logs(
         stream: out, err or gpu.
         lines: How many of the last lines; 0 for all.
         offset: Return what is beyond this instead: what an earlier answer said.
-        wait: With OFFSET: seconds to wait until there is more.
+        wait: With ``offset``: seconds to wait until there is more.
         grep: Only lines in which this regular expression is found.
         rank: Only lines before which this rank's number stands, as torch and launchers write it.
 
     Raises:
-        TrainerError: GREP is no regular expression.
+        TrainerError: The pattern is no regular expression.
     """
     job = JobDirectory.named(name)
     try:

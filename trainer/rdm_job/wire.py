@@ -231,7 +231,7 @@ class Link:
 
 
 def wait(links: list[Hub | Link], seconds: float) -> None:
-    """Return when something has come, at the latest after SECONDS."""
+    """Return when something has come, at the latest after so many seconds."""
     with selectors.DefaultSelector() as selector:
         for link in links:
             for sock in _sockets(link):

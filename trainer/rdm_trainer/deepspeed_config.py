@@ -29,7 +29,7 @@ def deepspeed_json(
     on the first start, for minutes and once per way of starting. The learning rate is the training loop's.
 
     Args:
-        config: The job, checked against WORLD_SIZE.
+        config: The job, checked against this number of ranks.
         world_size: Ranks.
         clips: DeepSpeed clips the gradients; otherwise the engine does it.
         checkpoint: DeepSpeed's section ``checkpoint``, as ``{"load_universal": True}``.

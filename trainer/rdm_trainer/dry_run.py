@@ -92,7 +92,12 @@ class Report:
         return self.peak.memory.total <= accelerator.memory_gib * GIB
 
     def seconds_per_step(self, accelerator: Accelerator, utilisation: float) -> float:
-        """Return the time of a step when devices reach UTILISATION of their peak outside of the bubble."""
+        """Return the time of a step.
+
+        Args:
+            accelerator: The devices.
+            utilisation: The share of their peak that they reach outside of the bubble, from 0 to 1.
+        """
         rate = self.world_size * accelerator.tflops * 1e12 * utilisation * (1.0 - self.bubble)
         return self.flops_per_step / rate
 
@@ -105,7 +110,12 @@ class Report:
 
 
 def dry_run(config: Config, world_size: int) -> Report:
-    """Return what CONFIG, checked against WORLD_SIZE, needs."""
+    """Return what a job needs.
+
+    Args:
+        config: The job, checked against this number of ranks.
+        world_size: Ranks.
+    """
     parallel, optimisation, model = config.parallel, config.optimisation, config.model
     data = config.data_parallel(world_size)
     accumulation = config.accumulation(data)
@@ -204,9 +214,9 @@ def _width(config: Config) -> int:
 
 
 def _states(config: Config, own: int, data: int) -> tuple[int, int, int]:
-    """Return the bytes of weights, gradients and optimiser states of a rank with OWN parameters.
+    """Return the bytes of weights, gradients and optimiser states of a rank with so many parameters.
 
-    ZeRO shares optimiser states (1), gradients (2) and weights (3) over the DATA replicas. AdamW has two fp32
+    ZeRO shares optimiser states (1), gradients (2) and weights (3) over the replicas. AdamW has two fp32
     moments; next to weights of 16 bits there is an fp32 copy, and DeepSpeed's ZeRO makes one of fp32 weights
     as well.
 

@@ -190,7 +190,7 @@ class Engine:
 
     @contextlib.contextmanager
     def watched(self, watcher: Watcher) -> Iterator[None]:
-        """Let WATCHER see what the steps within do; other steps are as fast as without it."""
+        """Let a watcher see what the steps within do; other steps are as fast as without it."""
         self._watchers.append(watcher)
         self._show_instructions()
         try:

@@ -218,6 +218,10 @@ def find_accelerator(name: str) -> Accelerator | None:
 
 
 def peak_tflops(name: str) -> float | None:
-    """Return the dense bf16 peak in TFLOP/s of the device that the driver calls NAME, None if unknown."""
+    """Return the dense bf16 peak of a device in TFLOP/s, None if unknown.
+
+    Args:
+        name: As the driver calls it.
+    """
     accelerator = find_accelerator(name)
     return accelerator.tflops if accelerator else None

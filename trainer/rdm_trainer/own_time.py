@@ -78,7 +78,12 @@ class OwnTime:
             _current = None
 
     def begin(self, iteration: int, *, measured: bool) -> None:
-        """Begin a step. On a GPU only what is MEASURED costs anything."""
+        """Begin a step.
+
+        Args:
+            iteration: Its number.
+            measured: It is measured: on a GPU only such a step costs anything.
+        """
         self.pace.step(iteration)
         self._loss_iteration = iteration
         self._is_measured = measured or not self._on_gpu

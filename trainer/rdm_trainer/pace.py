@@ -79,7 +79,7 @@ class Pace:
     def write(self, **record: Any) -> None:
         """Replace the record; see ``rdm_log.peers.RankPace`` for what is in it.
 
-        What the rank waited for others and for a processor in a step is added, unless RECORD has it.
+        What the rank waited for others and for a processor in a step is added, unless the record has it.
         """
         if self._path is None:
             return

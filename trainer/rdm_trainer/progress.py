@@ -23,7 +23,12 @@ _LASTING = ("iteration", "loss", "lr", "consumed_samples", "losses", "checkpoint
 
 
 def thin(curve: list[list[float]], most: int = POINTS) -> list[list[float]]:
-    """Return at most MOST points of CURVE, the first and the last among them, evenly spread in between."""
+    """Return some points of a curve, the first and the last among them, evenly spread in between.
+
+    Args:
+        curve: All of its points.
+        most: So many are returned at most.
+    """
     if len(curve) <= most:
         return curve
     last = len(curve) - 1
@@ -61,7 +66,7 @@ class Progress:
         self._state = state
 
     def begin(self, iteration: int, curve: list[list[float]]) -> None:
-        """Begin after ITERATION with the loss curve until there."""
+        """Begin after an iteration with the loss curve until there."""
         self._state.update(
             iteration=iteration,
             losses=[point for point in curve if point[0] <= iteration],

@@ -49,7 +49,7 @@ class Tracker:
         }
 
     def throughput(self, seconds: float) -> dict[str, str]:
-        """Return the fields at the end of the log line for a step of SECONDS.
+        """Return the fields at the end of the log line for a step of so many seconds.
 
         The first three are Megatron-DeepSpeed's. ``MFU (%)`` is ours, where the device's peak is known: the
         FLOPs that the model needs, without recomputation, of those that the device could do.

@@ -70,7 +70,11 @@ _FORMAT = 1
 
 
 def checkpoints_of(directory: Path) -> Path:
-    """Return a job's checkpoints directory; DIRECTORY is that, or the job's."""
+    """Return a job's checkpoints directory.
+
+    Args:
+        directory: It, or the job's.
+    """
     inner = directory / CHECKPOINTS
     return inner if inner.is_dir() else directory
 
@@ -104,12 +108,12 @@ class Manifest:
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
-        """Write it into DIRECTORY, on the disk when this returns."""
+        """Write it into a directory, on the disk when this returns."""
         write_durably(directory / MANIFEST, json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}))
 
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
-        """Read DIRECTORY's manifest; None when it has none that can be read."""
+        """Read a directory's manifest; None when it has none that can be read."""
         try:
             found = json.loads((directory / MANIFEST).read_text())
             if found.pop("format") != _FORMAT:
@@ -152,12 +156,12 @@ class Inventory:
     megatron: str | None = None
 
     def points_to(self, iteration: int) -> bool:
-        """Tell whether both pointers name ITERATION."""
+        """Tell whether both pointers name an iteration."""
         return self.latest == tag(iteration) and self.megatron == str(iteration)
 
 
 def measure(directory: Path) -> dict[str, int]:
-    """Return every file below DIRECTORY but the manifest, with its bytes."""
+    """Return every file below a directory but the manifest, with its bytes."""
     found = {}
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -169,7 +173,7 @@ def measure(directory: Path) -> dict[str, int]:
 
 
 def scan(directory: Path) -> Inventory:
-    """Look into DIRECTORY; one that does not exist is empty."""
+    """Look into a directory; one that does not exist is empty."""
     steps, universal, leftovers = {}, {}, []
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
@@ -220,7 +224,7 @@ def complete_steps(inventories: Sequence[Inventory]) -> dict[int, Manifest]:
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replace PATH's content in one move, on the disk when this returns."""
+    """Replace a file's content in one move, on the disk when this returns."""
     partial = path.with_name(f".{path.name}{PARTIAL}")
     try:
         with partial.open("w") as file:
@@ -236,7 +240,7 @@ def write_durably(path: Path, text: str) -> None:
 
 
 def write_all(file: io.FileIO, data: bytes | memoryview) -> None:
-    """Write all of DATA to an unbuffered FILE; one write may take only a part, on a disk that fills up."""
+    """Write all data to an unbuffered file; one write may take only a part, on a disk that fills up."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[file.write(rest) :]
@@ -253,9 +257,14 @@ def _sync_directory(directory: Path) -> None:
 
 
 def commit(directory: Path, name: str, manifest: Manifest) -> None:
-    """Give ``NAME.partial`` in DIRECTORY its manifest and its final name.
+    """Give ``NAME.partial`` its manifest and its final name.
 
     A directory that already has the name makes room first and is removed afterwards.
+
+    Args:
+        directory: Where it is.
+        name: The final name.
+        manifest: Of its files.
     """
     partial, final = directory / f"{name}{PARTIAL}", directory / name
     partial.mkdir(parents=True, exist_ok=True)
@@ -278,7 +287,7 @@ def point_to(directory: Path, iteration: int) -> None:
 
 
 def clear_leftovers(directory: Path) -> None:
-    """Remove what a write left behind in DIRECTORY."""
+    """Remove what a write left behind in a directory."""
     for name in scan(directory).leftovers:
         path = directory / name
         if path.is_dir() and not path.is_symlink():
@@ -299,7 +308,12 @@ def _remove(directory: Path, name: str) -> None:
 
 
 def prune(directory: Path, keep: int, newest: int) -> list[int]:
-    """Keep the KEEP newest steps up to NEWEST in DIRECTORY, with their converted copies; 0 keeps all.
+    """Remove old steps, with their converted copies.
+
+    Args:
+        directory: Where they are.
+        keep: How many of the newest stay; 0: all.
+        newest: The newest that counts; what is after it stays.
 
     Returns:
         The iterations that were removed.
@@ -318,7 +332,11 @@ def prune(directory: Path, keep: int, newest: int) -> list[int]:
 
 
 def set_aside(directory: Path, after: int) -> list[str]:
-    """Rename the steps after iteration AFTER in DIRECTORY, so that no run takes them; nothing is removed.
+    """Rename steps so that no run takes them; nothing is removed.
+
+    Args:
+        directory: Where they are.
+        after: Those after this iteration.
 
     Returns:
         The new names.

@@ -50,9 +50,13 @@ def layout_of(config: Config, world_size: int) -> dict[str, Any]:
 
 
 def same_layout(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Tell whether ranks of the layout WANTED can read files of the layout SAVED as they are.
+    """Tell whether ranks of one layout can read files of another as they are.
 
     Without ZeRO all replicas have the same optimiser, so that their number may change.
+
+    Args:
+        saved: The layout of the files.
+        wanted: The layout of the ranks.
     """
     keys = set(saved) | set(wanted)
     if saved.get("zero_stage") == wanted.get("zero_stage") == 0:

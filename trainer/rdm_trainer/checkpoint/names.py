@@ -26,13 +26,13 @@ _FORMER = re.compile(rf"(\d+\.)?({'|'.join(map(re.escape, _RENAMED))})\.(weight|
 
 
 def present_name(name: str) -> str:
-    """Return what the parameter NAME of a checkpoint is called now."""
+    """Return what a parameter of a checkpoint is called now."""
     match = _FORMER.fullmatch(name)
     return f"{match[1] or ''}{_RENAMED[match[2]]}.{match[3]}" if match else name
 
 
 def has_former_names(names: Iterable[str]) -> bool:
-    """Tell whether any of NAMES is a former one."""
+    """Tell whether any of some names is a former one."""
     return any(_FORMER.fullmatch(name) for name in names)
 
 

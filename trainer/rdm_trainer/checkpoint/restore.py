@@ -116,7 +116,7 @@ def _place_steps(optimiser: torch.optim.Optimizer) -> None:
 
 
 def _counted(step: Any, weight: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
-    """Return a step count of its own for WEIGHT; torch's fused optimisers keep it on the device."""
+    """Return a step count of its own for a weight; torch's fused optimisers keep it on the device."""
     on_device = group.get("fused") or group.get("capturable")
     count = torch.as_tensor(step, dtype=torch.float32)
     return count.to(weight.device if on_device else "cpu", copy=True)
@@ -133,7 +133,7 @@ def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
 
 
 def _part(folder: Path, name: str, state: str, shape: torch.Size, topology: Topology) -> torch.Tensor:
-    """Read one state of a parameter and take this tensor rank's part of it, of SHAPE."""
+    """Read one state of a parameter and take this tensor rank's part of it, of the given shape."""
     saved = torch.load(parameter_folder(folder, name) / f"{state}.pt", weights_only=False, mmap=True)
     whole: torch.Tensor = saved["param"]
     if saved.get("vocab_tensor"):

@@ -103,7 +103,7 @@ class Storage:
         return {rank: inventory for rank, inventory in enumerate(found) if inventory is not None}
 
     def each(self, action: Callable[[], Any]) -> str | None:
-        """Let each leader do ACTION, and return the first error, if any: where, which file, why."""
+        """Let each leader do something, and return the first error, if any: where, which file, why."""
         error = None
         if self.is_leader:
             try:
@@ -121,7 +121,7 @@ class Storage:
         self.each(lambda: files.clear_leftovers(self.directory))
 
     def repair_pointers(self, inventories: dict[int, Inventory], iteration: int) -> str | None:
-        """Make every directory's pointers say ITERATION.
+        """Make every directory's pointers say this iteration.
 
         Returns:
             One line about those that did not, None if all did.
@@ -144,7 +144,7 @@ class Storage:
     def spread(
         self, name: str, manifest: Manifest, needed: Sequence[set[str]], inventories: dict[int, Inventory]
     ) -> int:
-        """Bring files of the step NAME to the directories whose ranks need them.
+        """Bring files of a step to the directories whose ranks need them.
 
         Args:
             name: The step's directory.

@@ -80,7 +80,7 @@ class Checkpoints:
         return self._pending[0] if self._pending else None
 
     def save(self, iteration: int, state: Mapping[str, Any]) -> bool:
-        """Save ITERATION; when that is asynchronous, begin to.
+        """Save a step; when that is asynchronous, begin to.
 
         A failure is told in the log, on all ranks alike, and leaves the checkpoints before as they were.
 
@@ -334,7 +334,7 @@ class Checkpoints:
         self._on_first(lambda: universal.finish(*place))
 
     def _on_first(self, action: Callable[[], object]) -> None:
-        """Let rank 0 do ACTION, and fail everywhere when it fails."""
+        """Let rank 0 do something, and fail everywhere when it fails."""
         error = None
         if self._collective.rank == 0:
             try:

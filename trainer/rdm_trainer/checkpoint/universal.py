@@ -234,7 +234,13 @@ def begin(directory: Path, iteration: int) -> None:
 
 
 def convert_part(directory: Path, iteration: int, part: int, parts: int) -> None:
-    """Make part PART of PARTS of a copy that was begun: some of the parameters.
+    """Make one part of a copy that was begun: some of the parameters.
+
+    Args:
+        directory: Where the checkpoints are.
+        iteration: Which.
+        part: The part's number, from 0.
+        parts: Of how many.
 
     Raises:
         TrainerError: The step is damaged, or the disk is full.
@@ -284,7 +290,12 @@ def _told(directory: Path, iteration: int) -> Iterator[None]:
 
 
 def shares(sizes: Mapping[str, int], parts: int) -> list[set[str]]:
-    """Divide names over PARTS so that what each has in all is about as large: the largest come first."""
+    """Divide names so that what each part has in all is about as large: the largest come first.
+
+    Args:
+        sizes: Each name's.
+        parts: How many there are to be.
+    """
     found: list[set[str]] = [set() for _ in range(parts)]
     loads = [(0, part) for part in range(parts)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

@@ -39,7 +39,7 @@ class _Sink:
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Write DATA unless a write failed before."""
+        """Write data unless a write failed before."""
         size = memoryview(data).nbytes
         if self.error is None:
             try:
@@ -53,7 +53,7 @@ class _Sink:
 
 
 def _write(state: Any, path: Path) -> int:
-    """Write STATE to PATH, on the disk when this returns, and return its bytes."""
+    """Write a state to a file, on the disk when this returns, and return its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Unbuffered: a buffer that cannot be written would complain a second time when the file is closed.
     with path.open("wb", buffering=0) as raw:
@@ -146,7 +146,7 @@ class RankWriter(CheckpointEngine):
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to SECONDS and tell whether everything is written, or failed."""
+        """Wait up to so many seconds and tell whether everything is written, or failed."""
         if self._thread is None:
             return True
         self._thread.join(seconds)

@@ -145,7 +145,7 @@ def _time(report: Report, accelerator: Accelerator) -> str:
 
 
 def _table(report: Report, accelerator: Accelerator | None, *, wide: bool) -> Table:
-    """Return a row per stage: what it has and what one of its ranks keeps in memory, with a bar when WIDE."""
+    """Return a row per stage: what it has and what one of its ranks keeps in memory, if wide with a bar."""
     from rich import box
     from rich.table import Table
 
@@ -193,7 +193,7 @@ def _layers(stage: Stage) -> str:
 
 
 def _bar(sizes: list[int], whole: float, width: int = 24) -> str:
-    """Return a bar of coloured pieces, one per component, WIDTH long when the memory is full."""
+    """Return a bar of coloured pieces, one per component, of full width when the memory is full."""
     text = ""
     done = drawn = 0
     for size, colour in zip(sizes, _COLOURS, strict=True):

@@ -63,6 +63,7 @@ def sections(directory: Path, as_json: bool) -> int:
 
     DIRECTORY has NODE.out, NODE.err and NODE.gpu of each node, as log2/JOBID of FASOP's scripts has.
     """
+    from rdm_log.printable import printable
     from rdm_log.sections import sections as sections_of
     from rdm_log.sections import text
 
@@ -73,7 +74,7 @@ def sections(directory: Path, as_json: bool) -> int:
         shown = {"ok": True, "sections": [section.to_json() for section in found]}
         click.echo(json.dumps(shown, indent=2, ensure_ascii=False))
     else:
-        click.echo(text(found))
+        click.echo(printable(text(found)))
     return DONE
 
 
@@ -89,23 +90,29 @@ def sections(directory: Path, as_json: bool) -> int:
 def verdict(directory: Path, state: str, conf: Path | None, as_json: bool) -> int:
     """Judge the job whose logs are in DIRECTORY: healthy, starting, stalled, suspect, failed or finished.
 
-    Exits with 0 when it is healthy, starting or finished, with 1 when it failed, with 4 when it stalls or is
-    suspect.
+    Exits with 0 when it is healthy, starting or finished, with 1 when it failed, with 3 when nothing of a
+    training is there, with 4 when it stalls or is suspect.
     """
     from rdm_log.observe import observe
+    from rdm_log.printable import printable
+    from rdm_log.report.job import collect
     from rdm_log.summary import NothingToRead
     from rdm_log.verdict import judge
 
     try:
-        found = judge(observe(directory, state=state, conf=conf, now=time.time()))
+        seen = observe(directory, state=state, conf=conf, now=time.time())
+        if seen.tells_nothing:
+            # What the page refuses has no verdict, in the same words.
+            collect(directory)
+        found = judge(seen)
     except NothingToRead as error:
         raise TrainerError(str(error)) from error
     if as_json:
         click.echo(json.dumps({"ok": True, **found.to_json()}, indent=2, ensure_ascii=False))
     else:
-        click.echo(f"{found.word}: {found.reason}")
+        click.echo(printable(f"{found.word}: {found.reason}"))
         for sentence in found.evidence[1:]:
-            click.echo(f"  {sentence}")
+            click.echo(printable(f"  {sentence}"))
     return found.exit_code
 
 
@@ -151,13 +158,15 @@ def _show(console: Console, run: dict[str, Any], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from rdm_log.printable import printable
+
     console.print()
     console.print(Text(title, "bold"))
     facts = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
     facts.add_column(style="dim", no_wrap=True)
     facts.add_column()
     for name, text in _facts(run):
-        facts.add_row(name, Text(text))
+        facts.add_row(Text(printable(name)), Text(printable(text)))
     console.print(facts)
     timers = sorted(run["timers"], key=lambda timer: timer["mean_ms"], reverse=True)
     if timers:
@@ -245,6 +254,9 @@ def _memory(memory: dict[str, dict[str, float]]) -> str:
 def _timers(timers: list[dict[str, Any]]) -> Any:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
+
+    from rdm_log.printable import printable
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("timer")
@@ -253,7 +265,7 @@ def _timers(timers: list[dict[str, Any]]) -> Any:
     for timer in timers:
         slowest = timer["slowest_rank"]
         table.add_row(
-            timer["name"],
+            Text(printable(timer["name"])),
             f"{timer['count']:,}",
             f"{timer['mean_ms']:,.2f}",
             f"{timer['longest_ms']:,.2f}",

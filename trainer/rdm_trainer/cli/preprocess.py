@@ -108,7 +108,7 @@ class _Bar:
         return self
 
     def show(self, progress: Progress) -> None:
-        """Draw PROGRESS."""
+        """Draw the progress."""
         if self._bar.total is None:
             self._bar.reset(progress.total)
             self._bar.initial = progress.resumed or 0
@@ -128,7 +128,7 @@ class _Lines:
         return self
 
     def show(self, progress: Progress) -> None:
-        """Print PROGRESS when it is time."""
+        """Print the progress when it is time."""
         if monotonic() - self._said >= LINE_EVERY:
             self._said = monotonic()
             part = progress.read / max(progress.total, 1)

@@ -35,6 +35,7 @@ def report(paths: tuple[Path, ...], output: Path | None, as_json: bool) -> int:
     A PATH is a job's directory, one with NODE.out, NODE.err and NODE.gpu, or a single log: ours,
     Megatron-LM's, Megatron-DeepSpeed's or DeepSpeed's. Several are compared. The page needs no network.
     """
+    from rdm_log.printable import printable
     from rdm_log.report.write import default_output, write
     from rdm_log.summary import NothingToRead
 
@@ -51,6 +52,6 @@ def report(paths: tuple[Path, ...], output: Path | None, as_json: bool) -> int:
         return DONE
     for job in jobs:
         verdict = job.verdict()
-        click.echo(f"{job.name}: {verdict.word}. {verdict.reason}")
+        click.echo(printable(f"{job.name}: {verdict.word}. {verdict.reason}"))
     click.echo(f"Written to {output}.")
     return DONE

@@ -195,7 +195,7 @@ def _build(
 def _with(
     mapping: dict[str, Any], keys: Sequence[str], value: Any, path: Path_, problems: list[str]
 ) -> dict[str, Any]:
-    """Return MAPPING with VALUE at KEYS; the original stays as it is."""
+    """Return a mapping with a value at the keys; the original stays as it is."""
     first, *rest = keys
     if not rest:
         return {**mapping, first: value}
@@ -227,7 +227,7 @@ class _Converter:
         self._problems = problems
 
     def section(self, cls: type[_T], value: Any, path: Path_) -> _T | None:
-        """Return the dataclass CLS from a mapping; None when something does not fit."""
+        """Return a dataclass from a mapping; None when something does not fit."""
         if value is None and path:
             value = {}
         if not isinstance(value, Mapping):
@@ -252,7 +252,7 @@ class _Converter:
         return cls(**given) if len(self._problems) == before else None
 
     def value(self, hint: Any, value: Any, path: Path_) -> Any:
-        """Return VALUE as HINT wants it; what does not fit is noted."""
+        """Return a value as its type wants it; what does not fit is noted."""
         origin = typing.get_origin(hint)
         if origin is typing.Annotated:
             inner, bounds = typing.get_args(hint)[:2]
@@ -340,7 +340,7 @@ class _Converter:
 
 
 def _all_keys(cls: type[Any], path: Path_ = ()) -> list[Path_]:
-    """Return the path of every key of CLS and of the sections in it."""
+    """Return the path of every key of a dataclass and of the sections in it."""
     found: list[Path_] = []
     for key, hint in typing.get_type_hints(cls).items():
         found.append((*path, key))

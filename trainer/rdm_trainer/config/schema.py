@@ -42,7 +42,7 @@ class Bounds:
     below: float | None = None
 
     def hold(self, value: float) -> bool:
-        """Tell whether VALUE is inside."""
+        """Tell whether a value is inside."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)
@@ -360,9 +360,11 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class SlurmConfig:
-    """What the launcher `slurm` asks Slurm for. A key that is left out is left to Slurm. Where a job takes
-    nodes of several partitions, a key can have one text for all, or one for each: `gres: {hgx:
-    gpu:hgx:4}`."""
+    """What the launcher `slurm` asks Slurm for. A key that is left out is left to Slurm.
+
+    Where a job takes nodes of several partitions, a key can have one text for all, or one for each:
+    `gres: {hgx: gpu:hgx:4}`.
+    """
 
     nodes: Each = field(default_factory=dict)
     """How many nodes, or how many of each partition (`{hgx: 1, gpu2: 7}`): one job over all of them, whose
@@ -406,9 +408,12 @@ class SlurmConfig:
     mpi: Literal["none", "pmix"] = "none"
     """srun's `--mpi` for these tasks."""
     image: str | None = None
-    """An image that the processes run in: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`) as
-    `images_list` has it, one of a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a
-    directory."""
+    """An image that the processes run in: a squashfs file (`.sqsh`), a Docker archive (`.tar`, `.tar.gz`),
+    one of a registry (`docker://nvcr.io/nvidia/pytorch:23.04-py3`), a `.sif` or a directory; or the name of
+    one that the inventory's `images_list` has. The paths of the configuration, such as `data.blend`, are then
+    those in the image."""
+    image_sha256: str | None = None
+    """What the digest of a Docker archive must be, in hexadecimal; verified before an image is made of it."""
     container: Literal["auto", "none", "enroot", "pyxis", "apptainer", "charliecloud"] = "auto"
     """What runs the image. `auto` takes pyxis where srun has it, and otherwise what it finds on the nodes."""
     mounts: tuple[str, ...] = ()
@@ -517,7 +522,7 @@ class Config:
         return world_size // (self.parallel.tensor * self.parallel.pipeline)
 
     def accumulation(self, data_parallel: int) -> int:
-        """Return the micro-batches that each of DATA_PARALLEL replicas takes per step."""
+        """Return the micro-batches that each of so many replicas takes per step."""
         optimisation = self.optimisation
         return optimisation.global_batch_size // (optimisation.micro_batch_size * data_parallel)
 

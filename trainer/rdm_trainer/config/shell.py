@@ -59,7 +59,7 @@ _SUMS = {
 
 
 def variables(text: str, source: str) -> dict[str, str]:
-    """Return what the settings in TEXT set, name to value, each value as the shell would have it.
+    """Return what settings set, name to value, each value as the shell would have it.
 
     Args:
         text: The file's text.

@@ -48,7 +48,11 @@ class Imported:
 
 
 def job_of(settings: Mapping[str, str], source: str) -> Imported:
-    """Return the job that SETTINGS describe, the variables of ``_00_conf.sh``.
+    """Return the job that settings describe.
+
+    Args:
+        settings: The variables of ``_00_conf.sh``.
+        source: The file's name, for what is said.
 
     Raises:
         ConfigError: A variable is missing or none of its values, or the job could not start: the layout does

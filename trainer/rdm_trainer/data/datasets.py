@@ -27,14 +27,14 @@ class SampleSource(Protocol):
         """The number of samples."""
 
     def __getitem__(self, number: int) -> Arrays:
-        """The sample NUMBER."""
+        """Return a sample by its number."""
 
 
 class GPTDataset:
     """Runs of ``seq_length + 1`` tokens, across documents."""
 
     def __init__(self, dataset: IndexedDataset, index: GPTIndex, seq_length: int) -> None:
-        """Read DATASET by INDEX."""
+        """Read a data set by its index."""
         self._dataset = dataset
         self._index = index
         self._length = seq_length + 1
@@ -76,7 +76,14 @@ class T5Dataset:
     def __init__(
         self, dataset: IndexedDataset, table: npt.NDArray[np.generic], spans: SpanCorruption, seed: int
     ) -> None:
-        """Read DATASET by TABLE, [samples, 3], masked by SPANS with draws from SEED and the number."""
+        """Read a data set by a table, masked with draws from the seed and the sample's number.
+
+        Args:
+            dataset: The sentences.
+            table: [samples, 3], of the index map.
+            spans: Which spans are masked.
+            seed: Of the draws.
+        """
         self._dataset = dataset
         self._table = table
         self._spans = spans
@@ -91,7 +98,7 @@ class T5Dataset:
         return self._spans(self._text(number), np.random.RandomState((self._seed + number) % 2**32))
 
     def _text(self, number: int) -> npt.NDArray[np.int64]:
-        """The tokens of the sample NUMBER."""
+        """The tokens of a sample."""
         first, end, target = self._table[number].tolist()
         sentences: list[npt.NDArray[np.generic]] = []
         room = target
@@ -120,7 +127,7 @@ class Blended:
         chosen: npt.NDArray[np.int16],
         number: npt.NDArray[np.integer[Any]],
     ) -> None:
-        """Mix SOURCES: sample i is sample NUMBER[i] of source CHOSEN[i]."""
+        """Mix sources: sample i is sample ``number[i]`` of source ``chosen[i]``."""
         self._sources = sources
         self._source, self._number = chosen, number
         for position, source in enumerate(sources):
@@ -135,5 +142,5 @@ class Blended:
         return len(self._source)
 
     def __getitem__(self, number: int) -> Arrays:
-        """The sample NUMBER of the blend."""
+        """Return a sample of the blend by its number."""
         return self._sources[int(self._source[number])][int(self._number[number])]

@@ -61,7 +61,11 @@ def best_dtype(vocab_size: int | None) -> np.dtype[np.generic]:
 
 
 def paths(prefix: Path) -> tuple[Path, Path]:
-    """The ``.bin`` and the ``.idx`` of PREFIX."""
+    """Return the ``.bin`` and the ``.idx`` of a data set.
+
+    Args:
+        prefix: The path without a suffix.
+    """
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
@@ -77,7 +81,7 @@ class IndexedDataset:
     """
 
     def __init__(self, prefix: str | os.PathLike[str]) -> None:
-        """Map PREFIX.bin and PREFIX.idx.
+        """Map the data set's ``.bin`` and ``.idx``.
 
         Args:
             prefix: The path without a suffix.
@@ -200,7 +204,7 @@ class IndexedDataset:
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> npt.NDArray[np.generic]:
-        """The tokens of sequence INDEX, [sizes[index]], as a view of the file."""
+        """Return the tokens of a sequence, [sizes[index]], as a view of the file."""
         return self.get(index)
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> npt.NDArray[np.generic]:
@@ -244,7 +248,7 @@ class IndexedWriter:
     """Writes a data set. The final names appear only when it is complete, the ``.idx`` last."""
 
     def __init__(self, prefix: str | os.PathLike[str], dtype: npt.DTypeLike) -> None:
-        """Begin PREFIX.bin.
+        """Begin the data set's ``.bin``.
 
         Args:
             prefix: The path without a suffix; its directory is made.
@@ -266,7 +270,7 @@ class IndexedWriter:
         self._ends = array("q", [0])
 
     def add(self, tokens: npt.ArrayLike) -> None:
-        """Append one sequence of TOKENS, [any length]."""
+        """Append one sequence of tokens, [any length]."""
         sequence = np.asarray(tokens)
         self._file.write(np.ascontiguousarray(sequence, dtype=self.dtype).tobytes())
         self._sizes.append(sequence.size)
@@ -276,7 +280,7 @@ class IndexedWriter:
         self._ends.append(len(self._sizes))
 
     def add_dataset(self, other: IndexedDataset) -> None:
-        """Append all of OTHER.
+        """Append all of another data set.
 
         Raises:
             TrainerError: Its tokens have another dtype.
@@ -366,5 +370,5 @@ def merge(prefixes: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
 
 
 def _extent(length: int, expected: int) -> str:
-    """Say how a file of LENGTH bytes differs from one of EXPECTED bytes."""
+    """Say how a file's length differs from the one expected, both in bytes."""
     return f"is cut off at offset {length}" if length < expected else f"goes on after offset {expected}"

@@ -38,7 +38,14 @@ class MicroBatches(Iterator[MicroBatch]):
     def __init__(
         self, source: SampleSource, sampler: Sampler, threads: int, consumed_samples: int = 0
     ) -> None:
-        """Read SOURCE in the order of SAMPLER with THREADS threads (0: in the caller's)."""
+        """Read samples.
+
+        Args:
+            source: Of which.
+            sampler: In whose order.
+            threads: How many read ahead; 0: the caller's alone.
+            consumed_samples: As for :meth:`restart`.
+        """
         self._source = source
         self._sampler = sampler
         self._threads = threads
@@ -48,7 +55,11 @@ class MicroBatches(Iterator[MicroBatch]):
         self.restart(consumed_samples)
 
     def restart(self, consumed_samples: int = 0) -> None:
-        """Go on behind the first CONSUMED_SAMPLES samples (of all ranks together)."""
+        """Go on behind the first samples.
+
+        Args:
+            consumed_samples: How many, of all ranks together.
+        """
         for future in self._ahead:
             future.cancel()
         self._ahead.clear()
@@ -85,7 +96,7 @@ class MicroBatches(Iterator[MicroBatch]):
             self._pool = None
 
     def _read(self, numbers: npt.NDArray[np.int64]) -> MicroBatch:
-        """Make the micro-batch of the samples NUMBERS, [b]."""
+        """Make the micro-batch of the samples with these numbers, [b]."""
         samples = [self._source[number] for number in numbers.tolist()]
         columns = [torch.from_numpy(np.stack(column)) for column in zip(*samples, strict=True)]
         if len(columns) == 1:
@@ -96,7 +107,7 @@ class MicroBatches(Iterator[MicroBatch]):
         return (encoder, decoder), (labels, mask)
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        """TENSOR in memory from which it can be copied to an accelerator while that computes."""
+        """The tensor in memory from which it can be copied to an accelerator while that computes."""
         return tensor.pin_memory() if self._pin else tensor
 
 

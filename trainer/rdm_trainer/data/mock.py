@@ -40,7 +40,7 @@ class MockGPT(_Ring):
     """Samples for a GPT."""
 
     def __init__(self, samples: int, vocab_size: int, seed: int, seq_length: int) -> None:
-        """Give SAMPLES samples of SEQ_LENGTH tokens and one more, below VOCAB_SIZE."""
+        """Give so many samples of ``seq_length`` tokens and one more, below the vocabulary's size."""
         super().__init__(samples, vocab_size, seed)
         self._tokens = seq_length + 1
 
@@ -53,7 +53,7 @@ class MockT5(_Ring):
     """Samples for a T5."""
 
     def __init__(self, samples: int, vocab_size: int, seed: int, spans: SpanCorruption) -> None:
-        """Give SAMPLES samples below VOCAB_SIZE, masked by SPANS."""
+        """Give so many samples below the vocabulary's size, with masked spans."""
         super().__init__(samples, vocab_size, seed)
         self._spans = spans
 

@@ -56,7 +56,7 @@ class Sampler:
                 yield batch[row : row + self.micro_batch_size]
 
     def _batches(self, begin: int) -> Iterator[npt.NDArray[np.int64]]:
-        """The global batches from sample BEGIN of the order on."""
+        """The global batches from a sample of the order on."""
         if not self.cyclic:
             while begin + self.global_batch_size <= self.samples:
                 yield np.arange(begin, begin + self.global_batch_size, dtype=np.int64)
@@ -74,5 +74,5 @@ class Sampler:
             rest = rest[self.global_batch_size :]
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
-        """The order of a cyclic EPOCH."""
+        """The order of a cyclic epoch."""
         return np.random.RandomState([self.seed % 2**32, epoch]).permutation(self.samples).astype(np.int64)

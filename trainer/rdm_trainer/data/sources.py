@@ -112,7 +112,7 @@ def sources(
         return opened[prefix]
 
     def one(prefix: str, number: int, samples: int, whole: bool) -> SampleSource | None:
-        """Part NUMBER of the data set at PREFIX, or all of it."""
+        """A part of the data set with this prefix, or all of it."""
         data = dataset(prefix)
         split = SPLITS[number]
         count = len(data) if spans is None else data.documents
@@ -167,7 +167,7 @@ def sources(
         return T5Dataset(data, table, spans, seed)
 
     def mixture(blends: Sequence[Blend], number: int, whole: bool) -> SampleSource | None:
-        """Part NUMBER of a blend."""
+        """A part of a blend."""
         samples = wanted[number]
         if not blends or not samples:
             return None

@@ -113,7 +113,7 @@ class SpanCorruption:
 
 
 def _parts(total: int, parts: int, random: np.random.RandomState) -> Ids:
-    """Cut TOTAL into PARTS lengths of at least 1, every way equally likely."""
+    """Cut a length into so many of at least 1, every way equally likely."""
     if not parts:
         return np.empty(0, np.int64)
     cuts = np.sort(random.permutation(total - 1)[: parts - 1]) + 1
@@ -122,7 +122,7 @@ def _parts(total: int, parts: int, random: np.random.RandomState) -> Ids:
 
 
 def _padded(ids: Ids, length: int, padding: int) -> Ids:
-    """IDS filled up to LENGTH."""
+    """The ids filled up to a length."""
     result = np.full(length, padding, np.int64)
     result[: len(ids)] = ids
     return result

@@ -20,7 +20,7 @@ HEADROOM = 1.005
 
 
 def bounds(split: str, size: int) -> tuple[int, int, int, int]:
-    """Cut SIZE documents into three runs.
+    """Cut documents into three runs.
 
     Args:
         split: Three weights, as ``969,30,1``; missing ones are 0.

@@ -42,7 +42,7 @@ class Collective:
         self._patience = min(5.0, timeout.total_seconds() / 4)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's VALUE, by rank.
+        """Return every rank's value, by rank.
 
         What few ranks have, or one of them much of, is sent as it is: padded to the largest, as many times as
         there are ranks, the names of a checkpoint's files would fill the memory of a large job's hosts.
@@ -94,7 +94,11 @@ class Collective:
         self.gather(None)
 
     def wait_until(self, done: Callable[[float], bool]) -> None:
-        """Return when DONE, given seconds that it may wait, has been true on every rank."""
+        """Return when something has been true on every rank.
+
+        Args:
+            done: Says whether it is; gets the seconds that it may wait for it.
+        """
         finished = False
         patience = min(0.05, self._patience)
         while True:
@@ -110,11 +114,17 @@ class Collective:
             patience = min(self._patience, 2 * patience)
 
     def send(self, data: bytearray, to: int) -> None:
-        """Send one message, of a size that the receiver knows, to rank TO."""
+        """Send one message, of a size that the receiver knows, to a rank."""
         dist.send(torch.frombuffer(data, dtype=torch.uint8), to, group=self.group)
 
     def receive(self, size: int, source: int, take: Callable[[memoryview], None]) -> None:
-        """Receive SIZE bytes from rank SOURCE in messages of ``CHUNK``, handing each to TAKE."""
+        """Receive messages of ``CHUNK`` bytes.
+
+        Args:
+            size: Bytes in all.
+            source: The rank that sends.
+            take: Gets each message.
+        """
         buffer = torch.empty(min(size, CHUNK), dtype=torch.uint8)
         for begin in range(0, size, CHUNK):
             part = buffer[: min(CHUNK, size - begin)]

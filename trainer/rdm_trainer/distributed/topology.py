@@ -66,7 +66,11 @@ class Topology:
 
     @classmethod
     def create(cls, tensor: int, pipeline: int) -> Topology:
-        """Spread the initialised world over TENSOR times PIPELINE ranks per replica, on every rank.
+        """Spread the initialised world over axes, on every rank.
+
+        Args:
+            tensor: Ranks that share each layer.
+            pipeline: Stages of each replica.
 
         Raises:
             TrainerError: The world cannot be divided like that.

@@ -20,7 +20,7 @@ PADDING = 0
 
 
 def layers(config: Config, topology: Topology, padding: int = PADDING) -> list[Layer]:
-    """Return the layers of the configured model as TOPOLOGY's tensor rank has them.
+    """Return the layers of the configured model as this tensor rank has them.
 
     Args:
         config: Whose ``model`` says which.

@@ -57,7 +57,7 @@ class LearningRate:
         return cls(optimisation.lr, optimisation.min_lr, warmup, decay, optimisation.schedule)
 
     def at(self, samples: int) -> float:
-        """Return the rate after SAMPLES samples have moved the weights.
+        """Return the rate after so many samples have moved the weights.
 
         The first step runs at ``at(0)``, which is 0 when there is a warm-up: so does Megatron's.
         """

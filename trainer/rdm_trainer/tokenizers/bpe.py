@@ -113,7 +113,7 @@ class GPT2Encoder:
         return np.concatenate(tokens), np.concatenate(counts)
 
     def _flush(self, block: list[str], counts: list[npt.NDArray[np.int64]]) -> list[npt.NDArray[np.int32]]:
-        """Tokens of BLOCK, in a list; how many each text has is appended to COUNTS."""
+        """Tokens of a block, in a list; how many each text has is appended to the counts."""
         if not block:
             return []
         if (

@@ -28,7 +28,7 @@ class Encoder(Protocol):
     """Texts to tokens and back."""
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """The tokens of all TEXTS, and of each how many."""
+        """Return the tokens of all texts, and of each how many."""
 
     def decode(self, ids: list[int]) -> str:
         """The text of IDS."""
@@ -38,7 +38,7 @@ class Tokenizer:
     """An encoder and the ids of its special tokens."""
 
     def __init__(self, encoder: Encoder, special: SpecialTokens) -> None:
-        """Hold ENCODER and SPECIAL together."""
+        """Hold an encoder and its special tokens together."""
         self.encode = encoder.encode
         self.decode = encoder.decode
         self.special = special
@@ -51,7 +51,7 @@ class _Library:
         self._library = library
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """The tokens of all TEXTS, and of each how many; without special tokens around them."""
+        """Return the tokens of all texts, and of each how many; without special tokens around them."""
         for text in texts:
             text.encode()  # the library's own complaint about half a surrogate pair names nothing
         ids = [encoding.ids for encoding in self._library.encode_batch_fast(texts, add_special_tokens=False)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""GPT-2's cutting of text into words, for many documents at once and without a regular expression.
+r"""GPT-2's cutting of text into words, for many documents at once and without a regular expression.
 
-The pattern ``'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`` says: a
+The pattern ``'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`` says: a
 word is a run of letters, of numbers or of other characters, with one space before it; of the white space
 before a word the last character stands apart; an apostrophe takes the end of a contraction with it. Where the
 classes of neighbours differ, runs begin; the rest are corrections at those places, all done by arrays.
@@ -54,14 +54,14 @@ class _Classes:
         self._ascii = b""
 
     def of_ascii(self, data: bytes) -> npt.NDArray[np.uint8]:
-        """The classes of the characters of DATA, [len(data)]."""
+        """Return the classes of characters, [len(data)]."""
         if not self._ascii:
             self._learn(0)
             self._ascii = self._table[:256].tobytes()
         return np.frombuffer(bytearray(data.translate(self._ascii)), np.uint8)
 
     def of(self, points: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-        """The classes of POINTS, [characters]."""
+        """Return the classes of code points, [characters]."""
         kinds = self._table[points]
         unknown = kinds == UNKNOWN
         if unknown.any():
@@ -71,7 +71,7 @@ class _Classes:
         return kinds
 
     def _learn(self, begin: int) -> None:
-        """Fill in the classes from BEGIN on."""
+        """Fill in the classes from a code point on."""
         from tokenizers import Regex
         from tokenizers.pre_tokenizers import Split
 

@@ -162,7 +162,11 @@ def _huggingface(tokenizer: TokenizerFiles) -> SpecialTokens:
 
 
 def existing(name: str | None, key: str) -> Path:
-    """The tokenizer's file NAME.
+    """Return a file of the tokenizer.
+
+    Args:
+        name: The file's, as the configuration has it.
+        key: Where the configuration has it, for the error.
 
     Raises:
         TrainerError: It is not given or not there.

@@ -61,7 +61,11 @@ def parse_size(text: str) -> int:
 
 
 def sizes(most: int) -> list[int]:
-    """Return the sizes to reduce, in bytes: from 1 MiB in steps of four, and MOST."""
+    """Return the sizes to reduce, in bytes: from 1 MiB in steps of four.
+
+    Args:
+        most: The last of them.
+    """
     found = [LEAST]
     while found[-1] * STEP <= most:
         found.append(found[-1] * STEP)
@@ -106,7 +110,11 @@ class Bench:
         self.node = self.nodes.index(mine)
 
     def largest(self, most: int) -> int:
-        """Return the largest size up to MOST that every rank has memory for."""
+        """Return the largest size that every rank has memory for.
+
+        Args:
+            most: The largest that is wanted, in bytes.
+        """
         if self.device.type == "cuda":
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
@@ -114,7 +122,10 @@ class Bench:
         return min(most, int(-self._most(-float(free // COPIES))))
 
     def reduce(self, size: int) -> dict[str, Any]:
-        """Reduce SIZE bytes over all ranks, some times; return the times and bandwidths.
+        """Reduce over all ranks, some times; return the times and bandwidths.
+
+        Args:
+            size: Bytes.
 
         Raises:
             ValueError: The sum is wrong.
@@ -136,9 +147,15 @@ class Bench:
         }
 
     def pairs(self, size: int) -> list[list[Any]]:
-        """Exchange SIZE bytes between pairs of nodes; return [node, node, Gb/s] on rank 0, else nothing.
+        """Exchange data between pairs of nodes.
 
         The ranks of a node each have a partner on the other node, and the slowest of them counts.
+
+        Args:
+            size: Bytes.
+
+        Returns:
+            [node, node, Gb/s] on rank 0, else nothing.
         """
         count = len(self.nodes)
         rounds = count - 1 + count % 2

@@ -38,7 +38,7 @@ class RankError(AssertionError):
 
 
 def run(world: int, target: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Call ``target(*arguments)`` in WORLD processes of one gloo group.
+    """Call ``target(*arguments)`` in the processes of one gloo group.
 
     Args:
         world: Number of processes.

@@ -60,7 +60,7 @@ class Log:
         return last
 
     def find(self, words: str) -> list[str]:
-        """Return the lines of any rank with WORDS in them."""
+        """Return the lines of any rank with these words in them."""
         return [line for said in _gathered(self.lines) for line in said if words in line]
 
 

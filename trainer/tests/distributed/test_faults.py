@@ -27,7 +27,7 @@ SAVES = training.configure(PIPELINE, {"checkpoint.interval": 2})
 
 
 def node(root: str, shift: int = 0) -> Path:
-    """Return this rank's own disk, or that of the rank SHIFT places further on."""
+    """Return this rank's own disk, or that of the rank so many places further on."""
     return Path(root) / f"node{(dist.get_rank() + shift) % dist.get_world_size()}"
 
 

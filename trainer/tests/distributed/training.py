@@ -49,7 +49,7 @@ T5 = dataclasses.replace(
 
 
 def configure(base: Config, changes: Mapping[str, Any]) -> Config:
-    """Return BASE with ``section.key`` values changed."""
+    """Return a configuration with ``section.key`` values changed."""
     for name, value in changes.items():
         section, key = name.split(".")
         base = dataclasses.replace(

@@ -200,7 +200,7 @@ STATEMENT = st.recursive(
 @settings(max_examples=25)
 @given(st.lists(STATEMENT, max_size=8))
 def test_what_is_read_is_what_a_shell_has(statements: list[str]) -> None:
-    """bash itself says what the values are; it gets only text made above, never a file of somebody's."""
+    """Bash itself says what the values are; it gets only text made above, never a file of somebody's."""
     text = "\n".join(["A=1", "B=2", "C_1=3", "NODES=8", *statements, ""])
     found = shell.variables(text, "conf.sh")
     script = text + 'printf "%s\\0" "$A" "$B" "$C_1"'

@@ -82,7 +82,12 @@ def test_a_parser_by_the_description_reads_it(
     iteration: int, rate: float, loss: float, norm: float | None, skipped: int
 ) -> None:
     step = known_step(
-        iteration=iteration, learning_rate=rate, losses={"lm loss": loss}, grad_norm=norm, skipped=skipped
+        iteration=iteration,
+        train_iterations=10**8 - 1,
+        learning_rate=rate,
+        losses={"lm loss": loss},
+        grad_norm=norm,
+        skipped=skipped,
     )
     found = described(metrics.training_line(step))
     assert int(found["iteration"]) == iteration

@@ -22,7 +22,7 @@ __all__ = ["blend", "load_or_build", "normalise"]
 
 
 def normalise(weights: Sequence[float]) -> list[float]:
-    """WEIGHTS with the sum 1."""
+    """Return weights with the sum 1."""
     total = sum(weights)
     return [weight / total for weight in weights]
 

@@ -15,7 +15,7 @@ __all__ = ["misfit", "read", "save"]
 
 
 def save(path: Path, array: npt.NDArray[np.generic]) -> None:
-    """Write ARRAY so that PATH appears only when it is whole.
+    """Write an array so that the file appears only when it is whole.
 
     Raises:
         TrainerError: The directory cannot be written.
@@ -37,7 +37,7 @@ def save(path: Path, array: npt.NDArray[np.generic]) -> None:
 
 
 def read(path: Path) -> npt.NDArray[np.generic]:
-    """Map the array in PATH.
+    """Map the array in a file.
 
     Raises:
         TrainerError: It is missing or damaged.
@@ -52,7 +52,12 @@ def read(path: Path) -> npt.NDArray[np.generic]:
 
 
 def misfit(path: Path, what: str) -> TrainerError:
-    """Return the error for the map in PATH that belongs to other data; WHAT does not fit."""
+    """Return the error for a map that belongs to other data.
+
+    Args:
+        path: The map.
+        what: What does not fit.
+    """
     return TrainerError(
         f"{path} does not fit the data ({what}): the data set was changed or split differently since; remove "
         "the map, and it is made again at the next start, or keep it and set data.index_cache to a directory "

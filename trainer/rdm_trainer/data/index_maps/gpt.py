@@ -50,7 +50,7 @@ class GPTIndex:
 
 
 def epochs_needed(tokens: int, seq_length: int, samples: int) -> int:
-    """The fewest epochs that hold SAMPLES samples.
+    """Return the fewest epochs that hold so many samples.
 
     Args:
         tokens: Per epoch, above 0.

@@ -64,7 +64,7 @@ def sentence_rows(
 
 @_compiled
 def swap_rows(rows: npt.NDArray[Any], numbers: npt.NDArray[np.uint64], end: int) -> None:
-    """Swap ROWS[end - 1] with another one before it, then the one before, once for each of NUMBERS."""
+    """Swap ``rows[end - 1]`` with another one before it, then the one before, once for each number."""
     for draw in range(len(numbers)):
         one = end - 1 - draw
         other = numbers[draw] % np.uint64(one + 1)

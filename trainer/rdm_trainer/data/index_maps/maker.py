@@ -85,7 +85,7 @@ class _Work:
         self._thread.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to SECONDS, and tell whether it is done."""
+        """Wait up to so many seconds, and tell whether it is done."""
         self._thread.join(seconds)
         running, now = self._thread.is_alive(), time.monotonic()
         if running and now - self._said >= SAYS_EVERY_S:

@@ -28,7 +28,7 @@ def mt19937(seed: int) -> np.random.RandomState:
 
 
 def mt19937_64(seed: int, count: int) -> npt.NDArray[np.uint64]:
-    """The first COUNT numbers of ``std::mt19937_64(seed)``, uint64."""
+    """Return the first numbers of ``std::mt19937_64(seed)``, uint64."""
     return np.concatenate([np.empty(0, np.uint64), *blocks(seed, count)])
 
 

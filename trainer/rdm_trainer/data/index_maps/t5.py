@@ -120,7 +120,7 @@ class _Targets:
         self._ahead = np.empty(0, np.int64)
 
     def ahead(self, count: int) -> npt.NDArray[np.int64]:
-        """Return the next COUNT lengths at least, without taking them."""
+        """Return so many of the next lengths at least, without taking them."""
         if not self._ratio:
             return np.full(count, self._length, np.int64)
         missing = count - len(self._ahead)
@@ -132,12 +132,12 @@ class _Targets:
         return self._ahead
 
     def take(self, count: int) -> None:
-        """Take the next COUNT lengths."""
+        """Take so many of the next lengths."""
         self._ahead = self._ahead[count:]
 
 
 def _shuffle(table: npt.NDArray[np.generic], seed: int) -> None:
-    """Bring TABLE's rows into the order that C++'s loop of swaps from the end makes."""
+    """Bring a table's rows into the order that C++'s loop of swaps from the end makes."""
     from rdm_trainer.data.index_maps import kernels
 
     end = len(table)

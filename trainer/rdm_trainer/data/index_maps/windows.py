@@ -82,7 +82,7 @@ def build(
 def _cut(
     windows: npt.NDArray[np.int64], probability: float, random: np.random.RandomState
 ) -> npt.NDArray[np.int64]:
-    """WINDOWS with some of them in two parts."""
+    """The windows, some of them in two parts."""
     length = windows[:, 2]
     cut = (random.random_sample(len(windows)) < probability) & (length >= 2 * SHORTEST)
     room = length - 2 * SHORTEST + 1

@@ -27,7 +27,14 @@ def is_block(name: str) -> bool:
 
 
 def explicit(partition: str) -> list[int] | None:
-    """Return the blocks of each stage that PARTITION lists, None when it is no list."""
+    """Return the blocks of each stage.
+
+    Args:
+        partition: ``model.partition``.
+
+    Returns:
+        As many as there are stages; None when it is no list.
+    """
     return [int(count) for count in partition.split("-")] if _LIST.fullmatch(partition) else None
 
 
@@ -85,7 +92,7 @@ def stage_bounds(
 
 
 def _even(items: int, stages: int) -> list[int]:
-    """Spread ITEMS; the first stages take one more, because the last one has the head to compute."""
+    """Spread items; the first stages take one more, because the last one has the head to compute."""
     share, rest = divmod(items, stages)
     return [share + (stage < rest) for stage in range(stages)]
 
@@ -139,7 +146,7 @@ def _bounds(marked: Sequence[bool], counts: Sequence[int]) -> list[int]:
 
 
 def _after(places: Sequence[int], taken: int, total: int) -> int:
-    """Where the stage after TAKEN marked layers begins."""
+    """Where the stage after so many marked layers begins."""
     if taken < len(places):
         return places[taken]
     # Nothing is left but what follows the last marked layer: it is the last stage's.

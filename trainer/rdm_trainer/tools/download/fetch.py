@@ -126,9 +126,9 @@ def fetch(
 def _continue(
     url: str, part: Path, note: Path, transfer: Transfer, report: Callable[[Transfer], None]
 ) -> bool:
-    """Fetch what is missing of PART; return whether it is whole.
+    """Fetch what is missing of a part; return whether it is whole.
 
-    NOTE keeps the address and what the server calls this version, so that no two versions are put together.
+    ``note`` keeps the address and what the server calls this version, so that no two are put together.
     """
     if not url.startswith(("http://", "https://")):
         raise TrainerError(f"{url!r} is no address: it must begin with http:// or https://.")
@@ -177,7 +177,7 @@ def _read_note(note: Path, url: str) -> str | None:
 
 
 def _lengths(headers: Any, begin: int) -> tuple[int | None, int | None]:
-    """The file's length by Content-Range, where the range begins at BEGIN, and the answer's own."""
+    """The file's length by Content-Range, where the range begins at this byte, and the answer's own."""
     whole = None
     unit, _, rest = headers.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")

@@ -94,7 +94,7 @@ def _is_text(text: str) -> bool:
 
 
 def _texts(line: bytes, keys: Sequence[str], path: Path, number: int) -> list[str]:
-    """The texts under KEYS of one LINE."""
+    """The texts under some keys of one line."""
     try:
         document = json.loads(line)
     except ValueError as error:
@@ -147,7 +147,7 @@ def _encode(tokenizer: Tokenizer, recipe: Recipe, documents: list[str]) -> Encod
 def _with_eod(
     tokens: npt.NDArray[np.int32], ends: npt.NDArray[np.int64], end_of_document: int
 ) -> npt.NDArray[np.int32]:
-    """TOKENS with END_OF_DOCUMENT behind each of the places ENDS."""
+    """Tokens with the end of a document behind each of its places."""
     result = np.empty(len(tokens) + len(ends), np.int32)
     places = ends + np.arange(len(ends))
     mask = np.ones(len(result), bool)

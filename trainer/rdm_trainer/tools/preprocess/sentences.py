@@ -48,7 +48,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _abbreviated(text: str, begin: int, stop: int) -> bool:
-    """Whether the full stop at STOP belongs to the word before it."""
+    """Whether a full stop belongs to the word before it."""
     word = LAST_WORD.search(text, max(begin, stop - 16), stop)
     if word is None:
         return False

@@ -84,7 +84,7 @@ class _DamagedError(Exception):
 
 
 def _decompressed(raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
-    """The content of RAW, which begins with MAGIC, in parts."""
+    """The content of a compressed file, known by how it begins, in parts."""
     if magic.startswith(ZSTD):
         yield from _zstd(raw)
         return
@@ -98,7 +98,7 @@ def _decompressed(raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
 
 
 def _zstd(raw: BinaryIO) -> Iterator[bytes]:
-    """The content of RAW, one frame or several."""
+    """The content of a file of zstd, one frame or several."""
     import zstandard
 
     frame = zstandard.ZstdDecompressor().decompressobj()

@@ -16,18 +16,13 @@ from rdm_job import health as health_module
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health, of_state
 from rdm_job.measure import measure
-from rdm_job.protocol import Failure, Node, Offer, Request, State
+from rdm_job.protocol import Failure
 from rdm_job.watch import Watch
 from rdm_log import signs
-from rdm_trainer import config as configuration
 from rdm_trainer import flops
-from rdm_trainer.config import Config
 from rdm_trainer.pace import Pace
+from tests.unit.job.two_nodes import REQUEST, STATE, config
 
-REQUEST = Request(
-    "gpt", "n1", (Node("n1", "127.0.0.1", 2), Node("n2", "127.0.0.2", 2)), offer=Offer(mark="x")
-)
-STATE = State(job="gpt", state="running", started=1.0)
 LINE = (
     " iteration {:8d}/    5000 | consumed samples: 64 | elapsed time per iteration (ms): {:.1f} |"
     " learning rate: 7.0E-07 | global batch size: 64 | lm loss: {:.6E} | loss scale: 1.0 |"
@@ -53,12 +48,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(health_module, "time", made)
     return made
-
-
-def config(tmp_path: Path, **more: Any) -> Config:
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps({"name": "gpt", **more}))
-    return configuration.load(path)
 
 
 def rank(number: int, **more: Any) -> dict[str, Any]:

@@ -3,25 +3,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.info import asked
-from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
-from rdm_trainer import config as configuration
-from rdm_trainer.config import Config
 from rdm_trainer.pace import Pace
+from tests.unit.job.two_nodes import REQUEST, STATE, config
 
-REQUEST = Request(
-    "gpt", "n1", (Node("n1", "127.0.0.1", 2), Node("n2", "127.0.0.2", 2)), offer=Offer(mark="x")
-)
-STATE = State(job="gpt", state="running", started=1.0)
 OURS = {
     "model": {"layers": 4, "hidden_size": 64, "attention_heads": 4},
     "parallel": {"pipeline": 2, "partition": "3-1"},
@@ -42,12 +34,6 @@ SAID = (
     "n1\nNODE_RANK: 0\nMASTER_ADDR: 10.0.0.1\nNNODES: 3\nWORLD_SIZE: 4\nMICRO_BATCH_SIZE: 1\n"
     "PARTITION: 24-24\nMODEL: xl\n"
 )
-
-
-def config(tmp_path: Path, **more: Any) -> Config:
-    path = tmp_path / "config.yaml"
-    path.write_text(json.dumps({"name": "gpt", **more}))
-    return configuration.load(path)
 
 
 def test_of_our_trainer_its_layout_and_model_are_asked_for(tmp_path: Path) -> None:

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from rdm_job.measure import measure
+from rdm_job.processes import usage, usage_with_children
 
 
 @pytest.mark.parametrize(("wanted", "allowed"), [("", 200), ("150", 150), ("10", 100), ("1000", 200)])
@@ -19,3 +24,34 @@ def test_a_process_gets_the_open_files_that_it_may_have(wanted: str, allowed: in
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(allowed), "200"]
+
+
+def test_a_rank_has_used_what_a_users_program_has(tmp_path: Path) -> None:
+    """It is below the process that keeps the record. What has ended of it counts, too."""
+    program = (
+        "import subprocess, sys, time\n"
+        "spend = 'import time\\nwhile time.process_time() < 0.5: pass'\n"
+        "subprocess.run([sys.executable, '-c', spend], check=True)\n"
+        "memory = bytearray(b'x') * 200_000_000\n"
+        "print('there', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    wrapper = f"import sys; from rdm_job import rank; rank._run([sys.executable, '-c', {program!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", wrapper], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        (_, alone) = usage([process.pid])[process.pid]
+        found = usage_with_children([process.pid, os.getppid(), 1 << 30])
+        seconds, resident = found[process.pid]
+        assert alone < 100_000_000
+        assert 200_000_000 + alone < resident < 400_000_000
+        assert seconds >= 0.5
+        # What is below is counted with who is above, and nobody who is gone is there.
+        assert found.keys() == {process.pid, os.getppid()}
+        assert found[os.getppid()][1] >= resident
+        sample = measure(1.0, tmp_path, {3: process.pid})
+        assert sample.ranks[3] > 200_000_000 + alone
+        assert sample.cpu_s[3] >= 0.5
+        process.communicate()
