@@ -120,6 +120,7 @@ source:
 import fcntl
 import os
 import shutil
+import signal
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -402,6 +403,8 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
 
 def main() -> None:
     """Run the module."""
+    # What was unpacked is to be removed then, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     module = AnsibleModule(
         argument_spec=ARGUMENT_SPEC, supports_check_mode=True, required_if=[("state", "present", ["files"])]
     )
