@@ -120,7 +120,6 @@ source:
 import fcntl
 import os
 import shutil
-import signal
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -149,7 +148,12 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabP
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import install_layer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.build import Machines
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import RECIPE_LABEL as MACHINE_LABEL
-from ansible_collections.rdm.provision.plugins.module_utils.lab.work import run, sweep, work_directory
+from ansible_collections.rdm.provision.plugins.module_utils.lab.work import (
+    clean_up_when_told_to_end,
+    run,
+    sweep,
+    work_directory,
+)
 
 ARGUMENT_SPEC: Dict[str, Any] = {
     "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
@@ -403,8 +407,7 @@ def remove(api: DockerAPI, cache: Path, check: bool) -> bool:
 
 def main() -> None:
     """Run the module."""
-    # What was unpacked is to be removed then, too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    clean_up_when_told_to_end()
     module = AnsibleModule(
         argument_spec=ARGUMENT_SPEC, supports_check_mode=True, required_if=[("state", "present", ["files"])]
     )

@@ -13,12 +13,27 @@ import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, List
+from typing import Any, Iterator, List
 
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
 
 WORK_PREFIX = "rdm-provision-lab."
 PR_SET_PDEATHSIG = 1
+
+
+def clean_up_when_told_to_end() -> None:
+    """Let the first SIGINT or SIGTERM unwind this process, and none disturb that.
+
+    On a busy machine ansible-playbook's workers pass on both at once when it is interrupted.
+    """
+
+    def unwind(_number: int, _frame: Any) -> None:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, unwind)
 
 
 @contextmanager
