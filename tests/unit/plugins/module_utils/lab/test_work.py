@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A build that is told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BUILD = """
+from ansible_collections.rdm.provision.plugins.module_utils.lab import work
+
+work.clean_up_when_told_to_end()
+with work.work_directory():
+    try:
+        print("builds", flush=True)
+        input()
+    finally:
+        print("cleans up", flush=True)
+        input()
+"""
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_build_that_is_told_to_end_cleans_up_though_it_is_told_again(
+    tmp_path: Path, first: signal.Signals
+) -> None:
+    argv = [sys.executable, "-c", BUILD]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as build:
+        assert build.stdin
+        assert build.stdout
+        assert build.stdout.readline() == "builds\n"
+        assert any(tmp_path.iterdir())
+        build.send_signal(first)
+        assert build.stdout.readline() == "cleans up\n"
+        build.send_signal(signal.SIGTERM)
+        build.send_signal(signal.SIGINT)
+        build.stdin.write("\n")
+        build.stdin.flush()
+        build.wait()
+    assert not any(tmp_path.iterdir())
