@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
-from ansible_collections.rdm.provision.plugins.module_utils.node.echo import shortened
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import (
     SHOWN_WHOLE,
     difference,
@@ -226,6 +225,7 @@ def image_archive(node: Node, parameters: Parameters) -> Result:
                 "state": "file",
                 "uid": 0,
             },
+            "invocation": {},
         }
     before = images.get(name, "absent")
     images[name] = IMAGE
@@ -235,6 +235,7 @@ def image_archive(node: Node, parameters: Parameters) -> Result:
         "copy_needed": False,
         "diff": {"after": {name: IMAGE}, "before": {name: before}},
         "images": found,
+        "invocation": {},
     }
 
 
@@ -288,7 +289,7 @@ def container(node: Node, parameters: Parameters) -> Result:
         "actions": ["make" if was["state"] == "absent" else "replace"] if changed else [],
         "running": [],
         "container": {"name": name, "state": "running", "image": parameters["image"]},
-        "invocation": shortened(echo(parameters)),
+        "invocation": {},
     }
     if parameters["_ansible_diff"]:
         result["diff"] = {
@@ -325,7 +326,7 @@ def node_files(node: Node, parameters: Parameters) -> Result:
         "kept": [],
         "made": made,
         "paths": made + written,
-        "invocation": shortened(echo(parameters)),
+        "invocation": {},
     }
     if parameters["_ansible_diff"]:
         result["diff"] = diff
@@ -365,7 +366,7 @@ def fabric_probe(node: Node, parameters: Parameters) -> Result:
         ),
         "login": dict.fromkeys([node.name, *peers[:1]], ""),
         "ssh": dict.fromkeys(peers[: parameters["ssh_peers"]], ""),
-        "invocation": shortened(echo(parameters)),
+        "invocation": {},
     }
 
 

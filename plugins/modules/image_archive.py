@@ -197,6 +197,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerProblem,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import image_dir, image_store
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "path": {"type": "path", "required": True},
@@ -471,7 +472,7 @@ def main() -> None:
     try:
         images = Images(module.params, DockerAPI(), module.check_mode)
         if state == "inspected":
-            module.exit_json(**images.inspect())
+            module.exit_json(**images.inspect(), **echo(module))
         elif state == "present":
             images.present()
         else:
@@ -485,13 +486,13 @@ def main() -> None:
         _give_up(module, str(problem), problem.remedy)
     except DockerProblem as problem:
         _give_up(module, str(problem), "")
-    module.exit_json(**images.result())
+    module.exit_json(**images.result(), **echo(module))
 
 
 def _give_up(module: AnsibleModule, problem: str, remedy: str) -> None:
     """Fail, or for an inspection tell what is wrong."""
     if module.params["state"] == "inspected":
-        module.exit_json(**inspection(module.params["path"], problem, remedy))
+        module.exit_json(**inspection(module.params["path"], problem, remedy), **echo(module))
     module.fail_json(msg=sentence(problem, remedy), actions=[], copy_needed=False)
 
 

@@ -124,6 +124,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady, refuse_served
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks, unit
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem, someone_listens
@@ -160,7 +161,7 @@ def install(params: Dict[str, Any], place: Place, check: bool) -> Dict[str, Any]
     """
     run_as = params["run_as"]
     if run_as == "auto":
-        run_as = "unit" if installation.systemd_runs() else "container"
+        run_as = "unit" if systemd_runs() else "container"
     installation.refuse_foreign(place, params["cluster"])
     content = program(own_sources())
     wanted = digest(content)

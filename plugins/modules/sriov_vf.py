@@ -120,6 +120,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import difference
+from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
@@ -185,7 +186,7 @@ class Change:
         self.after = restore.Kept(self._params["cluster"], (*functions, *stays)) if mine else before
         self._files = restore.files(restore.DIRECTORY, self.after) if self.after.functions and mine else {}
         self._gone = [] if self._files or not mine else _ours()
-        self._systemd = os.path.isdir(restore.SYSTEMD)
+        self._systemd = systemd_runs()
 
     @property
     def note(self) -> str:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.spent_arguments import let_go
 
 
 class Decision(ActionBase):
@@ -34,6 +35,7 @@ class Decision(ActionBase):
             result.update(self.decide(options, variables))
         except Refused as refused:
             result.update(refused.result(self.STAGE))
+        let_go(self._task)
         return result
 
     @abstractmethod

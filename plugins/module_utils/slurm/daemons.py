@@ -26,6 +26,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.programs import
     find_program,
     run_program,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import look
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
 
@@ -67,7 +68,7 @@ class Services:
     """
 
     def __init__(self, manager: str = "", proc: str = "/proc") -> None:
-        self.systemd = os.path.isdir("/run/systemd/system")
+        self.systemd = systemd_runs()
         distribution = DISTRIBUTIONS.get(manager or look.package_manager(), DISTRIBUTIONS["apt"])
         # The others are called as their service is.
         self._processes = {"munge": (look.MUNGED,), "mariadb": distribution.mariadb_processes}

@@ -23,6 +23,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.programs import
     find_program,
     run_program,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import packages
 
 CONFIG_DIR = "/etc/slurm"
@@ -57,7 +58,7 @@ def look(devices: Iterable[str]) -> Dict[str, Any]:
     conf = read_text(CONFIG) if claim else ""
     return {
         "hostname": hostname,
-        "systemd": os.path.isdir("/run/systemd/system"),
+        "systemd": systemd_runs(),
         "manager": manager,
         "packages": installed,
         "names": packages(manager),

@@ -12,6 +12,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import unit
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
     INFO,
@@ -49,11 +50,6 @@ class Place(NamedTuple):
     unit: str
     socket: str
     state: str
-
-
-def systemd_runs() -> bool:
-    """Return whether systemd runs, which is more than that it is installed: sd_booted(3)."""
-    return os.path.isdir("/run/systemd/system")
 
 
 def facts(socket: str = "") -> Dict[str, Any]:

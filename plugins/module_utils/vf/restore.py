@@ -29,8 +29,6 @@ DIRECTORY = "/etc/rdm-sriov"
 PROGRAM = "/usr/local/lib/rdm-sriov/rdm-sriov-vf"
 UNIT = "rdm-sriov-vf.service"
 UNIT_DIRECTORY = "/etc/systemd/system"
-SYSTEMD = "/run/systemd/system"
-"""Where this is, systemd runs; sd_booted(3)."""
 
 FILE_NAME = "vfs.json"
 

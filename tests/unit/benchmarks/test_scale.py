@@ -55,6 +55,23 @@ def test_site_runs_on_simulated_nodes(tmp_path: Path) -> None:
     assert third.calls["rdm.provision.container"] == 1
 
 
+def test_little_is_kept_of_each_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "kept"
+    monkeypatch.setenv("ANSIBLE_CALLBACK_PLUGINS", str(Path(__file__).with_name("callback")))
+    monkeypatch.setenv("ANSIBLE_CALLBACKS_ENABLED", "kept")
+    monkeypatch.setenv("KEPT", str(kept))
+    Cluster(tmp_path / "cluster", 2).playbook("site", "--diff").expect(0)
+    found = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()]
+    results = {one["task"].rpartition(" : ")[2]: one for one in found if "result" in one}
+    # Each of them has the cluster's nodes among its arguments, and the first two have secrets.
+    for task in ("Write the files that the container reads", "Run the container", "Write the hostfile"):
+        assert results[task]["arguments"] == {}, task
+    # Until the last node is there Ansible keeps what the other ones said, and then what was registered.
+    largest = max(found, key=lambda one: one.get("result", 0))
+    assert largest["result"] < 9_000, largest["task"]
+    assert found[-1]["registered"] < 7_500
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_five_thousand_nodes_that_are_right_cost_two_calls_each(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node import systemd
 from ansible_collections.rdm.provision.plugins.module_utils.vf import restore
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical
 from ansible_collections.rdm.provision.plugins.modules import sriov_vf
@@ -36,9 +37,9 @@ class Node:
             ("DIRECTORY", self.etc),
             ("PROGRAM", directory / "lib/rdm-sriov-vf"),
             ("UNIT_DIRECTORY", self.units),
-            ("SYSTEMD", self.systemd),
         ):
             monkeypatch.setattr(restore, name, str(path))
+        monkeypatch.setattr(systemd, "DIRECTORY", str(self.systemd))
         monkeypatch.setattr(sriov_vf, "Kernel", lambda _root: self.kernel)
         monkeypatch.setattr(AnsibleModule, "run_command", lambda _module, words: self._systemctl(words))
 

@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The controller's half of rdm.provision.node_files: run the module, and let go of its arguments."""
+
+from __future__ import annotations
+
+from ansible_collections.rdm.provision.plugins.plugin_utils.spent_arguments import LettingGo
+
+
+class ActionModule(LettingGo):
+    """The action."""
