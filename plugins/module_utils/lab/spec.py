@@ -41,6 +41,8 @@ FILES_AT = ".rdm/lab"  # below the inventory
 HOST_KEY = "ssh_host_ed25519_key"
 USER = "rdm"
 SHARED_AT = "/shared"
+NODE_WEIGHT = 4096
+"""CPU shares of a node: a process of the machine has 1024."""
 SLURM_GPUS = 4
 """Of each node of a Slurm lab: device files that stand in for GPUs."""
 SLURM_TYPES = {"hgx": "hgx", "gpu2": "a10"}
@@ -87,6 +89,7 @@ class NodeSpec(NamedTuple):
     archives: str
     capabilities: Capabilities
     cgroup_version: str
+    cgroup_driver: str = ""
     slurm: bool = False
 
 
@@ -290,6 +293,9 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
     else:
         host["CgroupnsMode"] = "private"
+    if node.cgroup_driver == "cgroupfs":
+        # Else all containers of the engine together weigh as much as one process beside it.
+        host.update(CgroupParent="/", CpuShares=NODE_WEIGHT)
     if node.slurm:
         binds.append(f"{object_name(node.lab, 'shared')}:{SHARED_AT}")
     host["Binds"] = binds
