@@ -40,6 +40,9 @@ KEYS_AT = "/srv/rdm/lab"
 FILES_AT = ".rdm/lab"  # below the inventory
 HOST_KEY = "ssh_host_ed25519_key"
 USER = "rdm"
+SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=5m -o ServerAliveInterval=10 -o ServerAliveCountMax=12"
+"""As everywhere, but for the last: nodes of one busy machine may be silent for more than half a minute. What
+uses a shared connection that is given up then ends with 255, and without a word."""
 SHARED_AT = "/shared"
 NODE_WEIGHT = 4096
 """CPU shares of a node: a process of the machine has 1024."""
@@ -360,6 +363,7 @@ def inventory(
             "-o 'UserKnownHostsFile=\"{{ inventory_dir }}/" + FILES_AT + "/known_hosts\"' "
             "-o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
         ),
+        "ansible_ssh_args": SSH_ARGS,
         "ansible_control_path_dir": control_path,
         "ansible_python_interpreter": "/usr/bin/python3",
         "rdm_cluster": lab,
