@@ -56,7 +56,10 @@ _SSH_NOISE = re.compile(
 )
 # Ansible's own words alone: ssh ended with 255, as it does when a signal ends the program on the node, ssh
 # itself, its shared connection, or sshd.
-_SSH_SAID_NOTHING = re.compile(r"Data could not be sent to remote host.*over ssh[.: ]*", re.IGNORECASE)
+_SSH_SAID_NOTHING = re.compile(
+    r"(?:Data could not be sent to remote host.*over ssh|Failed to connect to the host via ssh)[.: ]*",
+    re.IGNORECASE,
+)
 _ENDED_WITHOUT_A_WORD = (
     "ssh to it ended without a word: its connection or the program there was killed, or sshd did not answer "
     "in time; run the same again"
@@ -471,6 +474,8 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
     if unreachable:
         if changed := _OTHER_HOST_KEY.search(message):
             return _other_host_key(**changed.groupdict())
+        if _SSH_SAID_NOTHING.fullmatch(message):
+            return _ENDED_WITHOUT_A_WORD
         message = _SSH_NOISE.sub("", message)
         if _THROUGH_JUMP_HOST.search(message):
             said = _THROUGH_JUMP_HOST.sub("", message).strip(" .:") or "it closed the connection"
@@ -480,8 +485,6 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
                 "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "
                 "with the host's own; ssh then keeps the key in known_hosts"
             )
-        if _SSH_SAID_NOTHING.fullmatch(message):
-            return _ENDED_WITHOUT_A_WORD
         return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
     if "undecryptable variable" in message:
         return f"{message.rstrip('. ')} (--ask-vault-pass or --vault-password-file FILE gives its password)"

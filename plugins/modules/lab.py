@@ -424,10 +424,12 @@ def node_bodies(
             node: machine.machine_body(machine.MachineSpec(name=node, address=address, **common))
             for node, address in addresses.items()
         }
+    told = engine.api.get("/info")
     common.update(
         image=given["node_image"],
         capabilities=bounding_capabilities(engine.api),
-        cgroup_version=str(engine.api.get("/info").get("CgroupVersion", "1")),
+        cgroup_version=str(told.get("CgroupVersion", "1")),
+        cgroup_driver=str(told.get("CgroupDriver", "")),
         slurm=given["slurm"],
     )
     return {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training job through a lab's Slurm with accounting: the tiny GPT on two nodes.
+"""A training job through a lab's Slurm with accounting: the tiny GPT on two nodes, and what is never let run.
 
 The environment in /shared is the checkout's own, copied, since making it takes longer than all tests here.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -132,3 +133,82 @@ def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None
     finally:
         trained.json("slurm", "up")
     assert "slurmdbd" in trained.on("n1", "ps", "-e", "-o", "comm")
+
+
+ACCOUNT = "physics"
+WAITS = "Slurm would let it wait for ever."
+
+
+def sacctmgr(lab: SlurmLab, *words: str, check: bool = True) -> None:
+    lab.on("n1", "sacctmgr", "--immediate", "--quiet", *words, check=check)
+
+
+@pytest.fixture
+def enforced(trained: SlurmLab) -> Iterator[SlurmLab]:
+    """The lab, whose Slurm holds jobs to its accounting, and knows of no account."""
+    options = {**trained.variables()["slurm_options"], "AccountingStorageEnforce": "associations,limits,qos"}
+    trained.json("slurm", "up", "-e", json.dumps({"slurm_options": options}))
+    try:
+        yield trained
+    finally:
+        trained.idle()
+        for words in (["user", USER], ["account", ACCOUNT], ["qos", "long"]):
+            sacctmgr(trained, "delete", *words, check=False)
+        trained.json("slurm", "up")
+
+
+def refused(lab: SlurmLab, *more: str) -> list[str]:
+    """Why a job of two nodes is refused, without anything in the queue or on the disk."""
+    words = ("--launcher", "slurm", "--name", "refused", "--detach", *OPTIONS, *more)
+    told = lab.json("train", str(CONFIG), *words, expect=2)
+    assert lab.user("squeue", "--noheader") == ""
+    assert not lab.there("n1", "/shared/jobs/refused")
+    return [problem["reason"] for problem in told["problems"]]
+
+
+def waits(lab: SlurmLab, why: str, *options: str) -> None:
+    """Submit a job past what refuses it, and wait until Slurm lets it wait for this."""
+    number = lab.sbatch("true", "-pgpu2", *options)
+
+    def said() -> str:
+        return lab.user("squeue", "--noheader", "--format=%T %r", f"--jobs={number}").strip()
+
+    wait_until(lambda: said() == f"PENDING {why}", f"job {number} waits: {why}", seen=said)
+
+
+def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> None:
+    assert refused(enforced) == [
+        f"Slurm takes jobs only of users who have an account, and {USER} has none on the cluster "
+        f"{enforced.name}; whoever runs it adds one with: sacctmgr add user {USER} account=ACCOUNT."
+    ]
+
+    sacctmgr(enforced, "add", "account", ACCOUNT)
+    sacctmgr(enforced, "add", "user", USER, f"account={ACCOUNT}")
+    sacctmgr(enforced, "add", "qos", "long")
+    account = "launcher.slurm.account"
+    assert refused(enforced, f"{account}=phisics") == [
+        f"{account} phisics is none of yours; did you mean {ACCOUNT}?"
+    ]
+    assert refused(enforced, "launcher.slurm.qos=long") == [
+        f"Account {ACCOUNT} may not use the QOS long; there is normal."
+    ]
+    assert refused(enforced, "launcher.slurm.qos=lang") == ["Slurm has no QOS lang; did you mean long?"]
+
+    limits = ("maxnodes=1", "maxwall=01:00:00")
+    sacctmgr(enforced, "modify", "user", USER, "set", *limits)
+    few = f"The job asks for 2 nodes, and a job of account {ACCOUNT} may have 1: {WAITS}"
+    time = "launcher.slurm.time"
+    assert refused(enforced) == [few]
+    long = f"{time} 02:00:00 is more than the 01:00:00 of your jobs of account {ACCOUNT}: {WAITS}"
+    assert refused(enforced, f"{time}=02:00:00", "launcher.nodes=1") == [long]
+    assert refused(enforced, f"{time}=02:00:00") == [long, few]
+
+    # As it would, and does.
+    waits(enforced, "AssocMaxNodePerJobLimit", "-N2", "-t10")
+    waits(enforced, "AssocMaxWallDurationPerJobLimit", "-N1", "-t120")
+    enforced.idle()
+
+    # What the limits allow is taken.
+    train(enforced, "allowed", "launcher.nodes=1", f"{time}=00:30:00")
+    assert job(enforced, "allowed")["state"] in ("queued", "starting", "running", "finished")
+    enforced.rdm("stop", "allowed", "--now")

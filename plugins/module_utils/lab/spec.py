@@ -40,7 +40,12 @@ KEYS_AT = "/srv/rdm/lab"
 FILES_AT = ".rdm/lab"  # below the inventory
 HOST_KEY = "ssh_host_ed25519_key"
 USER = "rdm"
+SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=5m -o ServerAliveInterval=10 -o ServerAliveCountMax=12"
+"""As everywhere, but for the last: nodes of one busy machine may be silent for more than half a minute. What
+uses a shared connection that is given up then ends with 255, and without a word."""
 SHARED_AT = "/shared"
+NODE_WEIGHT = 4096
+"""CPU shares of a node: a process of the machine has 1024."""
 SLURM_GPUS = 4
 """Of each node of a Slurm lab: device files that stand in for GPUs."""
 SLURM_TYPES = {"hgx": "hgx", "gpu2": "a10"}
@@ -87,6 +92,7 @@ class NodeSpec(NamedTuple):
     archives: str
     capabilities: Capabilities
     cgroup_version: str
+    cgroup_driver: str = ""
     slurm: bool = False
 
 
@@ -290,6 +296,9 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
     else:
         host["CgroupnsMode"] = "private"
+    if node.cgroup_driver == "cgroupfs":
+        # Else all containers of the engine together weigh as much as one process beside it.
+        host.update(CgroupParent="/", CpuShares=NODE_WEIGHT)
     if node.slurm:
         binds.append(f"{object_name(node.lab, 'shared')}:{SHARED_AT}")
     host["Binds"] = binds
@@ -354,6 +363,7 @@ def inventory(
             "-o 'UserKnownHostsFile=\"{{ inventory_dir }}/" + FILES_AT + "/known_hosts\"' "
             "-o GlobalKnownHostsFile=/dev/null -o StrictHostKeyChecking=yes -o IdentitiesOnly=yes"
         ),
+        "ansible_ssh_args": SSH_ARGS,
         "ansible_control_path_dir": control_path,
         "ansible_python_interpreter": "/usr/bin/python3",
         "rdm_cluster": lab,

@@ -291,6 +291,12 @@ def test_an_end_without_a_culprit_is_told() -> None:
         ),
         (
             "unreachable",
+            {"msg": "Task failed: Failed to connect to the host via ssh: "},
+            "ssh to it ended without a word: its connection or the program there was killed, or sshd did not "
+            "answer in time; run the same again",
+        ),
+        (
+            "unreachable",
             {
                 "msg": 'Data could not be sent to remote host "h". Make sure this host can be reached over '
                 "ssh: ssh: connect to host h port 22: Connection refused"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.lab import spec
 from hypothesis import given
 from hypothesis import strategies as st
+
+from rdm_provision.environment import ansible_environment
 
 ALL = spec.Capabilities(tuple(spec.CAPABILITIES), True)
 SOME = spec.Capabilities(("CHOWN", "NET_ADMIN"), False)
@@ -117,6 +120,15 @@ def test_cgroups_by_version() -> None:
     assert (one["CgroupnsMode"], two["CgroupnsMode"]) == ("host", "private")
     assert "/sys/fs/cgroup:/sys/fs/cgroup" in one["Binds"]
     assert not any("cgroup" in bind for bind in two["Binds"])
+
+
+def test_a_node_weighs_as_much_as_four_processes_beside_it_and_not_a_part_of_one() -> None:
+    host = spec.node_body(node(cgroup_driver="cgroupfs"))["HostConfig"]
+    assert (host["CgroupParent"], host["CpuShares"]) == ("/", 4 * 1024)
+    # There a service of systemd is weighed against others.
+    assert not {"CgroupParent", "CpuShares"} & set(
+        spec.node_body(node(cgroup_driver="systemd"))["HostConfig"]
+    )
 
 
 def test_the_switch_has_the_one_right_that_it_needs() -> None:
@@ -247,6 +259,15 @@ def test_nodes_of_a_slurm_lab_share_a_volume_and_have_stand_ins_for_gpus() -> No
     assert body["Env"] == ["RDM_LAB_GPUS=4"]
     assert spec.shared_volume_body("lab")["Labels"] == spec.labels("lab")  # by which it goes away
     assert "/shared" not in str(spec.node_body(node()))
+
+
+def test_a_labs_ssh_is_that_of_any_cluster_but_waits_for_longer(tmp_path: Path) -> None:
+    config = tmp_path / "ansible.cfg"
+    config.touch()
+    usual = ansible_environment({"ANSIBLE_CONFIG": str(config)})["ANSIBLE_SSH_ARGS"]
+    (group,) = spec.inventory("lab", {"n1": "10.0.0.1"}, "macvlan", "/tmp/x").values()
+    assert "ServerAliveCountMax=3" in usual
+    assert group["vars"]["ansible_ssh_args"] == usual.replace("CountMax=3", "CountMax=12")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
