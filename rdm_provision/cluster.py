@@ -505,7 +505,7 @@ class Cluster(JobVerbs):
         r"""Run a command in the training containers. :meth:`outputs` turns the result into one per node.
 
         Args:
-            argv: the command and its arguments; no shell looks at them.
+            argv: the command and its arguments, a list; no shell looks at them.
             limit: only on these nodes.
             user: as this user of the container; default: the container's own.
             timeout: seconds after which the wait ends and the node counts as failed.
@@ -520,6 +520,10 @@ class Cluster(JobVerbs):
         ['node1\n']
         """
         self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
+        if isinstance(argv, str):
+            # A list of it would be its letters.
+            words = f"exec({argv.split()!r})"
+            raise InputError(f"the command {argv!r} is a text, and exec takes a list of words", hint=words)
         if not argv:
             raise InputError("there is no command to run", hint="rdm-provision exec -- COMMAND ARGUMENT…")
         if user and not _USER.fullmatch(user):
