@@ -47,7 +47,7 @@ class Options:
     vault_password_file: str = ""
     ask_vault_pass: bool = False
     limit: str = ""
-    tags: str = ""
+    tags: str | None = None
     forks: int = 0
     verbose: int = 0
     as_json: bool = False
@@ -239,7 +239,6 @@ _LIMIT = click.option(
 _TAGS = click.option(
     "-t",
     "--tags",
-    default="",
     metavar="TAGS",
     help="Only these parts: a role's name (network), or a part of it (network_run).",
 )
@@ -275,7 +274,7 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
                 vault_password_file=given.pop("vault_password_file", ""),
                 ask_vault_pass=given.pop("ask_vault_pass", False),
                 limit=given.pop("limit", ""),
-                tags=given.pop("tags", ""),
+                tags=given.pop("tags", None),
                 forks=given.pop("forks", None) or 0,
                 verbose=given.pop("verbose", 0),
                 as_json=given.pop("as_json", False),

@@ -403,6 +403,15 @@ def test_a_limit_that_is_none_widens_no_verb_to_all_nodes(
     assert said.err.count("Error:") == 1
 
 
+@pytest.mark.parametrize("words", [["up"], ["check"], ["down"], ["env", "up"], ["env", "down"]])
+def test_tags_that_are_none_widen_no_verb_to_all_parts(
+    call: Call, make_inventory: MakeInventory, words: list[str]
+) -> None:
+    said = call(*words, "-i", make_inventory(), "--show-command", "--tags", "")
+    assert (said.code, said.out) == (3, "")
+    assert "--tags is empty" in said.err
+
+
 def test_a_node_without_a_name_is_not_all_of_them(call: Call, make_inventory: MakeInventory) -> None:
     said = call("logs", "x", "-i", make_inventory(), "--show-command", "--node", "")
     assert (said.code, said.out) == (3, "")
