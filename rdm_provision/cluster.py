@@ -29,7 +29,7 @@ from rdm_provision.outcomes import (
 from rdm_provision.parts import check_tags
 from rdm_provision.plan_table import PlanTable, planned_nodes
 from rdm_provision.run import Run, RunSpec
-from rdm_provision.selection import did_you_mean, select
+from rdm_provision.selection import nearest_node, select
 from rdm_provision.vault import password_file, password_in_memory
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Cluster(JobVerbs):
         for node in self.nodes:
             if node.name == name:
                 return node
-        hint = did_you_mean(name, [node.name for node in self.nodes], self._groups)
+        hint = nearest_node(name, [node.name for node in self.nodes], self._groups)
         raise InputError(f"there is no node {name!r} in {self.inventory}", hint=hint)
 
     def select(self, limit: str) -> tuple[str, ...]:

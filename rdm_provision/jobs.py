@@ -362,3 +362,10 @@ class JobVerbs:
         return any(
             one.get("known") for results in result.returned.get(JOB_MODULE, {}).values() for one in results
         )
+
+    def near_jobs(self, result: RunResult) -> tuple[str, ...]:
+        """Return the jobs that are spelt nearly like the one that no node knew in a run about one job."""
+        told = result.returned.get(JOB_MODULE, {}).values()
+        return tuple(
+            dict.fromkeys(near for results in told for one in results for near in one.get("near") or ())
+        )

@@ -156,6 +156,11 @@ known:
   description: Whether this node has the job.
   returned: for V(state), V(stop), V(logs), V(sections) and V(report)
   type: bool
+near:
+  description: Jobs of this node whose names are spelt nearly like O(name).
+  returned: when it is not known
+  type: list
+  elements: str
 job:
   description: How it is; on its master the whole job, elsewhere what is known there.
   returned: for V(state) and V(stop), when it is known
@@ -240,6 +245,7 @@ directory:
   sample: /var/lib/rdm/rdm
 """
 
+import difflib
 import os
 import re
 from typing import Any, Callable, Dict, List, Optional
@@ -437,7 +443,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         if verb in _OF_ONE_JOB:
             result["known"] = _is_here(place.directory, options["name"], chosen)
             if not result["known"]:
-                return dict(result, ended=True)
+                return dict(result, ended=True, near=_near(place.directory, options["name"]))
         agent = Agent(place, options["timeout"] + options["wait"] + 10)
         if verb == "remove":
             names = [name for name in options["names"] if _is_here(place.directory, name, chosen)]
@@ -464,6 +470,16 @@ def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
     return os.path.isdir(found) and os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(
         place.get("slurm")
     )
+
+
+def _near(directory: str, name: str) -> List[str]:
+    """Return the jobs that may have been meant; beside jobs lies what else is in their directory."""
+    try:
+        found = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
+    except OSError:
+        return []
+    close = difflib.get_close_matches(name, found)
+    return [one for one in close if os.path.isfile(os.path.join(directory, one, "job.json"))]
 
 
 def _half_removed(directory: str) -> bool:

@@ -69,11 +69,10 @@ class Verbs(click.Group):
         """Find the verb, or say which one was probably meant."""
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            import difflib
+            from rdm_provision.nearest import did_you_mean
 
-            close = difflib.get_close_matches(name, VERBS, n=2)
-            meant = f"Did you mean {' or '.join(close)}?" if close else f"The verbs are {', '.join(VERBS)}."
-            ctx.fail(f"there is no verb {name!r}. {meant}")
+            meant = did_you_mean(name, VERBS, f"the verbs are {', '.join(VERBS)}.")
+            ctx.fail(f"there is no verb {name!r}: {meant}")
         return super().resolve_command(ctx, args)
 
 

@@ -328,11 +328,13 @@ def inventory_flag(options: Options) -> str:
     return f" -i {shlex.quote(str(options.inventory))}"
 
 
-def unknown_job(job: str) -> InputError:
-    """Return the error for the name of a job that no node has."""
+def unknown_job(cluster: Cluster, result: RunResult, job: str) -> InputError:
+    """Return the error for the name of a job that no node has, by what they answered."""
     from rdm_provision.errors import InputError
+    from rdm_provision.nearest import did_you_mean
 
-    return InputError(f"there is no job {job} on these nodes", hint="rdm-provision jobs lists them")
+    hint = did_you_mean(job, cluster.near_jobs(result), "rdm-provision jobs lists them")
+    return InputError(f"there is no job {job} on these nodes", hint=hint)
 
 
 def lab_steps(cluster: Cluster) -> list[tuple[str, str]]:

@@ -75,7 +75,7 @@ def logs(
 
     result, texts = job_view.read(run, follow=follow and not options.as_json)
     if result.ok and not cluster.knows_job(result):
-        raise unknown_job(job)
+        raise unknown_job(cluster, result, job)
     if options.as_json:
         emit_json({**result.to_json(), "logs": texts})
         return result.exit_code

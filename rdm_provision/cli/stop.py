@@ -30,7 +30,7 @@ def stop(options: Options, job: str, now: bool) -> int:
     if result is None:
         return 0
     if result.ok and not cluster.knows_job(result):
-        raise unknown_job(job)
+        raise unknown_job(cluster, result, job)
     if options.as_json:
         emit_json(result.to_json())
         return result.exit_code

@@ -20,7 +20,9 @@ from rich.console import Console
 from rdm_provision import Cluster
 from rdm_provision.cli import job_view, view
 from rdm_provision.cli import jobs as jobs_verb
+from rdm_provision.cli import logs as logs_verb
 from rdm_provision.cli import report as report_verb
+from rdm_provision.cli import stop as stop_verb
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
@@ -364,6 +366,38 @@ def test_about_a_job_its_master_is_asked_and_the_others_only_when_it_cannot_tell
     assert said.exception is None, said.output
     assert asked == limits
     assert "healthy" in said.output
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "near", "hint"),
+    [
+        (jobs_verb.jobs, [], [], "rdm-provision jobs lists them"),
+        (jobs_verb.jobs, ["--verdict"], ["gpt-1"], "did you mean gpt-1?"),
+        (jobs_verb.jobs, ["--sections"], ["gpt-1"], "did you mean gpt-1?"),
+        (logs_verb.logs, [], ["gpt-1"], "did you mean gpt-1?"),
+        (stop_verb.stop, [], ["gpt-1"], "did you mean gpt-1?"),
+        (report_verb.report, [], ["gpt-1"], "did you mean gpt-1?"),
+    ],
+)
+def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    verb: Any,
+    words: list[str],
+    near: list[str],
+    hint: str,
+) -> None:
+    told = {"known": False, "ended": True, "near": near}
+    returned = {"rdm.provision.job": {"n1": [told], "n2": [told]}}
+    result = RunResult(verb="jobs", nodes={"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}, returned=returned)
+    monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, None))
+    monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, {}))
+    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    arguments = ["-i", str(make_inventory("n1", "n2")), "gtp-1", *words]
+    said = CliRunner().invoke(verb, arguments, standalone_mode=False)
+    assert isinstance(said.exception, InputError), said.output
+    assert "there is no job gtp-1" in str(said.exception)
+    assert said.exception.hint == hint
 
 
 def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(

@@ -256,6 +256,18 @@ def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) 
     assert agent.argv == []
 
 
+def test_a_node_names_the_jobs_that_may_have_been_meant(agent: Any, tmp_path: Path) -> None:
+    jobs = next(tmp_path.rglob("tiny-1")).parent
+    # What lies beside jobs is none.
+    for name, files in {"tiny-1": ["job.json"], "tiny-2": [], "gpt-9": ["job.json"]}.items():
+        (jobs / name).mkdir(exist_ok=True)
+        for file in files:
+            (jobs / name / file).touch()
+    for verb in ("state", "logs", "sections", "report", "stop"):
+        assert run(verb, agent, name="tniy-1")["near"] == ["tiny-1"]
+        assert run(verb, agent, name="xyz")["near"] == []
+
+
 def test_jobs_that_run_are_named_without_asking_the_agent(engine: Engine, tmp_path: Path) -> None:
     with running_job(tmp_path, "tiny-1"), running_job(tmp_path, "other", node="former"):
         assert run("running", node="n1")["running"] == ["other", "tiny-1"]
