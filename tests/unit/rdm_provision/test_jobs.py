@@ -400,6 +400,33 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
     assert said.exception.hint == hint
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "changed", "words"),
+    [
+        (33, 1, "demo-1 is stopped. Its newest checkpoint is of iteration 33."),
+        (33, 0, "demo-1 had ended already. Its newest checkpoint is of iteration 33."),
+        (None, 1, "demo-1 is stopped. It has no checkpoint: it would begin anew."),
+    ],
+)
+def test_who_stops_a_job_learns_from_where_it_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    checkpoint: int | None,
+    changed: int,
+    words: str,
+) -> None:
+    # The master's word counts: the other node has not heard of the last checkpoint.
+    told = {
+        node: [{"known": True, "job": {**TOLD, "state": "stopped", "progress": {"checkpoint": saved}}}]
+        for node, saved in (("n2", 20), ("n1", checkpoint))
+    }
+    nodes = {node: NodeRecap(ok=1, changed=changed) for node in ("n1", "n2")}
+    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
+    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    said = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
+    assert words in said.output
+
+
 def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory
 ) -> None:
