@@ -297,7 +297,7 @@ class Translator:
         """Note what the collection's own modules hand back."""
         if res.get("rdm_refused"):
             self.refused = str(res["rdm_refused"])
-            self.problems += [
+            found = [
                 Problem(
                     node=item.get("node"),
                     value=str(item.get("value", "")),
@@ -306,6 +306,8 @@ class Translator:
                 )
                 for item in res.get("problems") or []
             ]
+            # Each of several nodes may refuse the same.
+            self.problems += [problem for problem in found if problem not in self.problems]
             if not self.problems:
                 self.problems.append(Problem(None, "", _why(res, unreachable=False), ""))
         elif action == PLAN_ACTION and "nodes" in res:

@@ -235,8 +235,8 @@ no_place:
   returned: when it failed for that
   type: bool
 rdm_refused:
-  description: V(nodes), when the configuration is not sound.
-  returned: for V(config)
+  description: V(nodes), when the configuration is not sound; V(input), when the job has no such O(rank).
+  returned: for V(config) and V(logs)
   type: str
 directory:
   description: The directory of the jobs on the node.
@@ -363,6 +363,13 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     if options["rank"] is not None:
         words += ["--rank", str(options["rank"])]
     answer = agent.ask("logs", words)
+    ranks = answer.get("ranks")
+    if options["rank"] is not None and ranks and options["rank"] >= ranks:
+        what = "rank {0}".format(options["rank"])
+        reason, remedy = "is none of the job " + options["name"], "its ranks are 0 to {0}".format(ranks - 1)
+        wrong = {"node": None, "value": what, "reason": reason, "remedy": remedy}
+        msg = "{0} {1}: {2}".format(what, reason, remedy)
+        return {"failed": True, "rdm_refused": "input", "problems": [wrong], "msg": msg, "ended": True}
     shown = ("text", "parts", "offset", "ended")
     return {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
 

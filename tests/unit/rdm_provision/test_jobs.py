@@ -427,6 +427,34 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     assert words in said.output
 
 
+@pytest.mark.parametrize("option", ["--node", "--limit"])
+@pytest.mark.parametrize(
+    ("launcher", "hint"),
+    [
+        ("no_ssh", "its nodes are n1, n2"),
+        ("slurm", "Slurm ran it: its logs are on gate, those of all its nodes"),
+    ],
+)
+def test_a_node_that_is_none_of_the_jobs_is_told_where_the_job_is(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, option: str, launcher: str, hint: str
+) -> None:
+    def answer(**told: Any) -> RunResult:
+        return RunResult(
+            verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [told]}}
+        )
+
+    everywhere = answer(known=True, job={**TOLD, "launcher": launcher})
+    monkeypatch.setattr(job_view, "read", lambda *_, **__: (answer(known=False, ended=True), {}))
+    monkeypatch.setattr(job_view, "watch", lambda run, *_, **__: (everywhere, run.spec.limit))
+    inventory = make_inventory("n1", "n2", "n3")
+    (inventory / "login.yml").write_text("login: {hosts: {gate: {}}}\n", encoding="utf-8")
+    arguments = ["-i", str(inventory), "demo-1", option, "n3"]
+    said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    assert isinstance(said.exception, InputError), said.output
+    assert (str(said.exception), said.exception.hint) == ("the job demo-1 is not on n3", hint)
+    assert said.exception.exit_code == 3
+
+
 def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory
 ) -> None:

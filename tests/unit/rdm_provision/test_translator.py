@@ -147,6 +147,16 @@ def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
     assert result.failed == ()
 
 
+def test_what_several_nodes_refuse_alike_is_one_problem() -> None:
+    made = translator()
+    problem = {"node": None, "value": "rank 99", "reason": "is none of the job x", "remedy": ""}
+    refusal = {"rdm_refused": "input", "problems": [problem], "msg": "…"}
+    feed(made, *(outcome("failed", node, refusal, "rdm.provision.job") for node in ("a", "b")))
+    result = end(made, 2)
+    assert result.exit_code == 3
+    assert [str(one) for one in result.problems] == ["rank 99 is none of the job x"]
+
+
 def test_wrong_arguments_of_a_role_are_bad_input_before_any_change() -> None:
     made = translator()
     errors = {"argument_errors": ["value of x must be one of: a, b, got: c"], "msg": "Validation failed"}

@@ -202,6 +202,19 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
     assert agent.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
+def test_a_rank_that_the_job_does_not_have_is_refused_at_once(agent: Any) -> None:
+    agent.says(text="", offset=7, ended=False, ranks=4)
+    with pytest.raises(Failed, match="rank 99 is none of the job tiny-1: its ranks are 0 to 3") as caught:
+        run("logs", agent, name="tiny-1", rank=99, wait=10)
+    assert (caught.value.result["rdm_refused"], caught.value.result["ended"]) == ("input", True)
+    with pytest.raises(Failed, match="its ranks are 0 to 3"):
+        run("logs", agent, name="tiny-1", rank=4)
+    assert run("logs", agent, name="tiny-1", rank=3)["text"] == ""
+    # Of a job that Slurm has not begun nobody knows it.
+    agent.says(text="", offset="", ended=False)
+    assert run("logs", agent, name="tiny-1", rank=99)["text"] == ""
+
+
 def test_sections_are_the_agents(agent: Any) -> None:
     agent.says(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
     result = run("sections", agent, name="tiny-1")
