@@ -203,7 +203,7 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
         emit_json({**result.to_json(), "sections": [to_json(section) for section in found]})
         return result.exit_code
     for section in found:
-        click.echo(f"{_RULE} {section.title} {_RULE}")
+        click.echo(printable(f"{_RULE} {section.title} {_RULE}"))
         for line in section.lines:
             click.echo(printable(line))
         if section.total is not None:

@@ -20,6 +20,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 
 from rdm_provision.cli import VERBS, cli, main
 from rdm_provision.cluster import Cluster
+from rdm_provision.errors import RdmError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.outcomes import CommandOutput
 from tests.conftest import ROOT
@@ -350,6 +351,41 @@ def test_exec_ends_as_its_command_did_on_a_single_node(
     said = call("exec", "-i", path, "--limit", "node1", "--json", "--", "false")
     assert (said.code, json.loads(said.out)["exit_code"]) == (7, 7)
     assert call("exec", "-i", path, "--", "false").code == 1
+
+
+@pytest.mark.parametrize("limit", ["node1", "node1,node2"])
+def test_nothing_that_a_command_wrote_is_obeyed_by_the_terminal(
+    call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    evil = "\x1b]0;title\x07\x1b[31mred\x1b[0m\x9b2Jend\tof it\n"
+
+    def outputs(_self: Cluster, result: RunResult) -> tuple[CommandOutput, ...]:
+        return tuple(CommandOutput(node, 0, stdout=evil, stderr=evil, error=evil) for node in result.nodes)
+
+    monkeypatch.setattr(Cluster, "outputs", outputs)
+    path = make_inventory(rdm_cluster="no-such-cluster")
+    said = call("exec", "-i", path, "--limit", limit, "--", "x")
+    for text in (said.out, said.err):
+        assert "redend\tof it\n" in text
+        assert not set(text) & {"\x1b", "\x07", "\x9b"}
+    told = json.loads(call("exec", "-i", path, "--limit", limit, "--json", "--", "x").out)
+    assert (told["nodes"]["node1"]["stdout"], told["nodes"]["node1"]["stderr"]) == (evil, evil)
+
+
+@pytest.mark.parametrize("part", ["message", "hint", "warnings"])
+def test_nothing_in_an_error_is_obeyed_by_the_terminal(
+    call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    evil = "a node said \x1b]0;title\x07\x1b[31mred\x1b[0m\x9b2J"
+    more: dict[str, Any] = {} if part == "message" else {part: [evil] if part == "warnings" else evil}
+
+    def load(*_: Any, **__: Any) -> Cluster:
+        raise RdmError("it failed" if more else evil, **more)
+
+    monkeypatch.setattr(Cluster, "load", load)
+    said = call("status", "-i", make_inventory())
+    assert "a node said red\n" in said.err
+    assert not set(said.err) & {"\x1b", "\x07", "\x9b"}
 
 
 def test_exec_gives_standard_input_to_the_command_or_says_that_it_does_not(
