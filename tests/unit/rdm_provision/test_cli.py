@@ -137,6 +137,23 @@ def test_the_state_of_a_lab_that_is_not_there_is_bad_input(
     assert json.loads(call("lab", "status", "--name", "nosuch", "--json").out)["exit_code"] == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "about"), [(["up", "--nodes", "5"], "5 nodes"), (["up", "-n", "1"], "1 node"), (["down"], "")]
+)
+def test_a_run_on_a_lab_is_about_its_nodes(
+    call: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], about: str
+) -> None:
+    told = []
+
+    def watch(_run: Any, **given: Any) -> RunResult:
+        told.append(given["about"])
+        return RunResult(verb="lab", message="it failed")
+
+    monkeypatch.setattr("rdm_provision.cli.view.watch", watch)
+    call("lab", *words, "--name", "nosuch")
+    assert told == [about]
+
+
 def test_help_loads_neither_ansible_nor_rich() -> None:
     program = (
         "import sys\nfrom rdm_provision.cli import main\n"
