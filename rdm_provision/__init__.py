@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RunResult,
         RunStarted,
         Status,
+        TaskGoesOn,
         TaskStarted,
     )
     from rdm_provision.job_state import JobFailure, JobLines, JobNode, JobState, JobUpdate
@@ -61,6 +62,7 @@ __all__ = [
     "RunResult",
     "RunStarted",
     "Status",
+    "TaskGoesOn",
     "TaskStarted",
     "ToolMissingError",
 ]

@@ -29,7 +29,7 @@ from rdm_provision.outcomes import (
 from rdm_provision.parts import check_tags
 from rdm_provision.plan_table import PlanTable, planned_nodes
 from rdm_provision.run import Run, RunSpec
-from rdm_provision.selection import did_you_mean, select
+from rdm_provision.selection import nearest_node, select
 from rdm_provision.vault import password_file, password_in_memory
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Cluster(JobVerbs):
         for node in self.nodes:
             if node.name == name:
                 return node
-        hint = did_you_mean(name, [node.name for node in self.nodes], self._groups)
+        hint = nearest_node(name, [node.name for node in self.nodes], self._groups)
         raise InputError(f"there is no node {name!r} in {self.inventory}", hint=hint)
 
     def select(self, limit: str) -> tuple[str, ...]:
@@ -225,7 +225,7 @@ class Cluster(JobVerbs):
         save = save or bool(release)
         literal = {"plan_release": release} if release else {}
         run = self._run(
-            "plan", "plan", "", "", 0, 0, exclusive=save, extra={"plan_write": save}, literal=literal
+            "plan", "plan", "", None, 0, 0, exclusive=save, extra={"plan_write": save}, literal=literal
         )
         result = run.result()
         if result.refused:
@@ -278,7 +278,7 @@ class Cluster(JobVerbs):
         self,
         *,
         limit: str = "",
-        tags: str = "",
+        tags: str | None = None,
         recheck: bool = False,
         forks: int = 0,
         verbosity: int = 0,
@@ -289,13 +289,13 @@ class Cluster(JobVerbs):
 
         Args:
             limit: only these nodes (Ansible's ``--limit`` pattern).
-            tags: only the parts with one of these tags.
+            tags: only the parts with one of these tags; None for all.
             recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
 
         Raises:
-            InputError: the pattern matches no node, or a tag no part.
+            InputError: the pattern matches no node, or a tag no part, or there is no tag in ``tags``.
             ClusterBusyError: (when started) another run is changing this cluster.
 
         >>> Cluster.load("inventory/lab").up().result().exit_code  # doctest: +SKIP
@@ -311,7 +311,7 @@ class Cluster(JobVerbs):
         self,
         *,
         limit: str = "",
-        tags: str = "",
+        tags: str | None = None,
         recheck: bool = False,
         forks: int = 0,
         verbosity: int = 0,
@@ -323,7 +323,7 @@ class Cluster(JobVerbs):
 
         Args:
             limit: only these nodes (Ansible's ``--limit`` pattern).
-            tags: only the parts with one of these tags.
+            tags: only the parts with one of these tags; None for all.
             recheck: look at everything anew, also on nodes whose receipt says that nothing is to be done.
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
@@ -378,18 +378,24 @@ class Cluster(JobVerbs):
         extra |= {"verify_collective": True} if collective else {}
         extra |= {"verify_collective_max_size": max_size} if max_size else {}
         return self._run(
-            "verify", "verify", limit, "", forks, verbosity, exclusive=rdma or collective, extra=extra
+            "verify", "verify", limit, None, forks, verbosity, exclusive=rdma or collective, extra=extra
         )
 
     def down(
-        self, *, images: bool = False, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0
+        self,
+        *,
+        images: bool = False,
+        limit: str = "",
+        tags: str | None = None,
+        forks: int = 0,
+        verbosity: int = 0,
     ) -> Run:
         """Take away what :meth:`up` made, and nothing else: what does not carry our label stays.
 
         Args:
             images: remove the images as well.
             limit: only these nodes (Ansible's ``--limit`` pattern).
-            tags: only the parts with one of these tags.
+            tags: only the parts with one of these tags; None for all.
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
 
@@ -405,14 +411,14 @@ class Cluster(JobVerbs):
             "down", "clean", limit, tags, forks, verbosity, exclusive=True, extra=extra, keep=keep
         )
 
-    def env_up(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+    def env_up(self, *, limit: str = "", tags: str | None = None, forks: int = 0, verbosity: int = 0) -> Run:
         """Make bare hosts (``rdm_runtime: host``) ready to train: Python environment, MY_IP, hostfile, ssh.
 
         The errors are those of :meth:`up`.
 
         Args:
             limit: only these nodes (Ansible's ``--limit`` pattern).
-            tags: only the parts with one of these tags.
+            tags: only the parts with one of these tags; None for all.
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
 
@@ -421,14 +427,16 @@ class Cluster(JobVerbs):
         """
         return self._run("env-up", "env_up", limit, tags, forks, verbosity, exclusive=True, diff=True)
 
-    def env_down(self, *, limit: str = "", tags: str = "", forks: int = 0, verbosity: int = 0) -> Run:
+    def env_down(
+        self, *, limit: str = "", tags: str | None = None, forks: int = 0, verbosity: int = 0
+    ) -> Run:
         """Take away what :meth:`env_up` made, and nothing else. Refused while a job uses the environment.
 
         The errors are those of :meth:`up`.
 
         Args:
             limit: only these nodes (Ansible's ``--limit`` pattern).
-            tags: only the parts with one of these tags.
+            tags: only the parts with one of these tags; None for all.
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
 
@@ -472,7 +480,7 @@ class Cluster(JobVerbs):
 
     def _slurm(self, verb: str, playbook: str, forks: int, verbosity: int, **more: Any) -> Run:
         keep = frozenset({SLURM_PLAN_MODULE, SLURM_NODES_MODULE})
-        return self._run(verb, playbook, "", "", forks, verbosity, keep=keep, **more)
+        return self._run(verb, playbook, "", None, forks, verbosity, keep=keep, **more)
 
     def status(self, *, limit: str = "", forks: int = 0, verbosity: int = 0) -> Run:
         """Look at what runs where, read-only. :meth:`states` turns the result into one record per node.
@@ -489,7 +497,7 @@ class Cluster(JobVerbs):
         [('node1', 'rdm (running)')]
         """
         self._refuse_bare("status", "rdm-provision jobs shows what runs there")
-        return self._run("status", "status", limit, "", forks, verbosity, keep=frozenset({FACTS_MODULE}))
+        return self._run("status", "status", limit, None, forks, verbosity, keep=frozenset({FACTS_MODULE}))
 
     def exec(
         self,
@@ -505,7 +513,7 @@ class Cluster(JobVerbs):
         r"""Run a command in the training containers. :meth:`outputs` turns the result into one per node.
 
         Args:
-            argv: the command and its arguments; no shell looks at them.
+            argv: the command and its arguments, a list; no shell looks at them.
             limit: only on these nodes.
             user: as this user of the container; default: the container's own.
             timeout: seconds after which the wait ends and the node counts as failed.
@@ -520,6 +528,10 @@ class Cluster(JobVerbs):
         ['node1\n']
         """
         self._refuse_bare("exec", f"ansible master:workers -i {self.inventory} -a 'COMMAND' runs one there")
+        if isinstance(argv, str):
+            # A list of it would be its letters.
+            words = f"exec({argv.split()!r})"
+            raise InputError(f"the command {argv!r} is a text, and exec takes a list of words", hint=words)
         if not argv:
             raise InputError("there is no command to run", hint="rdm-provision exec -- COMMAND ARGUMENT…")
         if user and not _USER.fullmatch(user):
@@ -533,7 +545,7 @@ class Cluster(JobVerbs):
             "exec",
             "exec",
             limit,
-            "",
+            None,
             forks,
             verbosity,
             keep=frozenset({EXEC_MODULE}),
@@ -546,7 +558,7 @@ class Cluster(JobVerbs):
         verb: str,
         playbook: str,
         limit: str,
-        tags: str,
+        tags: str | None,
         forks: int,
         verbosity: int,
         *,
@@ -558,7 +570,7 @@ class Cluster(JobVerbs):
         extra: Mapping[str, Any] | None = None,
         literal: Mapping[str, list[str]] | None = None,
     ) -> Run:
-        if tags:
+        if tags is not None:
             check_tags(playbook, tags)
         return Run(
             RunSpec(
@@ -567,7 +579,7 @@ class Cluster(JobVerbs):
                 inventory=str(self.inventory),
                 nodes=self.select(limit),
                 limit=limit,
-                tags=tags,
+                tags=tags or "",
                 extra_vars={**self.extra_vars, **(extra or {})},
                 literal_vars=literal or {},
                 check=check,

@@ -35,6 +35,7 @@ __all__ = [
     "RunResult",
     "RunStarted",
     "Status",
+    "TaskGoesOn",
     "TaskStarted",
     "WorkFound",
     "to_json",
@@ -208,6 +209,14 @@ class WorkFound(Event):
 @dataclass(frozen=True, slots=True)
 class TaskStarted(Event):
     """A task began, on all nodes of its play."""
+
+    phase: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGoesOn(Event):
+    """A task takes long; told once, after some seconds."""
 
     phase: str
     task: str

@@ -90,7 +90,7 @@ class JobVerbs:
             "train",
             "train",
             limit,
-            "",
+            None,
             forks,
             verbosity,
             check=check,
@@ -124,7 +124,7 @@ class JobVerbs:
         extra, literal = _wanted(config, overrides)
         keep = frozenset({JOB_MODULE})
         return self._run(
-            "train", "job_config", limit, "", forks, verbosity, keep=keep, extra=extra, literal=literal
+            "train", "job_config", limit, None, forks, verbosity, keep=keep, extra=extra, literal=literal
         )
 
     def resolved_config(self, result: RunResult) -> str:
@@ -152,7 +152,7 @@ class JobVerbs:
         if not Path(directory).is_dir():
             raise InputError(f"there is no directory {directory}")
         extra = {"job_data": str(Path(directory).resolve())}
-        return self._run("data", "job_data", limit, "", forks, verbosity, extra=extra)
+        return self._run("data", "job_data", limit, None, forks, verbosity, extra=extra)
 
     def jobs(
         self,
@@ -197,7 +197,7 @@ class JobVerbs:
         if report:
             extra["job_report"] = True
         return self._run(
-            "jobs", "jobs", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+            "jobs", "jobs", limit, None, forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
         )
 
     def logs(
@@ -245,7 +245,9 @@ class JobVerbs:
             extra["logs_rank"] = rank
         literal: dict[str, list[str]] = {"logs_grep": [grep]} if grep else {}
         keep = frozenset({JOB_MODULE})
-        return self._run("logs", "logs", limit, "", forks, verbosity, keep=keep, extra=extra, literal=literal)
+        return self._run(
+            "logs", "logs", limit, None, forks, verbosity, keep=keep, extra=extra, literal=literal
+        )
 
     def stop(
         self, job: str, *, now: bool = False, limit: str = "", forks: int = 0, verbosity: int = 0
@@ -266,7 +268,7 @@ class JobVerbs:
         if now:
             extra["job_stop_now"] = True
         return self._run(
-            "stop", "stop", limit, "", forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
+            "stop", "stop", limit, None, forks, verbosity, keep=frozenset({JOB_MODULE}), extra=extra
         )
 
     def prune(
@@ -294,7 +296,7 @@ class JobVerbs:
             "prune",
             "prune",
             limit,
-            "",
+            None,
             forks,
             verbosity,
             check=check,
@@ -359,4 +361,11 @@ class JobVerbs:
         """Return whether any node that answered in a run about one job has that job."""
         return any(
             one.get("known") for results in result.returned.get(JOB_MODULE, {}).values() for one in results
+        )
+
+    def near_jobs(self, result: RunResult) -> tuple[str, ...]:
+        """Return the jobs that are spelt nearly like the one that no node knew in a run about one job."""
+        told = result.returned.get(JOB_MODULE, {}).values()
+        return tuple(
+            dict.fromkeys(near for results in told for one in results for near in one.get("near") or ())
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rdm_provision import environment
 from rdm_provision.errors import InputError
+from rdm_provision.nearest import did_you_mean
 
 __all__ = ["check_tags", "named", "tags_of"]
 
@@ -24,14 +24,15 @@ def check_tags(playbook: str, tags: str) -> None:
         tags: as after ``--tags``, with commas.
 
     Raises:
-        InputError: one of them is no tag of the playbook; the message names the nearest.
+        InputError: there is none, or one of them is no tag of the playbook; the message names the nearest.
     """
     known = tags_of(playbook)
+    parts = f"the parts are {', '.join(known)}"
+    if not named(tags):
+        raise InputError("--tags is empty: leave it out for all parts", hint=parts)
     for tag in named(tags):
         if tag not in known and tag not in _OF_ANSIBLE:
-            close = difflib.get_close_matches(tag, known, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"the parts are {', '.join(known)}"
-            raise InputError(f"--tags: there is no part {tag!r}", hint=hint)
+            raise InputError(f"--tags: there is no part {tag!r}", hint=did_you_mean(tag, known, parts))
 
 
 def named(tags: str) -> list[str]:

@@ -295,6 +295,7 @@ class Run:
         def look_in() -> bool:
             if translator.asking is not None:
                 emit(translator.answered(told(answers, translator.asking.task)))
+            emit(translator.waited())
             return self._cancel_now()
 
         if variables := spec.variables():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rdm_provision.errors import InputError
+from rdm_provision.nearest import did_you_mean
 
-__all__ = ["did_you_mean", "select"]
+__all__ = ["nearest_node", "select"]
 
 NAMES_SHOWN = 8
 _NO_GROUPS_OF_OURS = ("all", "ungrouped")
@@ -40,7 +40,7 @@ def select(limit: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]
                 if not _matches(manager, pattern):
                     known = pattern in groups
                     what = "has no host" if known else "is neither a node nor a group of the inventory"
-                    hint = "" if known else did_you_mean(pattern, nodes, groups)
+                    hint = "" if known else nearest_node(pattern, nodes, groups)
                     raise InputError(f"--limit: {pattern!r} {what}", hint=hint)
             selected = {host.name for host in manager.get_hosts("all")}
         except AnsibleError as error:
@@ -98,13 +98,11 @@ def _matches(manager: Any, pattern: str) -> bool:
     return split_host_pattern(pattern) == [pattern] and bool(manager.get_hosts(pattern, ignore_limits=True))
 
 
-def did_you_mean(name: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:
+def nearest_node(name: str, nodes: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:
     """Return a hint for who wrote a name that is neither a node's nor a group's."""
     known = [*nodes, *(group for group in groups if group not in _NO_GROUPS_OF_OURS)]
-    if close := difflib.get_close_matches(name, known, n=3):
-        return f"did you mean {' or '.join(close)}?"
     more = f" and {len(nodes) - NAMES_SHOWN} more" if len(nodes) > NAMES_SHOWN else ""
-    return f"the nodes are {', '.join(nodes[:NAMES_SHOWN])}{more}"
+    return did_you_mean(name, known, f"the nodes are {', '.join(nodes[:NAMES_SHOWN])}{more}")
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from rdm_provision.events import (
     RunResult,
     RunStarted,
     Status,
+    TaskGoesOn,
     TaskStarted,
     WorkFound,
 )
@@ -47,6 +48,8 @@ RDMA_ACTION = "rdm.provision.rdma_pairs"
 PROBE_ACTION = "rdm.provision.rdma_probe"
 COLLECTIVE_ACTION = "rdm.provision.collective_verdict"
 SPARE_ACTION = "rdm.provision.spare_jobs"
+LONG_S = 10.0
+"""From how many seconds on a task takes long."""
 ARGSPEC_ACTIONS = ("ansible.builtin.validate_argument_spec", "validate_argument_spec")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -112,6 +115,7 @@ class Translator:
         self.started = time.monotonic()
         self.phase = ""
         self.task = ""
+        self.long_from: float | None = None
         self.counts: dict[str, _Counts] = {name: _Counts() for name in spec.nodes}
         self.running: dict[str, InProgress] = {}
         self.phase_seconds: dict[str, float] = {}
@@ -192,7 +196,14 @@ class Translator:
             self._close_phase()
             self.phase = phase
             yield PhaseStarted(at=self._now(), phase=phase)
+        self.long_from = time.monotonic() + LONG_S
         yield TaskStarted(at=self._now(), phase=self.phase, task=self.task)
+
+    def waited(self) -> Iterator[Event]:
+        """Yield, once for each task, that it takes long; to be called now and then."""
+        if self.long_from is not None and time.monotonic() >= self.long_from:
+            self.long_from = None
+            yield TaskGoesOn(at=self._now(), phase=self.phase, task=self.task)
 
     def _close_phase(self) -> None:
         now = time.monotonic()
@@ -300,7 +311,7 @@ class Translator:
         """Note what the collection's own modules hand back."""
         if res.get("rdm_refused"):
             self.refused = str(res["rdm_refused"])
-            self.problems += [
+            found = [
                 Problem(
                     node=item.get("node"),
                     value=str(item.get("value", "")),
@@ -309,6 +320,8 @@ class Translator:
                 )
                 for item in res.get("problems") or []
             ]
+            # Each of several nodes may refuse the same.
+            self.problems += [problem for problem in found if problem not in self.problems]
             if not self.problems:
                 self.problems.append(Problem(None, "", _why(res, unreachable=False), ""))
         elif action == PLAN_ACTION and "nodes" in res:

@@ -75,6 +75,8 @@ def joined(answers: list[dict[str, Any]], verb: str, *, spare: bool) -> dict[str
     found = {key: value for one in there for key, value in one.items()}
     if not there:
         found = {"changed": False, "known": False, "ended": True}
+    if any(one.get("near") for one in there):
+        found["near"] = [job for one in there for job in one.get("near") or ()]
     if verb == "list":
         found["jobs"] = [job for one in there for job in one.get("jobs") or ()]
     if missing:

@@ -32,9 +32,10 @@ class ActionModule(Decision):
         if options["stage"] == "nodes":
             job = options["job"]
             answers = registered(options["checks"], variables)
-            problems = verdict(job, answers)
+            known = [Problem(**problem) for problem in job.get("problems") or ()]
+            problems = [*known, *verdict(job, answers)]
             if problems:
-                raise Refused(problems)
+                return Refused(problems).result("inventory" if known else self.STAGE)
             return {"job": dict(job, offer=answers[job["master"]].get("offer") or {})}
         nodes = [
             Node(name, node["my_ip"], int(node["slots"]))
@@ -44,7 +45,8 @@ class ActionModule(Decision):
             wanted = self._wanted(options, variables)
             has_sbatch = shutil.which("sbatch") is not None
             slurm = Slurm(options["login"], has_sbatch, options["slurm"], options["images"])
-            plan = plan_job(wanted, nodes, variables["ansible_play_hosts_all"], time.time(), slurm)
+            in_run = variables["ansible_play_hosts_all"]
+            plan = plan_job(wanted, nodes, in_run, time.time(), slurm, put_off=options["put_off"])
             accelerator = self._accelerator(options, plan.nodes[0].name)
         except Refused as refused:
             return refused.result("inventory")

@@ -156,6 +156,11 @@ known:
   description: Whether this node has the job.
   returned: for V(state), V(stop), V(logs), V(sections) and V(report)
   type: bool
+near:
+  description: Jobs of this node whose names are spelt nearly like O(name).
+  returned: when it is not known
+  type: list
+  elements: str
 job:
   description: How it is; on its master the whole job, elsewhere what is known there.
   returned: for V(state) and V(stop), when it is known
@@ -230,8 +235,8 @@ no_place:
   returned: when it failed for that
   type: bool
 rdm_refused:
-  description: V(nodes), when the configuration is not sound.
-  returned: for V(config)
+  description: V(nodes), when the configuration is not sound; V(input), when the job has no such O(rank).
+  returned: for V(config) and V(logs)
   type: str
 directory:
   description: The directory of the jobs on the node.
@@ -240,6 +245,7 @@ directory:
   sample: /var/lib/rdm/rdm
 """
 
+import difflib
 import os
 import re
 from typing import Any, Callable, Dict, List, Optional
@@ -357,6 +363,13 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     if options["rank"] is not None:
         words += ["--rank", str(options["rank"])]
     answer = agent.ask("logs", words)
+    ranks = answer.get("ranks")
+    if options["rank"] is not None and ranks and options["rank"] >= ranks:
+        what = "rank {0}".format(options["rank"])
+        reason, remedy = "is none of the job " + options["name"], "its ranks are 0 to {0}".format(ranks - 1)
+        wrong = {"node": None, "value": what, "reason": reason, "remedy": remedy}
+        msg = "{0} {1}: {2}".format(what, reason, remedy)
+        return {"failed": True, "rdm_refused": "input", "problems": [wrong], "msg": msg, "ended": True}
     shown = ("text", "parts", "offset", "ended")
     return {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
 
@@ -437,7 +450,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         if verb in _OF_ONE_JOB:
             result["known"] = _is_here(place.directory, options["name"], chosen)
             if not result["known"]:
-                return dict(result, ended=True)
+                return dict(result, ended=True, near=_near(place.directory, options["name"]))
         agent = Agent(place, options["timeout"] + options["wait"] + 10)
         if verb == "remove":
             names = [name for name in options["names"] if _is_here(place.directory, name, chosen)]
@@ -464,6 +477,16 @@ def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
     return os.path.isdir(found) and os.path.isfile(os.path.join(found, _SUBMITTED)) == bool(
         place.get("slurm")
     )
+
+
+def _near(directory: str, name: str) -> List[str]:
+    """Return the jobs that may have been meant; beside jobs lies what else is in their directory."""
+    try:
+        found = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
+    except OSError:
+        return []
+    close = difflib.get_close_matches(name, found)
+    return [one for one in close if os.path.isfile(os.path.join(directory, one, "job.json"))]
 
 
 def _half_removed(directory: str) -> bool:

@@ -70,6 +70,12 @@ options:
     description: Where the containers' sshd listen, for launchers that use it.
     type: int
     default: 22
+  put_off:
+    description:
+      - Whether stage V(inventory) leaves to stage V(nodes) to refuse what does not keep the nodes from being
+        checked, so that all problems are told at once.
+    type: bool
+    default: false
   job:
     description: What stage V(inventory) returned; for stage V(nodes).
     type: dict
@@ -135,6 +141,10 @@ job:
     ssh_port:
       description: Where the containers' sshd listen.
       type: int
+    problems:
+      description: Those that were put off.
+      type: list
+      elements: dict
     offer:
       description: The ports that the master found free, and the mark of the processes; after stage V(nodes).
       type: dict
@@ -163,6 +173,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "accelerator": {"type": "str", "default": ""},
     "images": {"type": "list", "elements": "dict", "default": []},
     "ssh_port": {"type": "int", "default": 22},
+    "put_off": {"type": "bool", "default": False},
     "job": {"type": "dict", "default": {}},
     "checks": {"type": "str", "default": ""},
 }

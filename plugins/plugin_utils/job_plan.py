@@ -86,6 +86,7 @@ class JobPlan(NamedTuple):
         overrides: `key.sub=value`.
         nodes: those that take part; rank 0 is on the first. Through Slurm, the host that submits it.
         slurm: whether it goes through Slurm.
+        problems: why it cannot be all the same, put off until the nodes have been asked for more.
     """
 
     name: str
@@ -94,14 +95,22 @@ class JobPlan(NamedTuple):
     overrides: list[str]
     nodes: list[Node]
     slurm: bool = False
+    problems: Sequence[Problem] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain data."""
-        return dict(self._asdict(), nodes=[node._asdict() for node in self.nodes], master=self.nodes[0].name)
+        nodes, problems = ([one._asdict() for one in many] for many in (self.nodes, self.problems))
+        return dict(self._asdict(), nodes=nodes, master=self.nodes[0].name, problems=problems)
 
 
 def plan_job(
-    wanted: Wanted, nodes: Sequence[Node], in_run: Iterable[str], now: float, slurm: Slurm = NO_SLURM
+    wanted: Wanted,
+    nodes: Sequence[Node],
+    in_run: Iterable[str],
+    now: float,
+    slurm: Slurm = NO_SLURM,
+    *,
+    put_off: bool = False,
 ) -> JobPlan:
     """Return what the job is to be.
 
@@ -111,27 +120,21 @@ def plan_job(
         in_run: names of the nodes that the run is limited to.
         now: seconds since 1970, for the job's name.
         slurm: the way through Slurm, which a job goes whose launcher it is.
+        put_off: whether to return problems with which the nodes can still be asked for others.
 
     Raises:
         Refused: something cannot be; with every problem.
     """
     problems: list[Problem] = []
     config = _config(wanted, problems)
-    for override in wanted.overrides:
-        if not re.match(r"[A-Za-z_][\w.]*=", override):
-            problems.append(Problem(None, repr(override), "is no override", "write key.sub=value"))
     launcher = config.get("launcher") or {}
     kind = _chosen("launcher.kind", launcher, wanted.overrides)
-    if kind is not None and kind not in LAUNCHERS:
-        close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
-        remedy = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
-        problems.append(Problem(None, f"launcher.kind {kind}", "is not known", remedy))
+    overrides, minor = _judged(wanted.overrides, kind)
     chosen = set(in_run)
     only = bool(slurm.login) and not nodes
     through = kind == "slurm" or (kind is None and (only or slurm.ran))
     problems += _way(kind, through, only, slurm, chosen)
     taking_part = [node for node in nodes if node.name in chosen]
-    overrides = list(wanted.overrides)
     if through:
         # It is no node of the job, also where it is one of the inventory's.
         taking_part = [Node(slurm.login, "127.0.0.1", 1)]
@@ -156,9 +159,32 @@ def plan_job(
         reason = "is no name for a job"
         remedy = "use lower-case letters, digits, '-', '_' and '.', and begin with a letter or digit"
         problems.append(Problem(None, repr(name), reason, remedy))
-    if problems:
-        raise Refused(problems)
-    return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part, through)
+    # Slurm may give other nodes, whose number other problems depend on.
+    slurm_meant = bool(difflib.get_close_matches(str(kind), ["slurm"]))
+    if problems or (minor and not (put_off and taking_part and not through and not slurm_meant)):
+        raise Refused([*minor, *problems])
+    return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part, through, minor)
+
+
+def _judged(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Problem]]:
+    """Return the overrides, and what is wrong with them and with the launcher.
+
+    What is wrong is not in them any more, so that the nodes, which are asked for other problems, do not find
+    it again.
+    """
+    problems: list[Problem] = []
+    sound = []
+    for override in overrides:
+        if re.match(r"[A-Za-z_][\w.]*=", override):
+            sound.append(override)
+        else:
+            problems.append(Problem(None, repr(override), "is no override", "write key.sub=value"))
+    if kind is not None and kind not in LAUNCHERS:
+        close = difflib.get_close_matches(str(kind), LAUNCHERS, n=1)
+        remedy = f"did you mean {close[0]}?" if close else "use one of " + ", ".join(LAUNCHERS)
+        problems.append(Problem(None, f"launcher.kind {kind}", "is not known", remedy))
+        sound.append(f"launcher.kind={LAUNCHERS[0]}")
+    return sound, problems
 
 
 def _way(kind: Any, through: bool, only: bool, slurm: Slurm, in_run: Container[str]) -> Iterator[Problem]:

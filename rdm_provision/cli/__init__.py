@@ -69,11 +69,10 @@ class Verbs(click.Group):
         """Find the verb, or say which one was probably meant."""
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            import difflib
+            from rdm_provision.nearest import did_you_mean
 
-            close = difflib.get_close_matches(name, VERBS, n=2)
-            meant = f"Did you mean {' or '.join(close)}?" if close else f"The verbs are {', '.join(VERBS)}."
-            ctx.fail(f"there is no verb {name!r}. {meant}")
+            meant = did_you_mean(name, VERBS, f"the verbs are {', '.join(VERBS)}.")
+            ctx.fail(f"there is no verb {name!r}: {meant}")
         return super().resolve_command(ctx, args)
 
 
@@ -185,14 +184,16 @@ def _report(
         data = {"ok": False, "exit_code": code, "error": message, "hint": hint, "problems": to_json(problems)}
         click.echo(json.dumps({**data, "warnings": list(warnings)}, indent=2))
         return code
+    from rdm_provision.cli.printable import printable
+
     click.secho("Error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(message, err=True)
+    click.echo(printable(message), err=True)
     if problems:
         from rdm_provision.cli import view
 
         view.problems(view.err(), problems)
     for warning in warnings:
-        click.echo(f"Warning: {warning}", err=True)
+        click.echo(printable(f"Warning: {warning}"), err=True)
     if hint:
-        click.echo(f"{'See' if isinstance(error, click.UsageError) else 'Hint'}: {hint}", err=True)
+        click.echo(printable(f"{'See' if isinstance(error, click.UsageError) else 'Hint'}: {hint}"), err=True)
     return code

@@ -47,7 +47,7 @@ class Options:
     vault_password_file: str = ""
     ask_vault_pass: bool = False
     limit: str = ""
-    tags: str = ""
+    tags: str | None = None
     forks: int = 0
     verbose: int = 0
     as_json: bool = False
@@ -239,7 +239,6 @@ _LIMIT = click.option(
 _TAGS = click.option(
     "-t",
     "--tags",
-    default="",
     metavar="TAGS",
     help="Only these parts: a role's name (network), or a part of it (network_run).",
 )
@@ -275,7 +274,7 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
                 vault_password_file=given.pop("vault_password_file", ""),
                 ask_vault_pass=given.pop("ask_vault_pass", False),
                 limit=given.pop("limit", ""),
-                tags=given.pop("tags", ""),
+                tags=given.pop("tags", None),
                 forks=given.pop("forks", None) or 0,
                 verbose=given.pop("verbose", 0),
                 as_json=given.pop("as_json", False),
@@ -329,11 +328,13 @@ def inventory_flag(options: Options) -> str:
     return f" -i {shlex.quote(str(options.inventory))}"
 
 
-def unknown_job(job: str) -> InputError:
-    """Return the error for the name of a job that no node has."""
+def unknown_job(cluster: Cluster, result: RunResult, job: str) -> InputError:
+    """Return the error for the name of a job that no node has, by what they answered."""
     from rdm_provision.errors import InputError
+    from rdm_provision.nearest import did_you_mean
 
-    return InputError(f"there is no job {job} on these nodes", hint="rdm-provision jobs lists them")
+    hint = did_you_mean(job, cluster.near_jobs(result), "rdm-provision jobs lists them")
+    return InputError(f"there is no job {job} on these nodes", hint=hint)
 
 
 def lab_steps(cluster: Cluster) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, limited_run_options
+from rdm_provision.cli.printable import printable
 
 if TYPE_CHECKING:
     from rdm_provision.outcomes import CommandOutput
@@ -48,8 +49,9 @@ def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float, st
     """Run COMMAND in the training container of every node, or of those that --limit selects.
 
     No shell sees the command, and without --stdin it has no standard input. Lines come back with the node's
-    name in front, in the order of ranks; from a single node they come back as they are. Exits with 1 when the
-    command failed on any node; with a single node, with the command's own exit code.
+    name in front, in the order of ranks; from a single node they come back without. What a terminal would
+    obey, such as colours, is left out, as of logs; --json has every character. Exits with 1 when the command
+    failed on any node; with a single node, with the command's own exit code.
     """
     cluster = options.cluster()
     given = sys.stdin.buffer.read() if stdin else None
@@ -97,8 +99,7 @@ def _write(outputs: Sequence[CommandOutput]) -> None:
     for output in outputs:
         prefix = "" if alone else f"{output.node:<{width}}  "
         for stream, text in ((sys.stdout, output.stdout), (sys.stderr, output.stderr)):
-            for line in text.splitlines():
-                stream.write(f"{prefix}{line}\n")
+            stream.writelines(f"{prefix}{line}\n" for line in map(printable, text.splitlines()))
             stream.flush()
         if output.error:
-            click.secho(f"{output.node}: {output.error}", fg="red", err=True)
+            click.secho(printable(f"{output.node}: {output.error}"), fg="red", err=True)

@@ -126,7 +126,7 @@ def jobs(
     result, known = _look(cluster, options, job, run, watch=watch)
     found = cluster.job_states(result) if known is None or not watch else (known,)
     if job and result.ok and not found:
-        raise unknown_job(job)
+        raise unknown_job(cluster, result, job)
     if verdict and result.ok:
         return _verdict(found[0], as_json=options.as_json)
     if options.as_json:
@@ -197,13 +197,13 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
 
     result, _ = job_view.watch(run, cluster.name, silent=options.as_json, brief=True)
     if result.ok and not cluster.knows_job(result):
-        raise unknown_job(job)
+        raise unknown_job(cluster, result, job)
     found = cluster.job_sections(result)
     if options.as_json:
         emit_json({**result.to_json(), "sections": [to_json(section) for section in found]})
         return result.exit_code
     for section in found:
-        click.echo(f"{_RULE} {section.title} {_RULE}")
+        click.echo(printable(f"{_RULE} {section.title} {_RULE}"))
         for line in section.lines:
             click.echo(printable(line))
         if section.total is not None:

@@ -147,7 +147,10 @@ def up(
         check=check,
         verbosity=max(0, options.verbose - 1),
     )
-    result = _carry_out(options, made, run)
+    from rdm_provision.cli import view
+
+    # The run is on this machine alone, and about those nodes.
+    result = _carry_out(options, made, run, view.count(nodes, "node"))
     if result is None:
         return 0
     told = _told(result)
@@ -181,7 +184,7 @@ def down(options: Options, name: str, purge: bool, check: bool) -> int:
 
     gone = Lab(name)
     run = gone.down(purge=purge, check=check, verbosity=max(0, options.verbose - 1))
-    result = _carry_out(options, gone, run)
+    result = _carry_out(options, gone, run, "")
     if result is None:
         return 0
     actions = _told(result).get("actions", [])
@@ -274,14 +277,14 @@ _node_verb("heal", "Plug nodes into the fabric again.", "plugged in", "was plugg
 # --- what the verbs share --------------------------------------------------------------------------------
 
 
-def _carry_out(options: Options, lab: Lab, run: Run) -> RunResult | None:
+def _carry_out(options: Options, lab: Lab, run: Run, about: str) -> RunResult | None:
     """Run with live progress; None when only the command was to be shown."""
     if options.show_command:
         click.echo(run.command)
         return None
     from rdm_provision.cli.view import watch
 
-    return watch(run, title=lab.name, verbose=options.verbose, silent=options.as_json)
+    return watch(run, title=lab.name, verbose=options.verbose, silent=options.as_json, about=about)
 
 
 def _told(result: RunResult) -> dict[str, Any]:

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from rdm_provision.cli.common import Options, emit_json, limited_run_options, refuse_empty, unknown_job
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import Cluster
 
 __all__ = ["logs"]
 
@@ -75,7 +80,9 @@ def logs(
 
     result, texts = job_view.read(run, follow=follow and not options.as_json)
     if result.ok and not cluster.knows_job(result):
-        raise unknown_job(job)
+        if given["limit"]:
+            _refuse_elsewhere(cluster, options, job, given["limit"])
+        raise unknown_job(cluster, result, job)
     if options.as_json:
         emit_json({**result.to_json(), "logs": texts})
         return result.exit_code
@@ -90,3 +97,17 @@ def logs(
     if not view.unhappy_end(result) and not result.ok:
         job_view.unheard(view.err(), result)
     return result.exit_code
+
+
+def _refuse_elsewhere(cluster: Cluster, options: Options, job: str, limit: str) -> None:
+    """Refuse nodes that are none of a job's, when others have the job."""
+    from rdm_provision.cli import job_view, view
+    from rdm_provision.errors import InputError
+
+    everywhere = cluster.jobs(job, **{**options.run, "limit": ""})
+    result, _ = job_view.watch(everywhere, cluster.name, silent=options.as_json, brief=True)
+    for state in cluster.job_states(result):
+        hint = f"its nodes are {view.names([node.name for node in state.nodes])}"
+        if state.launcher == "slurm":
+            hint = f"Slurm ran it: its logs are on {cluster.login}, those of all its nodes"
+        raise InputError(f"the job {job} is not on {limit}", hint=hint)

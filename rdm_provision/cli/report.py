@@ -96,7 +96,7 @@ def _gather(cluster: Cluster, options: Options, job: str, place: Path) -> tuple[
         return result.exit_code, []
     parts = cluster.report_parts(result)
     if not cluster.knows_job(result) and result.ok:
-        raise unknown_job(job)
+        raise unknown_job(cluster, result, job)
     if not parts:
         from rdm_provision.errors import InputError
 

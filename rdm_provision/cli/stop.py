@@ -3,9 +3,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+
+if TYPE_CHECKING:
+    from rdm_provision.cluster import Cluster
+    from rdm_provision.events import RunResult
 
 __all__ = ["stop"]
 
@@ -30,7 +36,7 @@ def stop(options: Options, job: str, now: bool) -> int:
     if result is None:
         return 0
     if result.ok and not cluster.knows_job(result):
-        raise unknown_job(job)
+        raise unknown_job(cluster, result, job)
     if options.as_json:
         emit_json(result.to_json())
         return result.exit_code
@@ -43,7 +49,8 @@ def stop(options: Options, job: str, now: bool) -> int:
         job_view.unheard(console, result)
         return result.exit_code
     flag = inventory_flag(options)
-    console.print(f"{job} is stopped." if result.changed else f"{job} had ended already.")
+    said = f"{job} is stopped." if result.changed else f"{job} had ended already."
+    console.print(f"{said} {_saved(cluster, result)}", soft_wrap=True)
     view.next_steps(
         console,
         [
@@ -52,3 +59,11 @@ def stop(options: Options, job: str, now: bool) -> int:
         ],
     )
     return result.exit_code
+
+
+def _saved(cluster: Cluster, result: RunResult) -> str:
+    """Return from where the job can go on, as its master says."""
+    saved = [state.checkpoint for state in cluster.job_states(result) if state.checkpoint is not None]
+    if not saved:
+        return "It has no checkpoint: it would begin anew."
+    return f"Its newest checkpoint is of iteration {saved[0]}."

@@ -57,7 +57,7 @@ def up(options: Options, recheck: bool) -> int:
     if result.ok:
         if not result.changed:
             console.print()
-            where = f" in the parts {', '.join(parts)}" if (parts := named(options.tags)) else ""
+            where = f" in the parts {', '.join(parts)}" if (parts := named(options.tags or "")) else ""
             console.print(f"Nothing was changed: the cluster is as the inventory describes it{where}.")
         view.next_steps(console, next_steps(cluster, flag))
     else:

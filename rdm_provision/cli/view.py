@@ -34,6 +34,7 @@ from rdm_provision.events import (
     RunResult,
     RunStarted,
     Status,
+    TaskGoesOn,
     TaskStarted,
     WorkFound,
 )
@@ -161,11 +162,13 @@ class _Phase:
 class View:
     """What a run looks like while it works. Feed it events; it keeps the screen (or the log) up to date.
 
-    On a terminal it redraws one line per phase; elsewhere it writes a line when a phase ends, and one at once
-    for each failure.
+    On a terminal it redraws one line per phase; elsewhere it writes a line when a phase ends, one for a task
+    that takes long, and one at once for each failure.
     """
 
-    def __init__(self, console: Console, title: str, *, verbose: int = 0, brief: bool = False) -> None:
+    def __init__(
+        self, console: Console, title: str, *, verbose: int = 0, brief: bool = False, about: str | None = None
+    ) -> None:
         """Show a run.
 
         Args:
@@ -173,7 +176,9 @@ class View:
             title: what stands above it.
             verbose: how many ``-v`` were given.
             brief: it is one step and its results say it all.
+            about: what stands beside the title; by default how many nodes the run is on.
         """
+        self.about = about
         self.console = console
         self.title = title
         self.verbose = verbose
@@ -209,6 +214,8 @@ class View:
             case TaskStarted():
                 self.task, self.progress = event.task, ""
                 self.busy.clear()
+            case TaskGoesOn() if not self.live and self.verbose < 2 and not self.brief:
+                self.console.print(Text(f"    {event.task}…", "dim"))
             case Progress():
                 self._tell(event.text)
             case JobUpdate():
@@ -270,7 +277,8 @@ class View:
 
     def _head(self) -> Text:
         what = f"{self.verb} {self.title}" + (" (nothing is changed)" if self.check else "")
-        return Text.assemble((what, "bold"), (f"  {count(len(self.nodes), 'node')}", "dim"))
+        about = count(len(self.nodes), "node") if self.about is None else self.about
+        return Text.assemble((what, "bold"), (f"  {about}", "dim"))
 
     def _line(self, phase: _Phase) -> Text:
         ended = phase.ended if phase.ended is not None else time.monotonic() - self._began
@@ -318,7 +326,15 @@ class View:
             yield Padding(self._spinner, (0, 0, 0, 2))
 
 
-def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief: bool = False) -> RunResult:
+def watch(
+    run: Run,
+    title: str,
+    *,
+    verbose: int = 0,
+    silent: bool = False,
+    brief: bool = False,
+    about: str | None = None,
+) -> RunResult:
     """Carry a run out to its end, showing it on stderr, and return its result.
 
     Ctrl-C and the signals that ask a program to end stop the run in an orderly way; a second one kills it.
@@ -329,9 +345,10 @@ def watch(run: Run, title: str, *, verbose: int = 0, silent: bool = False, brief
         verbose: how many ``-v`` were given.
         silent: show nothing.
         brief: leave no progress behind, for runs of one step.
+        about: what stands beside the title; by default how many nodes the run is on.
     """
     console = err()
-    view = View(console, title, verbose=verbose, brief=brief)
+    view = View(console, title, verbose=verbose, brief=brief, about=about)
 
     def stop(_number: int, _frame: Any) -> None:
         if not silent and not view.live and not view.stopping:

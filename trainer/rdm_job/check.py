@@ -24,7 +24,7 @@ from rdm_job.protocol import Node, Request
 from rdm_trainer import config as configuration
 from rdm_trainer import data, flops, writers
 from rdm_trainer.config import Config
-from rdm_trainer.errors import ConfigError, TrainerError
+from rdm_trainer.errors import ConfigError, TrainerError, Unfit
 
 __all__ = ["check", "program_missing", "read_config", "standing_in_the_way", "with_slots"]
 
@@ -61,6 +61,8 @@ def check(request: Request) -> dict[str, Any]:
     offer: dict[str, int | str] = {}
     try:
         config = read_config(request)
+    except ConfigError as error:
+        problems += [*error.problems, *_beside(request, error.rest)]
     except TrainerError as error:
         problems += error.problems
     else:
@@ -98,7 +100,7 @@ def read_config(request: Request) -> Config:
         raise TrainerError(f"{jobs_root()} cannot be written: {error.strerror}.") from None
     except ConfigError as error:
         shown = [problem.replace(str(path), "the configuration") for problem in error.problems]
-        raise ConfigError(shown) from None
+        raise ConfigError(shown, rest=error.rest) from None
     finally:
         path.unlink(missing_ok=True)
 
@@ -149,10 +151,25 @@ def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
     if config.launcher.program:
         yield from program_missing(config)
         return
-    problems = [*configuration.check(config, world, mine.slots), *writers.missing(config)]
-    yield from problems
-    if not problems:
+    yield from configuration.check(config, world, mine.slots)
+    yield from writers.missing(config)
+    if configuration.has_sound_data(config):
         yield from data.checks(config)
+
+
+def _beside(request: Request, rest: Config | None) -> list[str]:
+    """Return what is wrong with a configuration beside the keys that do not fit their types."""
+    if rest is None:
+        return []
+    try:
+        if rest.launcher.kind == "slurm":
+            return configuration.check(rest)
+        request = with_slots(request, rest)
+    except Unfit:
+        return configuration.check(rest)
+    mine = next(node for node in request.nodes if node.name == request.node)
+    world = sum(node.slots for node in request.nodes)
+    return list(configuration.as_far_as_it_fits(_configuration(rest, world, mine)))
 
 
 def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:

@@ -201,7 +201,8 @@ def logs(
     path = job.log(job.request().node, stream)
     if offset is None:
         text, size = _last(path, lines, wanted)
-        return {"text": text, "offset": size, "ended": _state(job).has_ended}
+        ranks = sum(node.slots for node in job.stored().nodes)
+        return {"text": text, "offset": size, "ended": _state(job).has_ended, "ranks": ranks}
     deadline, place = time.monotonic() + wait, _byte(offset)
     while True:
         ended = _state(job).has_ended
@@ -231,7 +232,11 @@ def _logs_of_all(
         parts = {node: text for node, (text, _) in read.items() if text}
         ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
         if parts or ended or offset is None or time.monotonic() >= deadline:
-            return {"text": "", "parts": parts, "offset": ends, "ended": ended}
+            told: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
+            if any(size for node, (_, size) in read.items() if node != "slurm"):
+                # Before the first line the nodes are not known.
+                told["ranks"] = sum(node.slots for node in job.stored().nodes)
+            return told
         offset = ends
         time.sleep(1.0)
 

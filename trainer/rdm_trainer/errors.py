@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "ConfigError", "TrainerError"]
+if TYPE_CHECKING:
+    from rdm_trainer.config import Config
+
+__all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "ConfigError", "TrainerError", "Unfit"]
 
 # Exit codes of rdm-trainer; those of rdm-provision have the same meaning.
 DONE = 0
@@ -38,9 +42,13 @@ class ConfigError(TrainerError):
     Args:
         problems: One sentence each; at least one.
         source: The file, for the heading of several problems.
+        rest: What of the configuration fits its types, where some does. The other keys raise Unfit.
     """
 
-    def __init__(self, problems: Sequence[str], *, source: str = "the configuration") -> None:
+    def __init__(
+        self, problems: Sequence[str], *, source: str = "the configuration", rest: Config | None = None
+    ) -> None:
+        self.rest = rest
         self._problems = tuple(problems)
         if len(self._problems) == 1:
             message = self._problems[0]
@@ -53,3 +61,7 @@ class ConfigError(TrainerError):
     def problems(self) -> tuple[str, ...]:
         """Every problem, each one sentence."""
         return self._problems
+
+
+class Unfit(Exception):  # noqa: N818  # it is no error of the program
+    """A key was read that does not fit its type: what follows from it cannot be said."""

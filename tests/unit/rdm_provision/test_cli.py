@@ -20,6 +20,7 @@ from ansible.parsing.vault import VaultLib, VaultSecret
 
 from rdm_provision.cli import VERBS, cli, main
 from rdm_provision.cluster import Cluster
+from rdm_provision.errors import RdmError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.outcomes import CommandOutput
 from tests.conftest import ROOT
@@ -134,6 +135,23 @@ def test_the_state_of_a_lab_that_is_not_there_is_bad_input(
     assert "there is no lab nosuch" in said.err
     assert "lab up --name nosuch" in said.err
     assert json.loads(call("lab", "status", "--name", "nosuch", "--json").out)["exit_code"] == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "about"), [(["up", "--nodes", "5"], "5 nodes"), (["up", "-n", "1"], "1 node"), (["down"], "")]
+)
+def test_a_run_on_a_lab_is_about_its_nodes(
+    call: Call, monkeypatch: pytest.MonkeyPatch, words: list[str], about: str
+) -> None:
+    told = []
+
+    def watch(_run: Any, **given: Any) -> RunResult:
+        told.append(given["about"])
+        return RunResult(verb="lab", message="it failed")
+
+    monkeypatch.setattr("rdm_provision.cli.view.watch", watch)
+    call("lab", *words, "--name", "nosuch")
+    assert told == [about]
 
 
 def test_help_loads_neither_ansible_nor_rich() -> None:
@@ -352,6 +370,41 @@ def test_exec_ends_as_its_command_did_on_a_single_node(
     assert call("exec", "-i", path, "--", "false").code == 1
 
 
+@pytest.mark.parametrize("limit", ["node1", "node1,node2"])
+def test_nothing_that_a_command_wrote_is_obeyed_by_the_terminal(
+    call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    evil = "\x1b]0;title\x07\x1b[31mred\x1b[0m\x9b2Jend\tof it\n"
+
+    def outputs(_self: Cluster, result: RunResult) -> tuple[CommandOutput, ...]:
+        return tuple(CommandOutput(node, 0, stdout=evil, stderr=evil, error=evil) for node in result.nodes)
+
+    monkeypatch.setattr(Cluster, "outputs", outputs)
+    path = make_inventory(rdm_cluster="no-such-cluster")
+    said = call("exec", "-i", path, "--limit", limit, "--", "x")
+    for text in (said.out, said.err):
+        assert "redend\tof it\n" in text
+        assert not set(text) & {"\x1b", "\x07", "\x9b"}
+    told = json.loads(call("exec", "-i", path, "--limit", limit, "--json", "--", "x").out)
+    assert (told["nodes"]["node1"]["stdout"], told["nodes"]["node1"]["stderr"]) == (evil, evil)
+
+
+@pytest.mark.parametrize("part", ["message", "hint", "warnings"])
+def test_nothing_in_an_error_is_obeyed_by_the_terminal(
+    call: Call, make_inventory: MakeInventory, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    evil = "a node said \x1b]0;title\x07\x1b[31mred\x1b[0m\x9b2J"
+    more: dict[str, Any] = {} if part == "message" else {part: [evil] if part == "warnings" else evil}
+
+    def load(*_: Any, **__: Any) -> Cluster:
+        raise RdmError("it failed" if more else evil, **more)
+
+    monkeypatch.setattr(Cluster, "load", load)
+    said = call("status", "-i", make_inventory())
+    assert "a node said red\n" in said.err
+    assert not set(said.err) & {"\x1b", "\x07", "\x9b"}
+
+
 def test_exec_gives_standard_input_to_the_command_or_says_that_it_does_not(
     make_inventory: MakeInventory,
 ) -> None:
@@ -401,6 +454,15 @@ def test_a_limit_that_is_none_widens_no_verb_to_all_nodes(
     assert (said.code, said.out) == (3, "")
     assert "--limit" in said.err
     assert said.err.count("Error:") == 1
+
+
+@pytest.mark.parametrize("words", [["up"], ["check"], ["down"], ["env", "up"], ["env", "down"]])
+def test_tags_that_are_none_widen_no_verb_to_all_parts(
+    call: Call, make_inventory: MakeInventory, words: list[str]
+) -> None:
+    said = call(*words, "-i", make_inventory(), "--show-command", "--tags", "")
+    assert (said.code, said.out) == (3, "")
+    assert "--tags is empty" in said.err
 
 
 def test_a_node_without_a_name_is_not_all_of_them(call: Call, make_inventory: MakeInventory) -> None:

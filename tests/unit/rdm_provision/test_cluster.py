@@ -374,6 +374,9 @@ def test_exec_wants_a_command_and_a_sound_user(cluster: Cluster) -> None:
         cluster.exec([])
     with pytest.raises(InputError, match="user"):
         cluster.exec(["id"], user="{{ x }}")
+    with pytest.raises(InputError, match="'id -u' is a text, and exec takes a list") as caught:
+        cluster.exec("id -u")
+    assert caught.value.hint == "exec(['id', '-u'])"
     assert cluster.exec(["id"], user="1000:100").spec.literal_vars == {"exec_argv": ["id"]}
 
 

@@ -20,7 +20,9 @@ from rich.console import Console
 from rdm_provision import Cluster
 from rdm_provision.cli import job_view, view
 from rdm_provision.cli import jobs as jobs_verb
+from rdm_provision.cli import logs as logs_verb
 from rdm_provision.cli import report as report_verb
+from rdm_provision.cli import stop as stop_verb
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
@@ -364,6 +366,93 @@ def test_about_a_job_its_master_is_asked_and_the_others_only_when_it_cannot_tell
     assert said.exception is None, said.output
     assert asked == limits
     assert "healthy" in said.output
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "near", "hint"),
+    [
+        (jobs_verb.jobs, [], [], "rdm-provision jobs lists them"),
+        (jobs_verb.jobs, ["--verdict"], ["gpt-1"], "did you mean gpt-1?"),
+        (jobs_verb.jobs, ["--sections"], ["gpt-1"], "did you mean gpt-1?"),
+        (logs_verb.logs, [], ["gpt-1"], "did you mean gpt-1?"),
+        (stop_verb.stop, [], ["gpt-1"], "did you mean gpt-1?"),
+        (report_verb.report, [], ["gpt-1"], "did you mean gpt-1?"),
+    ],
+)
+def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    verb: Any,
+    words: list[str],
+    near: list[str],
+    hint: str,
+) -> None:
+    told = {"known": False, "ended": True, "near": near}
+    returned = {"rdm.provision.job": {"n1": [told], "n2": [told]}}
+    result = RunResult(verb="jobs", nodes={"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}, returned=returned)
+    monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, None))
+    monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, {}))
+    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    arguments = ["-i", str(make_inventory("n1", "n2")), "gtp-1", *words]
+    said = CliRunner().invoke(verb, arguments, standalone_mode=False)
+    assert isinstance(said.exception, InputError), said.output
+    assert "there is no job gtp-1" in str(said.exception)
+    assert said.exception.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "changed", "words"),
+    [
+        (33, 1, "demo-1 is stopped. Its newest checkpoint is of iteration 33."),
+        (33, 0, "demo-1 had ended already. Its newest checkpoint is of iteration 33."),
+        (None, 1, "demo-1 is stopped. It has no checkpoint: it would begin anew."),
+    ],
+)
+def test_who_stops_a_job_learns_from_where_it_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    checkpoint: int | None,
+    changed: int,
+    words: str,
+) -> None:
+    # The master's word counts: the other node has not heard of the last checkpoint.
+    told = {
+        node: [{"known": True, "job": {**TOLD, "state": "stopped", "progress": {"checkpoint": saved}}}]
+        for node, saved in (("n2", 20), ("n1", checkpoint))
+    }
+    nodes = {node: NodeRecap(ok=1, changed=changed) for node in ("n1", "n2")}
+    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
+    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    said = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
+    assert words in said.output
+
+
+@pytest.mark.parametrize("option", ["--node", "--limit"])
+@pytest.mark.parametrize(
+    ("launcher", "hint"),
+    [
+        ("no_ssh", "its nodes are n1, n2"),
+        ("slurm", "Slurm ran it: its logs are on gate, those of all its nodes"),
+    ],
+)
+def test_a_node_that_is_none_of_the_jobs_is_told_where_the_job_is(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, option: str, launcher: str, hint: str
+) -> None:
+    def answer(**told: Any) -> RunResult:
+        return RunResult(
+            verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [told]}}
+        )
+
+    everywhere = answer(known=True, job={**TOLD, "launcher": launcher})
+    monkeypatch.setattr(job_view, "read", lambda *_, **__: (answer(known=False, ended=True), {}))
+    monkeypatch.setattr(job_view, "watch", lambda run, *_, **__: (everywhere, run.spec.limit))
+    inventory = make_inventory("n1", "n2", "n3")
+    (inventory / "login.yml").write_text("login: {hosts: {gate: {}}}\n", encoding="utf-8")
+    arguments = ["-i", str(inventory), "demo-1", option, "n3"]
+    said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    assert isinstance(said.exception, InputError), said.output
+    assert (str(said.exception), said.exception.hint) == ("the job demo-1 is not on n3", hint)
+    assert said.exception.exit_code == 3
 
 
 def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from rdm_provision.cluster import Cluster
 from rdm_provision.errors import InputError
 from rdm_provision.parts import check_tags, tags_of
+from tests.unit.rdm_provision.conftest import MakeInventory
 
 
 def test_the_parts_are_those_of_the_playbook_in_the_order_of_the_run() -> None:
@@ -27,7 +29,7 @@ def test_the_parts_are_those_of_the_playbook_in_the_order_of_the_run() -> None:
     assert "always" not in site
 
 
-@pytest.mark.parametrize("tags", ["network", "network_run,hostfile", " images , my_ip ", "all", ""])
+@pytest.mark.parametrize("tags", ["network", "network_run,hostfile", " images , my_ip ", "all"])
 def test_parts_that_are_there_are_chosen(tags: str) -> None:
     check_tags("site", tags)
 
@@ -49,3 +51,13 @@ def test_a_part_that_is_not_there_is_refused(tags: str, word: str, hint: str) ->
 def test_what_only_the_way_up_has_is_no_part_of_the_way_down() -> None:
     with pytest.raises(InputError, match="no part 'verify'"):
         check_tags("clean", "verify")
+
+
+@pytest.mark.parametrize("tags", ["", " , "])
+@pytest.mark.parametrize("verb", ["up", "check", "down", "env_up", "env_down"])
+def test_no_tag_at_all_is_not_all_of_them(make_inventory: MakeInventory, verb: str, tags: str) -> None:
+    ask = getattr(Cluster.load(make_inventory()), verb)
+    with pytest.raises(InputError, match="--tags is empty") as caught:
+        ask(tags=tags)
+    assert caught.value.hint.startswith("the parts are ")
+    assert ask().spec.tags == ""

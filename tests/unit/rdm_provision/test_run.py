@@ -26,6 +26,7 @@ from rdm_provision.events import (
     RunFinished,
     RunStarted,
     Status,
+    TaskGoesOn,
     TaskStarted,
 )
 from rdm_provision.lock import Lock
@@ -258,6 +259,19 @@ def test_a_refusal_names_every_problem_and_is_bad_input(make_inventory: MakeInve
 
 
 # --- stopping -----------------------------------------------------------------------------------------
+
+
+def test_a_task_that_takes_long_is_told_while_it_goes_on(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rdm_provision.translator.LONG_S", 0.1)
+    go_on = tmp_path / "go-on"
+    told = []
+    for event in play([task("Wait", "wait_for", {"path": str(go_on)})], limit="node1"):
+        if isinstance(event, TaskGoesOn):
+            told.append(event.task)
+            go_on.touch()
+    assert told == ["Wait"]
 
 
 def sleeping(seconds: int = 60) -> list[dict[str, Any]]:

@@ -15,10 +15,11 @@ from rdm_provision.events import (
     Progress,
     RunResult,
     Status,
+    TaskGoesOn,
     TaskStarted,
 )
 from rdm_provision.run import RunSpec
-from rdm_provision.translator import Translator, error_sentence
+from rdm_provision.translator import LONG_S, Translator, error_sentence
 
 NODES = ("a", "b", "c", "d", "e")
 
@@ -63,6 +64,23 @@ def test_roles_are_phases_by_their_short_name() -> None:
     ]
     assert [event.task for event in events if isinstance(event, TaskStarted)] == ["Load", "Pull", "Make"]
     assert [phase.phase for phase in end(made).phases] == ["images", "network"]
+
+
+def test_that_a_task_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("rdm_provision.translator.time.monotonic", lambda: now)
+    made = translator()
+    assert list(made.waited()) == []
+    for name in ("Make the images", "Make the lab"):
+        feed(made, task("rdm.provision.lab", name))
+        now += LONG_S - 1
+        assert list(made.waited()) == []
+        now += 1
+        (told,) = made.waited()
+        assert isinstance(told, TaskGoesOn)
+        assert told.task == name
+        now += LONG_S
+        assert list(made.waited()) == []
 
 
 def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> None:
@@ -145,6 +163,16 @@ def test_a_refusal_by_the_nodes_is_not_the_failure_of_one() -> None:
         "too old",
     ]
     assert result.failed == ()
+
+
+def test_what_several_nodes_refuse_alike_is_one_problem() -> None:
+    made = translator()
+    problem = {"node": None, "value": "rank 99", "reason": "is none of the job x", "remedy": ""}
+    refusal = {"rdm_refused": "input", "problems": [problem], "msg": "…"}
+    feed(made, *(outcome("failed", node, refusal, "rdm.provision.job") for node in ("a", "b")))
+    result = end(made, 2)
+    assert result.exit_code == 3
+    assert [str(one) for one in result.problems] == ["rank 99 is none of the job x"]
 
 
 def test_wrong_arguments_of_a_role_are_bad_input_before_any_change() -> None:

@@ -24,6 +24,7 @@ from rdm_provision.events import (
     RunResult,
     RunStarted,
     Status,
+    TaskGoesOn,
     TaskStarted,
 )
 
@@ -372,3 +373,15 @@ def test_how_far_a_task_is_is_a_line_each_away_from_a_terminal() -> None:
     for round_ in ("round 1 of 3", "round 1 of 3", "round 3 of 3"):
         progress.handle(Progress(0.0, round_))
     assert [line.strip() for line in text(made).splitlines()] == ["round 1 of 3", "round 3 of 3"]
+
+
+def test_a_task_that_takes_long_is_named_away_from_a_terminal() -> None:
+    long = TaskGoesOn(10.0, "lab", "Make the images")
+    assert show([*run_of("a"), long]).splitlines()[-1] == "    Make the images…"
+    for quiet in ({"brief": True}, {"verbose": 2}):
+        assert "Make the images" not in show([*run_of("a"), long], **quiet)
+
+
+def test_what_a_run_is_about_may_be_more_than_the_machine_that_it_is_on() -> None:
+    head = show(run_of("localhost"), about="5 nodes").splitlines()[0]
+    assert head.split() == ["up", "demo", "5", "nodes"]

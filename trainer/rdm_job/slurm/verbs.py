@@ -72,8 +72,8 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
         # What is in an image is not seen from here.
         is_seen = not (config.launcher.program or in_image)
         own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
-        own = [*own, *(writers.missing(config) if is_seen else ())]
-        problems += own or (data.checks(config) if is_seen else [])
+        problems += [*own, *(writers.missing(config) if is_seen else ())]
+        problems += data.checks(config) if is_seen and configuration.has_sound_data(config) else []
         problems += [] if in_image else program_missing(config)
     else:
         problems += configuration.check(config)

@@ -37,8 +37,13 @@ def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: 
     Keys that follow from others are filled in. The word check may be left out.
     """
     from rdm_trainer import config as configuration
+    from rdm_trainer.errors import ConfigError
 
-    job = configuration.load(config, overrides)
+    try:
+        job = configuration.load(config, overrides)
+    except ConfigError as error:
+        beside = configuration.check(error.rest, world) if error.rest else []
+        raise ConfigError([*error.problems, *beside], source=str(config)) from None
     configuration.require(job, world, job.launcher.devices_per_node)
     resolved = configuration.resolve(job, world)
     if as_json:

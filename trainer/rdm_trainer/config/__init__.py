@@ -7,7 +7,7 @@ overrides to them, :mod:`~rdm_trainer.config.checks` what must hold between them
 
 from __future__ import annotations
 
-from rdm_trainer.config.checks import check, require
+from rdm_trainer.config.checks import as_far_as_it_fits, check, has_sound_data, require
 from rdm_trainer.config.read import dump, from_dict, load, resolve
 from rdm_trainer.config.schema import (
     Blend,
@@ -35,9 +35,11 @@ __all__ = [
     "ParallelConfig",
     "SlurmConfig",
     "TokenizerConfig",
+    "as_far_as_it_fits",
     "check",
     "dump",
     "from_dict",
+    "has_sound_data",
     "load",
     "require",
     "resolve",

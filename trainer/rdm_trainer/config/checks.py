@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 
 from rdm_trainer.config import slurm
 from rdm_trainer.config.schema import Config, step_range
-from rdm_trainer.errors import ConfigError, TrainerError
+from rdm_trainer.errors import ConfigError, TrainerError, Unfit
 
-__all__ = ["MOST_TRACED", "check", "require"]
+__all__ = ["MOST_TRACED", "as_far_as_it_fits", "check", "has_sound_data", "require"]
 
 MOST_TRACED = 100
 """More steps would need memory for events that nobody can look at."""
@@ -24,15 +25,25 @@ def check(config: Config, world_size: int | None = None, devices_per_node: int |
         world_size: Processes that will take part; without it, only what is true of any world is checked.
         devices_per_node: Processes on each node, when every node has as many.
     """
-    problems = [*_names(config), *_launcher(config), *_steps(config)]
+    looks: list[Iterator[str]] = [_names(config), _launcher(config), _steps(config)]
     if world_size is not None:
-        problems += _nodes(config, world_size, devices_per_node)
-    if not config.launcher.program:
-        # Another program has its own model, batch and data.
-        problems += [*_model(config), *_t5(config), *_layout(config), *_optimisation(config), *_data(config)]
-        if world_size is not None:
-            problems += _world(config, world_size)
-    return problems
+        looks.append(_nodes(config, world_size, devices_per_node))
+    looks.append(_training(config, world_size))
+    return [problem for look in looks for problem in as_far_as_it_fits(look)]
+
+
+def as_far_as_it_fits(look: Iterator[str]) -> Iterator[str]:
+    """Yield what a look finds, up to the first key that it needs and that does not fit its type."""
+    with contextlib.suppress(Unfit):
+        yield from look
+
+
+def has_sound_data(config: Config) -> bool:
+    """Return whether the keys of the data are sound among themselves, so that it can be looked for."""
+    try:
+        return not [*_t5(config), *_data(config)]
+    except Unfit:
+        return False
 
 
 def require(config: Config, world_size: int | None = None, devices_per_node: int | None = None) -> None:
@@ -40,6 +51,17 @@ def require(config: Config, world_size: int | None = None, devices_per_node: int
     problems = check(config, world_size, devices_per_node)
     if problems:
         raise ConfigError(problems, source=f"the configuration of {config.name}")
+
+
+def _training(config: Config, world_size: int | None) -> Iterator[str]:
+    """Yield what is wrong with our own training; another program has its own model, batch and data."""
+    if config.launcher.program:
+        return
+    looks = [_model, _positions, _t5, _layout, _length, _warmups, _rates, _warmup_within_decay, _data]
+    for look in looks:
+        yield from as_far_as_it_fits(look(config))
+    if world_size is not None:
+        yield from as_far_as_it_fits(_world(config, world_size))
 
 
 def _names(config: Config) -> Iterator[str]:
@@ -81,6 +103,10 @@ def _model(config: Config) -> Iterator[str]:
         )
     if model.ffn_size % tensor:
         yield f"model.ffn_hidden_size {model.ffn_size} is not divisible by parallel.tensor {tensor}."
+
+
+def _positions(config: Config) -> Iterator[str]:
+    model = config.model
     longest = max(model.seq_length, model.decoder_length)
     if model.positions < longest:
         yield (
@@ -122,7 +148,7 @@ def _layout(config: Config) -> Iterator[str]:
         yield str(error)
 
 
-def _optimisation(config: Config) -> Iterator[str]:
+def _length(config: Config) -> Iterator[str]:
     o = config.optimisation
     if (o.train_iterations is None) == (o.train_samples is None):
         which = "neither" if o.train_iterations is None else "both"
@@ -135,6 +161,12 @@ def _optimisation(config: Config) -> Iterator[str]:
             f"optimisation.train_samples {o.train_samples} is less than one global batch of "
             f"{o.global_batch_size}."
         )
+    if config.parallel.data is not None:
+        yield from _batch(config, config.parallel.data)
+
+
+def _warmups(config: Config) -> Iterator[str]:
+    o = config.optimisation
     warmups = [
         name
         for name in ("warmup_fraction", "warmup_iterations", "warmup_samples")
@@ -144,13 +176,14 @@ def _optimisation(config: Config) -> Iterator[str]:
         yield f"optimisation has {' and '.join(warmups)}; give at most one."
     if o.decay_iterations is not None and o.decay_samples is not None:
         yield "optimisation has decay_iterations and decay_samples; give at most one."
+
+
+def _rates(config: Config) -> Iterator[str]:
+    o = config.optimisation
     if o.min_lr > o.lr:
         yield f"optimisation.min_lr {o.min_lr:g} is above optimisation.lr {o.lr:g}."
     if o.loss_scale is not None and o.precision != "fp16":
         yield f"optimisation.loss_scale is for fp16, but the precision is {o.precision}; leave it out."
-    yield from _warmup_within_decay(config)
-    if config.parallel.data is not None:
-        yield from _batch(config, config.parallel.data)
 
 
 def _warmup_within_decay(config: Config) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from rdm_trainer.config.schema import Blend, Bounds, ByPartition, Config
-from rdm_trainer.errors import ConfigError
+from rdm_trainer.errors import ConfigError, Unfit
 
 __all__ = ["dump", "from_dict", "load", "parse_overrides", "resolve", "text_of", "to_yaml"]
 
@@ -188,8 +188,27 @@ def _build(
     converter = _Converter(lines, problems)
     config = converter.section(Config, mapping, ())
     if problems or config is None:
-        raise ConfigError(problems, source=source)
+        if config is not None:
+            _hide(config, converter.unfit)
+        raise ConfigError(problems, source=source, rest=config)
     return config
+
+
+def _hide(config: Config, unfit: Sequence[Path_]) -> None:
+    """Have the keys that do not fit, and the lists and mappings around them, raise Unfit when read."""
+    for path in unfit:
+        owner: Any = config
+        for depth, key in enumerate(path, 1):
+            inner = vars(owner).get(str(key))
+            if depth == len(path) or not dataclasses.is_dataclass(inner):
+                hidden = type(type(owner).__name__, (type(owner),), {str(key): property(_unfit)})
+                object.__setattr__(owner, "__class__", hidden)
+                break
+            owner = inner
+
+
+def _unfit(_self: Any) -> Any:
+    raise Unfit
 
 
 def _with(
@@ -225,9 +244,10 @@ class _Converter:
     def __init__(self, lines: Lines, problems: list[str]) -> None:
         self._lines = lines
         self._problems = problems
+        self.unfit: list[Path_] = []
 
     def section(self, cls: type[_T], value: Any, path: Path_) -> _T | None:
-        """Return a dataclass from a mapping; None when something does not fit."""
+        """Return a dataclass from a mapping, with None for what does not fit; None when it is no mapping."""
         if value is None and path:
             value = {}
         if not isinstance(value, Mapping):
@@ -235,7 +255,6 @@ class _Converter:
             return None
         hints = typing.get_type_hints(cls, include_extras=True)
         given: dict[str, Any] = {}
-        before = len(self._problems)
         for key, item in value.items():
             if key not in hints:
                 self._unknown(path, str(key), hints)
@@ -249,7 +268,8 @@ class _Converter:
         for key in required:
             if key not in value:
                 self._note((*path, key), "is missing")
-        return cls(**given) if len(self._problems) == before else None
+                given[key] = None
+        return cls(**given)
 
     def value(self, hint: Any, value: Any, path: Path_) -> Any:
         """Return a value as its type wants it; what does not fit is noted."""
@@ -325,14 +345,17 @@ class _Converter:
         near = difflib.get_close_matches(key, known, n=1) or [
             name for name in known if words <= set(name.split("_"))
         ]
-        if near:
-            hint = f"; did you mean {_or([_name((*path, name)) for name in near])}?"
-        else:
-            place = sorted(_name(found) for found in _all_keys(Config) if found[-1] == key)
-            hint = f"; did you mean {_or(place)}?" if place else f"; known are {', '.join(known)}."
+        meant = [(*path, name) for name in near]
+        meant = meant or [found for found in _all_keys(Config) if found[-1] == key]
+        # Their values are not what was meant.
+        self.unfit += meant
+        place = [_name(found) for found in meant]
+        place = place if near else sorted(place)
+        hint = f"; did you mean {_or(place)}?" if place else f"; known are {', '.join(known)}."
         self._problems.append(f"{_name((*path, key))} is not a key{self._line((*path, key))}{hint}")
 
     def _note(self, path: Path_, what: str) -> None:
+        self.unfit.append(path)
         self._problems.append(f"{_name(path)}{self._line(path)} {what}.")
 
     def _line(self, path: Path_) -> str:

@@ -54,6 +54,14 @@ def test_config_prints_what_can_be_read_again(capsys: pytest.CaptureFixture[str]
     assert again.model.ffn_hidden_size == 6400
 
 
+def test_config_tells_what_needs_no_wrong_key_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("model.layers=few", "parallel.zero_stage=3", "parallel.pipeline=2")
+    code, _, err = run(capsys, "config", XL, *words)
+    assert code == 3
+    assert "model.layers must be an integer" in err
+    assert "parallel.zero_stage 3 is not combined" in err
+
+
 def test_config_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "config", XL, "--json")
     assert code == 0

@@ -329,6 +329,34 @@ def test_problems_are_collected_over_all_parts() -> None:
     assert str(caught.value).count("\n  - ") == len(caught.value.problems)
 
 
+def test_what_needs_no_wrong_key_is_checked_beside_it(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """\
+model: {layers: few, hidden_siz: 100, attention_heads: 7, seq_length: 64, max_position_embeddings: 32}
+parallel: {pipeline: 2, zero_stage: 3, data: 4}
+optimisation: {lr: fast, min_lr: 1.0, global_batch_size: 13, train_iterations: 10}
+data: {mock: true, blend: [{weight: 2}], split: x}
+seq_length: 64
+""",
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    rest = caught.value.rest
+    assert rest is not None
+    found = check(rest, 7)
+    for words in (
+        "parallel.zero_stage 3 is not combined",
+        "optimisation.global_batch_size 13 is not a multiple",
+        "x data 4 = 8, but the world is 7",
+    ):
+        assert any(words in problem for problem in found), (words, found)
+    # These need a key that is wrong, or of which only the intention is known.
+    for key in ("hidden_size", "max_position_embeddings", "min_lr", "data."):
+        assert not any(key in problem for problem in found), (key, found)
+    assert not configuration.has_sound_data(rest)
+
+
 def test_the_schema_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().name = "other"  # type: ignore[misc]

@@ -35,6 +35,12 @@ def test_a_host_without_a_place_knows_no_job() -> None:
     assert joined([MISSING], "list", spare=True)["jobs"] == []
 
 
+def test_the_jobs_that_may_have_been_meant_are_those_of_both_places() -> None:
+    unknown = {"changed": False, "known": False, "ended": True}
+    found = joined([{**unknown, "near": ["gpt-1"]}, {**unknown, "near": ["gpt-2"]}], "state", spare=True)
+    assert found["near"] == ["gpt-1", "gpt-2"]
+
+
 def test_what_goes_wrong_in_one_place_is_said() -> None:
     assert joined([SLURM, BROKEN], "list", spare=True) == BROKEN
     assert joined([{"unreachable": True}], "state", spare=True) == {"unreachable": True}

@@ -202,6 +202,19 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
     assert agent.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
+def test_a_rank_that_the_job_does_not_have_is_refused_at_once(agent: Any) -> None:
+    agent.says(text="", offset=7, ended=False, ranks=4)
+    with pytest.raises(Failed, match="rank 99 is none of the job tiny-1: its ranks are 0 to 3") as caught:
+        run("logs", agent, name="tiny-1", rank=99, wait=10)
+    assert (caught.value.result["rdm_refused"], caught.value.result["ended"]) == ("input", True)
+    with pytest.raises(Failed, match="its ranks are 0 to 3"):
+        run("logs", agent, name="tiny-1", rank=4)
+    assert run("logs", agent, name="tiny-1", rank=3)["text"] == ""
+    # Of a job that Slurm has not begun nobody knows it.
+    agent.says(text="", offset="", ended=False)
+    assert run("logs", agent, name="tiny-1", rank=99)["text"] == ""
+
+
 def test_sections_are_the_agents(agent: Any) -> None:
     agent.says(sections=[{"title": "iteration time", "lines": [], "total": None, "is_whole": True}])
     result = run("sections", agent, name="tiny-1")
@@ -254,6 +267,18 @@ def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) 
         result = run(verb, agent, name="another")
         assert (result["known"], result["ended"], result["changed"]) == (False, True, False)
     assert agent.argv == []
+
+
+def test_a_node_names_the_jobs_that_may_have_been_meant(agent: Any, tmp_path: Path) -> None:
+    jobs = next(tmp_path.rglob("tiny-1")).parent
+    # What lies beside jobs is none.
+    for name, files in {"tiny-1": ["job.json"], "tiny-2": [], "gpt-9": ["job.json"]}.items():
+        (jobs / name).mkdir(exist_ok=True)
+        for file in files:
+            (jobs / name / file).touch()
+    for verb in ("state", "logs", "sections", "report", "stop"):
+        assert run(verb, agent, name="tniy-1")["near"] == ["tiny-1"]
+        assert run(verb, agent, name="xyz")["near"] == []
 
 
 def test_jobs_that_run_are_named_without_asking_the_agent(engine: Engine, tmp_path: Path) -> None:

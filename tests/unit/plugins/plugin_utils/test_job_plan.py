@@ -112,6 +112,29 @@ def test_every_problem_is_told_at_once() -> None:
     assert len(said) == 4
 
 
+def test_problems_with_which_nodes_can_be_asked_for_others_are_put_off_when_that_is_wanted() -> None:
+    asked = wanted("launcher: {kind: torchrn}", "nonsense", "model.layers=few")
+    planned = plan_job(asked, NODES, NAMES, NOW, put_off=True)
+    assert [problem.value for problem in planned.problems] == ["'nonsense'", "launcher.kind torchrn"]
+    assert planned.as_dict()["problems"][0]["remedy"] == "write key.sub=value"
+    # The nodes do not find them again.
+    assert planned.overrides == ["model.layers=few", "launcher.kind=no_ssh"]
+    assert len(planned.nodes) == len(NODES)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        wanted("launcher: {kind: slrum}"),
+        wanted("launcher: {kind: torchrn, nodes: 9}"),
+        wanted("launcher: {kind: torchrn}", name="No"),
+    ],
+)
+def test_what_the_nodes_cannot_be_asked_with_is_not_put_off(asked: Wanted) -> None:
+    with pytest.raises(Refused):
+        plan_job(asked, NODES, NAMES, NOW, put_off=True)
+
+
 # --- the verdict over the nodes' answers -------------------------------------------------------------------
 
 

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The hint for who misspelt a name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["did_you_mean"]
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a question that names those that are spelt nearly like a name.
+
+    Args:
+        name: as it was given.
+        known: those that there are.
+        otherwise: what to return when none is near.
+
+    >>> did_you_mean("gtp-1", ["gpt-1", "t5"], "")
+    'did you mean gpt-1?'
+    """
+    close = difflib.get_close_matches(name, list(known), n=3)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise

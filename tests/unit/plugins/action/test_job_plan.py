@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Every problem of a job is told at once: those of its plan beside those of its nodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from ansible_collections.rdm.provision.plugins.action.job_plan import ActionModule
+
+OPTIONS: dict[str, Any] = {
+    "nodes": {"n1": {"my_ip": "10.0.0.100", "slots": 2, "rank": 0, "accelerator": "cpu"}},
+    "config": "",
+    "overrides": ["nonsense"],
+    "name": "",
+    "resume": "tiny-1",
+    "login": "",
+    "slurm": False,
+    "images": [],
+    "accelerator": "",
+    "ssh_port": 22,
+    "checks": "asked",
+}
+
+
+def decide(said: list[str], **options: Any) -> dict[str, Any]:
+    answers = SimpleNamespace(raw_get=lambda _host: {"asked": {"problems": said}})
+    variables = {"ansible_play_hosts_all": ["n1"], "hostvars": answers}
+    return ActionModule.__new__(ActionModule).decide({**OPTIONS, **options}, variables)
+
+
+def test_what_is_put_off_is_refused_beside_what_the_nodes_say() -> None:
+    planned = decide([], stage="inventory", put_off=True)["job"]
+    refused = decide(["model.layers must be an integer."], stage="nodes", job=planned)
+    assert [problem["value"] or problem["reason"] for problem in refused["problems"]] == [
+        "'nonsense'",
+        "model.layers must be an integer.",
+    ]
+    # It is bad input, whatever the nodes say.
+    assert refused["rdm_refused"] == "inventory"
+    assert decide([], stage="nodes", job=planned)["rdm_refused"] == "inventory"
+
+
+def test_what_nobody_takes_up_later_is_refused_at_once() -> None:
+    refused = decide([], stage="inventory", put_off=False)
+    assert [problem["value"] for problem in refused["problems"]] == ["'nonsense'"]
+
+
+def test_what_only_nodes_say_is_refused_by_them() -> None:
+    planned = decide([], stage="inventory", put_off=True, overrides=[])["job"]
+    assert decide([], stage="nodes", job=planned)["job"]["name"] == "tiny-1"
+    refused = decide(["it has no torch"], stage="nodes", job=planned)
+    assert refused["rdm_refused"] == "nodes"

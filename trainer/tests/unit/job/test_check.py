@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a node says against a job: all of it at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rdm_job.check import check
+from rdm_job.protocol import Node, Request
+
+CONFIG = """\
+model: {layers: LAYERS, attention_heads: 4, hidden_size: 64}
+parallel: {tensor: 3}
+optimisation: {global_batch_size: 12, train_iterations: 10, min_lr: 1.0}
+data: {blend: [none]}
+launcher: {kind: KIND}
+"""
+
+
+@pytest.mark.parametrize(
+    ("layers", "kind", "found", "hidden"),
+    [
+        ("2", "no_ssh", [], []),
+        ("few", "no_ssh", ["model.layers (line 1) must be an integer, not 'few'"], []),
+        (
+            "few",
+            "toruchrun",
+            ["model.layers", "launcher.kind", "perhaps torchrun"],
+            ["world of 4", "none.bin"],
+        ),
+    ],
+)
+def test_every_problem_of_a_configuration_is_told_at_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    layers: str,
+    kind: str,
+    found: list[str],
+    hidden: list[str],
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    text = CONFIG.replace("LAYERS", layers).replace("KIND", kind)
+    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))
+    assert not said["ok"]
+    wanted = {*found, "attention_heads 4", "world of 4", "min_lr 1", "none.bin"} - {*hidden}
+    for words in wanted:
+        assert [words in problem for problem in said["problems"]].count(True) == 1, (words, said["problems"])
+
+
+def test_of_a_job_of_slurm_nothing_is_said_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    text = CONFIG.replace("LAYERS", "few").replace("KIND", "slurm")
+    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
+    assert any("attention_heads 4" in problem for problem in said)
+    assert not any("world of" in problem or "none.bin" in problem for problem in said)
