@@ -94,6 +94,7 @@ class Lab:
         image_source: str = "auto",
         *,
         hardware: str = "container",
+        engine: str = "",
         trainer: bool = False,
         slurm: bool = False,
         rails: int = 1,
@@ -108,6 +109,8 @@ class Lab:
                 ``sriov`` for virtual machines, which have no other, and ``macvlan`` for containers.
             image_source: ``registry``, ``packages``, or ``auto`` for whichever works.
             hardware: one of :data:`HARDWARE`.
+            engine: the Docker Engine of virtual machines: ``20.10``, ``26.1``, or ``newest`` for the last
+                one that Debian has. Empty means 26.1.
             trainer: containers run the training image, made from the trainer's sources as they are now.
             slurm: the nodes have Slurm's packages, a shared directory and stand-ins for GPUs, and the
                 inventory says which partition each is in, for :meth:`Cluster.slurm_up`.
@@ -116,7 +119,8 @@ class Lab:
             verbosity: ansible-playbook's number of ``-v``.
 
         Raises:
-            InputError: no lab can have this number of nodes or rails, this driver, or this hardware here.
+            InputError: no lab can have this number of nodes or rails, this driver or engine, or this hardware
+                here.
         """
         from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine, recipe
 
@@ -130,6 +134,7 @@ class Lab:
         with self._input():
             self._spec.checked_nodes(nodes)
             self._spec.checked_rails(rails, driver, hardware)
+            recipe.checked_engine(engine, hardware == "vm")
             if hardware == "vm":
                 recipe.checked_architecture(os.uname().machine)
                 machine.checked_request(driver, trainer, image_source)
@@ -140,6 +145,7 @@ class Lab:
                 "lab_nodes": nodes,
                 "lab_directory": str(self.directory / "inventory" / self.name),
                 "lab_hardware": hardware,
+                "lab_engine": engine,
                 "lab_driver": driver,
                 "lab_image_source": image_source,
                 "lab_trainer": trainer,

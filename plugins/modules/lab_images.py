@@ -67,6 +67,12 @@ options:
     description: Whether nodes are virtual machines. Their disk is always made from packages.
     type: bool
     default: false
+  engine:
+    description:
+      - The Docker Engine of nodes that are virtual machines, C(20.10), C(26.1), or C(newest) for the last one
+        that Debian has. Empty means C(26.1).
+    type: str
+    default: ""
   pull_timeout:
     description: Seconds for which the registry may stay silent before C(auto) gives it up.
     type: int
@@ -148,6 +154,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabP
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import install_layer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.build import Machines
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import RECIPE_LABEL as MACHINE_LABEL
+from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import checked_engine
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import (
     clean_up_when_told_to_end,
     run,
@@ -164,6 +171,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "trainer": {"type": "str", "default": ""},
     "slurm": {"type": "bool", "default": False},
     "machines": {"type": "bool", "default": False},
+    "engine": {"type": "str", "default": ""},
     "pull_timeout": {"type": "int", "default": 10},
 }
 
@@ -417,12 +425,13 @@ def main() -> None:
     try:
         if given["state"] == "absent":
             module.exit_json(changed=remove(api, cache, module.check_mode))
+        engine = checked_engine(given["engine"], given["machines"])
         images = Images(api, Path(given["files"]), cache, given["base"])
         result: Dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
         training = TrainingImage(images, Path(given["trainer"])) if given["trainer"] else None
         if training is not None:
             result["train_archive"] = training.archive.name
-        machines = Machines(api, Path(given["files"]), cache) if given["machines"] else None
+        machines = Machines(api, Path(given["files"]), cache, engine) if given["machines"] else None
         if machines is not None:
             result.update(machine_image=machines.image, machine=str(machines.directory))
         slurm = SlurmImage(api, images.node_image, Path(given["files"])) if given["slurm"] else None

@@ -22,6 +22,7 @@ __all__ = ["lab"]
 
 _NAME = "lab"  # rdm_provision.lab.DEFAULT_NAME, without loading it for --help
 _HARDWARE = ("container", "vm")
+_ENGINES = ("20.10", "26.1", "newest")
 _DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 
 
@@ -78,6 +79,8 @@ Examples:
   rdm-provision lab up --rails 2               two fabrics, and containers on both
   rdm-provision lab up --driver sriov          with stand-ins for virtual functions
   rdm-provision lab up --hardware vm -n 2      virtual machines, and virtual functions that are real
+  rdm-provision lab up --hardware vm -n 2 --engine 20.10
+                                               the same, with the Docker Engine that your nodes have
   rdm-provision lab up --trainer               for training; again after a change of trainer/
   rdm-provision lab up --slurm                 for a Slurm cluster, which `slurm up` makes of it
 """
@@ -90,6 +93,11 @@ Examples:
     default=_HARDWARE[0],
     show_default=True,
     help="What a node is; vm needs 1.5 GiB of memory for each, and is slow without KVM.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(_ENGINES),
+    help="The Docker Engine of virtual machines; newest: Debian's last.  [default: 26.1]",
 )
 @click.option(
     "--driver",
@@ -122,6 +130,7 @@ def up(
     nodes: int,
     name: str,
     hardware: str,
+    engine: str | None,
     driver: str | None,
     trainer: bool,
     slurm: bool,
@@ -141,6 +150,7 @@ def up(
         driver or "",
         image_source,
         hardware=hardware,
+        engine=engine or "",
         trainer=trainer,
         slurm=slurm,
         rails=rails,

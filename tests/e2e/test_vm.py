@@ -15,21 +15,29 @@ import pytest
 
 from tests.e2e.machines import BOOT_S, MachineLab
 from tests.e2e.product import ADDRESSES, Product, changed, wait_until
+from tests.integration.engines import is_of
 from tests.labs import lab_name, left_over
 
 NODES = ("n1", "n2")
+VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
+"""What `lab up` calls an engine -> what it is."""
 VLAN = 100
 FUNCTIONS = 7
 
 
-@pytest.fixture(scope="module")
-def machines(product: Product) -> Iterator[MachineLab]:
-    """Two virtual machines, provisioned by the product with virtual functions in a VLAN."""
+@pytest.fixture(
+    scope="module",
+    params=["26.1", *(pytest.param(engine, marks=pytest.mark.long) for engine in ("20.10", "newest"))],
+)
+def machines(product: Product, request: pytest.FixtureRequest) -> Iterator[MachineLab]:
+    """Two virtual machines with an engine, provisioned by the product with virtual functions in a VLAN."""
     lab = MachineLab(product, lab_name("e2e-vm"))
     try:
         if left_over(lab.name):
             lab.lab("down")
-        lab.lab("up", "--hardware", "vm", "--nodes", "2")
+        lab.lab("up", "--hardware", "vm", "--nodes", "2", "--engine", request.param)
+        version = lab.on("n2", "docker", "version", "--format", "{{.Server.Version}}")
+        assert is_of(version, VERSIONS[request.param])
         lab.inventory_text(f"network_vlan: {VLAN}\n")
         yield lab
     finally:

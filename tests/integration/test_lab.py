@@ -338,6 +338,7 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
         (("up", "--name", "$(touch x)"), "is no name for a lab", 3),
         (("up", "--name", "Lab"), "is no name for a lab", 3),
         (("up", "--hardware", "vm", "--driver", "macvlan"), "--hardware vm goes with --driver sriov", 3),
+        (("up", "--engine", "20.10"), "--engine 20.10 goes with --hardware vm", 3),
         (("up", "--hardware", "vm", "--trainer"), "--trainer goes with --hardware container", 3),
         (("stop", "n9"), "has no node 'n9': it has n1, n2", 3),
         (("stop", "n1", "--name", f"{NAME}-none"), f"there is no lab '{NAME}-none'", 3),

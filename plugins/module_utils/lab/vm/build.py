@@ -32,21 +32,24 @@ NEEDED = {
 
 
 class Machines:
-    """The disk and the image of one recipe.
+    """The disk with one engine, and the image, of one recipe.
 
     Args:
         api: of this machine's engine.
         files: the directory with the lab's files.
         cache: where the disk is kept.
+        engine: what the machines have, one of `recipe.ENGINES`.
     """
 
-    def __init__(self, api: DockerAPI, files: Path, cache: Path) -> None:
+    def __init__(self, api: DockerAPI, files: Path, cache: Path, engine: str) -> None:
         recipe.checked_architecture(os.uname().machine)
         self.api = api
         self.files = files
         self.version = recipe.version(files)
         self.image = f"{recipe.REPOSITORY}:{self.version}"
-        self.directory = cache / f"{PREFIX}{self.version}"
+        self.engine = engine
+        self.cache = cache
+        self.directory = cache / f"{PREFIX}{self.version}-{engine}"
 
     def present(self) -> bool:
         """Whether nothing has to be made."""
@@ -94,7 +97,8 @@ class Machines:
                 if error.status != 409:  # a lab uses it
                     raise
             else:
-                shutil.rmtree(str(self.directory.with_name(f"{PREFIX}{version}")), ignore_errors=True)
+                for disk in self.cache.glob(f"{PREFIX}{version}*"):
+                    shutil.rmtree(str(disk), ignore_errors=True)
 
     def _make_disk(self, packages: List[str], files: Path, output: Path) -> None:
         boot, root = output / "boot", output / "root"
@@ -102,7 +106,8 @@ class Machines:
             directory.mkdir()
             directory.chmod(0o777)
         tar, disk = output / "guest.tar", output / recipe.DISK
-        run(recipe.guest_command(packages, files, boot, tar, proxy_options()), TMPDIR=str(output))
+        command = recipe.guest_command(self.engine, packages, files, boot, tar, proxy_options())
+        run(command, TMPDIR=str(output))
         # Files of many users, which only a user namespace gives to somebody who is not root.
         mapped = [] if os.geteuid() == 0 else ["mmdebstrap", "--unshare-helper"]
         for command in recipe.disk_commands(tar, root, disk):

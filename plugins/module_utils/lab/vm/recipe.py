@@ -4,6 +4,7 @@
 There are two root file systems, both of one release of Debian, whatever this machine has: the machines' own,
 which becomes their disk, and that of the containers that they run in, with QEMU. The release is one whose
 QEMU has a network card with virtual functions (since version 8) and whose kernel has the drivers for it.
+The machines' Docker Engine alone may come from another release, and then all else is still the same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Dict, Iterable, List, NamedTuple, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
     LEFT_OUT,
@@ -37,8 +38,6 @@ GUEST_PACKAGES = (
     "busybox-static",
     "ca-certificates",
     "cpio",
-    "docker-cli",
-    "docker.io",
     "ethtool",
     "ibverbs-providers",
     "ibverbs-utils",
@@ -61,8 +60,30 @@ GUEST_PACKAGES = (
     "xz-utils",
     "zstd",
 )
+
+
+class Engine(NamedTuple):
+    """Where a Docker Engine comes from.
+
+    Attributes:
+        release: the release of Debian that has it.
+        packages: what to install of it.
+    """
+
+    release: str
+    packages: Tuple[str, ...]
+
+
+ENGINES = {
+    # Without a parser this one starts no container where the kernel has AppArmor; it has its own client.
+    "20.10": Engine("bookworm", ("apparmor", "docker.io")),
+    "26.1": Engine(SUITE, ("docker-cli", "docker.io")),
+    # Whatever Debian has last: 28.5 when this was written.
+    "newest": Engine("sid", ("docker-cli", "docker.io")),
+}
+DEFAULT_ENGINE = "26.1"
 GUEST_FILES = ("node-setup.sh", "rdm-lab", "strip.sh")
-FILES = ("guest.sh", "init", "rdm-lab")  # of the directory vm
+FILES = ("engine.sh", "guest.sh", "init", "rdm-lab")  # of the directory vm
 
 
 def checked_architecture(machine: str) -> None:
@@ -81,6 +102,26 @@ def checked_architecture(machine: str) -> None:
         )
 
 
+def checked_engine(engine: str, machines: bool) -> str:
+    """Return the engine that the machines have; the default one where none was asked for.
+
+    Args:
+        engine: one of `ENGINES`, or nothing.
+        machines: the nodes are virtual machines.
+
+    Raises:
+        LabProblem: there is no such engine, or nodes that are containers were asked to have it.
+    """
+    if engine and not machines:
+        raise LabProblem(
+            f"nodes that are containers have the Docker Engine of this machine's release: --engine {engine} "
+            "goes with --hardware vm"
+        )
+    if engine and engine not in ENGINES:
+        raise LabProblem(f"virtual machines have no engine {engine!r}: it is one of {', '.join(ENGINES)}")
+    return engine or DEFAULT_ENGINE
+
+
 def version(files: Path) -> str:
     """Return 12 hex digits that change when the machines would be made differently.
 
@@ -89,7 +130,10 @@ def version(files: Path) -> str:
     """
     digest = hashlib.sha256(
         json.dumps(
-            [FORMAT, SUITE, DISK_SIZE, CONTAINER_PACKAGES, GUEST_PACKAGES, LEFT_OUT, NOT_IN_ARCHIVE]
+            [
+                *(FORMAT, SUITE, DISK_SIZE, CONTAINER_PACKAGES, GUEST_PACKAGES, ENGINES),
+                *(LEFT_OUT, NOT_IN_ARCHIVE),
+            ]
         ).encode()
     )
     for name in GUEST_FILES:
@@ -133,21 +177,23 @@ def container_command(
 
 
 def guest_command(
-    packages: Iterable[str], files: Path, boot: Path, target: Path, options: Iterable[str]
+    engine: str, packages: Iterable[str], files: Path, boot: Path, target: Path, options: Iterable[str]
 ) -> List[str]:
     """Return the command that makes the root file system of the machines.
 
     Args:
+        engine: one of `ENGINES`.
         packages: the sources.
         files: the directory with the lab's files.
         boot: the directory that gets kernel and initrd.
         target: the tar that it makes.
         options: of apt, such as a proxy.
     """
+    arguments = " ".join((SUITE, ENGINES[engine].release, *ENGINES[engine].packages))
     hooks = [
         f'install -D --mode=0755 {_quoted(str(files / "rdm-lab"))} "$1/usr/local/sbin/rdm-lab"',
         f'install -D --mode=0644 {_quoted(str(files / "vm/init"))} "$1/tmp/rdm-lab/init"',
-        'chroot "$1" apt-get update -qq',
+        f'chroot "$1" /bin/sh -s -- {arguments} <{_quoted(str(files / "vm/engine.sh"))}',
         f'chroot "$1" /bin/sh <{_quoted(str(files / "node-setup.sh"))}',
         f'chroot "$1" /bin/sh <{_quoted(str(files / "vm/guest.sh"))}',
         f'mv "$1/boot/{KERNEL}" "$1/boot/{INITRD}" {_quoted(str(boot))}',

@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import recipe
+
+from rdm_provision.cli.lab import lab
 
 FILES = Path(__file__).parents[6] / "roles/lab/files"
 OWN = [
@@ -52,10 +55,46 @@ def test_another_processor_is_refused_before_anything_is_made() -> None:
         recipe.checked_architecture("aarch64")
 
 
+def test_the_engine_alone_is_of_another_release() -> None:
+    argv = {
+        engine: recipe.guest_command(engine, [], FILES, Path("/boot"), Path("/g.tar"), [])
+        for engine in recipe.ENGINES
+    }
+    for engine, (release, packages) in recipe.ENGINES.items():
+        (hook,) = [part for part in argv[engine] if "engine.sh" in part]
+        assert f" -s -- {recipe.SUITE} {release} {' '.join(packages)} <" in hook
+        # Until then there is no engine, and the release of the others stays out of all the rest.
+        assert not any("docker" in part or f" {release} " in part for part in argv[engine] if part != hook)
+        assert argv[engine][-2] == recipe.SUITE
+        # The kernel is fetched after it, and the engine's services are enabled there.
+        hooks = [part for part in argv[engine] if part.startswith("--customize-hook")]
+        assert hooks.index(hook) < hooks.index(next(part for part in hooks if "guest.sh" in part))
+
+
+def test_which_engines_machines_can_have() -> None:
+    assert recipe.checked_engine("", True) == recipe.checked_engine("", False) == recipe.DEFAULT_ENGINE
+    assert [recipe.checked_engine(engine, True) for engine in recipe.ENGINES] == list(recipe.ENGINES)
+    with pytest.raises(LabProblem, match=r"have no engine '19.03': it is one of 20.10, 26.1, newest"):
+        recipe.checked_engine("19.03", True)
+    with pytest.raises(LabProblem, match=r"--engine 20.10 goes with --hardware vm"):
+        recipe.checked_engine("20.10", False)
+
+
+def test_every_place_knows_the_same_engines() -> None:
+    specs = yaml.safe_load((FILES.parent / "meta/argument_specs.yml").read_text())
+    choices = specs["argument_specs"]["main"]["options"]["lab_engine"]["choices"]
+    (option,) = [one.to_info_dict() for one in lab.commands["up"].params if one.name == "engine"]
+    assert choices == ["", *recipe.ENGINES]
+    assert list(option["type"]["choices"]) == list(recipe.ENGINES)
+    assert f"[default: {recipe.DEFAULT_ENGINE}]" in option["help"]
+
+
 def test_paths_with_quotes_are_quoted_in_hooks() -> None:
     directory = Path("/a'dir $(id)")
     commands = [
-        recipe.guest_command([], directory, directory / "boot", directory / "g.tar", []),
+        recipe.guest_command(
+            recipe.DEFAULT_ENGINE, [], directory, directory / "boot", directory / "g.tar", []
+        ),
         recipe.container_command([], directory / "rdm-lab", directory / "c.tar", []),
     ]
     hooks = [part for argv in commands for part in argv if part.startswith("--customize-hook")]

@@ -1,0 +1,17 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Runs inside a machine's root file system while it is built: installs the packages of a Docker Engine, from whichever
+# release of Debian has it. Arguments: the machine's release, the engine's, the packages.
+set -eu
+own=$1
+release=$2
+shift 2
+other=/etc/apt/sources.list.d/engine.list
+if [ "$release" != "$own" ]; then
+  sed -n "s/ $own / $release /p" /etc/apt/sources.list >"$other"
+fi
+# A release that is still made may be without a new signature for some days.
+apt-get update -qq -o Acquire::Check-Valid-Until=false
+DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends --target-release="$release" "$@" >/dev/null
+# The kernel, and all else, is not of that release.
+rm -f "$other"
