@@ -16,27 +16,23 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rdm_job import culprit, health, network, processes, wire
+from rdm_job import blame, culprit, health, network, processes, wire
+from rdm_job.blame import SILENCE_S
 from rdm_job.directory import SLURM, TIME, JobDirectory
 from rdm_job.part import Part
 from rdm_job.protocol import FINAL, Failure, State
 
-__all__ = ["GATHER_S", "RETURN_S", "SILENCE_S", "Agent", "main", "work"]
+__all__ = ["GATHER_S", "RETURN_S", "Agent", "main", "work"]
 
 GATHER_S = 60.0
 """How long the master waits for the other nodes' agents, in seconds, and for each node a little more."""
 _GATHER_NODE_S = 0.25
-SILENCE_S = 12.0
-"""After so many seconds without a word, an agent counts as lost."""
 RETURN_S = 600.0
 """For how long a job with restarts left waits for a node that was lost, or for its master, in seconds."""
-SETTLE_S = 5.0
-"""For how long a failed attempt is watched for the process that failed first, in seconds."""
 BEAT_S = 1.0
 _TICK_S = 0.25
 _LOCK_S = 2.0
@@ -122,8 +118,8 @@ class Worker:
             request.master.address, request.offer.agent_port, request.node, wire.job_key(request.name)
         )
         self._ended = False
-        # By which the master knows this agent from another one of the same node.
-        self._life = f"{os.getpid()} {time.time()}"
+        self._answers = 0
+        self._begin_life("was started again: its container was restarted")
 
     def run(self) -> None:
         """Obey until the job has ended, or the master is lost and does not come back."""
@@ -135,11 +131,18 @@ class Worker:
                 self._obey(message)
             if time.monotonic() - beat >= BEAT_S and not self._ended:
                 beat = time.monotonic()
-                link.send({**agent.part.report(), "life": self._life})
+                self._say({**agent.part.report(), "answers": self._answers})
             if link.silent_for() > (SILENCE_S if met else agent.gather_s) and not self._waits(met):
                 return
             wire.wait([link], _TICK_S)
         link.close()
+
+    def _begin_life(self, since: str) -> None:
+        """Let the master know this agent from what it was before, which worked on an attempt."""
+        self._life = {"life": f"{os.getpid()} {time.time()}", "since": since}
+
+    def _say(self, message: dict[str, Any]) -> None:
+        self._link.send({**message, **self._life})
 
     def _waits(self, met: bool) -> bool:
         """Wait without processes for a master that is lost; return whether it may still come back."""
@@ -155,12 +158,17 @@ class Worker:
             agent.part.kill()
             # A master that has begun anew counts its attempts from 0.
             agent.part.attempt = -1
+            self._begin_life(
+                f"has heard nothing from the master {agent.state.master} for {SILENCE_S:g} s and has ended "
+                "its processes"
+            )
             agent.write(state="restarting")
         return True
 
     def _obey(self, message: dict[str, Any]) -> None:
         """Do what the master says. It repeats itself: a connection may have been lost in between."""
         agent = self._agent
+        self._answers = int(message.get("beat") or self._answers)
         order = message.get("order")
         if order == "run" and message["attempt"] != agent.part.attempt:
             agent.part.start(int(message["attempt"]), int(message["port"]), str(message["network"]))
@@ -170,7 +178,7 @@ class Worker:
             agent.write(state="stopping")
         elif order == "kill":
             agent.part.kill()
-            self._link.send({"attempt": message["attempt"], "quiet": True})
+            self._say({"attempt": message["attempt"], "quiet": True})
         elif order == "end":
             agent.finish(str(message["state"]), str(message["reason"]))
             self._ended = True
@@ -195,9 +203,8 @@ class Master:
         self._order: dict[str, Any] = {}
         self._beat = 0.0
         self._attempt = 0
-        self._short_since: float | None = None
-        self._lives: dict[str, str] = {}
-        self._begun_anew: list[str] = []
+        self._words = blame.Words(self._others)
+        self._inquiry: blame.Inquiry | None = None
         self._health = health.Health(request, agent.part.config)
         self._told = 0.0
         self._not_judged = ""
@@ -232,13 +239,11 @@ class Master:
                     self._end("stopped", "It was stopped before it began.")
                 return False
             if time.monotonic() > deadline:
-                self._fail(
-                    missing[0],
-                    None,
-                    f"The agent of {', '.join(missing)} did not come within "
-                    f"{self._agent.gather_s:.0f} s: its container may have been restarted, or the "
-                    "fabric is cut.",
+                reason = (
+                    f"The agent of {', '.join(missing)} did not come within {self._agent.gather_s:.0f} s: "
+                    "its container may have been restarted, or the fabric is cut."
                 )
+                self._fail(Failure(missing[0], None, reason))
                 self._end("failed", self._agent.state.failures[-1].reason)
                 return False
         return True
@@ -248,9 +253,9 @@ class Master:
         agent = self._agent
         port = self._port()
         self._reports.clear()
-        self._begun_anew.clear()
+        self._words.begin()
         self._health.begin()
-        self._short_since = None
+        self._inquiry = None
         self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
         agent.part.start(self._attempt, port, self._network)
         agent.write(state="running", nodes=dict.fromkeys(agent.state.nodes, "running"))
@@ -284,14 +289,12 @@ class Master:
         """Hear, and be heard once a second."""
         if time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
-            self._hub.send({"beat": self._attempt, **self._order})
+            self._words.beat += 1
+            self._hub.send({"beat": self._words.beat, **self._order})
             self._reports[self._agent.part.node] = self._agent.part.report()
         for node, messages in self._hub.receive().items():
             for message in messages:
-                life = message.get("life")
-                if life and self._lives.setdefault(node, life) != life:
-                    self._lives[node] = life
-                    self._begun_anew.append(node)
+                self._words.hear(node, message)
                 if message.get("attempt") != self._attempt:
                     continue
                 if message.get("quiet"):
@@ -364,83 +367,55 @@ class Master:
         return "running" in states or set(states) == {"done"}
 
     def _failed(self) -> bool:
-        """Return whether anything has failed, and keep what failed first."""
-        if self._note_lost():
-            return True
-        if not any(_has_failed(report) for report in self._reports.values()):
-            return self._note_short()
-        deadline = time.monotonic() + SETTLE_S
-        while (found := culprit.first(self._ended(), echoes=False)) is None:
-            # Broken connections may be all that a lost node's processes leave behind.
-            silent = any((self._hub.silent_for(name) or 0.0) > 3 * BEAT_S for name in self._others)
-            if time.monotonic() > deadline and not silent:
-                break
-            if self._note_lost():
+        """Return whether anything has failed, and keep who is to blame."""
+        while not (known := self._known()).is_well:
+            now = time.monotonic()
+            self._inquiry = self._inquiry or blame.Inquiry(self._words, now)
+            failure = blame.blame(known, all_heard=self._inquiry.is_over(now))
+            if failure is not None:
+                self._fail(failure, known.lost)
                 return True
+            if not any(_has_failed(report) for report in self._reports.values()):
+                # Launchers have ended in order; other nodes' last words may be on their way.
+                return False
             self._tick()
-        found = found or culprit.first(self._ended(), echoes=True)
-        if found is not None:
-            reason = f"Rank {found.rank} on {found.node} failed: {found.error.rstrip('.')}."
-            self._fail(found.node, found.rank, reason, found.lines)
-            return True
-        node = next(name for name, report in self._reports.items() if _has_failed(report))
-        said = culprit.how_it_ended(self._reports[node]["launcher"])
-        self._fail(node, None, f"The launcher on {node} failed: {said}.", self._reports[node]["lines"])
-        return True
-
-    def _ended(self) -> list[culprit.Ended]:
-        return [
-            culprit.Ended.of(node, one) for node, report in self._reports.items() for one in report["failed"]
-        ]
-
-    def _is_lost(self, name: str) -> bool:
-        silent = self._hub.silent_for(name)
-        return silent is not None and silent > SILENCE_S
-
-    def _note_lost(self) -> bool:
-        """Return whether a node is lost, or was and is back, and keep which."""
-        for name in self._begun_anew:
-            self._fail(name, None, f"The agent of {name} was started again: its container was restarted.")
-            return True
-        for name in self._others:
-            if self._is_lost(name):
-                self._mark_lost(name)
-                return True
+        self._inquiry = None
         return False
 
-    def _note_short(self) -> bool:
-        """Return whether all launchers have ended in order for a while, but not all processes; keep which."""
+    def _known(self) -> blame.Known:
+        """Return what is known of this attempt's failure."""
+        ended = [
+            culprit.Ended.of(node, one) for node, report in self._reports.items() for one in report["failed"]
+        ]
+        lost = [name for name in self._others if self._is_lost(name)]
+        return blame.Known(tuple(lost), self._words.anew, tuple(ended), self._launcher_failure())
+
+    def _launcher_failure(self) -> Failure | None:
+        """Return how a launcher failed, or that all have ended in order and not all processes have."""
+        for node, report in self._reports.items():
+            if said := culprit.how_it_ended(report["launcher"] or 0):
+                reason = f"The launcher on {node} failed: {said}."
+                return Failure(node, None, reason, tuple(report["lines"]))
         if not self._launchers_done() or self._done():
-            self._short_since = None
-            return False
-        self._short_since = self._short_since or time.monotonic()
-        if time.monotonic() - self._short_since < SETTLE_S:
-            return False
+            return None
         states = [state for report in self._reports.values() for state in report["ranks"].values()]
         master = self._agent.part.node
         reason = (
             f"The launcher on {master} ended, but only {states.count('done')} of {self._world} processes "
             "have said that they are done."
         )
-        self._fail(master, None, reason, self._reports[master]["lines"])
-        return True
+        return Failure(master, None, reason, tuple(self._reports[master]["lines"]))
 
-    def _mark_lost(self, name: str) -> None:
-        # Whichever agent of the node comes next is its agent.
-        self._lives.pop(name, None)
-        self._fail(
-            name,
-            None,
-            f"{name} has not been heard for {SILENCE_S:g} s: the node is down, its container was stopped, "
-            "or the fabric is cut.",
-        )
-        self._agent.write(nodes={**self._agent.state.nodes, name: "lost"})
+    def _is_lost(self, name: str) -> bool:
+        silent = self._hub.silent_for(name)
+        return silent is not None and silent > SILENCE_S
 
-    def _fail(self, node: str, rank: int | None, reason: str, lines: Sequence[str] = ()) -> None:
-        failure = Failure(node, rank, reason, tuple(lines))
+    def _fail(self, failure: Failure, lost: tuple[str, ...] = ()) -> None:
+        for name in lost:
+            self._words.forget(name)
         self._agent.write(
             failures=[*self._agent.state.failures, failure],
-            nodes={**self._agent.state.nodes, node: "failed"},
+            nodes={**self._agent.state.nodes, failure.node: "failed", **dict.fromkeys(lost, "lost")},
         )
 
     @property

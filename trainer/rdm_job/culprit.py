@@ -17,11 +17,13 @@ __all__ = ["GONE", "LINES", "Ended", "first", "how_it_ended", "lines_of"]
 LINES = 12
 """How many lines of its errors are kept of a process."""
 GONE = "its process is gone, killed from outside or out of memory"
+_EXITED = "it ended with exit code"
 _TERMINATED = f"it was ended by {signal.SIGTERM.name}"
 _OTHERS = re.compile(r"\[rank\d+\]:")
 # What processes say when another one has gone, in small letters.
 _ECHOES = (
-    *("connection", "peer", "gloo", "nccl", "timed out", "timeout", "disterror", "broken pipe"),
+    *("connection", "peer", "gloo", "nccl", "timed out", "timeout", "broken pipe"),
+    *("disterror", "distnetworkerror", "diststoreerror", "unreachable", "no route to host"),
     _TERMINATED.lower(),
 )
 
@@ -54,7 +56,9 @@ class Ended:
     @property
     def is_echo(self) -> bool:
         """Whether it seems to have ended because another one had."""
-        return any(word in self.error.lower() for word in _ECHOES)
+        # An exit code says nothing, the last line of another program's errors may.
+        said = self.lines[-1] if self.lines and self.error.startswith(_EXITED) else self.error
+        return any(word in said.lower() for word in _ECHOES)
 
 
 def first(ended: Iterable[Ended], *, echoes: bool) -> Ended | None:
@@ -78,7 +82,7 @@ def how_it_ended(code: int) -> str:
     try:
         return f"it was ended by {signal.Signals(number).name}"
     except ValueError:
-        return f"it ended with exit code {code}"
+        return f"{_EXITED} {code}"
 
 
 def lines_of(rank: int, log: Sequence[str]) -> list[str]:

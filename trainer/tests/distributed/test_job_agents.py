@@ -261,6 +261,7 @@ def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
     agents = {job: nodes.agent_of("n2", job) for job in jobs}
     os.kill(agents[frozen], signal.SIGSTOP)
     os.kill(agents[restarted], signal.SIGKILL)
+    nodes.end(0, "lose 0")
     for job in jobs:
         look = JobDirectory(nodes.folder / "n1" / job, "n1").read_state
         lost = wait_until(f"n2 is lost to {job}", look, lambda state: state.nodes["n2"] == "lost")
@@ -275,9 +276,33 @@ def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
     for job in jobs:
         state = nodes.ended(job)
         assert (state["state"], state["restarts"]) == ("finished", 1)
-        assert [failure["node"] for failure in state["failures"]] == ["n2"]
+        assert [(failure["node"], failure["rank"]) for failure in state["failures"]] == [("n2", None)]
         assert nodes.ended(job, "n2")["state"] == "finished"
         assert nodes.left(job) == []
+
+
+def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(nodes: Nodes) -> None:
+    job = "back-busy"
+    nodes.run(job, "launcher.max_restarts=1")
+    os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
+    os.kill(nodes.process_of(1, job), signal.SIGKILL)
+    nodes.end(0, "lose 0")
+    assert nodes.ask("n2", "revive")["revived"] == [job]
+    agent = psutil.Process(nodes.agent_of("n2", job))
+
+    def connected() -> bool:
+        return any(one.status == psutil.CONN_ESTABLISHED for one in agent.net_connections("tcp"))
+
+    wait_until("its new agent has connected", connected)
+    agent.suspend()
+    look = JobDirectory(nodes.folder / "n1" / job, "n1").read_state
+    wait_until("somebody is blamed", look, lambda state: state.failures)
+    agent.resume()
+    nodes.wait_for_attempt(job, 1)
+    nodes.end(0)
+    nodes.end(1)
+    state = nodes.ended(job)
+    assert [(failure["node"], failure["rank"]) for failure in state["failures"]] == [("n2", None)]
 
 
 def test_what_is_wrong_is_said_before_anything_starts(nodes: Nodes) -> None:

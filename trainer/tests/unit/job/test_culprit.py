@@ -14,6 +14,8 @@ ECHOES = (
     "DistBackendError: NCCL communicator was aborted on rank 3.",
     "it was ended by SIGTERM",
     "TimeoutError: Timed out after 600 seconds.",
+    "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+    "OSError: [Errno 113] No route to host",
 )
 OWN = (
     GONE,
@@ -30,6 +32,18 @@ def test_a_process_that_lost_another_did_not_fail_first(error: str) -> None:
     assert first([echo, own], echoes=True) == own
     assert first([echo], echoes=False) is None
     assert first([echo], echoes=True) == echo
+
+
+def test_of_another_program_that_exits_the_last_line_says_whether_it_lost_another() -> None:
+    code = how_it_ended(1)
+    lines = (
+        "Traceback (most recent call last):",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+    )
+    assert Ended("n1", 0, code, 10.0, lines).is_echo
+    assert not Ended("n1", 0, code, 10.0, (*lines, "KeyError: 'x'")).is_echo
+    assert not Ended("n1", 0, code, 10.0).is_echo
+    assert not Ended("n1", 0, GONE, 10.0, lines).is_echo
 
 
 @pytest.mark.parametrize("error", OWN)

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who is blamed for a failure, in every order in which it can become known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_job.blame import SETTLE_S, SILENCE_S, Inquiry, Known, Words, blame
+from rdm_job.culprit import GONE, Ended
+from rdm_job.protocol import Failure
+
+ECHO = Ended("n1", 0, "RuntimeError: recv: Connection reset by peer", 10.0)
+RESTARTED = "was started again: its container was restarted"
+LAUNCHER = Failure("n1", None, "The launcher on n1 failed: it ended with exit code 255.")
+SHORT = Failure(
+    "n1", None, "The launcher on n1 ended, but only 1 of 2 processes have said that they are done."
+)
+
+
+@dataclass
+class Master:
+    """A master that hears of a failure on a clock of the test's own, as its loop does."""
+
+    nodes: tuple[str, ...] = ("n2",)
+    now: float = 0.0
+    ended: tuple[Ended, ...] = ()
+    launcher: Failure | None = None
+    found: Failure | None = None
+    inquiry: Inquiry | None = None
+    words: Words = field(init=False)
+    heard: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.words = Words(self.nodes)
+        self.heard = dict.fromkeys(self.nodes, 0.0)
+        for node in self.nodes:
+            self.say(node, life="first", answers=0)
+
+    def say(self, node: str, **message: Any) -> None:
+        """A node's word comes."""
+        self.heard[node] = self.now
+        self.words.hear(node, message)
+
+    def connect(self, node: str) -> None:
+        """A node connects, and has said nothing yet."""
+        self.heard[node] = self.now
+
+    def look(self) -> None:
+        """What the master does after whatever has come."""
+        self.words.beat += 1
+        lost = tuple(node for node in self.nodes if self.now - self.heard[node] > SILENCE_S)
+        known = Known(lost, self.words.anew, self.ended, self.launcher)
+        if self.found is None and not known.is_well:
+            self.inquiry = self.inquiry or Inquiry(self.words, self.now)
+            self.found = blame(known, all_heard=self.inquiry.is_over(self.now))
+
+
+def culprit(master: Master) -> tuple[str, int | None] | None:
+    return None if master.found is None else (master.found.node, master.found.rank)
+
+
+# --- n2's container is restarted below a job ----------------------------------------------------------------
+
+
+def _peer_dies(master: Master) -> None:
+    master.ended = (ECHO,)
+
+
+def _launcher_dies(master: Master) -> None:
+    master.launcher = LAUNCHER
+
+
+def _launcher_ends(master: Master) -> None:
+    master.launcher = SHORT
+
+
+def _last_report_is_read_late(master: Master) -> None:
+    master.say("n2", life="first", answers=1)
+
+
+def _silence_is_noticed(master: Master) -> None:
+    master.now += SILENCE_S / 3
+
+
+def _settled(master: Master) -> None:
+    master.now += SETTLE_S + 0.1
+
+
+def _connects(master: Master) -> None:
+    master.connect("n2")
+
+
+def _speaks(master: Master) -> None:
+    """The new agent knows nothing of the job's attempt, and all is well with it."""
+    master.say("n2", life="second", since=RESTARTED, answers=master.words.beat)
+
+
+def _deadline(master: Master) -> None:
+    master.now += SILENCE_S + 0.1
+
+
+Event = Callable[[Master], None]
+SIGNS: tuple[Event, ...] = (_peer_dies, _launcher_dies, _launcher_ends)
+AROUND: tuple[Event, ...] = (
+    _last_report_is_read_late,
+    _silence_is_noticed,
+    _settled,
+    _connects,
+    _speaks,
+    _deadline,
+)
+
+
+def _can_be(order: tuple[Event, ...]) -> bool:
+    """What the dead agent said comes before the new one connects, and that before it speaks."""
+    of_n2 = [event for event in order if event in (_last_report_is_read_late, _connects, _speaks)]
+    return of_n2 == [_last_report_is_read_late, _connects, _speaks]
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_a_node_that_went_is_blamed_in_whatever_order_it_becomes_known(sign: Event) -> None:
+    orders = [order for order in itertools.permutations((sign, *AROUND)) if _can_be(order)]
+    assert len(orders) == 840
+    for order in orders:
+        # Looked after each event, or only when all is over: a starved master sees many at once.
+        for looks in itertools.product((True, False), repeat=len(order) - 1):
+            master = Master()
+            for event, looked in zip(order, (*looks, True), strict=True):
+                event(master)
+                if looked:
+                    master.look()
+            assert culprit(master) == ("n2", None), (order, looks, master.found)
+
+
+@given(st.lists(st.sampled_from([_last_report_is_read_late, _silence_is_noticed, _settled, _connects])))
+def test_nobody_is_blamed_before_the_silent_node_is_heard_or_lost(events: list[Event]) -> None:
+    master = Master()
+    master.look()
+    master.ended = (ECHO,)
+    for event in events:
+        event(master)
+        master.look()
+        if culprit(master) is not None:
+            assert culprit(master) == ("n2", None)
+            assert master.now > SILENCE_S
+    _deadline(master)
+    master.look()
+    assert culprit(master) == ("n2", None)
+
+
+def test_one_that_says_that_it_is_well_is_not_waited_for_any_longer() -> None:
+    master = Master(("n2", "n3"), ended=(ECHO,))
+    for node in ("n2", "n3"):
+        master.look()
+        master.say(node, life="first", answers=master.words.beat)
+    master.look()
+    # They have answered before the failure had settled.
+    _settled(master)
+    master.look()
+    assert culprit(master) is None
+    master.look()
+    master.say("n2", life="first", answers=master.words.beat)
+    master.look()
+    assert culprit(master) is None
+    master.say("n3", life="first", answers=master.words.beat)
+    master.look()
+    assert culprit(master) == ("n1", 0)
+
+
+@pytest.mark.parametrize("error", [GONE, "ValueError: the sky is falling"])
+def test_an_error_of_its_own_is_blamed_at_once(error: str) -> None:
+    master = Master(("n2", "n3"), ended=(ECHO,))
+    master.look()
+    assert culprit(master) is None
+    master.ended = (ECHO, Ended("n2", 1, error, 11.0))
+    master.look()
+    assert culprit(master) == ("n2", 1)
+
+
+def test_launchers_that_ended_before_the_last_processes_said_so_have_not_failed() -> None:
+    master = Master(launcher=SHORT)
+    master.look()
+    _settled(master)
+    master.look()
+    assert culprit(master) is None
+    # The last word of n2's process comes with its answer.
+    master.say("n2", life="first", answers=master.words.beat)
+    master.launcher = None
+    master.look()
+    assert culprit(master) is None
+
+
+@pytest.mark.parametrize(
+    ("known", "sentence"),
+    [
+        ({"lost": ("n2",)}, "n2 has not been heard for 12 s: "),
+        ({"anew": {"n2": RESTARTED}}, "The agent of n2 was started again: its container was restarted."),
+        (
+            {"ended": (Ended("n2", 1, "it was ended by SIGSEGV", 1.0),)},
+            "Rank 1 on n2 failed: it was ended by",
+        ),
+    ],
+)
+def test_why_is_said_in_one_sentence(known: Mapping[str, Any], sentence: str) -> None:
+    found = blame(Known(**known), all_heard=False)
+    assert found is not None
+    assert found.reason.startswith(sentence)
+
+
+def test_a_lost_node_may_come_back_with_another_agent() -> None:
+    master = Master()
+    master.words.forget("n2")
+    master.say("n2", life="second", since=RESTARTED, answers=0)
+    assert master.words.anew == {}
+    master.say("n2", life="third", since=RESTARTED, answers=0)
+    assert master.words.anew == {"n2": RESTARTED}
+    master.words.begin()
+    assert master.words.anew == {}
