@@ -2,7 +2,9 @@
 
 Run `python benchmarks/read_logs.py`; it prints a table for docs/performance.md. The files are made here, of
 lines as programs write them: a job that says much between its steps, one with the timers of all ranks, one
-with nothing to read, and the worst case, training lines alone. Their pages are in memory for all three
+with nothing to read, training lines alone, and what Megatron-LM's --timing-log-option all and minmax write
+with every step: ranks' times without moments, of 32 and of 512 ranks, and tables of the shortest and the
+longest time. `--only` measures some of them. Their pages are in memory for all three
 programs, the rounds alternate, and the figures are the best of them. `MB/s` is by the clock, with as many
 processes as the reader takes; the others are per CPU second, so that others on the machine count less. `peak`
 is the largest resident memory of a reading process.
@@ -74,11 +76,58 @@ def timers(number: int) -> str:
     return "".join(lines)
 
 
+NAMES = (
+    "forward-backward",
+    "forward-compute",
+    "backward-compute",
+    "batch-generator",
+    "forward-recv",
+    "forward-send",
+    "backward-recv",
+    "backward-send",
+    "forward-send-backward-recv",
+    "backward-send-forward-recv",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "all-grads-sync",
+    "params-all-gather",
+    "optimizer-copy-to-main-grad",
+    "optimizer-clip-main-grad",
+    "optimizer-count-zeros",
+    "optimizer-inner-step",
+    "optimizer-copy-main-to-model-params",
+    "optimizer",
+)
+"""Timers of Megatron-LM's ``training_log``."""
+
+
+def ranks_alone(number: int, ranks: int = RANKS) -> str:
+    """Return timers of all ranks as Megatron-LM writes them (``_get_all_ranks_time_string``)."""
+    lines = ["times across ranks (ms):\n"]
+    for place, name in enumerate(NAMES):
+        lines.append(f"  {name}:\n")
+        base = (number * 7 + place * 131) % 1500
+        lines += [f"     rank {rank:2d}: {base + rank * 37 % 11 + rank / 100:.2f}\n" for rank in range(ranks)]
+    return "".join(lines)
+
+
+def shortest_and_longest(number: int) -> str:
+    """Return a table as Megatron-LM writes it (``_get_global_min_max_time_string``)."""
+    lines = ["(min, max) time across ranks (ms):\n"]
+    for place, name in enumerate(NAMES):
+        least = (number * 7 + place * 131) % 1500 + place / 7
+        lines.append(f"    {(name + ' ').ljust(48, '.')}: ({least:.2f}, {least + number % 13 / 3:.2f})\n")
+    return "".join(lines)
+
+
 KINDS: dict[str, Callable[[int], str]] = {
     "a step in 100 lines": lambda number: step(number) + talk(number) * 3,
     "timers of 32 ranks": lambda number: step(number) + timers(number),
     "nothing to read": talk,
     "training lines alone": step,
+    "times of 32 ranks alone": lambda number: step(number) + ranks_alone(number),
+    "times of 512 ranks alone": lambda number: step(number) + ranks_alone(number, 512),
+    "(min, max) tables": lambda number: step(number) + shortest_and_longest(number),
 }
 
 
@@ -128,14 +177,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=400, help="size of each file")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=KINDS, nargs="+", default=list(KINDS), help="logs to measure")
     options = parser.parse_args()
     rows = [
         ["log", "MB", "MB/s", "per CPU s", "`wc -l`", "`grep -c`", "times `wc`", "times `grep`", "peak MiB"]
     ]
     with tempfile.TemporaryDirectory() as folder:
-        for name, kind in KINDS.items():
+        for name in options.only:
             path = Path(folder) / "n1.out"
-            make(path, kind, options.megabytes * MEGABYTE)
+            make(path, KINDS[name], options.megabytes * MEGABYTE)
             rows.append([name, *measure(path, options.rounds)])
     print(f"{os.cpu_count()} cores, {platform.machine()}, CPython {platform.python_version()}\n")
     print(markdown(rows))

@@ -26,19 +26,25 @@ MODULE = "rdm_log.report.write"
 _TOLD = {"fabric": "rtt_us", "rdma": "bandwidth_gbit", "plan": "nodes"}
 
 
-def write(paths: Sequence[Path], output: Path) -> dict[str, Any]:
+def write(
+    paths: Sequence[Path], output: Path, *, state: str = "", conf: Path | None = None
+) -> dict[str, Any]:
     """Write the report of some paths here, and return each job's verdict by its name.
 
     Args:
         paths: of each job its directory, one with ``NODE.out``, ``NODE.err`` and ``NODE.gpu``, one log, or a
             directory that :func:`write_parts` filled.
         output: the page; it is replaced.
+        state: the scheduler's word on what logs were read here, where it is known.
+        conf: what was asked for, as ``KEY=VALUE`` lines.
 
     Raises:
-        InputError: there is nothing of a training in one of the paths, or the page cannot be written.
+        InputError: there is nothing of a training in one of the paths, `conf` cannot be read, or the page
+            cannot be written.
     """
     home = environment.collection() / "trainer"
-    command = [sys.executable, "-P", "-m", MODULE, "--output", str(output), "--", *map(str, paths)]
+    options = [f"--output={output}", f"--state={state}", *([f"--conf={conf}"] if conf else [])]
+    command = [sys.executable, "-P", "-m", MODULE, *options, "--", *map(str, paths)]
     ended = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": str(home)},

@@ -25,6 +25,7 @@ Examples:
   rdm-provision report gpt-1 gpt-2 -o both.html   two, and how their configurations differ
   rdm-provision report ./log2/10932251            a directory here, of anybody's job
   rdm-provision report ./before.log ./after.log
+  rdm-provision report ./log2/10932251 --state "$(sacct -nXo state -j 10932251)" --conf _00_conf.sh
 """
 )
 @click.argument("targets", nargs=-1, required=True, metavar="JOB|PATH...")
@@ -34,13 +35,29 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page.  [default: NAME.html here, comparison.html of several]",
 )
+@click.option(
+    "--state",
+    default="",
+    metavar="WORD",
+    help="Of one PATH: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
+)
+@click.option(
+    "--conf",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Of one PATH: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+)
 @limited_run_options
-def report(options: Options, targets: tuple[str, ...], output: Path | None) -> int:
+def report(
+    options: Options, targets: tuple[str, ...], output: Path | None, state: str, conf: Path | None
+) -> int:
     """Make one HTML page of what a JOB wrote: verdict, loss, speed, memory, GPUs, timeline.
 
     Several are compared. The nodes read their own logs, and only what is shown comes here. What has a `/`, or
     is a file or directory here, is a PATH: a job's directory, one with NODE.out, NODE.err and NODE.gpu, or a
     single log. The page needs no network.
+    With --state and --conf the verdict knows what stands in no log, as that of `rdm-provision jobs PATH
+    --verdict`.
     """
     from rdm_provision import report as reports
     from rdm_provision.cli import view
@@ -52,6 +69,8 @@ def report(options: Options, targets: tuple[str, ...], output: Path | None) -> i
             hint = "give a job's directory, one with NODE.out files, a log, or the name of a job"
             raise InputError(f"there is no file {Path(target)}", hint=hint)
     jobs = [target for target in targets if "/" not in target and not Path(target).exists()]
+    if (state or conf) and (jobs or len(targets) > 1):
+        raise click.UsageError("--state and --conf are for one PATH, such as ./log2/10932251.")
     first = Path(targets[0]).resolve().name if targets[0] not in jobs else targets[0]
     output = output or Path(f"{first}.html" if len(targets) == 1 else "comparison.html")
     with tempfile.TemporaryDirectory(prefix="rdm-report-") as folder:
@@ -66,7 +85,8 @@ def report(options: Options, targets: tuple[str, ...], output: Path | None) -> i
             missing.update(dict.fromkeys(unheard))
         if options.show_command:
             return 0
-        verdicts = reports.write([gathered.get(target, Path(target)) for target in targets], output)
+        paths = [gathered.get(target, Path(target)) for target in targets]
+        verdicts = reports.write(paths, output, state=state, conf=conf)
     if options.as_json:
         told = {"ok": True, "exit_code": 0, "output": str(output), "missing": [*missing], "jobs": verdicts}
         emit_json(told)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from rdm_log.columns import Form, Range, Table, has_numpy
 from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
 
-__all__ = ["PROBE", "Many", "RankTimes", "Steps", "is_dense", "together"]
+__all__ = ["PROBE", "Many", "RankTimes", "ShortestLongest", "Steps", "is_dense", "together"]
 
 _LEAST = 8
 """So many neighbours are read at once, or more."""
@@ -105,7 +105,21 @@ class RankTimes(NamedTuple):
             yield Timer(self.name, milliseconds, rank)
 
 
-Many = Steps | RankTimes
+class ShortestLongest(NamedTuple):
+    """One of Megatron's timers in many tables: the longest and the shortest time of all ranks in each."""
+
+    name: str
+    milliseconds: array[float]
+    least: array[float]
+
+    def each(self) -> Iterator[Timer]:
+        """Yield them one by one."""
+        for milliseconds, least in zip(self.milliseconds, self.least, strict=True):
+            yield Timer(self.name, milliseconds, least=least)
+
+
+Many = Steps | RankTimes | ShortestLongest
+"""Records together; ``each`` yields them one by one."""
 
 
 def together(data: bytes, *, every: bool, tables: bool = False) -> Iterator[tuple[int, int, Steps]]:

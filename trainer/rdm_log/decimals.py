@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
 
     Texts = np.ndarray[Any, np.dtype[np.uint8]]
+    Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-__all__ = ["decimals"]
+__all__ = ["ENDING", "decimals", "ending_at"]
 
 _SHAPE = re.compile(rb" *(-?)(\d+)(?:\.(\d*))?(?:E([+-])(\d{1,3}))? *")
 _DIGITS = 15
+ENDING = re.compile(rb"\d\.(\d+)\Z")
+"""What ends like a number that ``ending_at`` reads; the digits behind its point."""
 _POWER = 22
 _TENS = [float(10**power) for power in range(_POWER + 1)]
 
@@ -71,6 +74,36 @@ def decimals(texts: Texts, places: Sequence[int]) -> Any:
     tens = numpy.asarray(_TENS)[numpy.abs(power)]
     found = numpy.where(power < 0, number / tens, number * tens)
     return -found if shape[1] else found
+
+
+def ending_at(text: Texts, ends: Integers, behind: int) -> tuple[Integers, Integers]:
+    """Return the plain numbers whose last digits stand before some places, without their points.
+
+    Args:
+        text: Bytes.
+        ends: The places.
+        behind: So many digits each of them has behind its point; 0 for those without a point.
+
+    Returns:
+        The numbers, each times ten to the power of ``behind``, and where each begins: at its end where there
+        is no such number, or one of more digits than are exact.
+    """
+    import numpy
+
+    numbers = numpy.zeros(len(ends), numpy.int64)
+    sizes = numpy.zeros(len(ends), numpy.int64)
+    is_inside = numpy.ones(len(ends), numpy.bool_)
+    for digit in range(_DIGITS + 1):
+        if digit == behind > 0:
+            is_inside &= text.take(ends - (digit + 1), mode="clip") == ord(".")
+        found = text.take(ends - (digit + 1 + (digit >= behind > 0)), mode="clip") ^ ord("0")
+        is_inside &= found <= 9
+        if digit == _DIGITS or not is_inside.any():
+            break
+        numbers += 10**digit * numpy.where(is_inside, found, 0).astype(numpy.int64)
+        sizes += is_inside
+    is_plain = ~is_inside & (sizes > behind)
+    return numbers, ends - numpy.where(is_plain, sizes + (behind > 0), 0)
 
 
 def _number(first: Texts, places: Sequence[int], digits: Any, where: Sequence[int]) -> Any:

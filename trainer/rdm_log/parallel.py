@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from rdm_log.apart import are_tables
 from rdm_log.bulk import PROBE, Many, Steps, is_dense
 from rdm_log.columns import has_numpy
 from rdm_log.lines import Record, Step
@@ -136,9 +137,9 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
 
 
 def _is_dense(paths: Sequence[Path], size: int) -> bool:
-    """Return whether somewhere in a log, by a few looks, training lines or ranks' times are dense."""
+    """Return whether somewhere in a log, by a few looks, training lines or timers' are dense."""
     looks = (next(read(paths, PROBE, begin=place), b"") for place in range(0, size, max(1, size // _PROBES)))
-    return any(is_dense(look) or are_rank_lines(look) for look in looks)
+    return any(is_dense(look) or are_rank_lines(look) or are_tables(look) for look in looks)
 
 
 def _told(paths: tuple[Path, ...], every: bool, tables: bool, part: _Part) -> _Found:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Lines of the timers of all ranks, thousands at once: numpy finds them in a block and reads their numbers.
 
-A program writes them to one form, ``     rank  3: 123.45``: of those that have one length the digits stand in
-columns. What has another form is read by the expression that says what such a line is, one by one.
+A program writes them to one form, ``     rank  3: 123.45``: seen from the end of each line the digits stand
+in columns. What has another form is read by the expression that says what such a line is, one by one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rdm_log.decimals import ENDING, ending_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,16 +25,11 @@ if TYPE_CHECKING:
 __all__ = ["RankLines", "TimerLines", "are_rank_lines"]
 
 _LINE = re.compile(rb"  rank +\d{1,9}: +\d+\.?\d*[ \t]*+\n")
-_NUMBERS = re.compile(rb" *\d{1,9}: (\d+\.\d*)")
 _INDENTED = re.compile(rb" +rank ")
-_LONGEST = 32
-"""So many bytes the numbers of a line have at most; a longer one is read alone."""
-_DIGITS = 15
-"""A number of as many digits is exact in 64 bits, and so is a power of ten up to 22."""
 _RANK = 9
 """The number of a rank has as many."""
 _FORMS = 4
-"""Among lines of one length so many forms are looked for."""
+"""So many numbers of decimals are looked for among lines."""
 _TAGS = 4
 """So many launchers' tags are looked for in one block."""
 
@@ -128,12 +125,9 @@ class RankLines:
         prefix = self._prefix(before, tag)
         skipped = 1 + len(prefix)
         with_rank = self._begin_with(before, prefix) if prefix else np.zeros(len(before), np.bool_)
-        lengths = np.where(with_rank, ends - before - skipped, 0)
         ranks = np.full(len(before), -1)
         milliseconds = np.zeros(len(before))
-        for length in np.unique(lengths).tolist():
-            if 0 < length <= _LONGEST:
-                self._read(np.flatnonzero(lengths == length), before + skipped, length, ranks, milliseconds)
+        self._read(np.flatnonzero(with_rank), before + skipped, ends, ranks, milliseconds)
         alone = np.flatnonzero(ranks < 0)
         if 2 * len(alone) > len(before):
             return None
@@ -173,40 +167,37 @@ class RankLines:
         return b""
 
     def _read(
-        self, lines: Integers, begins: Integers, length: int, ranks: Integers, milliseconds: Floats
+        self, lines: Integers, begins: Integers, ends: Integers, ranks: Integers, times: Floats
     ) -> None:
-        """Read the numbers of lines whose numbers have one length; what has another form is left as it is."""
-        np = self._np
-        windows = np.lib.stride_tricks.sliding_window_view(self._bytes, length)
+        """Read the numbers of lines; those that are not plain are left as they are.
+
+        Args:
+            lines: Which lines.
+            begins: Where the numbers of each line begin.
+            ends: Where they end.
+            ranks: To be filled.
+            times: To be filled.
+        """
         for _ in range(_FORMS):
             if not len(lines):
                 return
-            first = int(begins[lines[0]])
-            match = _NUMBERS.fullmatch(self._data, first, first + length)
-            value = match.start(1) - first if match else 0
-            colon = value - 2
-            if match is None or colon > _RANK or length - value > _DIGITS:
+            first, end = int(begins[lines[0]]), int(ends[lines[0]])
+            form = ENDING.search(self._data, first, end)
+            if form is None:
                 lines = lines[1:]
                 continue
-            point = self._data.index(b".", match.start(1)) - first
-            rows = windows[begins[lines]]
-            digits = rows ^ ord("0")
-            wide = digits[:, :colon]
-            spaces = rows[:, :colon] == ord(" ")
-            wide[spaces] = 0
-            texts = rows[:, [colon, colon + 1, point]]
-            fits = (texts == np.frombuffer(b": .", np.uint8)).all(axis=1)
-            digits[:, [colon, colon + 1, point]] = 0
-            fits &= (digits <= 9).all(axis=1) & ~spaces[:, -1]
-            fits &= (spaces[:, 1:] <= spaces[:, :-1]).all(axis=1)
-            digits = digits[fits]
-            decimals = length - point - 1
-            mantissa = np.zeros(len(digits), np.int64)
-            for column in (*range(value, point), *range(point + 1, length)):
-                mantissa = 10 * mantissa + digits[:, column]
-            rank = np.zeros(len(digits), np.int64)
-            for column in range(colon):
-                rank = 10 * rank + digits[:, column]
-            ranks[lines[fits]] = rank
-            milliseconds[lines[fits]] = mantissa / float(10**decimals)
+            behind = len(form[1])
+            found, at = ending_at(self._bytes, ends[lines], behind)
+            fits = (self._before(at, 1) == ord(" ")) & (self._before(at, 2) == ord(":"))
+            rank, rank_at = ending_at(self._bytes, at - 2, 0)
+            digits, spaces = at - 2 - rank_at, rank_at - begins[lines]
+            fits &= (at < ends[lines]) & (digits > 0) & (digits <= _RANK) & (spaces >= 0)
+            for space in range(1, 1 + int(spaces[fits].max(initial=0))):
+                fits &= (spaces < space) | (self._before(rank_at, space) == ord(" "))
+            ranks[lines[fits]] = rank[fits]
+            times[lines[fits]] = found[fits] / float(10**behind)
             lines = lines[~fits]
+
+    def _before(self, places: Integers, distance: int) -> Bytes:
+        """Return the bytes that stand some bytes before some places."""
+        return self._bytes.take(places - distance, mode="clip")

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
-from rdm_log.bulk import Many, RankTimes, Steps
+from rdm_log.bulk import Many, RankTimes, ShortestLongest, Steps
 from rdm_log.figures import Curve, Largest, Sample, Series
 from rdm_log.lines import (
     COUNTED,
@@ -118,11 +118,13 @@ class TimerFigures:
             total, count = self.ranks.get(timer.rank, (0.0, 0))
             self._ranks[timer.rank] = (total + timer.milliseconds, count + 1)
 
-    def extend(self, times: RankTimes) -> None:
-        """Take note of the times of many ranks."""
-        self.count += len(times.ranks)
+    def extend(self, times: RankTimes | ShortestLongest) -> None:
+        """Take note of many times."""
+        self.count += len(times.milliseconds)
         self.total += sum(times.milliseconds)
         self.longest = max(self.longest, max(times.milliseconds))
+        if isinstance(times, ShortestLongest):
+            return
         if times.ranks != self._order or not self._rounds:
             known = self.ranks
             if len({*times.ranks}) < len(times.ranks):
@@ -382,7 +384,7 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
     run = Run(file, series={} if series else None)
     found = [run]
     for record in records:
-        if isinstance(record, RankTimes):
+        if isinstance(record, (RankTimes, ShortestLongest)):
             run.timers.setdefault(record.name, TimerFigures()).extend(record)
             continue
         if isinstance(record, Steps) and run.add_steps(record):

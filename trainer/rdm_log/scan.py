@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from rdm_log.apart import Apart, tables_apart
 from rdm_log.bulk import Many, RankTimes, together
 from rdm_log.lines import NEEDLES, TIME, Record, parse
 from rdm_log.rank_lines import RankLines, TimerLines
@@ -110,7 +111,7 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
     timers = RankTimers()
     for lines, whole in _lines(blocks):
         for one in _of(lines, timers, whole=whole):
-            if isinstance(one, RankTimes):
+            if isinstance(one, Many):
                 yield from one.each()
             else:
                 yield one
@@ -121,6 +122,9 @@ def records_together(
 ) -> Iterator[Record | Many]:
     """Yield what ``records`` does, and neighbouring training lines, and a timer's of all ranks, as one.
 
+    Of tables the times between neighbouring training lines are told behind these, by name: they are of the
+    same run.
+
     Args:
         blocks: As for ``records``.
         every: As for ``together``.
@@ -129,14 +133,24 @@ def records_together(
     """
     timers = timers or RankTimers()
     for lines, whole in _lines(blocks):
+        apart = None
+        if tables and not timers.are_open and TIMERS not in lines:
+            apart = tables_apart(lines)
+        rest = apart.rest if apart else lines
         position = 0
-        for begin, end, steps in together(lines, every=every, tables=tables):
+        for begin, end, steps in together(rest, every=every, tables=tables):
             if position < begin:
-                yield from _of(lines[position:begin], timers, whole=True, tables=tables)
+                between = rest[position:begin]
+                yield from _of(between, timers, whole=True, tables=tables, apart=apart, offset=position)
             timers.pass_by(end - begin)
+            if apart:
+                yield from apart.until(begin)
             yield steps
             position = end
-        yield from _of(lines[position:] if position else lines, timers, whole=whole, tables=tables)
+        last = rest[position:] if position else rest
+        yield from _of(last, timers, whole=whole, tables=tables, apart=apart, offset=position)
+        if apart:
+            yield from apart.until(END)
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -163,9 +177,24 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _of(
-    data: bytes, timers: RankTimers, *, whole: bool, tables: bool = False
-) -> Iterator[Record | RankTimes]:
-    """Yield what some lines say. Only of the last can the newline be missing, when they are not whole."""
+    data: bytes,
+    timers: RankTimers,
+    *,
+    whole: bool,
+    tables: bool = False,
+    apart: Apart | None = None,
+    offset: int = 0,
+) -> Iterator[Record | Many]:
+    """Yield what some lines say.
+
+    Args:
+        data: Lines. Only of the last can the newline be missing, when they are not whole.
+        timers: Those that go on from the bytes before.
+        whole: The last one has its newline.
+        tables: As for ``together``.
+        apart: What stood between the lines; then no timers of all ranks are open.
+        offset: Where in its rest the lines begin.
+    """
     if timers.are_open:
         data = b"\n" + data
     lines: dict[int, int] = {}
@@ -192,7 +221,10 @@ def _of(
         if headers and TIMERS in line:
             timers.begin(line)
             yield from timers.go_on(data, end, next(ends), table)
-        yield from parse(line, whole=whole or end < len(data))
+        found = parse(line, whole=whole or end < len(data))
+        if found and apart:
+            yield from apart.until(offset + start)
+        yield from found
 
 
 def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:

@@ -658,6 +658,47 @@ def test_the_verdict_on_a_path_takes_the_schedulers_word_and_what_was_asked_for(
         assert "--state and --conf are for --verdict of a directory" in refused.err
 
 
+@pytest.mark.parametrize("program", ["rdm-provision", "rdm-trainer"])
+def test_the_page_of_a_path_takes_them_too_and_says_the_same(
+    call: Call, tmp_path: Path, program: str
+) -> None:
+    logs = tmp_path / "10932251"
+    fasop_layout(logs)
+    conf, output = tmp_path / "_00_conf.sh", tmp_path / "page.html"
+
+    def page(*words: str) -> Said:
+        if program == "rdm-provision":
+            return call("report", *words, "-o", output, "--json")
+        command = [sys.executable, "-P", "-m", "rdm_trainer", "report", *words, "-o", str(output), "--json"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "trainer")}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        return Said(done.returncode, done.stdout, done.stderr)
+
+    for state, partition in (("NODE_FAIL", 2), ("RUNNING", 2), ("RUNNING", 4), ("", 4)):
+        conf.write_text(f"NNODES={partition}\n")
+        given = ("--state", state, "--conf", str(conf))
+        told = json.loads(call("jobs", f"{logs}/", "--verdict", *given, "--json").out)
+        shown = json.loads(page(str(logs), *given).out)["jobs"]["10932251"]
+        assert (shown["verdict"], shown["reason"], shown["culprits"]) == (
+            told["verdict"],
+            told["reason"],
+            told["culprits"],
+        )
+        assert html.escape(shown["reason"]) in output.read_text()
+    assert (told["verdict"], told["reason"]) == ("suspect", "NNODES is 2, and 4 was asked for.")
+    output.unlink()
+    for words, problem in (
+        ((str(logs), str(logs), "--state", "RUNNING"), "--state and --conf are for one PATH"),
+        ((str(logs), "--conf", str(tmp_path / "nosuch")), "nosuch cannot be read"),
+    ):
+        refused = page(*words)
+        assert refused.code == 3
+        assert problem in refused.out + refused.err
+        assert not output.exists()
+    if program == "rdm-provision":
+        assert "are for one PATH" in page("gpt-1121-081512", "--state", "RUNNING").out
+
+
 def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

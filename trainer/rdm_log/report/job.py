@@ -112,7 +112,7 @@ class Job:
         return dataclasses.replace(found, evidence=(first, _without(self.missing), *others))
 
 
-def collect(path: Path, *, name: str = "", node: str = "") -> Job:
+def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf: Path | None = None) -> Job:
     """Read what there is of a job.
 
     Args:
@@ -120,9 +120,11 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
             with ``PARTS``, in each of which is what a node told.
         name: What to call it; by default the name of the directory or file.
         node: Only its files; by default all nodes'.
+        state: As for ``observe``; not of ``PARTS``, whose nodes have told it.
+        conf: As for ``observe``, and not of ``PARTS`` either.
 
     Raises:
-        NothingToRead: There is nothing of a training there.
+        NothingToRead: There is nothing of a training there, or what was asked for cannot be read.
     """
     if path.is_dir() and (parts := sorted(path.glob(PARTS))):
         whole_job = merged([_kept(part) for part in parts])
@@ -138,11 +140,11 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
     whole = path.is_dir()
     summary = summarise(outputs, series=True, needs_steps=not whole)
     told = list(summary.runs)
-    state = read_json(path / "state.json") if whole else {}
+    kept = read_json(path / "state.json") if whole else {}
     devices = _devices(folder, node) if whole else {}
     timeline = _timeline(path if whole else None, outputs, told, node)
-    seen = observe(path, now=time.time(), node=node, runs=told)
-    if seen.tells_nothing and not (devices or timeline or state):
+    seen = observe(path, now=time.time(), node=node, runs=told, state=state, conf=conf)
+    if seen.tells_nothing and not (devices or timeline or kept):
         summarise(outputs)  # says what is missing
     written = settings.read(path / "resolved.yaml") if whole else {}
     arguments = next((dict(run["arguments"]) for run in reversed(told) if run["arguments"]), {})
@@ -153,9 +155,9 @@ def collect(path: Path, *, name: str = "", node: str = "") -> Job:
     return Job(
         name=name or (path.resolve().name if whole else path.name),
         source=str(path),
-        failures=tuple(state.get("failures") or ()),
+        failures=tuple(kept.get("failures") or ()),
         runs=tuple(told),
-        restarts=max(summary.restarts, int(state.get("restarts") or 0)),
+        restarts=max(summary.restarts, int(kept.get("restarts") or 0)),
         devices=devices,
         configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
         nodes=tuple(request.get("nodes") or ()),

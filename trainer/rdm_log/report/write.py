@@ -18,17 +18,19 @@ from rdm_log.summary import NothingToRead
 __all__ = ["default_output", "main", "write"]
 
 
-def write(paths: Sequence[Path], output: Path) -> list[Job]:
+def write(paths: Sequence[Path], output: Path, *, state: str = "", conf: Path | None = None) -> list[Job]:
     """Write the report of some jobs, and return them.
 
     Args:
         paths: Of each job what ``collect`` takes.
         output: The file; it is replaced.
+        state: As for ``observe``, of each.
+        conf: As for ``observe``, of each.
 
     Raises:
         NothingToRead: There is nothing of a training in one of them, or the file cannot be written.
     """
-    jobs = [collect(path) for path in paths]
+    jobs = [collect(path, state=state, conf=conf) for path in paths]
     if len({job.name for job in jobs}) < len(jobs):
         # Two logs of the same name from two places.
         jobs = [replace(job, name=str(path)) for job, path in zip(jobs, paths, strict=True)]
@@ -53,9 +55,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("paths", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--state", default="")
+    parser.add_argument("--conf", type=Path)
     given = parser.parse_args(arguments)
     try:
-        jobs = write(given.paths, given.output)
+        jobs = write(given.paths, given.output, state=given.state, conf=given.conf)
     except NothingToRead as error:
         print(json.dumps({"ok": False, "problems": [str(error)]}))
         return 3

@@ -28,20 +28,35 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page.  [default: NAME.html here, comparison.html of several]",
 )
+@click.option(
+    "--state",
+    default="",
+    metavar="WORD",
+    help="Of one PATH: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
+)
+@click.option(
+    "--conf",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Of one PATH: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print where it is, and each job's verdict, as JSON.")
-def report(paths: tuple[Path, ...], output: Path | None, as_json: bool) -> int:
+def report(paths: tuple[Path, ...], output: Path | None, state: str, conf: Path | None, as_json: bool) -> int:
     """Make one HTML page of what jobs wrote: verdict, loss, speed, memory, GPUs, timeline.
 
     A PATH is a job's directory, one with NODE.out, NODE.err and NODE.gpu, or a single log: ours,
     Megatron-LM's, Megatron-DeepSpeed's or DeepSpeed's. Several are compared. The page needs no network.
+    With --state and --conf the verdict knows what stands in no log, as that of `rdm-trainer log verdict`.
     """
     from rdm_log.printable import printable
     from rdm_log.report.write import default_output, write
     from rdm_log.summary import NothingToRead
 
+    if (state or conf) and len(paths) > 1:
+        raise click.UsageError("--state and --conf are for one PATH, such as log2/10932251.")
     output = output or default_output(paths)
     try:
-        jobs = write(paths, output)
+        jobs = write(paths, output, state=state, conf=conf)
     except NothingToRead as error:
         raise TrainerError(str(error)) from error
     if as_json:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rdm_log import bulk, parallel, scan
-from rdm_log.bulk import Many, RankTimes, Steps
+from rdm_log.bulk import Many, Steps
 from rdm_log.lines import Record, Step, Timer
 from rdm_log.runs import runs
 from rdm_log.scan import RankTimers
@@ -92,7 +92,7 @@ def cut(data: bytes, dice: random.Random) -> Iterator[bytes]:
 def one_by_one(found: Iterable[Record | Many]) -> list[Record]:
     told: list[Record] = []
     for one in found:
-        told += one.each() if isinstance(one, (Steps, RankTimes)) else [one]
+        told += one.each() if isinstance(one, Many) else [one]
     return told
 
 
