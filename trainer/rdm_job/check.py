@@ -22,11 +22,11 @@ from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
 from rdm_trainer import config as configuration
-from rdm_trainer import data, flops, writers
+from rdm_trainer import flops, writers
 from rdm_trainer.config import Config
 from rdm_trainer.errors import ConfigError, TrainerError
 
-__all__ = ["check", "program_missing", "read_config", "standing_in_the_way", "with_slots"]
+__all__ = ["check", "data_problems", "program_missing", "read_config", "standing_in_the_way", "with_slots"]
 
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
@@ -152,7 +152,19 @@ def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
     problems = [*configuration.check(config, world, mine.slots), *writers.missing(config)]
     yield from problems
     if not problems:
-        yield from data.checks(config)
+        yield from data_problems(config)
+
+
+def data_problems(config: Config) -> list[str]:
+    """Return what is wrong with a job's data, one sentence each.
+
+    Args:
+        config: The job's.
+    """
+    # It needs numpy, whose import takes a third as long as everything else that is asked about a job.
+    from rdm_trainer import data
+
+    return data.checks(config)
 
 
 def _devices(request: Request, mine: Node, found: int | None) -> Iterator[str]:
