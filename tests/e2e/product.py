@@ -19,6 +19,10 @@ ROOT = Path(__file__).parents[2]
 NODES = ("n1", "n2", "n3")
 DEADLINE_S = 240.0
 """Only what hangs is waited for so long: a busy machine needs less."""
+RESTS = 3.0
+"""So many times as long as a look took is the pause after it. Looks start programs in nodes, and would
+otherwise take a processor from what they wait for."""
+LEAST_S, MOST_S = 0.05, 2.0
 ADDRESSES = {"n1": "192.169.16.100", "n2": "192.169.16.101", "n3": "192.169.16.102"}
 
 
@@ -35,13 +39,22 @@ def wait_until(
     what: str,
     timeout: float = DEADLINE_S,
     seen: Callable[[], object] = lambda: "nothing to show",
+    *,
+    rests: float = RESTS,
 ) -> None:
-    """Poll a condition; fail with its name, and with what is ``seen`` then, when it is not true in time."""
+    """Poll a condition; fail with its name, and with what is ``seen`` then, when it is not true in time.
+
+    What is true for a moment only is looked for without ``rests``.
+    """
     deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        ended = time.monotonic()
+        if ended > deadline:
             raise AssertionError(f"waited {timeout:.0f} s in vain until {what}; last seen: {seen()}")
-        time.sleep(0.05)
+        time.sleep(min(max(LEAST_S, rests * (ended - began)), MOST_S))
 
 
 def changed(result: Any) -> list[str]:
@@ -234,7 +247,7 @@ class Lab:
     ) -> None:
         """End a node's engine as soon as a condition is true, and wait until it has been started again."""
         before = self.engine(node)
-        wait_until(when, f"the engine of {node} is to be killed")
+        wait_until(when, f"the engine of {node} is to be killed", rests=0.0)
         self.on(node, "kill", f"-{signal_name}", *before.split())
         wait_until(
             lambda: self.engine(node) not in ("", before),

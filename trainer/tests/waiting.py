@@ -11,6 +11,10 @@ __all__ = ["DEADLINE_S", "wait_until"]
 
 DEADLINE_S = 240.0
 """Longer than anything takes on a busy machine; only what hangs is waited for so long."""
+_RESTS = 3.0
+"""So many times as long as a look took is the pause after it. Looks that start programs would otherwise take
+a processor from what they wait for."""
+_LEAST_S, _MOST_S = 0.05, 2.0
 
 Seen = TypeVar("Seen")
 
@@ -21,7 +25,7 @@ def wait_until(
     accept: Callable[[Seen], object] = bool,
     *,
     timeout: float = DEADLINE_S,
-    pause: Callable[[], object] = lambda: time.sleep(0.05),
+    pause: Callable[[], object] | None = None,
 ) -> Seen:
     """Look again and again until what is seen is accepted.
 
@@ -30,7 +34,7 @@ def wait_until(
         look: Looks.
         accept: Whether that is it.
         timeout: Seconds to wait at most.
-        pause: What to do between two looks.
+        pause: What to do between two looks; default: rest, the longer the more a look takes.
 
     Returns:
         What was accepted.
@@ -39,9 +43,13 @@ def wait_until(
         AssertionError: The time is up; the message has what was seen last.
     """
     deadline = time.monotonic() + timeout
-    while not accept(seen := look()):
-        assert time.monotonic() < deadline, (
-            f"waited {timeout:.0f} s in vain until {what}; last seen: {seen!r}"
-        )
-        pause()
-    return seen
+    while True:
+        began = time.monotonic()
+        if accept(seen := look()):
+            return seen
+        ended = time.monotonic()
+        assert ended < deadline, f"waited {timeout:.0f} s in vain until {what}; last seen: {seen!r}"
+        if pause is None:
+            time.sleep(min(max(_LEAST_S, _RESTS * (ended - began)), _MOST_S))
+        else:
+            pause()

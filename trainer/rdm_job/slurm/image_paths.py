@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rdm_trainer import data
+from rdm_job.check import data_problems
 from rdm_trainer.config import Config
 from rdm_trainer.config.schema import Blend
 
@@ -54,7 +54,7 @@ def problems(config: Config, mounts: Sequence[tuple[str, str]]) -> list[str]:
                 f"{there}{suffix}."
             )
     if is_seen and not found:
-        found += data.checks(_outside(config, mounts))
+        found += data_problems(_outside(config, mounts))
     return list(dict.fromkeys(found))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import rdm_trainer
-from rdm_job.check import program_missing, standing_in_the_way
+from rdm_job.check import data_problems, program_missing, standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
@@ -30,7 +30,7 @@ from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
 from rdm_trainer import config as configuration
-from rdm_trainer import data, writers
+from rdm_trainer import writers
 from rdm_trainer.config.schema import SlurmConfig
 from rdm_trainer.config.slurm import can_run, components, runs_in_image, world_size
 from rdm_trainer.errors import ConfigError, TrainerError
@@ -73,7 +73,7 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
         is_seen = not (config.launcher.program or in_image)
         own = configuration.check(config, world, slots.pop() if len(slots) == 1 else None)
         problems += [*own, *(writers.missing(config) if is_seen else ())]
-        problems += data.checks(config) if is_seen and configuration.has_sound_data(config) else []
+        problems += data_problems(config) if is_seen and configuration.has_sound_data(config) else []
         problems += [] if in_image else program_missing(config)
     else:
         problems += configuration.check(config)

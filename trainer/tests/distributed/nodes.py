@@ -172,7 +172,10 @@ class Nodes:
             found: dict[str, Any] = self.ask(node, "state", job, *next(patience))["job"]
             return found
 
-        return wait_until(f"{job} has ended on {node}", look, lambda state: state["ended"])
+        # The look itself waits.
+        return wait_until(
+            f"{job} has ended on {node}", look, lambda state: state["ended"], pause=lambda: None
+        )
 
     def process_of(self, rank: int, job: str) -> int:
         node = self.nodes[rank]["name"]

@@ -140,3 +140,8 @@ def test_no_module_of_the_package_imports_torch() -> None:
     assert "rdm_job.rank" in modules
     code = f"import sys, {', '.join(modules)}\nsys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_question_about_a_job_does_not_wait_for_numpy() -> None:
+    code = "import sys, rdm_job.verbs\nsys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
