@@ -56,6 +56,20 @@ def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     assert "NOTE=of this run" in lab.container("n3", "{{.Config.Env}}")
 
 
+def test_a_shared_connection_that_is_lost_is_told_and_the_next_run_makes_another(lab: Lab) -> None:
+    lab.provisioned()
+    run = lab.start("exec", "--limit", "n2", "--", "sleep", "4321")
+    sleeps = ("-xf", "sleep 4321")
+    try:
+        wait_until(lambda: bool(lab.on("n2", "pgrep", *sleeps, check=False)), "the command runs")
+        # The part of sshd that speaks to the connection's master, which is told nothing.
+        lab.on("n2", "pkill", "-KILL", "-f", "^sshd: rdm@notty")
+        assert "n2: ssh to it ended without a word" in run.end(expect=1)
+    finally:
+        lab.on("n2", "pkill", *sleeps, check=False)
+    assert lab.rdm("exec", "--limit", "n2", "--", "echo", "there").stdout == "there\n"
+
+
 def test_ctrl_c_stops_in_an_orderly_way(lab: Lab) -> None:
     run = lab.start("up", "--recheck")
     run.after("images")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rdm_provision import cluster
+from rdm_provision.inventory import read_inventory
 from rdm_provision.run import Run, RunSpec
 
 LOCAL = {
@@ -25,6 +29,7 @@ NODES = ("node1", "node2", "node3")
 
 MakeInventory = Callable[..., Path]
 Play = Callable[..., Run]
+_ANSWERS: dict[tuple[Any, ...], str] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +40,24 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)
+
+
+@pytest.fixture(autouse=True)
+def inventories_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ansible is asked once about inventories with the same files in them: a start of it takes 0.4 CPU s."""
+
+    def read(path: Path, vault: str = "") -> dict[str, Any]:
+        files = sorted(file for file in path.rglob("*") if file.is_file() and ".rdm" not in file.parts)
+        if vault or not files or any(os.access(file, os.X_OK) for file in files):
+            return read_inventory(path, vault)
+        settings = sorted(item for item in os.environ.items() if item[0].startswith("ANSIBLE_"))
+        key = (*((str(file.relative_to(path)), file.read_bytes()) for file in files), *settings)
+        if key not in _ANSWERS:
+            _ANSWERS[key] = json.dumps(read_inventory(path))
+        answer: dict[str, Any] = json.loads(_ANSWERS[key])
+        return answer
+
+    monkeypatch.setattr(cluster, "read_inventory", read)
 
 
 @pytest.fixture
