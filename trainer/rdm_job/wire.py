@@ -160,9 +160,10 @@ class Hub:
             given = str(messages[0].get("proof")) if messages else ""
             known = bool(messages) and hmac.compare_digest(given, _proof(self._key, nonce, name))
             if known:
-                # A node that comes again has lost its old connection.
+                # A node that comes again has lost its old connection, and has yet to say something.
                 if name in self._nodes:
                     self._nodes[name].close()
+                    link.heard = self._nodes[name].heard
                 self._nodes[name] = link
             elif messages or not link.is_open or time.monotonic() - link.heard > 10:
                 link.close()

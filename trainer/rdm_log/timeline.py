@@ -11,6 +11,7 @@ Source of the format: "Trace Event Format", the complete events (``"ph": "X"``),
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -20,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rdm_log.heads import arguments_of, head, info_of
+from rdm_log.rank_timers import layout
 from rdm_log.scan import BLOCK, TIMERS
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "Timeline",
     "bubble",
     "chrome_trace",
+    "laid_out",
     "of_paths",
     "read_timers",
     "read_traces",
@@ -95,7 +99,7 @@ class Timeline:
         nodes: The node of each rank, where it is known.
         uncertainty: By so many microseconds the clocks of two nodes may differ; None where nobody measured.
         source: ``trace`` or ``timers``.
-        is_pipeline: The model is cut into stages, so that there can be a bubble.
+        is_pipeline: The model is known to be cut into stages, so that there can be a bubble.
         times: By rank, how many milliseconds of a step it spent on what, where only that is known.
     """
 
@@ -166,19 +170,48 @@ def of_paths(paths: Sequence[Path]) -> Timeline:
     files = [file for path in paths if path.is_dir() for file in trace_files(path)]
     if files or any(path.is_dir() for path in paths):
         return read_traces(files)
-    told = [read_timers(path) for path in paths if path.is_file()]
+    told = [laid_out(read_timers(path), _head_of(path)) for path in paths if path.is_file()]
     return max(told, key=_told, default=Timeline())
+
+
+def _head_of(log: Path) -> dict[str, str]:
+    """Return what a log says at its head of what it runs."""
+    text = head(log)
+    return {**info_of(text), **arguments_of(text)}
+
+
+def laid_out(timeline: Timeline, told: Mapping[str, str]) -> Timeline:
+    """Return a timeline of timers with the stage of each rank, where its pipeline is told and all ranks are.
+
+    Args:
+        timeline: Of timers, which do not say it.
+        told: Megatron's arguments, or the job info.
+
+    Source: ranks count tensor first, then data, then pipeline (Megatron-LM's ``parallel_state``).
+    """
+    sizes = layout(told)
+    ranks = sorted(timeline.spans or timeline.times)
+    world = told.get("world_size", told.get("WORLD_SIZE", str(len(ranks))))
+    if sizes is None or sizes[0] < 2 or len(ranks) % sizes[0] or world != str(len(ranks)):
+        return timeline
+    if not ranks or ranks[-1] != len(ranks) - 1:
+        return timeline
+    each = len(ranks) // sizes[0]
+    return dataclasses.replace(timeline, is_pipeline=True, stages={rank: rank // each for rank in ranks})
 
 
 def read_timers(file: Path) -> Timeline:
     """Return what the last timers of all ranks in a log tell: spans, or times where moments are lacking.
+
+    They do not say whether there is a pipeline: ``laid_out`` does, by what else is told.
+
 
     Read are blocks, so that the log may have any size, and may be cut meanwhile, as rotation does.
 
     Raises:
         OSError: It cannot be read.
     """
-    found = Timeline(source="timers")
+    found = Timeline(source="timers", is_pipeline=False)
     with file.open("rb", buffering=0) as opened:
         log = opened.fileno()
         end = os.fstat(log).st_size
@@ -232,7 +265,7 @@ def _told(timeline: Timeline) -> tuple[int, int]:
 
 def _timers(lines: Iterable[bytes], tag: bytes) -> Timeline:
     """Return what timers tell, from their heading until other lines come. Each line begins with the tag."""
-    found = Timeline(source="timers")
+    found = Timeline(source="timers", is_pipeline=False)
     name, rank, begins, silence = "", -1, list[float](), 0
     for whole in lines:
         line = whole[len(tag) :] if whole.startswith(tag) else b""

@@ -22,7 +22,7 @@ from rdm_log.report import configuration as settings
 from rdm_log.report.devices import COLUMNS, history, node_of
 from rdm_log.sections import job_info
 from rdm_log.summary import NothingToRead, log_files, summarise
-from rdm_log.timeline import Span, Timeline, read_timers, read_traces, shares, trace_files
+from rdm_log.timeline import Span, Timeline, laid_out, read_timers, read_traces, shares, trace_files
 from rdm_log.verdict import Observed, Verdict, judge
 
 __all__ = ["PARTS", "Job", "collect", "merged"]
@@ -142,8 +142,9 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
     told = list(summary.runs)
     kept = read_json(path / "state.json") if whole else {}
     devices = _devices(folder, node) if whole else {}
-    timeline = _timeline(path if whole else None, outputs, told, node)
     seen = observe(path, now=time.time(), node=node, runs=told, state=state, conf=conf)
+    says = next(iter(seen.told.values()), {})
+    timeline = _timeline(path if whole else None, outputs, told, says, node)
     if seen.tells_nothing and not (devices or timeline or kept):
         summarise(outputs)  # says what is missing
     written = settings.read(path / "resolved.yaml") if whole else {}
@@ -245,7 +246,11 @@ def _notes(devices: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _timeline(
-    directory: Path | None, outputs: Sequence[Path], runs: Sequence[Mapping[str, Any]], node: str
+    directory: Path | None,
+    outputs: Sequence[Path],
+    runs: Sequence[Mapping[str, Any]],
+    says: Mapping[str, str],
+    node: str,
 ) -> dict[str, Any] | None:
     """Return what ranks did when, as plain data: spans of one rank of each stage, shares of all.
 
@@ -255,6 +260,7 @@ def _timeline(
     if not found.spans and any(timer["slowest_rank"] is not None for run in runs for timer in run["timers"]):
         told = (read_timers(file) for file in outputs)
         found = max(told, key=lambda one: (sum(map(len, one.spans.values())), len(one.times)))
+        found = laid_out(found, says)
     if not found.spans and not found.times:
         return None
     chosen = _rows(found)

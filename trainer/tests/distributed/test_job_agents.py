@@ -21,7 +21,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rdm_job import network
+from rdm_job import network, wire
 from rdm_job.directory import JobDirectory
 from tests.distributed.nodes import Nodes, running
 from tests.waiting import wait_until
@@ -281,23 +281,28 @@ def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
         assert nodes.left(job) == []
 
 
-def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(nodes: Nodes) -> None:
+def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = "back-busy"
     nodes.run(job, "launcher.max_restarts=1")
+    monkeypatch.setenv("RDM_CLUSTER_KEY", str(nodes.folder / "key"))
+    master = JobDirectory(nodes.folder / "n1" / job, "n1")
     os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
     os.kill(nodes.process_of(1, job), signal.SIGKILL)
     nodes.end(0, "lose 0")
+    greeted = []
+
+    def connect_again() -> None:
+        port = master.request().offer.agent_port
+        link = wire.Link("127.0.0.1", port, "n2", wire.job_key(job))
+        wait_until("it has proved who it is", lambda: link.receive() or link._greeted)
+        greeted.append(link)
+        link.close()
+
+    wait_until("somebody is blamed", master.read_state, lambda state: state.failures, pause=connect_again)
+    assert greeted
     assert nodes.ask("n2", "revive")["revived"] == [job]
-    agent = psutil.Process(nodes.agent_of("n2", job))
-
-    def connected() -> bool:
-        return any(one.status == psutil.CONN_ESTABLISHED for one in agent.net_connections("tcp"))
-
-    wait_until("its new agent has connected", connected)
-    agent.suspend()
-    look = JobDirectory(nodes.folder / "n1" / job, "n1").read_state
-    wait_until("somebody is blamed", look, lambda state: state.failures)
-    agent.resume()
     nodes.wait_for_attempt(job, 1)
     nodes.end(0)
     nodes.end(1)

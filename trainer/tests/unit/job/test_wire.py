@@ -114,3 +114,28 @@ def test_a_node_that_comes_again_is_heard_again(hub: tuple[Hub, int]) -> None:
 
         until(f"connection {number} is heard", turn, master, link)
         link.close()
+
+
+def test_a_node_that_only_connects_again_is_as_silent_as_before(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    first = Link("127.0.0.1", port, "n2", KEY)
+
+    def turn() -> bool:
+        first.receive()
+        first.send({"report": 1})
+        return "n2" in master.receive()
+
+    until("it is heard", turn, master, first)
+    heard, connection = time.monotonic(), master._nodes["n2"]
+    again = Link("127.0.0.1", port, "n2", KEY)
+
+    def connected() -> bool:
+        again.receive()
+        master.receive()
+        return master._nodes["n2"] is not connection
+
+    until("it has connected again", connected, master, again)
+    began = time.monotonic()
+    silent = master.silent_for("n2")
+    assert silent is not None
+    assert silent >= began - heard

@@ -115,6 +115,63 @@ def test_timers_of_all_ranks_become_spans_with_their_steps(tmp_path: Path) -> No
     assert span.end - span.begin == pytest.approx(1e5)
 
 
+STEP = " iteration 10/ 50 | elapsed time per iteration (ms): 3000.0 | lm loss: 9.0E+00 |\n"
+ARGUMENTS = (
+    "------------------------ arguments ------------------------\n"
+    "  tensor_model_parallel_size ...................... {tensor}\n"
+    "  pipeline_model_parallel_size .................... {stages}\n"
+    "  world_size ...................................... {world}\n"
+    "-------------------- end of arguments ---------------------\n"
+)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        ARGUMENTS.format(tensor=2, stages=2, world=8),
+        "NODE_RANK: 0\nNNODES: 2\nWORLD_SIZE: 8\nTENSOR_MP_SIZE: 2\nPIPELINE_MP_SIZE: 2\n",
+    ],
+    ids=["arguments", "info"],
+)
+def test_timers_of_a_pipeline_are_told_by_stages_where_the_log_says_its_layout(
+    tmp_path: Path, head: str
+) -> None:
+    log = tmp_path / "n1.out"
+    log.write_text(head + STEP + timers(8, 100.0))
+    found = of_paths([log])
+    # Ranks count tensor first, then data, then pipeline.
+    assert found.stages == {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1, 6: 1, 7: 1}
+    assert bubble(found) is not None
+    page = collect(log).timeline
+    assert page is not None
+    assert page["is_pipeline"]
+    assert sorted(page["spans"]) == ["0", "4"]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "",
+        ARGUMENTS.format(tensor=2, stages=1, world=8),
+        # Another node's log has the other half.
+        ARGUMENTS.format(tensor=1, stages=2, world=16),
+    ],
+    ids=["untold", "no pipeline", "half of the ranks"],
+)
+def test_no_bubble_is_told_of_timers_that_are_not_known_to_be_of_a_whole_pipeline(
+    tmp_path: Path, head: str
+) -> None:
+    log = tmp_path / "n1.out"
+    log.write_text(head + STEP + timers(8, 100.0))
+    found = of_paths([log])
+    assert len(found.spans) == 8
+    assert bubble(found) is None
+    page = collect(log).timeline
+    assert page is not None
+    assert not page["is_pipeline"]
+    assert len(page["spans"]) == 8
+
+
 def test_timers_that_are_being_written_are_not_the_last_ones(tmp_path: Path) -> None:
     log = tmp_path / "n1.out"
     log.write_text(timers(4, 100.0) + timers(4, 200.0)[:150])

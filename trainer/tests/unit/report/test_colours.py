@@ -9,6 +9,7 @@ import math
 import pytest
 
 from rdm_log.report.drawing import JOB_COLOURS
+from rdm_log.report.gantt import _BUBBLE as BUBBLE
 from rdm_log.report.gantt import _KIND_COLOURS as KIND_COLOURS
 
 Triple = tuple[float, float, float]
@@ -26,6 +27,11 @@ EYES: dict[str, tuple[Triple, Triple, Triple]] = {
         (0.367322, 0.860646, -0.227968),
         (0.280085, 0.672501, 0.047413),
         (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
     ),
 }
 # IEC 61966-2-1 (sRGB, white D65) to CIE XYZ.
@@ -73,7 +79,7 @@ def test_the_measure_knows_what_is_confused() -> None:
 
 
 @pytest.mark.parametrize("eyes", EYES)
-@pytest.mark.parametrize("colours", [JOB_COLOURS, tuple(KIND_COLOURS.values())], ids=["jobs", "kinds"])
+@pytest.mark.parametrize("colours", [JOB_COLOURS, (*KIND_COLOURS.values(), BUBBLE)], ids=["jobs", "kinds"])
 def test_colours_that_stand_beside_each_other_can_be_told_apart(colours: tuple[str, ...], eyes: str) -> None:
     near = {
         (one, other): round(math.dist(lab(one, eyes), lab(other, eyes)), 1)
