@@ -214,10 +214,12 @@ kept:
   type: list
   elements: dict
 problems:
-  description: What stands in the way, each in one sentence.
-  returned: for V(check)
+  description:
+    - What stands in the way, each in one sentence.
+    - When it is refused, what M(rdm.provision.job_plan) returns of each.
+  returned: for V(check), and when it is refused
   type: list
-  elements: str
+  elements: raw
 facts:
   description: What was found on the way, versions among it.
   returned: for V(check)
@@ -465,7 +467,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             slurm = bool(chosen.get("slurm"))
             result["jobs"] = [one for one in result["jobs"] if (one.get("launcher") == "slurm") == slurm]
     except BadConfiguration as error:
-        return {"failed": True, "msg": str(error), "rdm_refused": "nodes"}
+        blank = {"node": None, "value": "", "remedy": ""}
+        problems = [dict(blank, reason=line) for line in str(error).splitlines()]
+        return {"failed": True, "msg": str(error), "rdm_refused": "nodes", "problems": problems}
     except (DockerProblem, NoAgent) as error:
         return _none(verb, str(error))
     return result

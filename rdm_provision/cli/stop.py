@@ -10,8 +10,7 @@ import click
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
 
 if TYPE_CHECKING:
-    from rdm_provision.cluster import Cluster
-    from rdm_provision.events import RunResult
+    from rdm_provision.job_state import JobState
 
 __all__ = ["stop"]
 
@@ -37,8 +36,9 @@ def stop(options: Options, job: str, now: bool) -> int:
         return 0
     if result.ok and not cluster.knows_job(result):
         raise unknown_job(cluster, result, job)
+    state = next(iter(cluster.job_states(result)), None)
     if options.as_json:
-        emit_json(result.to_json())
+        emit_json({**result.to_json(), "job": state.to_json() if state else None})
         return result.exit_code
     from rdm_provision.cli import job_view, view
 
@@ -50,7 +50,7 @@ def stop(options: Options, job: str, now: bool) -> int:
         return result.exit_code
     flag = inventory_flag(options)
     said = f"{job} is stopped." if result.changed else f"{job} had ended already."
-    console.print(f"{said} {_saved(cluster, result)}", soft_wrap=True)
+    console.print(f"{said} {_saved(state)}", soft_wrap=True)
     view.next_steps(
         console,
         [
@@ -61,9 +61,8 @@ def stop(options: Options, job: str, now: bool) -> int:
     return result.exit_code
 
 
-def _saved(cluster: Cluster, result: RunResult) -> str:
-    """Return from where the job can go on, as its master says."""
-    saved = [state.checkpoint for state in cluster.job_states(result) if state.checkpoint is not None]
-    if not saved:
+def _saved(state: JobState | None) -> str:
+    """Return from where a job can go on."""
+    if state is None or state.checkpoint is None:
         return "It has no checkpoint: it would begin anew."
-    return f"Its newest checkpoint is of iteration {saved[0]}."
+    return f"Its newest checkpoint is of iteration {state.checkpoint}."

@@ -61,7 +61,7 @@ def test_the_command_knows_its_version_and_its_verbs(product: Product) -> None:
 
 
 def test_a_typing_error_is_answered_with_the_nearest_verb(product: Product) -> None:
-    assert "Did you mean check?" in product.rdm("chek", expect=3).stderr
+    assert "did you mean check?" in product.rdm("chek", expect=3).stderr
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ BAD_INPUT = 3
 
 
 class BadConfiguration(NoAgent):
-    """Everything that is wrong with a configuration."""
+    """Everything that is wrong with a configuration, a line each."""
 
 
 class Agent:
@@ -71,7 +71,7 @@ class Agent:
         """
         ended = self._run(["config", "/dev/stdin", *overrides], config)
         if ended.exit_code != 0:
-            said = re.sub(r"^Error: ", "", ended.stderr.decode("utf-8", "replace").strip())
+            said = re.sub(r"(?m)^Error: ", "", ended.stderr.decode("utf-8", "replace").strip())
             raise (BadConfiguration if ended.exit_code == BAD_INPUT else NoAgent)(said)
         return ended.stdout.decode("utf-8", "replace")
 

@@ -423,8 +423,11 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     nodes = {node: NodeRecap(ok=1, changed=changed) for node in ("n1", "n2")}
     result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
     monkeypatch.setattr(view, "watch", lambda *_, **__: result)
-    said = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
+    arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1"]
+    said = CliRunner().invoke(stop_verb.stop, arguments)
     assert words in said.output
+    told = json.loads(CliRunner().invoke(stop_verb.stop, [*arguments, "--json"]).stdout)
+    assert told["job"]["checkpoint"] == checkpoint
 
 
 @pytest.mark.parametrize("option", ["--node", "--limit"])

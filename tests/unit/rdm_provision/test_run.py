@@ -267,7 +267,7 @@ def test_a_task_that_takes_long_is_told_while_it_goes_on(
     monkeypatch.setattr("rdm_provision.translator.LONG_S", 0.1)
     go_on = tmp_path / "go-on"
     told = []
-    for event in play([task("Wait", "wait_for", {"path": str(go_on)})], limit="node1"):
+    for event in play([task("Wait", "wait_for", {"path": str(go_on), "timeout": 60})], limit="node1"):
         if isinstance(event, TaskGoesOn):
             told.append(event.task)
             go_on.touch()

@@ -383,6 +383,11 @@ def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(agent: 
     with pytest.raises(Failed, match=r"^model\.layer is not a key$") as failed:
         run("config", agent, plan=PLAN)
     assert failed.value.result["rdm_refused"] == "nodes"
+    agent.answer = ExecResult(3, b"", b"Error: model.layer is not a key\nError: data.mock is missing\n")
+    with pytest.raises(Failed) as failed:
+        run("config", agent, plan=PLAN)
+    reasons = [problem["reason"] for problem in failed.value.result["problems"]]
+    assert reasons == ["model.layer is not a key", "data.mock is missing"]
     agent.answer = ExecResult(1, b"", b"Error: no space left on device\n")
     with pytest.raises(Failed, match=r"^no space left on device$") as failed:
         run("config", agent, plan=PLAN)
