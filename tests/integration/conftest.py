@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -43,7 +44,14 @@ def python_image(engine: Engine) -> str:
 @pytest.fixture
 def cable() -> Iterator[str]:
     """The name of an interface with a carrier: a bridge would pass the machine's own firewall rules."""
-    ends = [f"rdmt{os.getpid() % 10**6}{end}" for end in "ab"]
+    with plugged("ab") as name:
+        yield name
+
+
+@contextmanager
+def plugged(letters: str) -> Iterator[str]:
+    """Make an interface with a carrier, and the other end of its cable; each name ends in its letter."""
+    ends = [f"rdmt{os.getpid() % 10**6}{end}" for end in letters]
     subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
     for end in ends:
         subprocess.run(["ip", "link", "set", end, "up"], check=True)

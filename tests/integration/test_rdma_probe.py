@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_look_script import gid_of
 
 from tests.conftest import ROOT
+from tests.integration.conftest import plugged
 from tests.integration.engine import Engine
 
 NETWORK = "rdm-test-rdma"
@@ -41,7 +44,11 @@ class Cluster:
 
 
 def verify(
-    trees: Path, environment: dict[str, str], *arguments: str, **variables: Any
+    trees: Path,
+    environment: dict[str, str],
+    *arguments: str,
+    nodes: Sequence[str] = tuple(ADDRESSES),
+    **variables: Any,
 ) -> tuple[int, dict[str, Any], dict[str, str]]:
     """Run the part of the role with an engine's environment; return as Cluster.verify does."""
     inventory = {
@@ -50,10 +57,10 @@ def verify(
                 "ansible_connection": "local",
                 "ansible_python_interpreter": sys.executable,
                 "verify_container": "rdm-{{ inventory_hostname }}",
-                "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
+                "verify_nodes": "".join(f"{name} {ADDRESSES[name]}\n" for name in nodes),
                 **variables,
             },
-            "hosts": {name: {} for name in ADDRESSES},
+            "hosts": {name: {} for name in nodes},
         }
     }
     play = {
@@ -87,6 +94,12 @@ def verify(
     return done.returncode, judged[-1], failed
 
 
+def given(number: int) -> dict[str, str]:
+    """Return the words of the engine's API that give a container a character device."""
+    path = f"/dev/infiniband/uverbs{number}"
+    return {"PathOnHost": "/dev/null", "PathInContainer": path, "CgroupPermissions": "rw"}
+
+
 @pytest.fixture
 def cluster(engine: Engine, python_image: str, cable: str, tmp_path: Path) -> Iterator[Cluster]:
     """Four containers; the device of n3 is shown by sysfs and cannot be opened."""
@@ -109,17 +122,12 @@ def cluster(engine: Engine, python_image: str, cable: str, tmp_path: Path) -> It
             (verbs / "ibdev").write_text(f"{DEVICES[name]}\n")
             if name != "n3":
                 cluster.give(name)
-            given = {
-                "PathOnHost": "/dev/null",
-                "PathInContainer": "/dev/infiniband/uverbs0",
-                "CgroupPermissions": "rw",
-            }
             spec = {
                 "Image": python_image,
                 "HostConfig": {
                     "NetworkMode": NETWORK,
                     "Init": True,
-                    "Devices": [given],
+                    "Devices": [given(0)],
                     "Binds": [f"{tmp_path / name}:/tree"],
                 },
                 "NetworkingConfig": {"EndpointsConfig": {NETWORK: {"IPAMConfig": {"IPv4Address": address}}}},
@@ -174,3 +182,96 @@ def test_each_rail_is_looked_at_and_what_is_wrong_on_all_is_said_once(tmp_path: 
     for name, one in rdma["verdicts"].items():
         assert one["reason"] == failed[name] == rdma["rails"]["ib1"]["verdicts"][name]["reason"]
         assert "none.sock" in one["reason"]
+
+
+RAILS = {"ib0": "10.213.78.0/24", "ib1": "10.213.79.0/24"}
+RAIL_NODES = ("n1", "n2", "n3")
+
+
+def on_rail(node: str, rail: int) -> str:
+    """Return a node's address on a rail."""
+    return ADDRESSES[node].replace(".78.", f".{78 + rail}.")
+
+
+def show_device(tree: Path, rail: int, name: str, address: str) -> None:
+    """Let a node show, and a container open, the RDMA device that has an address."""
+    port = tree / "sys/class/infiniband" / name / "ports/1"
+    verbs = tree / f"sys/class/infiniband_verbs/uverbs{rail}/ibdev"
+    texts = {
+        port / "state": "4: ACTIVE",
+        port / "rate": f"{100 + 100 * rail} Gb/sec",
+        port / "gids/3": gid_of(address),
+        port / "gid_attrs/types/3": "RoCE v2",
+        verbs: name,
+        tree / f"dev/infiniband/uverbs{rail}": "",
+    }
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+
+@pytest.fixture
+def on_rails(engine: Engine, python_image: str, tmp_path: Path) -> Iterator[Cluster]:
+    """Three containers, each on two networks with a device on each; that of n3 on the second rail is slow."""
+    networks = [f"{NETWORK}-{number}" for number in range(len(RAILS))]
+    with contextlib.ExitStack() as ends:
+        for network, subnet, letters in zip(networks, RAILS.values(), ("ab", "cd"), strict=True):
+            parent = ends.enter_context(plugged(letters))
+            spec = {"Name": network, "Driver": "macvlan", "Options": {"parent": parent}}
+            engine.api.post("/networks/create", {**spec, "IPAM": {"Config": [{"Subnet": subnet}]}})
+            ends.callback(engine.api.delete, f"/networks/{network}")
+        for node in RAIL_NODES:
+            places = [{"IPAMConfig": {"IPv4Address": on_rail(node, number)}} for number in range(len(RAILS))]
+            host = {
+                "NetworkMode": networks[0],
+                "Init": True,
+                "Devices": [given(number) for number in range(len(RAILS))],
+                "Binds": [f"{tmp_path / node}:/tree"],
+            }
+            first = {"EndpointsConfig": {networks[0]: places[0]}}
+            spec = {"Image": python_image, "HostConfig": host, "NetworkingConfig": first}
+            engine.api.post("/containers/create", spec, name=f"rdm-{node}")
+            ends.callback(engine.api.delete, f"/containers/rdm-{node}", force=True)
+            second = {"Container": f"rdm-{node}", "EndpointConfig": places[1]}
+            engine.api.post(f"/networks/{networks[1]}/connect", second)
+            engine.api.post(f"/containers/rdm-{node}/start")
+            show_device(tmp_path / node, 0, "mlx5_0", on_rail(node, 0))
+            slow = "mlx5_slow" if node == "n3" else "mlx5_1"
+            show_device(tmp_path / node, 1, slow, on_rail(node, 1))
+        yield Cluster(engine, tmp_path)
+
+
+def rails_judged(cluster: Cluster, *nodes: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """Measure between nodes; return the judgement by rail, and the reasons of failed nodes."""
+    environment = cluster.engine.environment
+    _code, rdma, failed = verify(cluster.trees, environment, nodes=nodes, verify_rails=RAILS)
+    return rdma["rails"], failed
+
+
+def test_each_rail_is_measured_with_its_own_device(on_rails: Cluster) -> None:
+    rails, failed = rails_judged(on_rails, *RAIL_NODES)
+    assert failed == {"n3": "rail ib1: it sends 24.1 and receives 24.1 Gb/s where 96.6 are usual"}
+    assert rails["ib0"]["bandwidth_gbit"]["n1"] == {"n2": 96.61, "n3": 96.61}
+    assert rails["ib1"]["bandwidth_gbit"]["n1"] == {"n2": 96.61, "n3": 24.11}
+    rates = {rail: one["by_node"]["n3"]["rate_gbit"] for rail, one in rails.items()}
+    assert rates == {"ib0": 100.0, "ib1": 200.0}
+
+
+@pytest.mark.long
+def test_each_rail_is_measured_over_its_own_network(on_rails: Cluster) -> None:
+    """The cable of the second rail: the first one, and its judgement, have nothing to do with it."""
+    pid = on_rails.engine.api.get("/containers/rdm-n2/json")["State"]["Pid"]
+    enter = ["nsenter", "--net", "--target", str(pid), "ip"]
+    shown = subprocess.run([*enter, "-json", "addr"], check=True, capture_output=True, text=True)
+    (link,) = [
+        one["ifname"]
+        for one in json.loads(shown.stdout)
+        if on_rail("n2", 1) in [address.get("local") for address in one["addr_info"]]
+    ]
+    subprocess.run([*enter, "link", "set", link, "down"], check=True)
+    rails, failed = rails_judged(on_rails, "n1", "n2")
+    assert rails["ib0"]["ok"]
+    assert rails["ib0"]["bandwidth_gbit"]["n1"] == {"n2": 96.61}
+    assert not rails["ib1"]["ok"]
+    assert rails["ib1"]["bandwidth_gbit"] == {}
+    assert all(reason.startswith("rail ib1: ") and "ib0" not in reason for reason in failed.values())
