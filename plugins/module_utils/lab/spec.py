@@ -44,8 +44,6 @@ SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=5m -o ServerAliveInterval=10
 """As everywhere, but for the last: nodes of one busy machine may be silent for more than half a minute. What
 uses a shared connection that is given up then ends with 255, and without a word."""
 SHARED_AT = "/shared"
-NODE_WEIGHT = 4096
-"""CPU shares of a node: a process of the machine has 1024."""
 SLURM_GPUS = 4
 """Of each node of a Slurm lab: device files that stand in for GPUs."""
 SLURM_TYPES = {"hgx": "hgx", "gpu2": "a10"}
@@ -298,7 +296,7 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         host["CgroupnsMode"] = "private"
     if node.cgroup_driver == "cgroupfs":
         # Else all containers of the engine together weigh as much as one process beside it.
-        host.update(CgroupParent="/", CpuShares=NODE_WEIGHT)
+        host["CgroupParent"] = "/"
     if node.slurm:
         binds.append(f"{object_name(node.lab, 'shared')}:{SHARED_AT}")
     host["Binds"] = binds
