@@ -18,9 +18,9 @@ BOOT_S = 900
 class MachineLab(Lab):
     """The same lab; its nodes are behind ssh, and not containers of this machine's engine."""
 
-    def on(self, node: str, *argv: str, check: bool = True, given: str = "") -> str:
-        """Run a program on a node, as root, with this input; return what it wrote."""
-        done = self._run(node, *argv, given=given)
+    def on(self, node: str, *argv: str, check: bool = True) -> str:
+        """Run a program on a node, as root, and return what it wrote."""
+        done = self._run(node, *argv)
         assert not check or done.returncode == 0, f"{shlex.join(argv)} on {node}: {done.stdout}{done.stderr}"
         return done.stdout
 
@@ -30,7 +30,7 @@ class MachineLab(Lab):
         assert done.returncode, f"{shlex.join(argv)} on {node} was not refused: {done.stdout}"
         return done.stderr
 
-    def _run(self, node: str, *argv: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    def _run(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
         connection = (
             *("-F", str(self.inventory / ".rdm/lab/ssh_config")),
             # A login costs a second where every instruction is translated.
@@ -41,7 +41,7 @@ class MachineLab(Lab):
         )
         return subprocess.run(
             ["ssh", *connection, node, "--", "sudo", shlex.join(argv)],
-            input=given,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=300,

@@ -5,7 +5,6 @@ What is not marked long is a suite of `make test`, which runs it alone.
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator
@@ -13,11 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import CPU_IMAGE
-from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program, sources_in
 
 from tests.e2e.machines import BOOT_S, MachineLab
-from tests.e2e.product import ADDRESSES, ROOT, Product, changed, wait_until
+from tests.e2e.product import ADDRESSES, Product, changed, wait_until
 from tests.integration.engines import is_of
 from tests.labs import lab_name, left_over
 
@@ -25,7 +22,6 @@ NODES = ("n1", "n2")
 VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
 """What `lab up` calls an engine -> what it is."""
 VLAN = 100
-IN_VLAN = f"network_vlan: {VLAN}\n"
 FUNCTIONS = 7
 
 
@@ -42,7 +38,7 @@ def machines(product: Product, request: pytest.FixtureRequest) -> Iterator[Machi
         lab.lab("up", "--hardware", "vm", "--nodes", "2", "--engine", request.param)
         version = lab.on("n2", "docker", "version", "--format", "{{.Server.Version}}")
         assert is_of(version, VERSIONS[request.param])
-        lab.inventory_text(IN_VLAN)
+        lab.inventory_text(f"network_vlan: {VLAN}\n")
         yield lab
     finally:
         lab.lab("down")
@@ -157,55 +153,6 @@ def test_one_container_more_than_there_are_functions_is_refused(machines: Machin
     finally:
         machines.on("n2", "docker", "rm", "-f", *others, "one-more", check=False)
     assert_both_talk(machines)
-
-
-UPSTREAM = """\
-sriov_plugin: upstream
-sriov_image: upstream:1
-sriov_allow_tag: true
-"""
-
-
-def make_upstream(lab: MachineLab, node: str) -> None:
-    """Make the image upstream:1 on a node: a stand-in that takes all functions with its last network."""
-    stand_in = (ROOT / "tests/integration/upstream_plugin.py").read_bytes()
-    made = program(sources_in(ROOT / "plugins/module_utils"), stand_in)
-    lab.on(node, "sh", "-c", "base64 -d >/root/upstream", given=base64.b64encode(made).decode())
-    entry = json.dumps(["python3", "/upstream", "/sys/class/net/ib0/device/sriov_numvfs"])
-    lab.on(node, "docker", "create", "--name", "upstream", CPU_IMAGE)
-    lab.on(node, "docker", "cp", "/root/upstream", "upstream:/upstream")
-    lab.on(node, "docker", "commit", "--change", f"ENTRYPOINT {entry}", "upstream", "upstream:1")
-    lab.on(node, "docker", "rm", "upstream")
-
-
-@pytest.mark.long
-def test_a_cluster_moves_from_the_upstream_plugin_to_ours(machines: MachineLab) -> None:
-    oldest = machines.on("n2", "docker", "version", "--format", "{{.Server.MinAPIVersion}}").strip()
-    if oldest != "1.12":
-        pytest.skip(f"an engine that refuses versions of the API below {oldest} has no upstream plugin")
-    machines.provisioned()
-    machines.json("down")
-    for node in NODES:
-        make_upstream(machines, node)
-    try:
-        machines.inventory_text(f"{IN_VLAN}{UPSTREAM}")
-        assert machines.json("up")["ok"]
-        assert_both_talk(machines)
-        assert "upstream:1" in machines.on("n2", "docker", "ps", "--format", "{{.Image}}").split()
-        machines.inventory_text(IN_VLAN)
-        refused = json.dumps(machines.json("up", expect=2))
-        assert "plugin is upstream, not rdm-sriov" in refused
-        assert "set network_replace: true to have it made anew" in refused
-        machines.inventory_text(f"{IN_VLAN}network_replace: true\n")
-        assert machines.json("up")["ok"]
-    finally:
-        machines.inventory_text(IN_VLAN)
-    for node in NODES:
-        assert machines.on(node, "systemctl", "is-active", "rdm-sriov").strip() == "active"
-        assert "upstream:1" not in machines.on(node, "docker", "ps", "--format", "{{.Image}}").split()
-        assert len(machines.functions(node)) == FUNCTIONS
-    assert_both_talk(machines)
-    assert changed(machines.json("up")) == []
 
 
 PERFTEST = ("ib_write_bw", "--ib-dev=rxe0", "--duration=2", "--report_gbits", "--CPU-freq")
