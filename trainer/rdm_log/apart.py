@@ -9,13 +9,15 @@ each the digits stand in columns, and numpy reads them. What has another form st
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rdm_log.bulk import PROBE, ShortestLongest
+from rdm_log.bulk import PROBE, Many, RankTimes, ShortestLongest
 from rdm_log.decimals import ending_at
 from rdm_log.lines import Timer, parse
+from rdm_log.rank_lines import RankLines, TimerLines
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     Integers = np.ndarray[Any, np.dtype[np.int64]]
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-__all__ = ["Apart", "are_tables", "tables_apart"]
+__all__ = ["Above", "Apart", "are_tables", "ranks_apart", "tables_apart"]
 
 _HEADING = b"(min, max) time across ranks (ms):"
 _MARK = b"...: ("
@@ -37,12 +39,37 @@ def are_tables(data: bytes) -> bool:
     return 2 * data.count(_MARK) > data.count(b"\n")
 
 
-class Apart:
-    """The lines of tables in a block, by the places where they stood.
+class Apart(ABC):
+    """Timers that stood in a block between other lines.
 
     Attributes:
         rest: The other lines.
     """
+
+    def __init__(self, rest: bytes, places: Integers) -> None:
+        """Take note of where they stood.
+
+        Args:
+            rest: The others.
+            places: How many bytes of the others stand before each.
+        """
+        self.rest = rest
+        self._places = places
+        self._told = 0
+
+    def until(self, place: int) -> Iterator[Timer | Many]:
+        """Yield what stood before a place in the others and was not yet told."""
+        first, self._told = self._told, int(self._places.searchsorted(place, "right"))
+        if first < self._told:
+            yield from self._times(first, self._told)
+
+    @abstractmethod
+    def _times(self, first: int, last: int) -> Iterator[Timer | Many]:
+        """Yield some of them, by name where they are many."""
+
+
+class Tables(Apart):
+    """Lines of tables."""
 
     def __init__(
         self, rest: bytes, places: Integers, names: Sequence[str], who: Integers, times: tuple[Floats, Floats]
@@ -50,22 +77,18 @@ class Apart:
         """Take note of the lines.
 
         Args:
-            rest: The others.
-            places: How many bytes of the others stand before each.
+            rest: As for ``Apart``.
+            places: As for ``Apart``.
             names: Names of timers.
             who: Which of them each line tells of.
             times: The shortest and the longest times.
         """
-        self.rest = rest
-        self._places, self._names, self._who, self._times = places, names, who, times
-        self._told = 0
+        super().__init__(rest, places)
+        self._names, self._who, self._both = names, who, times
 
-    def until(self, place: int) -> Iterator[Timer | ShortestLongest]:
-        """Yield the times that stood before a place in the others and were not yet told, by name if many."""
-        first, last = self._told, int(self._places.searchsorted(place, "right"))
-        self._told = last
+    def _times(self, first: int, last: int) -> Iterator[Timer | ShortestLongest]:
         own = slice(first, last)
-        least, most = (times[own] for times in self._times)
+        least, most = (times[own] for times in self._both)
         if last - first <= _FEW:
             for who, shortest, longest in zip(
                 self._who[own].tolist(), least.tolist(), most.tolist(), strict=True
@@ -83,7 +106,7 @@ class Apart:
             begin = end
 
 
-def tables_apart(data: bytes) -> Apart | None:
+def tables_apart(data: bytes) -> Tables | None:
     """Take the lines of tables out of a block; None where they are not dense, or not plain.
 
     Args:
@@ -120,13 +143,143 @@ def tables_apart(data: bytes) -> Apart | None:
         gone[heading] |= heading >= 0 and known.is_heading(data[begins[heading] : ends[heading]])
     stays = np.where(gone, 0, ends + 1 - begins).cumsum()
     scale = float(10 ** len(form[1]))
-    return Apart(
+    return Tables(
         _without(data, begins, gone),
         stays[lines],
         known.names,
         who[is_one],
         (least[is_one] / scale, most[is_one] / scale),
     )
+
+
+class Above(NamedTuple):
+    """What is above a block.
+
+    Attributes:
+        is_open: Timers of all ranks may go on in the block.
+        name: Of which timer; empty for none.
+        silence: So many bytes stand behind the last of them.
+    """
+
+    is_open: bool
+    name: str
+    silence: int
+
+
+class Ranks(Apart):
+    """Lines of timers of all ranks, below each name a stretch of them."""
+
+    def __init__(
+        self, rest: bytes, places: Integers, stretches: Sequence[tuple[str, int, int]], lines: TimerLines
+    ) -> None:
+        """Take note of the stretches.
+
+        Args:
+            rest: As for ``Apart``.
+            places: As for ``Apart``, of each stretch's heading.
+            stretches: Of each its name, its first line, and the one behind its last.
+            lines: The lines.
+        """
+        super().__init__(rest, places)
+        self._stretches, self._lines = stretches, lines
+
+    def _times(self, first: int, last: int) -> Iterator[RankTimes]:
+        import numpy as np
+
+        by_name: dict[str, list[tuple[int, int]]] = {}
+        for name, begin, end in self._stretches[first:last]:
+            by_name.setdefault(name, []).append((begin, end))
+        for name, found in by_name.items():
+            count = found[0][1] - found[0][0]
+            if len(found) > 1 and all(end - begin == count for begin, end in found):
+                rounds = np.add.outer([begin for begin, _ in found], np.arange(count))
+                ranks = self._lines.ranks[rounds]
+                if (ranks == ranks[0]).all():
+                    yield _rank_times(name, ranks[0], self._lines.milliseconds[rounds])
+                    continue
+            for begin, end in found:
+                yield _rank_times(name, self._lines.ranks[begin:end], self._lines.milliseconds[begin:end])
+
+
+def _rank_times(name: str, ranks: Integers, milliseconds: Floats) -> RankTimes:
+    return RankTimes(name, array("q", ranks.tobytes()), array("d", milliseconds.tobytes()))
+
+
+def ranks_apart(
+    data: bytes,
+    headings: Sequence[tuple[int, int]],
+    above: Above,
+    tag: bytes,
+    pattern: re.Pattern[bytes],
+    gap: int,
+) -> tuple[Ranks, Above] | None:
+    """Take timers of all ranks out of a block, with their headings; None where it is not plain.
+
+    Args:
+        data: Lines.
+        headings: Where the headings of such timers begin, and where their newlines are.
+        above: What is above the block.
+        tag: What stands before each line.
+        pattern: As for ``RankLines.lines``.
+        gap: So many bytes of others may be between two of their lines.
+
+    Returns:
+        The timers, and what is above the block that follows.
+    """
+    import numpy as np
+
+    found = RankLines(data)
+    own = found.lines(tag, pattern)
+    if own is not None and not above.is_open:
+        own = own.since(int(own.begins.searchsorted(headings[0][0])))
+    if own is None or not len(own.ends) or parse(tag + b"  rank 1: 1.0"):
+        return None
+    if any(parse(tag + b"  " + name + b":") for name in {*own.names}):
+        return None
+    of_headings = np.asarray(headings, np.int64).reshape(-1, 2)
+    behind = own.begins.searchsorted(of_headings[:, 0])
+    before = np.concatenate(([-1 - above.silence], own.ends))
+    np.maximum.at(before, behind, of_headings[:, 1])
+    if (own.begins - 1 - before[:-1] > gap).any():
+        return None
+    gone = np.zeros(len(found.begins) - 1, np.bool_)
+    which = found.begins.searchsorted(of_headings[:, 0])
+    gone[own.numbers] = gone[which] = True
+    stays = np.where(gone, 0, np.diff(found.begins)).cumsum()
+    stretches, places, name = _stretches(own, behind.tolist(), stays[which].tolist(), above.name)
+    rest = _without(data, found.begins[:-1], gone)
+    apart = Ranks(rest, np.asarray(places, np.int64), stretches, own)
+    return apart, Above(True, name, len(data) - int(before[-1]) - 1)
+
+
+def _stretches(
+    own: TimerLines, headings: Sequence[int], places: Sequence[int], name: str
+) -> tuple[list[tuple[str, int, int]], list[int], str]:
+    """Return the stretches of ranks' lines by name, the place of each one's heading, and the last name.
+
+    Args:
+        own: The lines.
+        headings: Before which of them headings stand.
+        places: Of each heading.
+        name: The one that is above the first line; empty for none.
+    """
+    events: list[tuple[int, bool, int, bytes]] = [
+        *((line, False, place, b"") for line, place in zip(headings, places, strict=True)),
+        *((line, True, 0, told) for line, told in zip(own.places.tolist(), own.names, strict=True)),
+    ]
+    found: list[tuple[str, int, int]] = []
+    found_at: list[int] = []
+    begin = at = 0
+    last = name
+    for line, is_name, place, told in (*sorted(events), (len(own.ends), True, 0, b"")):
+        if last and line > begin:
+            found.append((last, begin, line))
+            found_at.append(at)
+        if line == len(own.ends) and is_name:
+            break
+        last = told.decode("utf-8", "replace")
+        begin, at = (line + 1, at) if is_name else (line, place)
+    return found, found_at, last
 
 
 def _without(data: bytes, begins: Integers, gone: Any) -> bytes:

@@ -10,6 +10,7 @@ there is numpy. Others are cut at ``|``, all of them at once. Whatever is not ex
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
 from array import array
@@ -93,7 +94,13 @@ class Steps:
 
 
 class RankTimes(NamedTuple):
-    """One of Megatron's timers on many ranks, in milliseconds."""
+    """One of Megatron's timers on many ranks, in milliseconds.
+
+    Attributes:
+        name: The timer.
+        ranks: The ranks.
+        milliseconds: The time of each of them, once or more often, in their order.
+    """
 
     name: str
     ranks: array[int]
@@ -101,7 +108,7 @@ class RankTimes(NamedTuple):
 
     def each(self) -> Iterator[Timer]:
         """Yield them one by one."""
-        for rank, milliseconds in zip(self.ranks, self.milliseconds, strict=True):
+        for rank, milliseconds in zip(itertools.cycle(self.ranks), self.milliseconds, strict=False):
             yield Timer(self.name, milliseconds, rank)
 
 

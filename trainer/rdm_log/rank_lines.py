@@ -8,7 +8,6 @@ in columns. What has another form is read by the expression that says what such 
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,8 +29,6 @@ _RANK = 9
 """The number of a rank has as many."""
 _FORMS = 4
 """So many numbers of decimals are looked for among lines."""
-_TAGS = 4
-"""So many launchers' tags are looked for in one block."""
 
 
 def are_rank_lines(data: bytes) -> bool:
@@ -43,14 +40,16 @@ class TimerLines(NamedTuple):
     """Lines below headings of timers, in their order: names of timers, and ranks with their times.
 
     Attributes:
-        begins: Where the newline before each of them is.
-        ends: Where its own is.
+        numbers: Which lines they are, counted from 0.
+        begins: Where each begins.
+        ends: Where its newline is.
         ranks: The rank; -1 in lines with a name.
         milliseconds: The rank's time.
         places: Which of the lines have a name.
         names: Those names.
     """
 
+    numbers: Integers
     begins: Integers
     ends: Integers
     ranks: Integers
@@ -58,33 +57,17 @@ class TimerLines(NamedTuple):
     places: Integers
     names: Sequence[bytes]
 
-    def between(self, position: int, end: int) -> TimerLines:
-        """Return those whose newlines, that before and their own, are between two positions."""
-        first, last = int(self.begins.searchsorted(position)), int(self.ends.searchsorted(end))
-        of, to = self.places.searchsorted([first, last]).tolist()
+    def since(self, first: int) -> TimerLines:
+        """Return them from one on."""
+        named = int(self.places.searchsorted(first))
         return TimerLines(
-            self.begins[first:last],
-            self.ends[first:last],
-            self.ranks[first:last],
-            self.milliseconds[first:last],
-            self.places[of:to] - first,
-            self.names[of:to],
-        )
-
-    def widest(self, last: int) -> int:
-        """Return the most bytes between two neighbours.
-
-        Args:
-            last: Where the line before them ends.
-        """
-        gaps = self.begins[1:] - self.ends[:-1]
-        return max(int(self.begins[0]) - last, int(gaps.max()) if len(gaps) else 0)
-
-    def times(self, first: int, last: int) -> tuple[bytes, array[float]]:
-        """Return the ranks, as bytes of an array, and the times of some lines, which have no names."""
-        return (
-            self.ranks[first:last].tobytes(),
-            array("d", self.milliseconds[first:last].tobytes()),
+            self.numbers[first:],
+            self.begins[first:],
+            self.ends[first:],
+            self.ranks[first:],
+            self.milliseconds[first:],
+            self.places[named:] - first,
+            self.names[named:],
         )
 
 
@@ -99,28 +82,26 @@ class RankLines:
         import numpy
 
         self._np = numpy
-        self._data = data
-        self._bytes: Bytes = numpy.frombuffer(data, numpy.uint8)
+        # Each line has a newline before it.
+        self._data = b"\n" + data
+        self._bytes: Bytes = numpy.frombuffer(self._data, numpy.uint8)
         self._newlines: Integers = numpy.flatnonzero(self._bytes == ord("\n"))
-        self._found: dict[bytes, TimerLines | None] = {}
 
-    def of(self, tag: bytes, pattern: re.Pattern[bytes]) -> TimerLines | None:
-        """Return the lines that a pattern matches; None where few have one form, or there are many tags.
+    @property
+    def begins(self) -> Integers:
+        """Where lines begin, and where the last one that has a newline ends."""
+        return self._newlines
+
+    def lines(self, tag: bytes, pattern: re.Pattern[bytes]) -> TimerLines | None:
+        """Return the lines that a pattern matches; None where few have one form.
 
         Args:
             tag: What stands before each of them.
             pattern: A newline, the tag, two spaces or more, and a rank and its time, or a name: three groups.
         """
-        if tag not in self._found:
-            if len(self._found) >= _TAGS:
-                return None
-            self._found[tag] = self._lines(tag, pattern)
-        return self._found[tag]
-
-    def _lines(self, tag: bytes, pattern: re.Pattern[bytes]) -> TimerLines | None:
         np = self._np
         before, ends = self._newlines[:-1], self._newlines[1:]
-        indented = self._begin_with(before, tag + b"  ")
+        indented = np.flatnonzero(self._begin_with(before, tag + b"  "))
         before, ends = before[indented], ends[indented]
         prefix = self._prefix(before, tag)
         skipped = 1 + len(prefix)
@@ -144,7 +125,13 @@ class RankLines:
         kept = np.flatnonzero(is_one)
         places = kept.searchsorted(np.asarray([*names], np.int64))
         return TimerLines(
-            before[kept], ends[kept], ranks[kept], milliseconds[kept], places, [*names.values()]
+            indented[kept],
+            before[kept],
+            ends[kept] - 1,
+            ranks[kept],
+            milliseconds[kept],
+            places,
+            [*names.values()],
         )
 
     def _begin_with(self, before: Integers, text: bytes) -> Flags:

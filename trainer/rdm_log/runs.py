@@ -8,6 +8,7 @@ than the one that writes of starts.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from array import array
@@ -115,27 +116,35 @@ class TimerFigures:
         self.total += timer.milliseconds
         self.longest = max(self.longest, timer.milliseconds)
         if timer.rank is not None:
-            total, count = self.ranks.get(timer.rank, (0.0, 0))
-            self._ranks[timer.rank] = (total + timer.milliseconds, count + 1)
+            self._add_rank(timer.rank, timer.milliseconds)
 
     def extend(self, times: RankTimes | ShortestLongest) -> None:
         """Take note of many times."""
         self.count += len(times.milliseconds)
-        self.total += sum(times.milliseconds)
+        self.total = sum(times.milliseconds, self.total)
         self.longest = max(self.longest, max(times.milliseconds))
         if isinstance(times, ShortestLongest):
             return
         if times.ranks != self._order or not self._rounds:
             known = self.ranks
             if len({*times.ranks}) < len(times.ranks):
-                for rank, milliseconds in zip(times.ranks, times.milliseconds, strict=True):
-                    total, count = known.get(rank, (0.0, 0))
-                    known[rank] = (total + milliseconds, count + 1)
+                for rank, milliseconds in zip(itertools.cycle(times.ranks), times.milliseconds, strict=False):
+                    self._add_rank(rank, milliseconds)
                 return
             self._order = times.ranks
             self._sums = [known.get(rank, (0.0, 0))[0] for rank in times.ranks]
-        self._sums = list(map(operator.add, self._sums, times.milliseconds))
-        self._rounds += 1
+        count = len(times.ranks)
+        rounds = len(times.milliseconds) // count
+        if rounds == 1:
+            self._sums = list(map(operator.add, self._sums, times.milliseconds))
+        else:
+            # As one by one they would be added.
+            self._sums = [sum(times.milliseconds[n::count], known) for n, known in enumerate(self._sums)]
+        self._rounds += rounds
+
+    def _add_rank(self, rank: int, milliseconds: float) -> None:
+        total, count = self.ranks.get(rank, (0.0, 0))
+        self._ranks[rank] = (total + milliseconds, count + 1)
 
     @property
     def ranks(self) -> dict[int, tuple[float, int]]:

@@ -16,10 +16,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rdm_log.apart import Apart, tables_apart
+from rdm_log.apart import Above, Apart, ranks_apart, tables_apart
 from rdm_log.bulk import Many, RankTimes, together
 from rdm_log.lines import NEEDLES, TIME, Record, parse
-from rdm_log.rank_lines import RankLines, TimerLines
 
 __all__ = [
     "BLOCK",
@@ -122,8 +121,8 @@ def records_together(
 ) -> Iterator[Record | Many]:
     """Yield what ``records`` does, and neighbouring training lines, and a timer's of all ranks, as one.
 
-    Of tables the times between neighbouring training lines are told behind these, by name: they are of the
-    same run.
+    Timers between neighbouring training lines are told behind these, by name, with ``tables``: they are of
+    the same run.
 
     Args:
         blocks: As for ``records``.
@@ -133,22 +132,20 @@ def records_together(
     """
     timers = timers or RankTimers()
     for lines, whole in _lines(blocks):
-        apart = None
-        if tables and not timers.are_open and TIMERS not in lines:
-            apart = tables_apart(lines)
-        rest = apart.rest if apart else lines
+        apart = timers.apart(lines) if tables else None
+        rest, reader = (apart.rest, RankTimers()) if apart else (lines, timers)
         position = 0
         for begin, end, steps in together(rest, every=every, tables=tables):
             if position < begin:
                 between = rest[position:begin]
-                yield from _of(between, timers, whole=True, tables=tables, apart=apart, offset=position)
-            timers.pass_by(end - begin)
+                yield from _of(between, reader, whole=True, apart=apart, offset=position)
+            reader.pass_by(end - begin)
             if apart:
                 yield from apart.until(begin)
             yield steps
             position = end
         last = rest[position:] if position else rest
-        yield from _of(last, timers, whole=whole, tables=tables, apart=apart, offset=position)
+        yield from _of(last, reader, whole=whole, apart=apart, offset=position)
         if apart:
             yield from apart.until(END)
 
@@ -181,7 +178,6 @@ def _of(
     timers: RankTimers,
     *,
     whole: bool,
-    tables: bool = False,
     apart: Apart | None = None,
     offset: int = 0,
 ) -> Iterator[Record | Many]:
@@ -191,8 +187,7 @@ def _of(
         data: Lines. Only of the last can the newline be missing, when they are not whole.
         timers: Those that go on from the bytes before.
         whole: The last one has its newline.
-        tables: As for ``together``.
-        apart: What stood between the lines; then no timers of all ranks are open.
+        apart: What stood between the lines; then no timers of all ranks are among them.
         offset: Where in its rest the lines begin.
     """
     if timers.are_open:
@@ -211,16 +206,14 @@ def _of(
                 headers.append(start)
             position = _next(needle, data, end)
     starts = sorted(lines)
-    many = (timers.are_open or headers) and tables and len(data) >= _TABLE
-    table = RankLines(data) if many else None
     ends = iter([*headers, len(data)])
-    yield from timers.go_on(data, 0, next(ends), table)
+    yield from timers.go_on(data, 0, next(ends))
     for start in starts:
         end = lines[start]
         line = data[start:end]
         if headers and TIMERS in line:
             timers.begin(line)
-            yield from timers.go_on(data, end, next(ends), table)
+            yield from timers.go_on(data, end, next(ends))
         found = parse(line, whole=whole or end < len(data))
         if found and apart:
             yield from apart.until(offset + start)
@@ -259,27 +252,39 @@ class RankTimers:
         """The lines that come may be theirs."""
         return self._pattern is not None
 
-    def go_on(
-        self, data: bytes, position: int, end: int, table: RankLines | None = None
-    ) -> Iterator[RankTimes]:
+    def apart(self, data: bytes) -> Apart | None:
+        """Take the timers out of some lines, with numpy; None where they are not dense, or not plain."""
+        if not self.are_open and TIMERS not in data:
+            return tables_apart(data)
+        headings = list(_headings(data))
+        lines = {data[begin:end] for begin, end in headings}
+        tags = {line.partition(TIMERS)[0].rstrip() for line in lines}
+        if self.are_open:
+            tags.add(self._tag)
+        if len(data) < _TABLE or len(tags) > 1 or any(map(parse, lines)):
+            return None
+        (tag,) = tags
+        pattern = _rank_timer(tag)
+        above = Above(self.are_open, self._name, self._silence)
+        found = ranks_apart(data, headings, above, tag, pattern, _GAP)
+        if found is None:
+            return None
+        apart, above = found
+        self._tag, self._pattern, self._name, self._silence = tag, pattern, above.name, 0
+        self.pass_by(above.silence)
+        return apart
+
+    def go_on(self, data: bytes, position: int, end: int) -> Iterator[RankTimes]:
         """Yield the timers between two positions, until other lines come.
 
         Args:
             data: Lines.
             position: Where to begin, at a newline.
             end: Where to end.
-            table: The lines that look like timers, where they were cut out all at once.
         """
         if self._pattern is None:
             return
         last = position - self._silence
-        lines = table.of(self._tag, self._pattern) if table else None
-        own = lines.between(position, end) if lines else None
-        if own is not None and len(own.ends) and own.widest(last) <= _GAP:
-            yield from self._times_of(own)
-            self._silence = 0
-            self.pass_by(end - int(own.ends[-1]) - 1)
-            return
         found: list[tuple[bytes, bytes, bytes]] = []
         if self._is_dense(data, position, end):
             found = self._pattern.findall(data, position, end)
@@ -326,17 +331,6 @@ class RankTimers:
                 self._name = found[place][2].decode("utf-8", "replace")
             begin = place + 1
 
-    def _times_of(self, lines: TimerLines) -> Iterator[RankTimes]:
-        """Yield times by name, of lines that were cut out all at once."""
-        begin = 0
-        for place, name in (*zip(lines.places.tolist(), lines.names, strict=True), (len(lines.ends), b"")):
-            if self._name and place > begin:
-                ranks, times = lines.times(begin, place)
-                yield RankTimes(self._name, _ranks(ranks), times)
-            if name:
-                self._name = name.decode("utf-8", "replace")
-            begin = place + 1
-
     def pass_by(self, size: int) -> None:
         """Take note of so many bytes without timers."""
         self._silence += size
@@ -344,16 +338,21 @@ class RankTimers:
             self._pattern = None
 
 
+def _headings(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where the headings of timers of all ranks begin and end."""
+    position = data.find(TIMERS)
+    while position >= 0:
+        end = data.find(b"\n", position)
+        if end < 0:
+            end = len(data)
+        yield data.rfind(b"\n", 0, position) + 1, end
+        position = data.find(TIMERS, end)
+
+
 @functools.lru_cache(maxsize=8)
 def _numbers(texts: tuple[bytes, ...]) -> array[int]:
     """Return numbers of ranks. Nobody changes it: most timers have the same."""
     return array("q", map(int, texts))
-
-
-@functools.lru_cache(maxsize=1024)
-def _ranks(numbers: bytes) -> array[int]:
-    """Return numbers of ranks as an array, as ``_numbers`` does."""
-    return array("q", numbers)
 
 
 @functools.lru_cache(maxsize=256)

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import math
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +12,12 @@ from hypothesis import strategies as st
 
 from rdm_log import apart, parallel
 from rdm_log.apart import are_tables, tables_apart
-from rdm_log.bulk import Many, ShortestLongest, Steps
-from rdm_log.lines import Record, Timer
+from rdm_log.bulk import ShortestLongest, Steps
+from rdm_log.lines import Timer
 from rdm_log.runs import runs
 from rdm_log.scan import records, records_together
 from rdm_log.summary import plain
+from tests.unit.log.told import are_alike, by_kind, one_by_one
 
 HEADING = "(min, max) time across ranks (ms):"
 STEP = " iteration {:8d}/   99999 | elapsed time per iteration (ms): {:.1f} | lm loss: {:.6E} |\n"
@@ -80,31 +79,6 @@ def log(seed: int) -> bytes:
     return "".join(lines).replace("\n", end).encode()
 
 
-def one_by_one(found: list[Any]) -> list[Record]:
-    told: list[Record] = []
-    for one in found:
-        told += one.each() if isinstance(one, Many) else [one]
-    return told
-
-
-def by_kind(found: list[Record]) -> dict[str, list[str]]:
-    """Return times by their timer, and all other records: among themselves each keep their order."""
-    told: dict[str, list[str]] = {}
-    for one in found:
-        key = f"{one.name} {one.rank}" if isinstance(one, Timer) else ""
-        told.setdefault(key, []).append(repr(one))
-    return told
-
-
-def about(value: Any) -> Any:
-    """Return a value to eleven digits: sums are added up in another order."""
-    if isinstance(value, dict):
-        return {key: about(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [about(item) for item in value]
-    return float(f"{value:.11g}") if isinstance(value, float) and math.isfinite(value) else value
-
-
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 10**9),
@@ -126,8 +100,8 @@ def test_they_say_what_they_say_line_by_line(
     known = list(records(blocks))
     assert by_kind(one_by_one(together)) == by_kind(known)
     for series in (True, False):
-        told = [about(plain(run)) for run in runs(together, series=series)]
-        assert told == [about(plain(run)) for run in runs(known, series=series)]
+        told, alone = ([plain(run) for run in runs(found, series=series)] for found in (together, known))
+        assert are_alike(told, alone), (told, alone)
 
 
 @settings(deadline=None)

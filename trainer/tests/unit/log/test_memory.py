@@ -38,6 +38,17 @@ def timers(number: int) -> str:
     return step(number) + f"times across ranks (ms):\n  forward-compute:\n{ranks}  optimizer:\n{ranks}"
 
 
+def ranks(number: int) -> str:
+    """A timer has another name in each step, and the ranks are in another order: nothing is summed up."""
+    lines = "".join(f"     rank {(rank + number) % 32:2d}: {rank}.25\n" for rank in range(32))
+    return step(number) + f"times across ranks (ms):\n  a{number % 50}:\n{lines}  optimizer:\n{lines}"
+
+
+def tables(number: int) -> str:
+    lines = "".join(f"    {f'timer-{n} ':.<48}: ({n}.25, {n + number % 9}.50)\n" for n in range(20))
+    return step(number) + f"(min, max) time across ranks (ms):\n{lines}"
+
+
 def other(number: int) -> str:
     return f"n1:{number}:4000 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/3/GDRDMA\n"
 
@@ -56,7 +67,7 @@ def peak(path: Path, kind: Callable[[int], str], size: int) -> int:
     return int(done.stdout) * 1024
 
 
-@pytest.mark.parametrize("kind", [step, timers, other])
+@pytest.mark.parametrize("kind", [step, timers, ranks, tables, other])
 def test_a_log_of_twice_the_size_takes_no_more_memory(tmp_path: Path, kind: Callable[[int], str]) -> None:
     """Both are read by as many processes, the longer one with numpy as the shorter."""
     few, many = (peak(tmp_path / "n1.out", kind, size * MIB) for size in (70, 140))

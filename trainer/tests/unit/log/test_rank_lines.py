@@ -11,11 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rdm_log import parallel, scan
-from rdm_log.bulk import RankTimes
+from rdm_log.bulk import RankTimes, Steps
 from rdm_log.columns import has_numpy
 from rdm_log.lines import Timer
 from rdm_log.rank_lines import RankLines, are_rank_lines
+from rdm_log.runs import runs
 from rdm_log.scan import TIMERS, records, records_together
+from rdm_log.summary import plain
+from tests.unit.log.told import are_alike, by_kind, one_by_one
 
 STEP = b" iteration        7/      99 | lm loss: 6.0E+00 | grad norm: 1.0 |"
 ODD = [
@@ -41,6 +44,13 @@ ODD = [
     b"     \x1b[31mrank  1: 2.00",
     b"  rank 7: 3.25",
     b"n1:     rank  1: 2.00",
+    b"[after megatron is initialized] datetime: 2023-06-14 16:08:12 ",
+    b"  num_layers ...................................... 24",
+    b"  successfully saved checkpoint at iteration      50 to /checkpoints/gpt",
+    b"steps: 7 loss: 2.5 iter time (s): 0.5 samples/sec: 8.0",
+    b"  abc ....................... def:",
+    STEP + b"times across ranks (ms):",
+    b" x: times across ranks (ms): x",
     b"(min, max) time across ranks (ms):",
     b"    forward-compute ................................: (90.88, 1094.57)",
     b" forward-compute start time lst: 1686726501.0 1686726501.5",
@@ -52,22 +62,28 @@ TAGS = [b"", b"n1: ", b"[default7]:"]
 
 @st.composite
 def sections(draw: st.DrawFn) -> bytes:
-    """Return timers of all ranks, some of them missing, with other lines between."""
+    """Return steps with timers of all ranks, some of them missing, with other lines between."""
     tag = draw(st.sampled_from(TAGS))
-    lines = [tag + TIMERS]
-    for name in draw(st.lists(st.sampled_from([b"forward-compute", b"optimizer", b"a b.c/d"]), max_size=3)):
-        lines.append(tag + b"  " + name + b":")
-        dice = random.Random(draw(st.integers(0, 99)))
-        first, count = draw(st.sampled_from([(0, 12), (95, 12), (996, 8), (3, 1), (999_999_995, 9)]))
-        width = draw(st.sampled_from([2, 2, 3, 11]))
-        digits = draw(st.sampled_from([2, 2, 2, 0, 1, 6]))
-        top = draw(st.sampled_from([12.0, 1500.0, 2e6]))
-        for rank in range(first, first + count):
-            if dice.random() < 0.9:
-                time = f"{dice.uniform(0.0, top):.{digits}f}"
-                lines.append(tag + f"     rank {rank:{width}d}: {time}".encode())
-            if dice.random() < 0.1:
-                lines.append(draw(st.sampled_from(ODD)))
+    names = draw(st.lists(st.sampled_from([b"forward-compute", b"optimizer", b"a b.c/d"]), max_size=3))
+    dice = random.Random(draw(st.integers(0, 99)))
+    first, count = draw(st.sampled_from([(0, 12), (95, 12), (996, 8), (3, 1), (999_999_995, 9)]))
+    width = draw(st.sampled_from([2, 2, 3, 11]))
+    digits = draw(st.sampled_from([2, 2, 2, 0, 1, 6]))
+    top = draw(st.sampled_from([12.0, 1500.0, 2e6]))
+    is_whole = draw(st.booleans())
+    step = draw(st.sampled_from([0, 1, 40, 41]))
+    lines = []
+    for number in range(step, step + draw(st.sampled_from([1, 1, 2, 12]))):
+        lines += [STEP.replace(b"       7/", f"{number:8d}/".encode())] * draw(st.integers(0, 1))
+        lines.append(tag + TIMERS)
+        for name in names:
+            lines.append(tag + b"  " + name + b":")
+            for rank in range(first, first + count):
+                if is_whole or dice.random() < 0.9:
+                    time = f"{dice.uniform(0.0, top):.{digits}f}"
+                    lines.append(tag + f"     rank {rank:{width}d}: {time}".encode())
+                if dice.random() < (0.01 if is_whole else 0.1):
+                    lines.append(draw(st.sampled_from(ODD)))
     lines += draw(st.lists(st.sampled_from(ODD), max_size=2))
     return draw(st.sampled_from([b"\n", b"\n", b"\r\n"])).join(lines) + b"\n"
 
@@ -78,16 +94,18 @@ def tables_from_the_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(sections(), min_size=1, max_size=4), st.integers(1, 60), st.integers(50, 100_000))
+@given(st.lists(sections(), min_size=1, max_size=3), st.integers(1, 60), st.integers(50, 100_000))
 @example([b"times across ranks (ms):\n  a:\n" + b"     rank  1: 0.00\n" * 3], 1, 64)
 def test_they_say_what_they_say_line_by_line(parts: list[bytes], cut: int, size: int) -> None:
-    """The same records in the same order, and the same timers together, however the log is cut."""
+    """The same times of each rank and timer, and the same runs with them, however the log is cut."""
     data = b"".join(parts)[:-cut]
     blocks = [data[begin : begin + size] for begin in range(0, len(data), size)]
     together = list(records_together(blocks, every=True, tables=True))
-    assert together == list(records_together(blocks, every=True))
-    each = [found for one in together for found in (one.each() if isinstance(one, RankTimes) else [one])]
-    assert each == list(records(blocks))
+    known = list(records(blocks))
+    assert by_kind(one_by_one(together)) == by_kind(known)
+    for series in (True, False):
+        told, alone = ([plain(run) for run in runs(found, series=series)] for found in (together, known))
+        assert are_alike(told, alone), (told, alone)
 
 
 def test_plain_lines_are_read_all_at_once_and_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +116,7 @@ def test_plain_lines_are_read_all_at_once_and_to_the_last_bit(monkeypatch: pytes
     lines = [f"     rank {rank:2d}: {time}\n" for rank, time in enumerate(times)]
     data = ("times across ranks (ms):\n  optimizer:\n" + "".join(lines)).encode()
     cut: list[int] = []
-    lines_of = RankLines._lines
+    lines_of = RankLines.lines
 
     def counted(self: RankLines, tag: bytes, pattern: object) -> object:
         class Counted:
@@ -108,11 +126,27 @@ def test_plain_lines_are_read_all_at_once_and_to_the_last_bit(monkeypatch: pytes
 
         return lines_of(self, tag, Counted())  # type: ignore[arg-type]
 
-    monkeypatch.setattr(RankLines, "_lines", counted)
+    monkeypatch.setattr(RankLines, "lines", counted)
     (found,) = records_together([data], every=True, tables=True)
     assert isinstance(found, RankTimes)
     assert list(found.each()) == [Timer("optimizer", float(time), rank) for rank, time in enumerate(times)]
     assert len(cut) == 1
+
+
+def test_those_of_many_steps_are_one_by_name() -> None:
+    """And the steps between them are neighbours."""
+    ranks = "".join(f"     rank {rank:2d}: {rank}.25\n" for rank in range(12))
+    table = f"times across ranks (ms):\n  a:\n{ranks}  b:\n{ranks}"
+    steps = [f" iteration {number:8d}/ 99 | lm loss: 2.0E+00 |\n" for number in range(1, 60)]
+    data = "".join(step + table for step in steps).encode()
+    told, *timers = records_together([data], every=True, tables=True)
+    assert isinstance(told, Steps)
+    assert told.data == "".join(steps).encode()
+    assert [(one.name, list(one.ranks)) for one in timers if isinstance(one, RankTimes)] == [
+        ("a", list(range(12))),
+        ("b", list(range(12))),
+    ]
+    assert by_kind(one_by_one(timers)) == by_kind([one for one in records([data]) if isinstance(one, Timer)])
 
 
 def test_a_silence_ends_them() -> None:

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a log says, in forms that can be compared however it was read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rdm_log.bulk import Many
+from rdm_log.lines import Record, Timer
+
+__all__ = ["are_alike", "by_kind", "one_by_one"]
+
+
+def one_by_one(found: Iterable[Record | Many]) -> list[Record]:
+    """Return records, also those that were read together, each alone."""
+    told: list[Record] = []
+    for one in found:
+        told += one.each() if isinstance(one, Many) else [one]
+    return told
+
+
+def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
+    """Return times by their timer, and all other records: among themselves each keep their order."""
+    told: dict[str, list[str]] = {}
+    for one in found:
+        key = f"{one.name} {one.rank}" if isinstance(one, Timer) else ""
+        told.setdefault(key, []).append(repr(one))
+    return told
+
+
+def are_alike(one: Any, other: Any) -> bool:
+    """Return whether plain data is the same but for the last digits of numbers: sums have another order."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and are_alike([*one.values()], [*other.values()])
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(are_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or math.isclose(one, other, rel_tol=1e-11) or (one != one and other != other)
+    return bool(one == other)
