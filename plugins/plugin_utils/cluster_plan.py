@@ -152,8 +152,44 @@ def plan_nodes(
     Raises:
         Refused: with every problem of every node.
     """
-    # A bare host has neither a container nor their network: what it has on the fabric is its own.
     bare = plan.inventory.runtime == RUNTIME_HOST
+    problems = _taken(plan, wants, facts, bare)
+    problems += [
+        Problem(
+            node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
+        )
+        for node, why in (failed or {}).items()
+    ]
+    running = {} if bare else {node: ended_by_plan(wants[node], found) for node, found in facts.items()}
+    ended = ended_jobs(running)
+    if changes:
+        problems += ended
+    warnings: list[Problem] = []
+    nodes: dict[str, dict[str, Any]] = {}
+    holders = {address: node for node, address in plan.addresses.nodes.items()}
+    for node, found in facts.items():
+        want = wants[node]._replace(others=holders)
+        findings = (check_host if bare else check_node)(want, found)
+        problems += findings.problems
+        config_dir = _config_dir(plan.inventory, node, found)
+        problems += config_dir_problems(want, config_dir, found)
+        warnings += findings.warnings
+        nodes[node] = _told(want, found, config_dir)
+    warnings += fleet_checks.differences(facts)
+    settled = {node for node, planned in nodes.items() if planned["network_present"]}
+    if not bare:
+        warnings += pool_warnings(plan.addresses.subnet, facts, settled)
+    if problems:
+        order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
+        raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
+    return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+
+
+def _taken(
+    plan: ClusterPlan, wants: Mapping[str, NodePlan], facts: Mapping[str, Mapping[str, Any]], bare: bool
+) -> list[Problem]:
+    """Return where what is planned collides with what nodes have."""
+    # A bare host has neither a container nor their network: what it has on the fabric is its own.
     problems = (
         []
         if bare
@@ -175,50 +211,27 @@ def plan_nodes(
             plan.inventory.ssh_addresses.values(),
             RAIL_SUBNETS,
         )
-    problems += [
-        Problem(
-            node, "", f"could not be looked at: {why}", f"mend it, or leave it out with --limit '!{node}'"
-        )
-        for node, why in (failed or {}).items()
-    ]
-    running = {} if bare else {node: ended_by_plan(wants[node], found) for node, found in facts.items()}
-    ended = ended_jobs(running)
-    if changes:
-        problems += ended
-    warnings: list[Problem] = []
-    nodes: dict[str, dict[str, Any]] = {}
-    holders = {address: node for node, address in plan.addresses.nodes.items()}
-    for node, found in facts.items():
-        want = wants[node]._replace(others=holders)
-        findings = (check_host if bare else check_node)(want, found)
-        problems += findings.problems
-        config_dir = _config_dir(plan.inventory, node, found)
-        problems += config_dir_problems(want, config_dir, found)
-        warnings += findings.warnings
-        nodes[node] = {
-            "config_dir": config_dir,
-            "container": container_spec(
-                found,
-                want.accelerator,
-                *rdma_interfaces(want),
-                rdma=not (reserves(want) and want.function_devices),
-            )._asdict(),
-            "network_present": network_present(want, found),
-            "network_differences": network_differences(want, found),
-            "shells": dict(found.get("shells") or {}),
-            "seen": container_seen(want, found),
-            **({"function_devices": want.function_devices} if reserves(want) else {}),
-            "functions_end": sriov_checks.ending(want, found),
-            **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
-        }
-    warnings += fleet_checks.differences(facts)
-    settled = {node for node, planned in nodes.items() if planned["network_present"]}
-    if not bare:
-        warnings += pool_warnings(plan.addresses.subnet, facts, settled)
-    if problems:
-        order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
-        raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
-    return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+    return problems
+
+
+def _told(want: NodePlan, found: Mapping[str, Any], config_dir: str) -> dict[str, Any]:
+    """Return what the roles need to know of a node."""
+    return {
+        "config_dir": config_dir,
+        "container": container_spec(
+            found,
+            want.accelerator,
+            *rdma_interfaces(want),
+            rdma=not (reserves(want) and want.function_devices),
+        )._asdict(),
+        "network_present": network_present(want, found),
+        "network_differences": network_differences(want, found),
+        "shells": dict(found.get("shells") or {}),
+        "seen": container_seen(want, found),
+        **({"function_devices": want.function_devices} if reserves(want) else {}),
+        "functions_end": sriov_checks.ending(want, found),
+        **({"rails": [_rail(rail) for rail in want.rails]} if want.rails else {}),
+    }
 
 
 def _rail(rail: Rail) -> dict[str, Any]:

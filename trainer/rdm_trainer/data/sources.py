@@ -26,6 +26,8 @@ from rdm_trainer.tokenizers.special_tokens import of_job
 
 __all__ = ["samples_wanted", "sources", "span_corruption"]
 
+_Samples = tuple[SampleSource | None, SampleSource | None, SampleSource | None]
+
 
 def samples_wanted(
     config: Config, iteration: int | None = None, consumed_samples: int = 0
@@ -75,7 +77,7 @@ def sources(
     maps: MapMaker,
     iteration: int | None = None,
     consumed_samples: int = 0,
-) -> tuple[SampleSource | None, SampleSource | None, SampleSource | None]:
+) -> _Samples:
     """Open the data of a training.
 
     Args:
@@ -90,51 +92,111 @@ def sources(
     Raises:
         TrainerError: A file is missing or damaged, or does not fit.
     """
-    model, seed = config.model, config.optimisation.seed
     wanted = samples_wanted(config, iteration, consumed_samples)
-    spans = span_corruption(config) if model.kind == "t5" else None
+    spans = span_corruption(config) if config.model.kind == "t5" else None
     if config.data.mock:
-        result: list[SampleSource | None] = []
-        for number, samples in enumerate(wanted):
-            if not samples:
-                result.append(None)
-            elif spans is None:
-                result.append(MockGPT(samples, model.vocab_size, seed + number, model.seq_length))
-            else:
-                result.append(MockT5(samples, model.vocab_size, seed + number, spans))
-        return result[0], result[1], result[2]
+        return _mock(config, wanted, spans)
+    opened = _DataSets(config, maps, spans)
+    data = config.data
+    if data.blend:
+        blends, whole = (data.blend, data.blend, data.blend), False
+    else:
+        blends, whole = (data.train, data.valid, data.test), True
+    train, valid, test = (
+        opened.mixture(blend, number, samples, whole)
+        for number, (blend, samples) in enumerate(zip(blends, wanted, strict=True))
+    )
+    return train, valid, test
 
-    opened: dict[str, IndexedDataset] = {}
 
-    def dataset(prefix: str) -> IndexedDataset:
-        if prefix not in opened:
-            opened[prefix] = IndexedDataset(prefix)
-        return opened[prefix]
+def _mock(config: Config, wanted: tuple[int, int, int], spans: SpanCorruption | None) -> _Samples:
+    model, seed = config.model, config.optimisation.seed
+    result: list[SampleSource | None] = []
+    for number, samples in enumerate(wanted):
+        if not samples:
+            result.append(None)
+        elif spans is None:
+            result.append(MockGPT(samples, model.vocab_size, seed + number, model.seq_length))
+        else:
+            result.append(MockT5(samples, model.vocab_size, seed + number, spans))
+    return result[0], result[1], result[2]
 
-    def one(prefix: str, number: int, samples: int, whole: bool) -> SampleSource | None:
+
+class _DataSets:
+    """The data sets of a configuration, each opened once.
+
+    Args:
+        config: Of the job.
+        maps: Makes the index maps that are missing.
+        spans: A T5's masking; None for a GPT.
+    """
+
+    def __init__(self, config: Config, maps: MapMaker, spans: SpanCorruption | None) -> None:
+        self._config = config
+        self._maps = maps
+        self._spans = spans
+        self._seed = config.optimisation.seed
+        self._cache = Path(config.data.index_cache) if config.data.index_cache else None
+        self._opened: dict[str, IndexedDataset] = {}
+
+    def mixture(self, blends: Sequence[Blend], number: int, samples: int, whole: bool) -> SampleSource | None:
+        """A part of a blend."""
+        if not blends or not samples:
+            return None
+        if len(blends) == 1:
+            return self._one(blends[0].prefix, number, samples, whole)
+        weights = normalise([blend.weight for blend in blends])
+        parts = [
+            self._one(blend.prefix, number, part, whole)
+            for blend, part in zip(blends, share(samples, weights), strict=True)
+        ]
+        if all(part is None for part in parts):
+            return None
+        present: list[SampleSource] = []
+        for blend, part in zip(blends, parts, strict=True):
+            if part is None:
+                raise TrainerError(
+                    f"{blend.prefix} has no document for {SPLITS[number]} under the split "
+                    f"{self._config.data.split}, though others of the blend have: "
+                    "it is too small for the split."
+                )
+            present.append(part)
+        place = self._cache or Path(blends[0].prefix).parent
+        return Blended(present, *load_or_build_blend(weights, samples, place, self._maps))
+
+    def _one(self, prefix: str, number: int, samples: int, whole: bool) -> SampleSource | None:
         """A part of the data set with this prefix, or all of it."""
-        data = dataset(prefix)
-        split = SPLITS[number]
-        count = len(data) if spans is None else data.documents
-        cuts = bounds(config.data.split, count)
+        if prefix not in self._opened:
+            self._opened[prefix] = IndexedDataset(prefix)
+        data = self._opened[prefix]
+        count = len(data) if self._spans is None else data.documents
+        cuts = bounds(self._config.data.split, count)
         first, last = (0, count) if whole else (cuts[number], cuts[number + 1])
         if last <= first:
             return None
-        cache = Path(config.data.index_cache) if config.data.index_cache else None
-        if spans is None:
-            index = gpt_index.load_or_build(
-                data.prefix,
-                split,
-                data.sizes,
-                np.arange(first, last, dtype=np.int32),
-                samples,
-                model.seq_length,
-                seed,
-                directory=cache,
-                maps=maps,
-            )
-            return GPTDataset(data, index, model.seq_length)
-        longest = model.seq_length - ADDED_TOKENS
+        if self._spans is None:
+            return self._gpt(data, SPLITS[number], first, last, samples)
+        return self._t5(data, SPLITS[number], first, last, samples, self._spans)
+
+    def _gpt(self, data: IndexedDataset, split: str, first: int, last: int, samples: int) -> GPTDataset:
+        seq_length = self._config.model.seq_length
+        index = gpt_index.load_or_build(
+            data.prefix,
+            split,
+            data.sizes,
+            np.arange(first, last, dtype=np.int32),
+            samples,
+            seq_length,
+            self._seed,
+            directory=self._cache,
+            maps=self._maps,
+        )
+        return GPTDataset(data, index, seq_length)
+
+    def _t5(
+        self, data: IndexedDataset, split: str, first: int, last: int, samples: int, spans: SpanCorruption
+    ) -> SampleSource | None:
+        longest = self._config.model.seq_length - ADDED_TOKENS
         if windows.are_needed(data.sizes, data.document_index, longest):
             begin, end = data.document_index[[first, last]].tolist()
             if end <= begin:
@@ -146,12 +208,12 @@ def sources(
                 np.arange(begin, end),
                 samples,
                 longest,
-                config.data.short_sequence_probability,
-                seed,
-                directory=cache,
-                maps=maps,
+                self._config.data.short_sequence_probability,
+                self._seed,
+                directory=self._cache,
+                maps=self._maps,
             )
-            return WindowDataset(data, table, spans, seed)
+            return WindowDataset(data, table, spans, self._seed)
         table = t5_index.load_or_build(
             data.prefix,
             split,
@@ -159,39 +221,9 @@ def sources(
             data.document_index[first : last + 1],
             samples,
             longest,
-            config.data.short_sequence_probability,
-            seed,
-            directory=cache,
-            maps=maps,
+            self._config.data.short_sequence_probability,
+            self._seed,
+            directory=self._cache,
+            maps=self._maps,
         )
-        return T5Dataset(data, table, spans, seed)
-
-    def mixture(blends: Sequence[Blend], number: int, whole: bool) -> SampleSource | None:
-        """A part of a blend."""
-        samples = wanted[number]
-        if not blends or not samples:
-            return None
-        if len(blends) == 1:
-            return one(blends[0].prefix, number, samples, whole)
-        weights = normalise([blend.weight for blend in blends])
-        parts = [
-            one(blend.prefix, number, part, whole)
-            for blend, part in zip(blends, share(samples, weights), strict=True)
-        ]
-        if all(part is None for part in parts):
-            return None
-        present: list[SampleSource] = []
-        for blend, part in zip(blends, parts, strict=True):
-            if part is None:
-                raise TrainerError(
-                    f"{blend.prefix} has no document for {SPLITS[number]} under the split "
-                    f"{config.data.split}, though others of the blend have: it is too small for the split."
-                )
-            present.append(part)
-        place = Path(config.data.index_cache or Path(blends[0].prefix).parent)
-        return Blended(present, *load_or_build_blend(weights, samples, place, maps))
-
-    data = config.data
-    if data.blend:
-        return mixture(data.blend, 0, False), mixture(data.blend, 1, False), mixture(data.blend, 2, False)
-    return mixture(data.train, 0, True), mixture(data.valid, 1, True), mixture(data.test, 2, True)
+        return T5Dataset(data, table, spans, self._seed)
