@@ -23,6 +23,8 @@ _BEFORE = re.compile(
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = re.compile(r"^Exception ignored in")
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*Warning(?::|$)")
+_EXCEPTION = next(message for message in MESSAGES if message.name == "exception")
 _CUT = Message("traceback", "error", re.compile(re.escape(_TRACEBACK)), "a traceback was cut off")
 
 
@@ -133,6 +135,9 @@ class Findings:
         is_last = self._within.get(rank, False)
         counts = self._within.pop(rank, True)
         message = _of(text)
+        if is_last and message.kind != "error" and _RAISED.match(text):
+            # Python was told to raise warnings (-W error).
+            message = _EXCEPTION
         if is_last and message is UNKNOWN and not line.endswith("\n"):
             self._cut = text, rank
         if message.kind != "noise" and counts:
