@@ -19,7 +19,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # What launchers and torch put before a line: a node, a rank, or both.
 _BEFORE = re.compile(
     r"^(?:\[(?:rank|default)?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
-    r"|(?!pdsh@|srun:|slurmstepd:|[A-Z])[a-z][\w.-]{0,62}: (?=\[|Traceback|[A-Z]\w*(?:Error|Warning)))"
+    # A node's name looks like a program's: it is one before what begins a line.
+    r"|(?!srun:|slurmstepd:)[a-z][\w.-]{0,62}: (?=\[|  |Traceback|(?:[a-z]\w*\.)*[A-Z]\w*(?:Error|Warning)"
+    r"|(?:DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL)|[IWEF]?\d{4}[ -]|(?:fatal|collect2|\S*/ld): |MIOpen\("
+    r"|KeyboardInterrupt|Killed$|\S+: line \d+: ))"
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = re.compile(r"^Exception ignored in")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def test_real_lines(kind: str, name: str, line: str) -> None:
     for before in ("", "[rank3]: ", "[default7]:", "31: ", "[1,31]<stderr>:", "\x1b[31m"):
         message = classify(before + line)
         assert (message.kind, message.name) == (kind, name), before
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "line"),
+    # Those that start programs on nodes are not started through pdsh, nor do the options of one fail there.
+    [one for one in LINES if not re.match(r"(?:srun|slurmstepd|pdsh@\S+|mpirun|train\.py)\b", one[2])],
+)
+def test_real_lines_through_pdsh(kind: str, name: str, line: str) -> None:
+    message = classify(f"n2: {line}")
+    assert (message.kind, message.name) == (kind, name)
 
 
 def test_every_message_has_a_real_line_and_every_error_a_cause() -> None:
@@ -57,6 +68,9 @@ def test_of_a_traceback_the_exception_counts() -> None:
     ]
     (found,) = findings(lines)
     assert (found.name, found.line, found.count, found.ranks) == ("exception", "ValueError: no", 1, ())
+    # Through pdsh.
+    (found,) = findings([f"n2: {line}" for line in lines])
+    assert (found.name, found.line, found.count) == ("exception", "ValueError: no", 1)
     # Two ranks at once, line by line.
     both = [f"[rank{rank}]: {line}" for line in lines for rank in (5, 2)]
     (found,) = findings(both)
