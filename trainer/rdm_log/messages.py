@@ -87,7 +87,7 @@ HARMLESS: tuple[Message, ...] = (
     _harmless(
         "preload",
         "ld.so",
-        r"^ERROR: ld\.so: object .* cannot be preloaded .*: ignored\.?$",
+        r"^ERROR: ld\.so: object .* cannot be preloaded\b.*: ignored\.?$",
         "a library in LD_PRELOAD is not there, and programs do without",
     ),
     _harmless(
@@ -118,7 +118,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     _noise("warning-source", r"^\s*warnings\.warn\(|^\s+super\(\).__init__\("),
     _noise("slurm-waits", r"^(?:srun|salloc): (?:job \d+ (?:queued|has been allocated)|Granted|Pending)"),
-    _noise("pdsh-rc", r"^pdsh@\S+: \S+: ssh exited with exit code 0$"),
+    _noise("pdsh-rc", r"^pdsh@\S+: \S+: \w+ exited with exit code 0$"),
     _noise("deepspeed-info", r"\] \[(?:INFO|DEBUG)\] \["),
     _noise("logged-info", r"^\[I(?:\d{4})? |^I\d{4} |^(?:INFO|DEBUG)\b|\[INFO\]| - INFO - "),
     *HARMLESS,
@@ -163,7 +163,7 @@ MESSAGES: tuple[Message, ...] = (
         + r"(?:[Ww]arning: |\bWARNING: |\[WARN(?:ING)?\b|[-|] WARNING +[-|])"
         + _ALONE
         + r"|^(?:WARN(?:ING)?\b|W\d{4} |\[(?:NeMo )?W(?:\d{4})? |[\d-]{10}[ T][\d:.,]+:? +W(?:ARN|ARNING)?\b|"
-        r"MIOpen\(\w+\): Warning\b)" + _ALONE + r"|: ignored\.?$",
+        r"MIOpen\(\w+\): Warning\b)" + _ALONE + r"|[:;] ignored\.?$",
         "a program warns",
     ),
     # GPUs.
@@ -280,7 +280,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     _error(
         "pdsh",
-        r"^pdsh@\S+: \S+: \w+ exited with exit code (?!0\b)\d+",
+        r"^pdsh@\S+: \S+: \w+ exited with exit code \d+",
         "what pdsh started on a node ended with an error, or ssh did (255)",
     ),
     _error(
