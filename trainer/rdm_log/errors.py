@@ -19,10 +19,16 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # What launchers and torch put before a line: a node, a rank, or both.
 _BEFORE = re.compile(
     r"^(?:\[(?:rank|default)?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
-    r"|(?!pdsh@|srun:|slurmstepd:|[A-Z])[a-z][\w.-]{0,62}: (?=\[|Traceback|[A-Z]\w*(?:Error|Warning)))"
+    # A node's name looks like a program's: it is one before what begins a line.
+    r"|(?!srun:|slurmstepd:)[a-z][\w.-]{0,62}: (?=\[|  |Traceback"
+    r"|(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)|DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL"
+    r"|[IWEF]?\d{4}[ -]|(?:fatal|collect2|\S*/ld): |MIOpen\("
+    r"|KeyboardInterrupt|Killed$|\S+: line \d+: ))"
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = re.compile(r"^Exception ignored in")
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*Warning(?::|$)")
+_EXCEPTION = next(message for message in MESSAGES if message.name == "exception")
 _CUT = Message("traceback", "error", re.compile(re.escape(_TRACEBACK)), "a traceback was cut off")
 
 
@@ -133,6 +139,9 @@ class Findings:
         is_last = self._within.get(rank, False)
         counts = self._within.pop(rank, True)
         message = _of(text)
+        if is_last and message.kind != "error" and _RAISED.match(text):
+            # Python was told to raise warnings (-W error).
+            message = _EXCEPTION
         if is_last and message is UNKNOWN and not line.endswith("\n"):
             self._cut = text, rank
         if message.kind != "noise" and counts:

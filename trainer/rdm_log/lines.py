@@ -102,7 +102,7 @@ class Memory(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A line ``[NAME] datetime: TIME``."""
+    """A line ``[NAME] datetime: TIME``, or ``done with setup ...``, which has no time."""
 
     name: str
     time: str
@@ -148,12 +148,14 @@ Record = Step | EngineStep | Evaluation | Memory | Milestone | Checkpoint | Time
 # is searched for in the whole log, so they are few: ``time`` stands in five kinds of lines, told apart from
 # others by what is behind it; the heading of timers of all ranks is one of them.
 TIME = re.compile(rb"time(?:: | \(|s a)")
+_SETUP = b"done with setup ..."
 NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
     b"iteration",
     TIME,
     b" ........",
     b"loss at the end",
     b", skipped=",
+    _SETUP,
 )
 
 # A number with more digits is none that a training counts to.
@@ -216,6 +218,8 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         found += _memories(line, whole)
     if b"] datetime: " in line:
         found += [Milestone(_text(m[1]), m[2].decode()) for m in _MILESTONE.finditer(line)]
+    if _SETUP in line:
+        found.append(Milestone("done with setup", ""))
     if b"time (ms) |" in line:
         found += _timers(line, whole)
     if b" ..." in line:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What messages on standard error mean: one table of known ones, the first that matches counts.
 
+A line's own severity is what it says first: a warning that quotes an error is a warning, and an error that
+quotes a warning is an error. Only what stands above the warnings' form is an error whoever tells it.
+
 Causes are one clause that can stand behind a node's name. Add a line to the corpus of the tests with each.
 """
 
@@ -9,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-__all__ = ["MESSAGES", "UNKNOWN", "Kind", "Message"]
+__all__ = ["HARMLESS", "MESSAGES", "UNKNOWN", "Kind", "Message"]
 
 Kind = Literal["error", "warning", "noise"]
 
@@ -22,12 +25,14 @@ class Message(NamedTuple):
         kind: ``error`` ends or harms a training, ``warning`` may, ``noise`` never does.
         pattern: Matches somewhere in its line, without what launchers put before it.
         cause: Why it is written.
+        program: Who writes it, of what looks like an error by its form.
     """
 
     name: str
     kind: Kind
     pattern: re.Pattern[str]
     cause: str
+    program: str = ""
 
 
 def _error(name: str, pattern: str, cause: str) -> Message:
@@ -42,6 +47,58 @@ def _noise(name: str, pattern: str) -> Message:
     return Message(name, "noise", re.compile(pattern), "")
 
 
+def _harmless(name: str, program: str, pattern: str, cause: str) -> Message:
+    return Message(name, "warning", re.compile(pattern), cause, program)
+
+
+# Nothing before says that the line is an error. Paths, which stand before Python's warnings, are not longer.
+_FIRST = (
+    r"(?:(?!(?:Error|Exception|ERROR|CRITICAL|FATAL)\b|[Ee]rror: |[Ff]atal: |NCCL WARN\b|"
+    r"\[[EF](?:\d{4})? ).){0,500}?"
+)
+# Another rank wrote into the line, maybe an error.
+_ALONE = r"(?!.*\S\[(?:rank|default)\d+\]:)"
+
+HARMLESS: tuple[Message, ...] = (
+    _harmless(
+        "link-probe",
+        "gcc",
+        r"^collect2: error: ld returned 1 exit status|^\S*\bld: cannot find -l",
+        "a library is not there to link with; DeepSpeed asks so for what its operators may use",
+    ),
+    _harmless(
+        "factory-twice",
+        "TensorFlow",
+        r"Unable to register cu\w+ factory: Attempting to register factory",
+        "two libraries bring the same part of CUDA, and the first one's is used",
+    ),
+    _harmless(
+        "no-repository",
+        "git",
+        r"^fatal: (?:not a git repository|detected dubious ownership|unsafe repository)",
+        "a program asked for the version of its sources, and they are not in a repository that it may read",
+    ),
+    _harmless(
+        "slurm-directory",
+        "slurmstepd",
+        r"^slurmstepd: error: couldn't chdir to .*going to /tmp instead",
+        "the directory of the submission is not on this node, and the task starts in /tmp",
+    ),
+    _harmless(
+        "preload",
+        "ld.so",
+        r"^ERROR: ld\.so: object .* cannot be preloaded\b.*: ignored\.?$",
+        "a library in LD_PRELOAD is not there, and programs do without",
+    ),
+    _harmless(
+        "pip-resolver",
+        "pip",
+        r"^ERROR: pip's dependency resolver",
+        "packages are installed whose wishes contradict each other",
+    ),
+)
+"""Lines that healthy jobs write in the form of an error."""
+
 MESSAGES: tuple[Message, ...] = (
     # What looks like trouble and is none.
     _noise("nccl-info", r"NCCL (?:INFO|TRACE|VERSION)\b"),
@@ -53,18 +110,20 @@ MESSAGES: tuple[Message, ...] = (
     _noise("omp-threads", r"Setting OMP_NUM_THREADS environment variable"),
     _noise("ipv6-socket", r"\[c10d\] The (?:client|server) socket .*\(errno: 97 "),
     _noise("connect-retry", r"\[c10d\] The client socket has failed to connect to"),
-    _noise("deprecated", r"(?:Deprecation|Future|PendingDeprecation)Warning\b|\bis deprecated\b"),
+    _noise(
+        "deprecated",
+        # Most lines have neither word, and are not looked at twice.
+        r"^(?=.*(?:Warning|deprecated))(?![EF]\d{4} )" + _FIRST + r"(?:(?:Deprecation|Future|"
+        r"PendingDeprecation)Warning\b|\bis deprecated\b)",
+    ),
     _noise("warning-source", r"^\s*warnings\.warn\(|^\s+super\(\).__init__\("),
     _noise("slurm-waits", r"^(?:srun|salloc): (?:job \d+ (?:queued|has been allocated)|Granted|Pending)"),
-    _noise("pdsh-rc", r"^pdsh@\S+: \S+: ssh exited with exit code 0$"),
+    _noise("pdsh-rc", r"^pdsh@\S+: \S+: \w+ exited with exit code 0$"),
     _noise("deepspeed-info", r"\] \[(?:INFO|DEBUG)\] \["),
-    _noise("logged-info", r"^\[I(?:\d{4})? |^(?:INFO|DEBUG)\b|\[INFO\]| - INFO - "),
-    # GPUs.
-    _error(
-        "gpu-memory",
-        r"(?:CUDA|HIP) out of memory|Cuda failure '?out of memory|OutOfMemoryError",
-        "a GPU's memory was full",
-    ),
+    _noise("logged-info", r"^\[I(?:\d{4})? |^I\d{4} |^(?:INFO|DEBUG)\b|\[INFO\]| - INFO - "),
+    *HARMLESS,
+    # Errors also where a program only warns of them: the machine's faults, and what torch says when it cannot
+    # use GPUs.
     _error(
         "gpu-ecc",
         r"uncorrectable ECC|\bXid \(.*\): (?:48|63|64|94|95)\b",
@@ -72,6 +131,47 @@ MESSAGES: tuple[Message, ...] = (
     ),
     _error("gpu-lost", r"fallen off the bus|\bXid \(.*\): 79\b|GPU is lost", "a GPU left the bus"),
     _error("gpu-xid", r"\bNVRM: Xid \(", "the NVIDIA driver reports an error of a GPU"),
+    _error(
+        "gpu-driver",
+        r"driver version is insufficient|NVIDIA driver on your system is too old",
+        "the NVIDIA driver is older than the program needs",
+    ),
+    _error(
+        "collective-timeout",
+        r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:send|recv)",
+        "a collective took longer than its timeout: a rank is late, gone or elsewhere",
+    ),
+    _error(
+        "nccl-shm",
+        r"NCCL WARN .*(?:shared memory|/dev/shm)",
+        "NCCL could not use shared memory; /dev/shm may be too small",
+    ),
+    _error(
+        "disk-full",
+        r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b",
+        "a disk or a quota is full",
+    ),
+    # What says itself that it only warns.
+    _warning("overflow", r"OVERFLOW!|Gradient overflow", "gradients overflowed and the step was skipped"),
+    _warning(
+        "no-hostfile", r"Unable to find hostfile", "DeepSpeed found no hostfile and uses this host alone"
+    ),
+    _warning(
+        "user-warning",
+        r"^(?=.*(?:[Ww]arning|WARN))(?![EF]\d{4} )"
+        + _FIRST
+        + r"(?:[Ww]arning: |\bWARNING: |\[WARN(?:ING)?\b|[-|] WARNING +[-|])"
+        + _ALONE
+        + r"|^(?:WARN(?:ING)?\b|W\d{4} |\[(?:NeMo )?W(?:\d{4})? |[\d-]{10}[ T][\d:.,]+:? +W(?:ARN|ARNING)?\b|"
+        r"MIOpen\(\w+\): Warning\b)" + _ALONE + r"|[:;] ignored\.?$",
+        "a program warns",
+    ),
+    # GPUs.
+    _error(
+        "gpu-memory",
+        r"(?:CUDA|HIP) out of memory|Cuda failure '?out of memory|OutOfMemoryError",
+        "a GPU's memory was full",
+    ),
     _error(
         "gpu-assert",
         r"device-side assert triggered",
@@ -93,33 +193,19 @@ MESSAGES: tuple[Message, ...] = (
         r"invalid device ordinal",
         "there is no GPU, or fewer than were asked for",
     ),
-    _error(
-        "gpu-driver",
-        r"driver version is insufficient|NVIDIA driver on your system is too old",
-        "the NVIDIA driver is older than the program needs",
-    ),
     _error("gpu-hsa", r"HSA_STATUS_ERROR", "ROCm's runtime reports an error of a GPU"),
     _error(
         "gpu-error",
         r"(?:CUDA|HIP) error:|CUBLAS_STATUS_\w+ when calling|CUDNN_STATUS_(?!SUCCESS)\w+",
         "a call of the GPU's runtime failed",
     ),
+    _error("miopen", r"^MIOpen(?:\(\w+\))?: Error\b", "MIOpen, ROCm's library of kernels, failed"),
     # Between processes.
-    _error(
-        "collective-timeout",
-        r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (?:send|recv)",
-        "a collective took longer than its timeout: a rank is late, gone or elsewhere",
-    ),
     _error(
         "nccl-ib",
         r"NCCL WARN NET/IB ?: Got completion .*status=(?!0\b)|Call to ibv_\w+ failed|"
         r"ibv_\w+ failed with error",
         "InfiniBand failed under NCCL",
-    ),
-    _error(
-        "nccl-shm",
-        r"NCCL WARN .*(?:shared memory|/dev/shm)",
-        "NCCL could not use shared memory; /dev/shm may be too small",
     ),
     _warning("nccl-ib-event", r"NCCL WARN NET/IB ?: Got async event", "an InfiniBand port reports an event"),
     _warning(
@@ -165,11 +251,6 @@ MESSAGES: tuple[Message, ...] = (
         "the host's memory was full",
     ),
     _error(
-        "disk-full",
-        r"No space left on device|Disk quota exceeded|Errno 28\b|Errno 122\b",
-        "a disk or a quota is full",
-    ),
-    _error(
         "disk",
         r"Input/output error|Stale file handle|Read-only file system|Transport endpoint is not connected",
         "a file system failed",
@@ -191,14 +272,16 @@ MESSAGES: tuple[Message, ...] = (
         r"loss scale already at minimum",
         "gradients overflowed at the lowest loss scale: the training diverged",
     ),
-    _warning("overflow", r"OVERFLOW!|Gradient overflow", "gradients overflowed and the step was skipped"),
-    _warning(
-        "no-hostfile", r"Unable to find hostfile", "DeepSpeed found no hostfile and uses this host alone"
-    ),
     _error(
         "exit",
-        r"exits with return code = (?!0\b)-?\d+|ChildFailedError|failed \(exitcode: -?\d+\)",
+        r"exits with return code = (?!0\b)-?\d+|ChildFailedError|failed \(exitcode: -?\d+\)|"
+        r"^(?:mpirun|mpiexec|orterun|prterun) (?:noticed that process|detected that one or more processes) ",
         "a process of the training ended with an error",
+    ),
+    _error(
+        "pdsh",
+        r"^pdsh@\S+: \S+: \w+ exited with exit code \d+",
+        "what pdsh started on a node ended with an error, or ssh did (255)",
     ),
     _error(
         "data",
@@ -229,12 +312,6 @@ MESSAGES: tuple[Message, ...] = (
     ),
     _error("interrupted", r"^KeyboardInterrupt|SignalException: .*got signal", "somebody stopped it"),
     # By their form.
-    _warning(
-        "user-warning",
-        r"\w*Warning: |\[WARNING\]|^WARNING\b|^W\d{4} |^\[W(?:\d{4})? |^(?:srun|"
-        r"slurmstepd): warning: |\bwarning: ",
-        "a program warns",
-    ),
     _error(
         "exception",
         r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)",
@@ -242,7 +319,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     _error(
         "logged-error",
-        r"\[(?:ERROR|CRITICAL|FATAL)\]|^(?:ERROR|CRITICAL|FATAL)\b|^E\d{4} |^\[[EF](?:\d{4})? |"
+        r"\[(?:ERROR|CRITICAL|FATAL)\]|^(?:ERROR|CRITICAL|FATAL)\b|^[EF]\d{4} |^\[[EF](?:\d{4})? |"
         r"^(?:[Ff]atal |[Ee]rror)(?:error)?: |^(?:[\w./-]+: )?(?:fatal|error|fatal error): ",
         "a program reports an error",
     ),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_log.errors import classify, findings
-from rdm_log.messages import MESSAGES
+from rdm_log.messages import HARMLESS, MESSAGES
 
 CORPUS = (Path(__file__).parent / "corpus/stderr.txt").read_text().splitlines()
-LINES = [(*line.partition(" | ")[0].split(), line.partition(" | ")[2]) for line in CORPUS]
+# Behind the message's name stands, in many, the program that writes the line.
+LINES = [(*line.partition(" | ")[0].split()[:2], line.partition(" | ")[2]) for line in CORPUS]
 
 
 @pytest.mark.parametrize(("kind", "name", "line"), LINES)
@@ -23,12 +25,37 @@ def test_real_lines(kind: str, name: str, line: str) -> None:
         assert (message.kind, message.name) == (kind, name), before
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "line"),
+    # Those that start programs on nodes are not started through pdsh, nor do the options of one fail there.
+    [one for one in LINES if not re.match(r"(?:srun|slurmstepd|pdsh@\S+|mpirun|train\.py)\b", one[2])],
+)
+def test_real_lines_through_pdsh(kind: str, name: str, line: str) -> None:
+    message = classify(f"n2: {line}")
+    assert (message.kind, message.name) == (kind, name)
+
+
 def test_every_message_has_a_real_line_and_every_error_a_cause() -> None:
     named = {name for _, name, _ in LINES}
-    # Nothing in the corpus for these: they are variants that another one's line has shown.
-    assert {message.name for message in MESSAGES} - named <= {"pdsh-rc"}
+    assert {message.name for message in MESSAGES} == named - {"unknown"}
     assert all(message.cause for message in MESSAGES if message.kind != "noise")
     assert len({message.name for message in MESSAGES}) == len(MESSAGES)
+
+
+def test_of_what_is_harmless_the_corpus_names_the_program() -> None:
+    heads = {tuple(line.partition(" | ")[0].split()) for line in CORPUS}
+    harmless = {message.name for message in HARMLESS}
+    told = {head for head in heads if head[1] in harmless}
+    assert told == {("warning", message.name, message.program) for message in HARMLESS}
+
+
+def test_a_warning_that_was_raised_is_an_exception() -> None:
+    head = ["Traceback (most recent call last):\n", '  File "/opt/train.py", line 3, in <module>\n']
+    for line in ("DeprecationWarning: invalid escape sequence", "an.own.SlowWarning: x"):
+        (found,) = findings([*head, f"{line}\n"])
+        assert (found.kind, found.name, found.line) == ("error", "exception", line)
+        # After it the traceback is over.
+        assert [one.kind for one in findings([*head, "KeyError: 1\n", f"{line}\n"])].count("error") == 1
 
 
 def test_of_a_traceback_the_exception_counts() -> None:
@@ -41,6 +68,9 @@ def test_of_a_traceback_the_exception_counts() -> None:
     ]
     (found,) = findings(lines)
     assert (found.name, found.line, found.count, found.ranks) == ("exception", "ValueError: no", 1, ())
+    # Through pdsh.
+    (found,) = findings([f"n2: {line}" for line in lines])
+    assert (found.name, found.line, found.count) == ("exception", "ValueError: no", 1)
     # Two ranks at once, line by line.
     both = [f"[rank{rank}]: {line}" for line in lines for rank in (5, 2)]
     (found,) = findings(both)

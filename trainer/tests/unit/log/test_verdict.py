@@ -161,6 +161,31 @@ def test_errors_are_evidence_and_warnings_are_not() -> None:
     assert "quota is full" in judge(failed).reason
 
 
+HARMLESS = [
+    line.partition(" | ")[2]
+    for line in (SAMPLE.parent / "stderr.txt").read_text().splitlines()
+    if line.startswith(("warning ", "noise "))
+]
+
+
+@pytest.mark.parametrize("state", ["running", ""])
+def test_a_job_with_only_harmless_lines_is_healthy(state: str, tmp_path: Path) -> None:
+    assert any("libpng16" in line for line in HARMLESS)
+    assert judge(replace(HEALTHY, state=state, findings=findings(HARMLESS))).word == "healthy"
+    # From a directory, too; and one real error among them is not lost.
+    step = "elapsed time per iteration (ms): 9.0 | lm loss: 9.0 |"
+    (tmp_path / "n1.out").write_text("".join(f" iteration {n:8}/ 50 | {step}\n" for n in range(1, 25)))
+    errors = tmp_path / "n1.err"
+    errors.write_text("".join(f"{line}\n" for line in HARMLESS))
+    now = errors.stat().st_mtime
+    assert judge(replace(observe(tmp_path, now=now), state=state)).word == "healthy"
+    with errors.open("a") as file:
+        file.write("mpirun noticed that process rank 1 with PID 9 on node n2 exited on signal 9 (Killed).\n")
+    verdict = judge(replace(observe(tmp_path, now=now), state=state))
+    assert verdict.word == ("suspect" if state else "failed")
+    assert "A process of the training ended with an error" in verdict.reason
+
+
 def test_logs_alone() -> None:
     sample = summarise([SAMPLE]).runs
     assert judge(Observed(runs=sample)).word == "finished"
