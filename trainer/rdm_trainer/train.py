@@ -464,6 +464,7 @@ class Training:
                 iteration=self.iteration,
                 loss=loss,
                 lr=step.learning_rate,
+                step_seconds=seconds,
                 consumed_samples=self.consumed_samples,
                 **self._tracker.rates(seconds),
             )
