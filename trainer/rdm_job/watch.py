@@ -79,7 +79,8 @@ class Watch:
         if config.checkpoint.interval and not config.launcher.program:
             self._whole_bytes = flops.checkpoint_bytes(config)
         self._sampler = Sampler(request.accelerator)
-        self._note = self._sampler.missing
+        # Without accelerators nobody misses any.
+        self._unwatched = self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
         self._exporter = self._serve()
@@ -146,6 +147,7 @@ class Watch:
             "tells_phases": is_telling,
             "ranks": told,
             "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, told)],
+            "unwatched": self._unwatched,
             "held_back": signs.held_back(self._samples),
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),

@@ -15,6 +15,7 @@ import pytest
 
 from rdm_job import health as health_module
 from rdm_job.agent import Master
+from rdm_job.devices import amd
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health, of_state
 from rdm_job.measure import measure
@@ -151,6 +152,36 @@ def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
         "n2 has too few processors for its ranks, its quota is 0.5: rank 3 takes 1.50 s of its own in a "
         "step, 900 ms of it waiting for a processor; its peers take 500 ms."
     )
+
+
+def test_what_is_not_known_of_gpus_is_said_once_and_makes_no_job_suspect(
+    tmp_path: Path, clock: Clock
+) -> None:
+    health, why = Health(REQUEST, config(tmp_path)), "nvidia-ml-py is not installed: nothing is known."
+    told = reports()
+    told["n2"]["watch"]["unwatched"] = why
+    for nodes in ("n2", "all nodes"):
+        clock.now += 1
+        found = health.verdict(STATE, told)
+        assert (found["verdict"], found["culprits"]) == ("healthy", [])
+        assert found["evidence"][1:] == [f"On {nodes}: {why}"]
+        told["n1"]["watch"]["unwatched"] = why
+
+
+def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to_say(
+    tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amd, "_places", lambda root: [])
+    for accelerator, notes in (("rocm", 1), ("cpu", 0)):
+        request = replace(REQUEST, accelerator=accelerator)
+        watch, health = Watch(job, request, config(tmp_path)), Health(request, config(tmp_path))
+        for _ in range(2):
+            watch.measure([])
+            watch.begin()
+            watch.look([])
+        found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+        told = [line for line in found["evidence"] if line.startswith("On n1: sysfs shows no GPU")]
+        assert (found["verdict"], len(told), len(found["evidence"])) == ("starting", notes, 1 + notes)
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> None:
