@@ -94,6 +94,7 @@ class JobState:
         train_iterations: steps of the whole training, 0 while that is not known.
         loss: the last one.
         lr: learning rate of the last step.
+        step_seconds: how long a step takes.
         tokens_per_second: of all processes together.
         tflops: of each accelerator.
         losses: points (iteration, loss) of the curve.
@@ -118,6 +119,7 @@ class JobState:
     train_iterations: int = 0
     loss: float | None = None
     lr: float | None = None
+    step_seconds: float | None = None
     tokens_per_second: float | None = None
     tflops: float | None = None
     losses: tuple[tuple[int, float], ...] = field(default=(), repr=False)
@@ -161,6 +163,7 @@ class JobState:
             train_iterations=int(progress.get("train_iterations") or 0),
             loss=progress.get("loss"),
             lr=progress.get("lr"),
+            step_seconds=progress.get("step_seconds"),
             tokens_per_second=progress.get("tokens_per_second"),
             tflops=progress.get("tflops"),
             losses=tuple((int(step), float(loss)) for step, loss in progress.get("losses") or ()),

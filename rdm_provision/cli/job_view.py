@@ -79,10 +79,14 @@ def figures(state: JobState) -> list[str]:
     shown = []
     if state.train_iterations:
         shown.append(f"{state.iteration}/{state.train_iterations}")
+    elif state.iteration:
+        shown.append(f"iteration {state.iteration}")
     if state.loss is not None:
         shown.append(f"loss {state.loss:.4f}")
     if state.tokens_per_second:
         shown.append(rate(state.tokens_per_second))
+    elif state.step_seconds:
+        shown.append(f"{state.step_seconds:.2f} s a step")
     return shown
 
 

@@ -309,11 +309,6 @@ class Master:
         if time.monotonic() - self._told < BEAT_S:
             return
         self._told = time.monotonic()
-        newest = max(
-            (report["progress"] for report in reports.values() if report["progress"]),
-            key=lambda progress: float(progress.get("time") or 0),
-            default=agent.state.progress,
-        )
         gpu = {name: report["gpu"] for name, report in sorted(reports.items()) if report["gpu"]}
         states = dict(agent.state.nodes)
         for name, report in reports.items():
@@ -326,7 +321,19 @@ class Master:
             if repr(error) != self._not_judged:
                 self._not_judged = repr(error)
                 traceback.print_exc()
-        agent.write(progress=newest, gpu=gpu, nodes=states, verdict=verdict)
+        agent.write(progress=self._progress(), gpu=gpu, nodes=states, verdict=verdict)
+
+    def _progress(self) -> dict[str, Any]:
+        """Return how far the training is: what it says itself, or else what a node read in its log."""
+        reports = self._reports.values()
+        said = [report["progress"] for report in reports if report["progress"]]
+        read = [report["watch"]["progress"] for report in reports if report["watch"].get("progress")]
+        newest: dict[str, Any] = max(
+            said or read,
+            key=lambda progress: float(progress.get("time") or 0),
+            default=self._agent.state.progress,
+        )
+        return newest
 
     def _grace(self) -> float | None:
         """Return how many seconds the processes have to save and end; None when nobody asked for an end."""
@@ -474,9 +481,9 @@ class Master:
             nodes = dict.fromkeys(nodes, "done")
         elif state in ("stopped", "stopping", "queued"):
             nodes = dict.fromkeys(nodes, "stopped")
-        newest = agent.state.progress
+        newest = self._progress()
         agent.part.kill()
-        agent.write(nodes=nodes)
+        agent.write(nodes=nodes, progress=newest)
         agent.finish(state, reason)
         if newest.get("time", 0) > agent.state.progress.get("time", 0):
             agent.write(progress=newest)

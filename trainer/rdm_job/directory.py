@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from rdm_job.protocol import JOB_NAME, Request, State
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.pace import NODE_VARIABLE
 
 __all__ = [
     "JOBS",
@@ -31,8 +32,6 @@ __all__ = [
 
 JOBS = Path("/jobs")
 """Where the jobs are in a training container; ``RDM_JOBS`` names another place."""
-NODE_VARIABLE = "RDM_NODE"
-"""Names the node, in the environment of its agent and of what that starts."""
 TIME = "time"
 SLURM = "slurm"
 """Who asks a job to end, when the user does not: its time limit is near, and it may go on later; or Slurm

@@ -7,7 +7,7 @@ What a node's report has of it is ``Watch.told``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rdm_job.info import asked as asked_of
@@ -23,6 +23,8 @@ __all__ = ["Health", "observed", "of_state"]
 
 _BUSY_S = 60.0
 """That others use a node is told when they have done so for so long; to name a rank, its window suffices."""
+_NAMED = 8
+"""So many nodes are named in a sentence."""
 
 
 class Health:
@@ -147,9 +149,22 @@ def observed(
             *slow,
             *peers.strained(ranks),
             *signs,
+            *_unwatched(told),
         ],
         holding=peers.holding(ranks),
     )
+
+
+def _unwatched(told: Mapping[str, Mapping[str, Any]]) -> Iterator[Sign]:
+    """Yield what is not known of GPUs that nodes should have: a note for all nodes that say the same."""
+    nodes: dict[str, list[str]] = {}
+    for node, watch in told.items():
+        if why := watch.get("unwatched"):
+            nodes.setdefault(str(why), []).append(node)
+    for why, those in nodes.items():
+        more = f" and {len(those) - _NAMED} more" * (len(those) > _NAMED)
+        where = "all nodes" if 1 < len(those) == len(told) else ", ".join(those[:_NAMED]) + more
+        yield Sign("unwatched", f"On {where}: {why}", is_note=True)
 
 
 def of_state(state: State) -> dict[str, Any]:

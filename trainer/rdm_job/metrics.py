@@ -34,6 +34,12 @@ def of_job(state: State) -> str:
             [(job, progress.get("train_iterations"))],
         ),
         ("rdm_job_loss", "gauge", "Loss at the last log line.", [(job, progress.get("loss"))]),
+        (
+            "rdm_job_step_seconds",
+            "gauge",
+            "Time of a step, at the last log line.",
+            [(job, progress.get("step_seconds"))],
+        ),
         ("rdm_job_learning_rate", "gauge", "Learning rate of the last step.", [(job, progress.get("lr"))]),
         (
             "rdm_job_tokens_per_second",

@@ -123,6 +123,8 @@ class Part:
         log = []
         if failed or code:
             log = tail(self.directory.log(self.node, "err"), _LOOKED_AT, since=self._errors_before)
+        if ranks and all(record["state"] != "running" for record in ranks):
+            self._read_to_the_end(ranks)
         return {
             "attempt": self.attempt,
             "ranks": {str(record["rank"]): record["state"] for record in ranks},
@@ -168,6 +170,11 @@ class Part:
             return now
         seen = self._alive_at.get(rank, float(record["time"]))
         return {**record, "state": "failed", "error": GONE, "time": seen}
+
+    def _read_to_the_end(self, ranks: list[dict[str, Any]]) -> None:
+        """Read what the processes wrote last: who hears that they have ended asks no more."""
+        with contextlib.suppress(Exception):  # to watch a job must never end it
+            self._watch.look(ranks)
 
     @staticmethod
     def _described(record: dict[str, Any], log: list[str]) -> dict[str, Any]:

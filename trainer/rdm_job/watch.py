@@ -34,9 +34,10 @@ from rdm_log.heads import HEAD, info_of, vocabulary_of
 from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
-from rdm_log.summary import plain
+from rdm_log.summary import plain, progress
 from rdm_trainer import flops, pace
 from rdm_trainer.config import Config
+from rdm_trainer.progress import thin as thinned
 
 __all__ = ["LOOK_S", "SAMPLE_S", "Watch"]
 
@@ -78,7 +79,8 @@ class Watch:
         if config.checkpoint.interval and not config.launcher.program:
             self._whole_bytes = flops.checkpoint_bytes(config)
         self._sampler = Sampler(request.accelerator)
-        self._note = self._sampler.missing
+        # Without accelerators nobody misses any.
+        self._unwatched = self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
         self._exporter = self._serve()
@@ -104,6 +106,7 @@ class Watch:
         self._shapes: dict[int, dict[str, str]] = {}
         self._run = Run(times=Sample(_TIMES))
         self._plain: dict[str, Any] | None = None
+        self._progress: dict[str, Any] = {}
         self._phase = ""
         self._moved = time.monotonic()
         self._begun_at = time.time()
@@ -138,11 +141,13 @@ class Watch:
             "versions": self._versions,
             "findings": [one.to_json() for one in self._findings.found() if one.kind == "error"][:_TOLD],
             "run": self._plain,
+            "progress": self._progress and {**self._progress, "phase": self._phase or "training"},
             "since_s": self._since(progress if is_telling else {}),
             "phase": (str(progress.get("phase") or "") if is_telling else self._phase),
             "tells_phases": is_telling,
             "ranks": told,
             "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, told)],
+            "unwatched": self._unwatched,
             "held_back": signs.held_back(self._samples),
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),
@@ -255,6 +260,10 @@ class Watch:
             found = plain(self._run)
             found["loss"]["curve"] = found["loss"]["curve"][-32:]
             self._plain = {key: found[key] for key in _OF_RUN}
+            # Our trainer says it itself, and knows more.
+            if self._config.launcher.program and self._run.lines:
+                far = progress(self._run)
+                self._progress = {**far, "losses": thinned(far["losses"]), "time": time.time()}
 
     def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return what the processes say that they are, to be compared with what was asked for."""

@@ -14,7 +14,7 @@ from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
 from rdm_log.scan import pieces
 
-__all__ = ["NothingToRead", "Summary", "log_files", "plain", "summarise", "unreadable_logs"]
+__all__ = ["NothingToRead", "Summary", "log_files", "plain", "progress", "summarise", "unreadable_logs"]
 
 _OUTLIER = 1.5
 """A step is an outlier when it took so many times the median."""
@@ -194,6 +194,33 @@ def plain(run: Run) -> dict[str, Any]:
     finite = _finite(told)
     assert isinstance(finite, dict)
     return finite
+
+
+def progress(run: Run) -> dict[str, Any]:
+    """Return how far a run is, in the form of our trainer's ``progress.json``, as its last line says.
+
+    Where its checkpoints lie nobody knows, so they are not told.
+    """
+    last, sequence = run.last_values, _sequence(run)
+    milliseconds = run.recent_times[-1] if run.recent_times else run.first_milliseconds
+    batch, samples = last.get("global batch size"), last.get("samples per second")
+    if batch and milliseconds:
+        samples = batch * 1000.0 / milliseconds
+    told = _finite(
+        {
+            "iteration": run.last_iteration,
+            "train_iterations": run.train_iterations,
+            "loss": run.loss.last,
+            "lr": last.get("learning rate"),
+            "step_seconds": milliseconds / 1000.0 if milliseconds else None,
+            "tokens_per_second": samples * sequence if samples and sequence else None,
+            "tflops": next((last[name] for name in _TFLOPS if name in last), None),
+            "consumed_samples": last.get("consumed samples"),
+            "losses": [list(point) for point in run.loss.curve.points()],
+        }
+    )
+    assert isinstance(told, dict)
+    return told
 
 
 def _sequence(run: Run) -> float | None:

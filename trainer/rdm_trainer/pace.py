@@ -17,10 +17,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PACE_VARIABLE", "Pace", "read", "shape", "starved"]
+__all__ = ["NODE_VARIABLE", "PACE_VARIABLE", "Pace", "read", "shape", "starved"]
 
 PACE_VARIABLE = "RDM_PACE"
 """Names the record in the environment of a job's processes; the mark lies beside it."""
+NODE_VARIABLE = "RDM_NODE"
+"""Names the node, in the environment of a job's agent there and of what that starts."""
 _MARK = struct.Struct("<qd")
 """The step that was begun, and since when the rank waits for others (in s since 1970; 0: it does not)."""
 _EACH_S = 1.0

@@ -50,6 +50,7 @@ class Progress:
             "train_iterations": train_iterations,
             "loss": None,
             "lr": None,
+            "step_seconds": None,
             "tokens_per_second": None,
             "tflops": None,
             "consumed_samples": 0,

@@ -37,7 +37,7 @@ from rdm_trainer.engine import Engine
 from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
 from rdm_trainer.optim.schedule import LearningRate
 from rdm_trainer.own_time import OwnTime
-from rdm_trainer.pace import Pace
+from rdm_trainer.pace import NODE_VARIABLE, Pace
 from rdm_trainer.profiler import Profiler
 from rdm_trainer.progress import Progress
 from rdm_trainer.step_trace import StepTrace
@@ -241,8 +241,12 @@ class Training:
         self._own_time = OwnTime(Pace(), torch.device(get_accelerator().current_device_name()))
         self.topology = Topology.create(config.parallel.tensor, config.parallel.pipeline)
         self.engine = Engine(config, self.topology, on_loss=lambda loss: self._own_time.note_loss(loss))
-        stages = dict(self._collective.gather((self.topology.pipeline_rank, self.engine.blocks)))
-        self._own_time.pace.built({**self.engine.shape, **_layers(stages)})
+        # Each process says where it is: what a launcher was told is not what it has done.
+        mine = (self.topology.pipeline_rank, self.engine.blocks, os.environ.get(NODE_VARIABLE, ""))
+        built = self._collective.gather(mine)
+        stages = {stage: blocks for stage, blocks, _ in built}
+        nodes = len({node for *_, node in built})
+        self._own_time.pace.built({**self.engine.shape, **_layers(stages), "NNODES": nodes})
         self._schedule = LearningRate.of(config)
         self._milestone("after model, optimizer, and learning rate scheduler are built")
         self.iteration = 0
@@ -464,6 +468,7 @@ class Training:
                 iteration=self.iteration,
                 loss=loss,
                 lr=step.learning_rate,
+                step_seconds=seconds,
                 consumed_samples=self.consumed_samples,
                 **self._tracker.rates(seconds),
             )

@@ -98,6 +98,14 @@ def test_a_job_that_has_only_begun_has_no_figures() -> None:
     assert job_view.figures(job) == []
 
 
+def test_the_speed_of_a_program_whose_tokens_nobody_knows_is_its_steps() -> None:
+    job = JobState.of(
+        {"job": "new", "state": "running", "progress": {"iteration": 7, "step_seconds": 0.5}}, "/jobs", NOW
+    )
+    assert job_view.figures(job) == ["iteration 7", "0.50 s a step"]
+    assert "0.50 s a step" not in job_view.figures(replace(job, tokens_per_second=46800.0))
+
+
 def test_of_several_words_on_a_job_its_masters_counts(make_inventory: MakeInventory) -> None:
     cluster = Cluster.load(make_inventory("n1", "n2"))
     older = {**TOLD, "job": "demo-0", "started": NOW - 900}

@@ -17,7 +17,7 @@ from rdm_job import processes
 from rdm_job.directory import JobDirectory
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["TINY", "Nodes", "running"]
+__all__ = ["PROGRAM", "TINY", "Nodes", "running"]
 
 PLANTED = Path(__file__).parent / "planted"
 """Plants faults in each process that finds it on its path."""

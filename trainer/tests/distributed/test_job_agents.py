@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rdm_job import network, wire
 from rdm_job.directory import JobDirectory
-from tests.distributed.nodes import Nodes, running
+from tests.distributed.nodes import PROGRAM, Nodes, running
 from tests.waiting import wait_until
 
 SOON_S = 60.0
@@ -71,6 +71,35 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     assert (nodes.folder / "n2" / job).is_dir()
     (nodes.folder / "n1" / job).symlink_to(nodes.folder / "n2" / job)
     assert "is a link" in nodes.ask("n1", "remove", job)["kept"][0]["reason"]
+
+
+SPEAKS = """
+
+def tell(iteration):
+    if rank == 1:
+        print(f" iteration {iteration:8d}/      50 | elapsed time per iteration (ms): 500.0 |"
+              " learning rate: 1.0E-04 | global batch size: 4 | lm loss: 9.0E+00 |", flush=True)
+
+"""
+
+
+def test_how_far_a_program_of_the_user_s_came_is_known_to_its_last_line(nodes: Nodes) -> None:
+    """Another node than the master's has the lines, and the last one comes just before the end."""
+    before, after = PROGRAM.split("signal.signal(", 1)
+    text = f"{before}{SPEAKS}tell(30)\nsignal.signal({after}\ntell(50)\n"
+    (nodes.folder / "program.py").write_text(text)
+    job = "speaks"
+    nodes.run(job, "launcher.kind=torchrun")
+    master = JobDirectory(nodes.folder / "n1" / job, "n1")
+    found = wait_until(
+        "the master knows how far it is", lambda: master.read_state().progress, lambda told: bool(told)
+    )
+    assert (found["iteration"], found["loss"], found["step_seconds"]) == (30, 9.0, 0.5)
+    nodes.end(0)
+    nodes.end(1)
+    state = nodes.ended(job)
+    assert (state["state"], state["progress"]["iteration"]) == ("finished", 50)
+    assert state["verdict"]["reason"] == "It came to iteration 50."
 
 
 def test_a_killed_process_ends_the_job_everywhere(nodes: Nodes) -> None:

@@ -44,6 +44,8 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     path = Path(folder) / f"{rank}.json"
     path.write_text(json.dumps({**TINY, "parallel": parallel}))
     os.environ[pace_module.PACE_VARIABLE] = str(Path(folder) / f"{rank}.pace")
+    # Two stages on two nodes; replicas, and those who share tensors, on one.
+    os.environ[pace_module.NODE_VARIABLE] = f"n{rank}" if "pipeline" in parallel else "n0"
     pace_module._EACH_S = 0.0
     training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
     step = training.engine.train_step
@@ -97,6 +99,7 @@ def test_the_culprit_s_own_time_is_long_and_its_victim_s_is_not(
             "HIDDEN_SIZE": "32",
             "PARTITION": "1-1" if pipeline == 2 else "2",
             "NUM_LAYERS": "2",
+            "NNODES": str(pipeline),
         }
     )
 

@@ -8,11 +8,14 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rdm_job import health as health_module
+from rdm_job.agent import Master
+from rdm_job.devices import amd
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health, of_state
 from rdm_job.measure import measure
@@ -21,6 +24,7 @@ from rdm_job.watch import Watch
 from rdm_log import signs
 from rdm_trainer import flops
 from rdm_trainer.pace import Pace
+from rdm_trainer.progress import POINTS
 from tests.unit.job.two_nodes import REQUEST, STATE, config
 
 LINE = (
@@ -150,6 +154,36 @@ def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
     )
 
 
+def test_what_is_not_known_of_gpus_is_said_once_and_makes_no_job_suspect(
+    tmp_path: Path, clock: Clock
+) -> None:
+    health, why = Health(REQUEST, config(tmp_path)), "nvidia-ml-py is not installed: nothing is known."
+    told = reports()
+    told["n2"]["watch"]["unwatched"] = why
+    for nodes in ("n2", "all nodes"):
+        clock.now += 1
+        found = health.verdict(STATE, told)
+        assert (found["verdict"], found["culprits"]) == ("healthy", [])
+        assert found["evidence"][1:] == [f"On {nodes}: {why}"]
+        told["n1"]["watch"]["unwatched"] = why
+
+
+def test_a_node_whose_gpus_cannot_be_read_says_so_and_one_without_has_nothing_to_say(
+    tmp_path: Path, job: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(amd, "_places", lambda root: [])
+    for accelerator, notes in (("rocm", 1), ("cpu", 0)):
+        request = replace(REQUEST, accelerator=accelerator)
+        watch, health = Watch(job, request, config(tmp_path)), Health(request, config(tmp_path))
+        for _ in range(2):
+            watch.measure([])
+            watch.begin()
+            watch.look([])
+        found = health.verdict(STATE, {"n1": {"watch": watch.told()}})
+        told = [line for line in found["evidence"] if line.startswith("On n1: sysfs shows no GPU")]
+        assert (found["verdict"], len(told), len(found["evidence"])) == ("starting", notes, 1 + notes)
+
+
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path, clock: Clock) -> None:
     health = Health(REQUEST, config(tmp_path))
     waits: dict[str, Any] = {f"r{n}": {"waits": n != 2} for n in range(4)}
@@ -246,6 +280,53 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     watch.begin()
     watch.look([])
     assert (watch.told()["run"], watch.told()["findings"]) == (None, [])
+
+
+MEGATRON = "  seq_length ...................................... 1024\n"
+
+
+def test_how_far_another_program_is_is_read_from_its_log(tmp_path: Path, job: JobDirectory) -> None:
+    settings = config(tmp_path, launcher={"program": ["pretrain_gpt.py"]}, logging={"prometheus": True})
+    watch, master = Watch(job, REQUEST, settings), Master.__new__(Master)
+    watch.look([])
+    assert watch.told()["progress"] == {}
+    lines = [LINE.format(step, 500.0, 10.0 - step / 1000) for step in range(1, 1001)]
+    with job.log("n1", "out").open("a") as file:
+        file.write("------------------------ arguments ------------------------\n" + MEGATRON)
+        file.write("".join(lines) + LINE.format(1001, 250.0, 8.5))
+    watch.look([])
+    found = watch.told()["progress"]
+    assert (found["iteration"], found["train_iterations"], found["loss"]) == (1001, 5000, 8.5)
+    # 64 samples of 1024 tokens in the 0.25 s of the last line.
+    assert (found["step_seconds"], found["tokens_per_second"], found["lr"]) == (0.25, 262144.0, 7e-7)
+    assert len(found["losses"]) <= POINTS
+    assert (found["losses"][0][0], found["losses"][-1]) == (1, [1001, 8.5])
+    assert found["phase"] == "training"
+    assert "checkpoint" not in found
+    # What the program says itself goes before it, however old; an attempt without lines takes nothing away.
+    read = {"progress": {}, "watch": watch.told()}
+    said = {"progress": {"iteration": 7, "time": 1.0}, "watch": {}}
+    master._agent = SimpleNamespace(state=replace(STATE, progress=found))  # type: ignore[assignment]
+    for reports, iteration in (({"n1": read}, 1001), ({"n1": read, "n2": said}, 7), ({}, 1001)):
+        master._reports = reports
+        assert master._progress()["iteration"] == iteration
+    job.write_state(replace(STATE, progress=found))
+    watch.measure([])
+    prometheus = (tmp_path / "gpt/metrics.n1.prom").read_text()
+    for line in ("iteration{} 1001", "iterations{} 5000", "loss{} 8.5", "step_seconds{} 0.25"):
+        assert f"rdm_job_{line}\n".replace("{}", '{job="gpt"}') in prometheus
+    assert 'rdm_job_tokens_per_second{job="gpt"} 262144.0\n' in prometheus
+    watch.begin()
+    watch.look([])
+    assert watch.told()["progress"] == {}
+
+
+def test_our_trainer_says_itself_how_far_it_is(tmp_path: Path, job: JobDirectory) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path))
+    job.log("n1", "out").write_text(LINE.format(1, 500.0, 9.0))
+    watch.look([])
+    assert watch.told()["run"]["lines"] == 1
+    assert watch.told()["progress"] == {}
 
 
 PADDED = " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"

@@ -119,6 +119,11 @@ def test_a_node_that_has_built_something_else_is_named(tmp_path: Path, job: JobD
         "PARTITION is 2-1, 3-1 on n1, and 3-1 was asked for.",
         "NUM_LAYERS is 3, 4 on n1, and 4 was asked for.",
     ]
+    # A launcher may have started all processes on one node.
+    for rank in (0, 1):
+        watch.begin()
+        Pace(job.pace(rank)).built({**right, "NNODES": 1})
+    assert evidence() == ["NNODES is 1 on n1, and 2 was asked for."]
     # Another attempt tells it anew.
     job.forget_ranks()
     watch.begin()

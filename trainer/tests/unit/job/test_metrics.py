@@ -26,7 +26,14 @@ STATE = State(
     nodes={"n1": "running", "n2": "lost"},
     restarts=2,
     started=1795250171.5,
-    progress={"iteration": 30, "loss": 8.91, "tflops": 155.1, "lr": None, "tokens_per_second": math.nan},
+    progress={
+        "iteration": 30,
+        "loss": 8.91,
+        "tflops": 155.1,
+        "lr": None,
+        "tokens_per_second": math.nan,
+        "step_seconds": 0.5,
+    },
     verdict={"verdict": "suspect"},
 )
 GPU = Device(1, "NVIDIA A10", 49, 97, 1024, 4096, 120.5, 150, {"sm": 1695}, ("sw_thermal",), {"corrected": 4})
@@ -49,6 +56,7 @@ def test_a_job() -> None:
     assert family.samples[0].labels == {"job": 'a "job"\\'}
     found = read(text)
     assert found["rdm_job_iteration", ()] == 30
+    assert found["rdm_job_step_seconds", ()] == 0.5
     assert found["rdm_job_flops_per_accelerator", ()] == 155.1e12
     assert found["rdm_job_restarts_total", ()] == 2
     assert found["rdm_job_verdict", ("suspect",)] == 1
@@ -77,6 +85,7 @@ def test_names_and_units_are_prometheus_own() -> None:
 def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    asked += [one["query"] for one in dashboard["templating"]["list"] if one["name"] == "job"]
     names = {name for expression in asked for name in re.findall(r"rdm_\w+", expression)}
     full = {
         **STATE.progress,
