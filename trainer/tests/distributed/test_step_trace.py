@@ -119,7 +119,7 @@ def _exchange() -> list[tuple[str, bool]]:
     seen: list[list[Any]] = []
 
     def begin(name: str) -> Callable[[], None]:
-        entry = [name, 0]
+        entry: list[Any] = [name, 0]
         seen.append(entry)
 
         def end() -> None:
@@ -132,6 +132,7 @@ def _exchange() -> list[tuple[str, bool]]:
     batch = [dist.P2POp(dist.irecv, received, other), dist.P2POp(dist.isend, sent, other)]
     with CollectiveWatch(begin, None).watching():
         for work in (dist.irecv(received, other), dist.isend(sent, other)):
+            assert work is not None
             work.wait()
         for work in dist.batch_isend_irecv(batch):
             work.wait()

@@ -18,7 +18,7 @@ from rdm_trainer.distributed.tensor_parallel import layers
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -118,7 +118,7 @@ def test_a_batch_on_the_device_begins_and_ends_as_one(monkeypatch: pytest.Monkey
 
         def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> None: ...
 
-        def _end_coalescing(self, device: str) -> dist.Work:
+        def _end_coalescing(self, device: str) -> Any:
             return dist.all_reduce(torch.ones(1), group=ignored, async_op=True)
 
     ignored = dist.new_group()
