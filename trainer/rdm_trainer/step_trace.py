@@ -18,21 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from rdm_log.timeline import TRACES, VERSION
 from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.distributed.collective_watch import CollectiveWatch
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 
 __all__ = ["StepTrace"]
-
-_COLLECTIVES = (
-    *("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all_single", "barrier", "broadcast"),
-    *("recv", "reduce", "reduce_scatter_tensor", "send"),
-)
-"""Of ``torch.distributed``; DeepSpeed and we call them by these names."""
 
 
 class StepTrace:
@@ -59,9 +53,9 @@ class StepTrace:
     ) -> None:
         self._steps, self._engine, self._topology = steps, engine, topology
         self._collective, self._job_dir = collective, job_dir
-        self._sees_collectives = sees_collectives
+        self._watch = CollectiveWatch(self._begun, collective.group) if sees_collectives else None
         self._on_gpu = engine.device.type == "cuda"
-        self._marks: list[tuple[str, str, int, int, Any, Any]] = []
+        self._marks: list[list[Any]] = []
         self._counts: dict[str, int] = {}
         self._step = 0
 
@@ -75,7 +69,8 @@ class StepTrace:
             self._begin()
         self._step = iteration
         self._counts.clear()
-        with self._engine.watched(self._span), self._collectives():
+        watching = self._watch.watching() if self._watch else contextlib.nullcontext()
+        with self._engine.watched(self._span), watching:
             yield
         if iteration == self._steps[-1]:
             self.close()
@@ -111,31 +106,18 @@ class StepTrace:
         try:
             yield
         finally:
-            self._marks.append((kind, name, self._step, number, begin, self._mark()))
+            self._marks.append([kind, name, self._step, number, begin, self._mark()])
 
-    @contextlib.contextmanager
-    def _collectives(self) -> Iterator[None]:
-        """Look at each collective operation on the tensors of the training."""
-        if not self._sees_collectives:
-            yield
-            return
-        before = {name: getattr(dist, name) for name in _COLLECTIVES}
-        for name, function in before.items():
-            setattr(dist, name, self._watched(name, function))
-        try:
-            yield
-        finally:
-            for name, function in before.items():
-                setattr(dist, name, function)
+    def _begun(self, name: str) -> Callable[[], None]:
+        """Note that a collective begins, and return what notes its end; the last end counts."""
+        begin = self._mark()
+        mark = ["collective", name, self._step, -1, begin, begin]
+        self._marks.append(mark)
 
-    def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
-            if options.get("group") is self._collective.group:
-                return function(*arguments, **options)
-            with self._span("collective", name):
-                return function(*arguments, **options)
+        def end() -> None:
+            mark[-1] = self._mark()
 
-        return call
+        return end
 
     def _time_us(self, mark: Any) -> float:
         """Return when a mark was made, in microseconds of the first node's clock."""

@@ -7,10 +7,12 @@ import datetime
 import itertools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from rdm_log.timeline import bubble, of_paths
 from rdm_trainer import config as configuration
 from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.distributed.collective_watch import CollectiveWatch
 from rdm_trainer.train import Training
 from tests.distributed import processes
 
@@ -74,6 +77,66 @@ def test_every_rank_tells_of_every_instruction(job: Path) -> None:
             assert any(span.kind == "collective" and span.name == "all_reduce" for span in spans)
             batches = [span.micro_batch for span in spans if span.kind == "forward"]
             assert batches == list(range(BATCHES))
+
+
+DATA_PARALLEL = """
+name: small
+model: {layers: 2, hidden_size: 64, attention_heads: 4, seq_length: 32, vocab_size: 90}
+parallel: {zero_stage: 3}
+optimisation: {micro_batch_size: 2, global_batch_size: 8, train_iterations: 3, precision: bf16, lr: 0.01}
+data: {mock: true, workers: 0}
+logging: {interval: 1, trace_steps: 2-3}
+checkpoint: {interval: 0}
+"""
+
+
+def test_what_zero_3_gathers_and_scatters_is_recorded(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(DATA_PARALLEL)
+    assert processes.run(2, _train, str(tmp_path)) == ["the training is done"] * 2
+    found = of_paths([tmp_path / "job"])
+    names = []
+    for rank in (0, 1):
+        spans = [span for span in found.spans[rank] if span.kind == "collective"]
+        # The other rank's part has to come: none of them takes no time.
+        assert all(span.end > span.begin for span in spans)
+        names.append([[span.name for span in spans if span.step == step] for step in (2, 3)])
+    assert names[0] == names[1], "the ranks take part in the same operations in the same order"
+    for step in names[0]:
+        assert step.count("all_gather_into_tensor") >= 2
+        assert step.count("reduce_scatter_tensor") >= 1
+
+
+def test_messages_that_nobody_waits_for_at_once_are_recorded() -> None:
+    assert processes.run(2, _exchange) == [EXCHANGED] * 2
+
+
+EXCHANGED = [("recv", True), ("send", True), ("recv", True), ("send", True)]
+
+
+def _exchange() -> list[tuple[str, bool]]:
+    """Exchange messages in two ways; return each one's name, and whether its wait ended it."""
+    other = 1 - dist.get_rank()
+    seen: list[list[Any]] = []
+
+    def begin(name: str) -> Callable[[], None]:
+        entry: list[Any] = [name, 0]
+        seen.append(entry)
+
+        def end() -> None:
+            entry[1] += 1
+
+        return end
+
+    sent, received = torch.ones(2), torch.zeros(2)
+    # Made before, as one that is used in each step.
+    batch = [dist.P2POp(dist.irecv, received, other), dist.P2POp(dist.isend, sent, other)]
+    with CollectiveWatch(begin, None).watching():
+        for work in (dist.irecv(received, other), dist.isend(sent, other)):
+            assert work is not None
+            work.wait()
+        for work in dist.batch_isend_irecv(batch):
+            work.wait()
+    return [(name, ends == 2) for name, ends in seen]
 
 
 def test_the_clocks_agree_and_nothing_overlaps(job: Path) -> None:

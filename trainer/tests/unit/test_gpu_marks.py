@@ -52,7 +52,7 @@ class Gpu:
 
 
 class Engine:
-    """What is watched: a step of two micro-batches, and a collective."""
+    """What is watched: a step of two micro-batches, a collective, and one that goes on beside the work."""
 
     device = torch.device("cuda")
 
@@ -72,7 +72,11 @@ class Engine:
                 for watcher in self._watchers:
                     stack.enter_context(watcher(kind, name))
                 self._gpu.work()
-        dist.all_reduce(None)
+        group: Any = vars(dist)["ProcessGroup"]()
+        group.allreduce()
+        work = group.broadcast()
+        self._gpu.work()
+        work.wait()
 
 
 class Collective:
@@ -103,7 +107,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     monkeypatch.setattr(torch.cuda.nvtx, "range", made.range)
     monkeypatch.setattr(torch.cuda.profiler, "start", made.start)
     monkeypatch.setattr(torch.cuda.profiler, "stop", made.stop)
-    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: made.work())
+
+    class Work:
+        def wait(self) -> None:
+            made.work()
+
+    class Group:
+        """A process group, which waits for a work when it is asked to."""
+
+        def allreduce(self) -> None:
+            made.work()
+
+        def broadcast(self) -> Work:
+            return Work()
+
+    monkeypatch.setattr(dist, "Work", Work)
+    monkeypatch.setattr(dist, "ProcessGroup", Group)
     monkeypatch.setattr(clocks, "compare", lambda _: (AHEAD_NS, 200.0))
     return made
 
@@ -131,14 +150,18 @@ def test_the_step_trace_has_the_device_s_times_and_waits_for_them_once(gpu: Gpu,
             ("forward", "ForwardPass", 1),
             ("backward", "BackwardPass", 1),
             ("collective", "all_reduce", -1),
+            ("collective", "broadcast", -1),
         )
     ]
-    assert [duration for *_, duration in told["spans"]] == pytest.approx([3000.0] * 10, abs=0.2)
+    # What goes on beside the work ends where it was waited for.
+    durations = [duration for *_, duration in told["spans"]]
+    assert durations == pytest.approx([*[3000.0] * 5, 6000.0] * 2, abs=0.2)
     # The device's first mark is the host's moment, on the first node's clock.
     first = (trace._began + AHEAD_NS) / 1e3
     begins = [begin - first for *_, begin, _ in told["spans"]]
-    assert begins == pytest.approx([3000.0 * number for number in range(10)], abs=0.2)
-    assert dist.all_reduce.__name__ == "<lambda>", "what was looked through is as it was"
+    assert begins == pytest.approx([3000.0 * number for number in (*range(6), *range(7, 13))], abs=0.2)
+    methods = (dist.ProcessGroup.allreduce, dist.ProcessGroup.broadcast, dist.Work.wait)
+    assert [method.__name__ for method in methods] == ["allreduce", "broadcast", "wait"], "as they were"
 
 
 def test_nsys_sees_the_steps_that_were_asked_for_and_our_names(gpu: Gpu, tmp_path: Path) -> None:

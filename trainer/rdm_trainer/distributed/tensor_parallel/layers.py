@@ -23,16 +23,16 @@ from rdm_trainer.own_time import waiting
 __all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelEmbedding"]
 
 
-def _begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+def begin_sum(tensor: torch.Tensor, group: Any) -> torch.Tensor:
     # These are the collectives that torch.compile takes into its graph, told by the import above what they
-    # return. It must not be read before _end_sum; until then the sum goes on beside whatever is computed.
+    # return. It must not be read before end_sum; until then the sum goes on beside whatever is computed.
     pending: torch.Tensor = torch.ops._c10d_functional.all_reduce(
         tensor.contiguous(), "sum", group.group_name
     )
     return pending
 
 
-def _end_sum(pending: torch.Tensor) -> torch.Tensor:
+def end_sum(pending: torch.Tensor) -> torch.Tensor:
     done: torch.Tensor
     if torch.compiler.is_compiling():
         done = torch.ops._c10d_functional.wait_tensor(pending)
@@ -57,11 +57,11 @@ class _LinearSumGradient(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
         hidden_states, weight = ctx.saved_tensors
         gradient = gradients[0]
-        pending = _begin_sum(gradient @ weight, ctx.group)
+        pending = begin_sum(gradient @ weight, ctx.group)
         rows = gradient.flatten(0, -2)
         weight_gradient = rows.t() @ hidden_states.flatten(0, -2)
         bias_gradient = rows.sum(dim=0)
-        return _end_sum(pending), weight_gradient, bias_gradient, None
+        return end_sum(pending), weight_gradient, bias_gradient, None
 
 
 class _BeginSum(torch.autograd.Function):
@@ -69,7 +69,7 @@ class _BeginSum(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, tensor: torch.Tensor, group: Any) -> torch.Tensor:
-        return _begin_sum(tensor, group)
+        return begin_sum(tensor, group)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -81,7 +81,7 @@ class _EndSum(torch.autograd.Function):
 
     @staticmethod
     def forward(_ctx: Any, pending: torch.Tensor) -> torch.Tensor:
-        return _end_sum(pending).view_as(pending)
+        return end_sum(pending).view_as(pending)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""When each collective operation and message begins and ends, whoever asked for it and by whatever name.
+
+All of them, torch's functions, what DeepSpeed bound of these when it was made, objects and batches, come to a
+method of ``torch.distributed.ProcessGroup``, each once. There they are watched, and their ends where their
+works are waited for. Only our tensor-parallel sums go another way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rdm_trainer.distributed.tensor_parallel import layers
+
+__all__ = ["CollectiveWatch"]
+
+_METHODS = {
+    "_allgather_base": "all_gather_into_tensor",
+    "_reduce_scatter_base": "reduce_scatter_tensor",
+    "all_gather_single": "all_gather_into_tensor",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
+    "all_to_all_single": "all_to_all_single",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce_coalesced",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all_single",
+    "barrier": "barrier",
+    "broadcast": "broadcast",
+    "gather": "gather",
+    "monitored_barrier": "monitored_barrier",
+    "recv": "recv",
+    "recv_anysource": "recv",
+    "reduce": "reduce",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "scatter": "scatter",
+    "send": "send",
+}
+"""Those of a process group, which differ between versions of torch, by what they are called elsewhere."""
+
+_WAITS = ("wait", "synchronize", "block_current_stream")
+
+
+class CollectiveWatch:
+    """Watches the collective operations of this process, while it is asked to.
+
+    Args:
+        begin: Gets an operation's name when it begins, and returns what is called when it ends: when its call
+            returns, and once more when it was waited for after that.
+        ignored: A process group that is not watched.
+    """
+
+    def __init__(self, begin: Callable[[str], Callable[[], None]], ignored: Any) -> None:
+        self._begin, self._ignored = begin, ignored
+        # A work that nobody keeps is never waited for.
+        self._ends: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+        self._sums: dict[int, Callable[[], None]] = {}
+        self._batches: dict[Any, Callable[[], None]] = {}
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch what is called meanwhile; afterwards everything is as it was."""
+        with contextlib.ExitStack() as stack:
+            group = dist.ProcessGroup
+            for method, name in _METHODS.items():
+                _replace(stack, group, method, self._watched, name)
+            _replace(stack, group, "_start_coalescing", self._batch_begun)
+            _replace(stack, group, "_end_coalescing", self._batch_ended)
+            for method in _WAITS:
+                _replace(stack, dist.Work, method, self._waited)
+            _replace(stack, layers, "begin_sum", self._sum_begun)
+            _replace(stack, layers, "end_sum", self._sum_ended)
+            yield
+
+    def _watched(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(group: Any, *arguments: Any, **options: Any) -> Any:
+            # What a batch has is begun at its end, all together.
+            if group is self._ignored or group in self._batches:
+                return function(group, *arguments, **options)
+            return self._ending(self._begin(name), function, group, *arguments, **options)
+
+        return call
+
+    def _ending(
+        self, end: Callable[[], None], function: Callable[..., Any], *arguments: Any, **options: Any
+    ) -> Any:
+        """Call what ends with its call, or when the work that it returns is waited for."""
+        try:
+            work = function(*arguments, **options)
+        finally:
+            end()
+        if isinstance(work, dist.Work):
+            self._ends[work] = end
+        return work
+
+    def _waited(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(work: Any, *arguments: Any, **options: Any) -> Any:
+            done = function(work, *arguments, **options)
+            end = self._ends.pop(work, None)
+            if end is not None:
+                end()
+            return done
+
+        return call
+
+    def _batch_begun(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: Any, *arguments: Any) -> Any:
+            if group is not self._ignored:
+                self._batches[group] = self._begin("coalesced")
+            return function(group, *arguments)
+
+        return call
+
+    def _batch_ended(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(group: Any, *arguments: Any) -> Any:
+            end = self._batches.pop(group, None)
+            if end is None:
+                return function(group, *arguments)
+            return self._ending(end, function, group, *arguments)
+
+        return call
+
+    def _sum_begun(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+            end = self._begin("all_reduce")
+            pending: torch.Tensor = function(tensor, group)
+            end()
+            # Autograd makes another tensor of the same memory.
+            self._sums[pending.untyped_storage().data_ptr()] = end
+            return pending
+
+        return call
+
+    def _sum_ended(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(pending: torch.Tensor) -> torch.Tensor:
+            done: torch.Tensor = function(pending)
+            end = self._sums.pop(pending.untyped_storage().data_ptr(), None)
+            if end is not None:
+                end()
+            return done
+
+        return call
+
+
+def _replace(
+    stack: contextlib.ExitStack, owner: Any, name: str, watched: Callable[..., Any], *arguments: Any
+) -> None:
+    """Replace a function of a class or a module, where this version has it, until the stack ends."""
+    function = vars(owner).get(name)
+    if function is not None:
+        setattr(owner, name, watched(function, *arguments))
+        stack.callback(setattr, owner, name, function)
