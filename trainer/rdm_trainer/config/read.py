@@ -18,7 +18,7 @@ import yaml
 from rdm_trainer.config.schema import Blend, Bounds, ByPartition, Config
 from rdm_trainer.errors import ConfigError, Unfit
 
-__all__ = ["dump", "from_dict", "load", "parse_overrides", "resolve", "text_of", "to_yaml"]
+__all__ = ["dump", "from_dict", "load", "resolve", "text_of", "to_yaml"]
 
 Path_ = tuple[str | int, ...]
 Lines = dict[Path_, int]
@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 
 # PyYAML raises ValueError for a day that no month has, as 2024-99-99 may be meant for stages.
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+_UNREAD: Any = object()
+"""The value of a key whose override cannot be read."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -60,10 +62,11 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """
     lines: Lines = {}
     problems: list[str] = []
-    mapping = _parse(text_of(path), str(path), lines, problems)
+    twice: list[Path_] = []
+    mapping = _parse(text_of(path), str(path), lines, problems, twice)
     if not isinstance(mapping, dict):
         raise ConfigError([f"{path} must hold keys and values, as `name: my-job`."])
-    return _build(mapping, overrides, lines, problems, str(path))
+    return _build(mapping, overrides, lines, problems, twice, str(path))
 
 
 def text_of(path: Path) -> str:
@@ -86,11 +89,11 @@ def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
     Raises:
         ConfigError: With every problem that was found.
     """
-    return _build(dict(mapping), overrides, {}, [], "the configuration")
+    return _build(dict(mapping), overrides, {}, [], [], "the configuration")
 
 
-def parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[list[str], Any]], list[str]]:
-    """Split ``key.sub=value`` texts; return (keys, value) pairs and the problems."""
+def _parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[list[str], Any]], list[str]]:
+    """Split ``key.sub=value`` texts; return (keys, value) pairs of those that have keys, and the problems."""
     found: list[tuple[list[str], Any]] = []
     problems: list[str] = []
     for override in overrides:
@@ -102,7 +105,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[list[str], Any
             value = yaml.load(text, Loader=_Loader)  # noqa: S506  # derived from SafeLoader
         except _NOT_YAML:
             problems.append(f"The value of the override {override!r} is not YAML; quote it.")
-            continue
+            value = _UNREAD
         found.append((key.split("."), value))
     return found, problems
 
@@ -141,12 +144,12 @@ def resolve(config: Config, world_size: int | None = None) -> Config:
     return dataclasses.replace(config, model=resolved, parallel=parallel)
 
 
-def _parse(text: str, source: str, lines: Lines, problems: list[str]) -> Any:
+def _parse(text: str, source: str, lines: Lines, problems: list[str], twice: list[Path_]) -> Any:
     """Return the YAML document as plain data, noting each key's line and the keys that appear twice."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
-        return None if node is None else _plain(loader, node, (), lines, problems)
+        return None if node is None else _plain(loader, node, (), lines, problems, twice)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" in line {mark.line + 1}" if mark else ""
@@ -157,40 +160,50 @@ def _parse(text: str, source: str, lines: Lines, problems: list[str]) -> Any:
         loader.dispose()
 
 
-def _plain(loader: _Loader, node: yaml.Node, path: Path_, lines: Lines, problems: list[str]) -> Any:
+def _plain(
+    loader: _Loader, node: yaml.Node, path: Path_, lines: Lines, problems: list[str], twice: list[Path_]
+) -> Any:
     if len(path) > 20:
         raise yaml.YAMLError("it is nested too deeply")
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(loader, item, (*path, i), lines, problems) for i, item in enumerate(node.value)]
+        return [_plain(loader, item, (*path, i), lines, problems, twice) for i, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
         return loader.construct_object(node, deep=True)
     times = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
     for key, count in times.items():
         if count > 1 and key != "<<":
             problems.append(f"{_name((*path, key))} is given {count} times; keep one.")
+            twice.append((*path, key))
     loader.flatten_mapping(node)
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
         lines[(*path, key)] = key_node.start_mark.line + 1
-        result[key] = _plain(loader, value_node, (*path, key), lines, problems)
+        result[key] = _plain(loader, value_node, (*path, key), lines, problems, twice)
     return result
 
 
 def _build(
-    mapping: dict[str, Any], overrides: Sequence[str], lines: Lines, problems: list[str], source: str
+    mapping: dict[str, Any],
+    overrides: Sequence[str],
+    lines: Lines,
+    problems: list[str],
+    unfit: Sequence[Path_],
+    source: str,
 ) -> Config:
-    parsed, wrong = parse_overrides(overrides)
+    parsed, wrong = _parse_overrides(overrides)
     problems = [*problems, *wrong]
+    unfit = [*unfit]
     for keys, value in parsed:
-        mapping = _with(mapping, keys, value, (), problems)
+        mapping = _with(mapping, keys, value, (), problems, unfit)
         lines = {path: line for path, line in lines.items() if path[: len(keys)] != tuple(keys)}
-    converter = _Converter(lines, problems)
+    converter = _Converter(lines, problems, unfit)
     config = converter.section(Config, mapping, ())
     if problems or config is None:
         if config is not None:
-            _hide(config, converter.unfit)
-        raise ConfigError(problems, source=source, rest=config)
+            _hide(config, unfit)
+        # Which key an override without one is for, nobody knows: it may be any.
+        raise ConfigError(problems, source=source, rest=config if len(parsed) == len(overrides) else None)
     return config
 
 
@@ -212,7 +225,12 @@ def _unfit(_self: Any) -> Any:
 
 
 def _with(
-    mapping: dict[str, Any], keys: Sequence[str], value: Any, path: Path_, problems: list[str]
+    mapping: dict[str, Any],
+    keys: Sequence[str],
+    value: Any,
+    path: Path_,
+    problems: list[str],
+    unfit: list[Path_],
 ) -> dict[str, Any]:
     """Return a mapping with a value at the keys; the original stays as it is."""
     first, *rest = keys
@@ -221,10 +239,13 @@ def _with(
     inner = mapping.get(first)
     if inner is None:
         inner = {}
+    if inner is _UNREAD:
+        return mapping
     if not isinstance(inner, dict):
         problems.append(f"{_name((*path, first))} has no keys below it, so {'.'.join(keys)} cannot be set.")
+        unfit.append((*path, first))
         return mapping
-    return {**mapping, first: _with(inner, rest, value, (*path, first), problems)}
+    return {**mapping, first: _with(inner, rest, value, (*path, first), problems, unfit)}
 
 
 def _name(path: Path_) -> str:
@@ -241,10 +262,10 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "tex
 class _Converter:
     """Turns plain data into the schema's types and notes what does not fit."""
 
-    def __init__(self, lines: Lines, problems: list[str]) -> None:
+    def __init__(self, lines: Lines, problems: list[str], unfit: list[Path_]) -> None:
         self._lines = lines
         self._problems = problems
-        self.unfit: list[Path_] = []
+        self._unfit = unfit
 
     def section(self, cls: type[_T], value: Any, path: Path_) -> _T | None:
         """Return a dataclass from a mapping, with None for what does not fit; None when it is no mapping."""
@@ -273,6 +294,9 @@ class _Converter:
 
     def value(self, hint: Any, value: Any, path: Path_) -> Any:
         """Return a value as its type wants it; what does not fit is noted."""
+        if value is _UNREAD:
+            self._unfit.append(path)
+            return None
         origin = typing.get_origin(hint)
         if origin is typing.Annotated:
             inner, bounds = typing.get_args(hint)[:2]
@@ -337,7 +361,7 @@ class _Converter:
             return {}
         # 1 means "1" beyond doubt; what `on` or 1.10 should become is for the writer to say.
         plain = {key: str(item) if type(item) is int else item for key, item in value.items()}
-        return {str(key): self._scalar(str, item, (*path, str(key))) for key, item in plain.items()}
+        return {str(key): self.value(str, item, (*path, str(key))) for key, item in plain.items()}
 
     def _unknown(self, path: Path_, key: str, known: Mapping[str, Any]) -> None:
         # No spelling is near where a word is left out: heads for attention_heads.
@@ -348,14 +372,14 @@ class _Converter:
         meant = [(*path, name) for name in near]
         meant = meant or [found for found in _all_keys(Config) if found[-1] == key]
         # Their values are not what was meant.
-        self.unfit += meant
+        self._unfit += meant
         place = [_name(found) for found in meant]
         place = place if near else sorted(place)
         hint = f"; did you mean {_or(place)}?" if place else f"; known are {', '.join(known)}."
         self._problems.append(f"{_name((*path, key))} is not a key{self._line((*path, key))}{hint}")
 
     def _note(self, path: Path_, what: str) -> None:
-        self.unfit.append(path)
+        self._unfit.append(path)
         self._problems.append(f"{_name(path)}{self._line(path)} {what}.")
 
     def _line(self, path: Path_) -> str:

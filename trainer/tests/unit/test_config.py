@@ -357,6 +357,39 @@ seq_length: 64
     assert not configuration.has_sound_data(rest)
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides", "hidden"),
+    [
+        ("{}", ["data.blend=[a"], "data has no data set"),
+        ("{}", ["data.blnd=[a"], "data has no data set"),
+        ("{}", ["data=[a", "data.mock=true"], "data has no data set"),
+        ("{data: {blend: []}}", ["data.blend.prefix=a"], "data has no data set"),
+        ("{data: {mock: true, mock: false}}", [], "data has no data set"),
+        ("{optimisation: {min_lr: 1.0, min_lr: 2.0}}", [], "min_lr"),
+        ("{launcher: {env: {A: 1}}}", ["launcher.env.A=[a", "data.mock=[a"], "data has no data set"),
+    ],
+)
+def test_nothing_is_said_of_keys_whose_value_is_not_known(
+    tmp_path: Path, text: str, overrides: list[str], hidden: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, text), overrides)
+    problems = [problem for problem in caught.value.problems if "keep one" not in problem]
+    assert not any(hidden in problem or "must be" in problem for problem in problems), problems
+    rest = caught.value.rest
+    assert rest is not None
+    found = check(rest, 7)
+    assert found, "the rest is checked"
+    assert not any(hidden in problem for problem in found), found
+
+
+def test_an_override_without_a_key_may_be_for_any(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(written(tmp_path, "{seed: x}"), ["data.mock true"])
+    assert len(caught.value.problems) == 2
+    assert caught.value.rest is None
+
+
 def test_the_schema_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().name = "other"  # type: ignore[misc]
