@@ -152,7 +152,7 @@ def _configuration(config: Config, world: int, mine: Node) -> Iterator[str]:
         yield from program_missing(config)
         return
     yield from configuration.check(config, world, mine.slots)
-    yield from writers.missing(config)
+    yield from configuration.as_far_as_it_fits(writers.missing(config))
     if configuration.has_sound_data(config):
         yield from data_problems(config)
 

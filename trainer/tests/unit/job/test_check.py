@@ -16,17 +16,20 @@ parallel: {tensor: 3}
 optimisation: {global_batch_size: 12, train_iterations: 10, min_lr: 1.0}
 data: {blend: [none]}
 launcher: {kind: KIND}
+logging: {trackers: [TRACKERS]}
 """
 
 
 @pytest.mark.parametrize(
-    ("layers", "kind", "found", "hidden"),
+    ("layers", "kind", "trackers", "found", "hidden"),
     [
-        ("2", "no_ssh", [], []),
-        ("few", "no_ssh", ["model.layers (line 1) must be an integer, not 'few'"], []),
+        ("2", "no_ssh", "", [], []),
+        ("few", "no_ssh", "", ["model.layers (line 1) must be an integer, not 'few'"], []),
+        ("2", "no_ssh", "wandbb", ["logging.trackers[0] is 'wandbb'"], []),
         (
             "few",
             "toruchrun",
+            "",
             ["model.layers", "launcher.kind", "perhaps torchrun"],
             ["world of 4", "none.bin"],
         ),
@@ -37,12 +40,13 @@ def test_every_problem_of_a_configuration_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch,
     layers: str,
     kind: str,
+    trackers: str,
     found: list[str],
     hidden: list[str],
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    text = CONFIG.replace("LAYERS", layers).replace("KIND", kind)
+    text = CONFIG.replace("LAYERS", layers).replace("KIND", kind).replace("TRACKERS", trackers)
     said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))
     assert not said["ok"]
     wanted = {*found, "attention_heads 4", "world of 4", "min_lr 1", "none.bin"} - {*hidden}
@@ -54,7 +58,7 @@ def test_of_a_job_of_slurm_nothing_is_said_of_this_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
-    text = CONFIG.replace("LAYERS", "few").replace("KIND", "slurm")
+    text = CONFIG.replace("LAYERS", "few").replace("KIND", "slurm").replace("TRACKERS", "")
     said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
     assert any("attention_heads 4" in problem for problem in said)
     assert not any("world of" in problem or "none.bin" in problem for problem in said)
