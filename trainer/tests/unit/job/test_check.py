@@ -52,6 +52,8 @@ def test_every_problem_of_a_configuration_is_told_at_once(
     wanted = {*found, "attention_heads 4", "world of 4", "min_lr 1", "none.bin"} - {*hidden}
     for words in wanted:
         assert [words in problem for problem in said["problems"]].count(True) == 1, (words, said["problems"])
+    for words in hidden:
+        assert not any(words in problem for problem in said["problems"]), (words, said["problems"])
 
 
 def test_of_a_job_of_slurm_nothing_is_said_of_this_host(
