@@ -22,7 +22,7 @@ __all__ = ["ENDING", "decimals", "ending_at"]
 
 _SHAPE = re.compile(rb" *(-?)(\d+)(?:\.(\d*))?(?:E([+-])(\d{1,3}))? *")
 _DIGITS = 15
-ENDING = re.compile(rb"\d\.(\d+)\Z")
+ENDING = re.compile(rb"\d\.(\d{1,%d})\Z" % (_DIGITS - 1))
 """What ends like a number that ``ending_at`` reads; the digits behind its point."""
 _POWER = 22
 _TENS = [float(10**power) for power in range(_POWER + 1)]

@@ -40,6 +40,7 @@ ODD = [
     b"     rank 1234567890: 2.00",
     b"     rank  1: 12345678901234567.25",
     b"     rank  1: 0.1234567890123456789012345",
+    b"     rank  1: 0." + b"1" * 400,
     b"     rank  1: 2.00\x1b[0m",
     b"     \x1b[31mrank  1: 2.00",
     b"  rank 7: 3.25",
@@ -131,6 +132,15 @@ def test_plain_lines_are_read_all_at_once_and_to_the_last_bit(monkeypatch: pytes
     assert isinstance(found, RankTimes)
     assert list(found.each()) == [Timer("optimizer", float(time), rank) for rank, time in enumerate(times)]
     assert len(cut) == 1
+
+
+@pytest.mark.parametrize("decimals", [14, 15, 308, 309, 5000])
+def test_a_time_of_many_digits_among_them_is_read_as_alone(decimals: int) -> None:
+    odd = f"     rank  0: 1.{'7' * decimals}\n"
+    data = (TIMERS.decode() + "\n  a:\n" + odd + "     rank  1: 2.25\n" * 9).encode()
+    (found,) = records_together([data], every=True, tables=True)
+    assert isinstance(found, RankTimes)
+    assert list(found.each()) == list(records([data]))
 
 
 def test_those_of_many_steps_are_one_by_name() -> None:
