@@ -25,6 +25,7 @@ from rdm_log.lines import Record, Step, Timer
 from rdm_log.runs import runs
 from rdm_log.scan import RankTimers
 from rdm_log.summary import plain
+from tests.unit.log.told import one_by_one
 
 FIELDS: dict[str, tuple[str, float]] = {
     "consumed samples": ("{:12.0f}", 1e6),
@@ -87,13 +88,6 @@ def cut(data: bytes, dice: random.Random) -> Iterator[bytes]:
         size = dice.choice([1, 300, 5000, 60_000, len(data)])
         yield data[:size]
         data = data[size:]
-
-
-def one_by_one(found: Iterable[Record | Many]) -> list[Record]:
-    told: list[Record] = []
-    for one in found:
-        told += one.each() if isinstance(one, Many) else [one]
-    return told
 
 
 def by_kind(found: Iterable[Record]) -> dict[str, list[str]]:
