@@ -138,7 +138,6 @@ class TimerFigures:
         if rounds == 1:
             self._sums = list(map(operator.add, self._sums, times.milliseconds))
         else:
-            # As one by one they would be added.
             self._sums = [sum(times.milliseconds[n::count], known) for n, known in enumerate(self._sums)]
         self._rounds += rounds
 
