@@ -7,10 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rdm_log.lines import Argument
-from rdm_log.scan import records
-
-__all__ = ["ARGUMENT_OF", "HEAD", "arguments_of", "head", "info_of", "info_of_job", "vocabulary_of"]
+__all__ = ["ARGUMENT_OF", "HEAD", "head", "info_of", "info_of_job", "vocabulary_of"]
 
 ARGUMENT_OF = {
     "NUM_LAYERS": "num_layers",
@@ -44,11 +41,6 @@ def info_of(text: str) -> dict[str, str]:
     match = _INFO.search(text)
     pairs = (line.partition(": ") for line in match[0].splitlines()) if match else ()
     return {key: value for key, _, value in pairs}
-
-
-def arguments_of(text: str) -> dict[str, str]:
-    """Return the arguments that Megatron lists; nothing where it does not."""
-    return {one.name: one.value for one in records([text.encode()]) if isinstance(one, Argument)}
 
 
 def info_of_job(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:

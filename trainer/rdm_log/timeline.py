@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rdm_log.heads import arguments_of, head, info_of
+from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.rank_timers import layout
-from rdm_log.scan import BLOCK, TIMERS
+from rdm_log.scan import BLOCK, TIMERS, pieces, with_pieces
+from rdm_log.summary import summarise
 
 __all__ = [
     "KINDS",
@@ -166,18 +167,25 @@ def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
 
 
 def of_paths(paths: Sequence[Path]) -> Timeline:
-    """Return what directories with step traces tell, or logs with timers, each of its part of the ranks."""
+    """Return what directories with step traces tell, or logs of one job, with timers.
+
+    Raises:
+        NothingToRead: A log cannot be read.
+    """
     files = [file for path in paths if path.is_dir() for file in trace_files(path)]
     if files or any(path.is_dir() for path in paths):
         return read_traces(files)
-    told = [laid_out(read_timers(path), _head_of(path)) for path in paths if path.is_file()]
-    return max(told, key=_told, default=Timeline())
+    logs = [path for path in paths if path.is_file()]
+    found = max(map(read_timers, logs), key=_told, default=Timeline())
+    return laid_out(found, _said_in(logs)) if found.spans or found.times else found
 
 
-def _head_of(log: Path) -> dict[str, str]:
-    """Return what a log says at its head of what it runs."""
-    text = head(log)
-    return {**info_of(text), **arguments_of(text)}
+def _said_in(logs: Sequence[Path]) -> dict[str, str]:
+    """Return what a job's logs, with their older pieces, say of the last run that has steps."""
+    files = [piece for log in logs for piece in with_pieces(log)]
+    info = info_of_job([info_of(head(log[0])) for log in pieces(files)])
+    runs = summarise(files, needs_steps=False).runs
+    return {**info, **next((run["arguments"] for run in reversed(runs) if run["lines"]), {})}
 
 
 def laid_out(timeline: Timeline, told: Mapping[str, str]) -> Timeline:
@@ -204,7 +212,6 @@ def read_timers(file: Path) -> Timeline:
     """Return what the last timers of all ranks in a log tell: spans, or times where moments are lacking.
 
     They do not say whether there is a pipeline: ``laid_out`` does, by what else is told.
-
 
     Read are blocks, so that the log may have any size, and may be cut meanwhile, as rotation does.
 

@@ -131,9 +131,13 @@ def trace(paths: tuple[Path, ...], output: Path) -> int:
     A PATH is a job's directory with a step trace (logging.trace_steps), of each node where they share none,
     or a log with the timers of all ranks that have their moments.
     """
+    from rdm_log.summary import NothingToRead
     from rdm_log.timeline import bubble, chrome_trace, of_paths
 
-    found = of_paths(paths)
+    try:
+        found = of_paths(paths)
+    except NothingToRead as error:
+        raise TrainerError(str(error)) from error
     if not found.spans:
         raise TrainerError(
             f"{paths[0]} has neither a step trace nor timers of all ranks with their moments; set "

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_log.heads import HEAD
 from rdm_log.report.job import collect
 from rdm_log.report.plots import plots
 from rdm_log.scan import BLOCK
@@ -170,6 +171,38 @@ def test_no_bubble_is_told_of_timers_that_are_not_known_to_be_of_a_whole_pipelin
     assert page is not None
     assert not page["is_pipeline"]
     assert len(page["spans"]) == 8
+
+
+def test_the_layout_is_that_of_the_last_run(tmp_path: Path) -> None:
+    """Also where a job goes on in another one, far behind the head of its log."""
+    log = tmp_path / "n1.out"
+    before = ARGUMENTS.format(tensor=2, stages=2, world=8) + STEP + timers(8, 100.0) + "x\n" * HEAD
+    after = STEP.replace("10/", "20/") + timers(8, 200.0)
+    for tensor, stages, each in ((1, 4, 2), (2, 1, 0)):
+        log.write_text(before + ARGUMENTS.format(tensor=tensor, stages=stages, world=8) + after)
+        found = of_paths([log])
+        page = collect(log).timeline
+        assert page is not None
+        assert found.stages == ({rank: rank // each for rank in range(8)} if each else {})
+        assert {str(rank): stage for rank, stage in found.stages.items()} == page["stages"]
+        assert found.is_pipeline == page["is_pipeline"] == bool(each)
+        assert (bubble(found) is None) == (not each)
+
+
+@pytest.mark.parametrize("other", ["n1.out.1", "n0.out"], ids=["rotated", "another node"])
+def test_the_layout_may_be_told_in_an_older_piece_or_on_another_node(tmp_path: Path, other: str) -> None:
+    (tmp_path / other).write_text(
+        ARGUMENTS.format(tensor=2, stages=2, world=8)
+        + "[after megatron is initialized] datetime: 2023-06-14 16:08:12 \n"
+    )
+    log = tmp_path / "n1.out"
+    log.write_text(STEP + timers(8, 100.0))
+    found = of_paths([log] if other == "n1.out.1" else [tmp_path / other, log])
+    page = collect(tmp_path).timeline
+    assert page is not None
+    assert found.is_pipeline
+    assert page["is_pipeline"]
+    assert found.stages == {rank: rank // 4 for rank in range(8)}
 
 
 def test_timers_that_are_being_written_are_not_the_last_ones(tmp_path: Path) -> None:
