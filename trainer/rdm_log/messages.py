@@ -163,7 +163,7 @@ MESSAGES: tuple[Message, ...] = (
         + r"(?:[Ww]arning: |\bWARNING: |\[WARN(?:ING)?\b|[-|] WARNING +[-|])"
         + _ALONE
         + r"|^(?:WARN(?:ING)?\b|W\d{4} |\[(?:NeMo )?W(?:\d{4})? |[\d-]{10}[ T][\d:.,]+:? +W(?:ARN|ARNING)?\b|"
-        r"MIOpen\(\w+\): Warning\b)" + _ALONE + r"|[:;] ignored\.?$",
+        r"MIOpen\(\w+\): Warning\b)" + _ALONE + r"|^ERROR: ld\.so: .*[:;] ignored\.?$",
         "a program warns",
     ),
     # GPUs.

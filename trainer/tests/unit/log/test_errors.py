@@ -28,7 +28,7 @@ def test_real_lines(kind: str, name: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "line"),
     # Those that start programs on nodes are not started through pdsh, nor do the options of one fail there.
-    [one for one in LINES if not re.match(r"(?:srun|slurmstepd|pdsh@\S+|mpirun|train\.py)\b", one[2])],
+    [one for one in LINES if not re.match(r"(?:srun|sbatch|slurmstepd|pdsh@\S+|mpirun|train\.py)\b", one[2])],
 )
 def test_real_lines_through_pdsh(kind: str, name: str, line: str) -> None:
     message = classify(f"n2: {line}")
