@@ -20,9 +20,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _BEFORE = re.compile(
     r"^(?:\[(?:rank|default)?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
     # A node's name looks like a program's: it is one before what begins a line.
-    r"|(?!srun:|slurmstepd:)[a-z][\w.-]{0,62}: (?=\[|  |Traceback"
+    r"|(?!(?:srun|slurmstepd|error|fatal|warning):)[a-z][\w.-]{0,62}: (?=\[|  |Traceback"
     r"|(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)|DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL"
     r"|[IWEF]?\d{4}[ -]|(?:fatal|collect2|\S*/ld): |MIOpen\("
+    r"|Error: |Fatal (?:Python )?error: |free\(\): "
     r"|KeyboardInterrupt|Killed$|\S+: line \d+: ))"
 )
 _TRACEBACK = "Traceback (most recent call last)"
