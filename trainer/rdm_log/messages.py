@@ -132,6 +132,11 @@ MESSAGES: tuple[Message, ...] = (
     _error("gpu-lost", r"fallen off the bus|\bXid \(.*\): 79\b|GPU is lost", "a GPU left the bus"),
     _error("gpu-xid", r"\bNVRM: Xid \(", "the NVIDIA driver reports an error of a GPU"),
     _error(
+        "gpu-fault",
+        r"illegal memory access|Memory access fault by GPU|misaligned address|unspecified launch failure",
+        "a kernel used memory that is not its own",
+    ),
+    _error(
         "gpu-driver",
         r"driver version is insufficient|NVIDIA driver on your system is too old",
         "the NVIDIA driver is older than the program needs",
@@ -176,11 +181,6 @@ MESSAGES: tuple[Message, ...] = (
         "gpu-assert",
         r"device-side assert triggered",
         "a kernel found an index out of range, such as a token beyond the vocabulary",
-    ),
-    _error(
-        "gpu-fault",
-        r"illegal memory access|Memory access fault by GPU|misaligned address|unspecified launch failure",
-        "a kernel used memory that is not its own",
     ),
     _error(
         "gpu-binary",
