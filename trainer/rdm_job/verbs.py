@@ -233,8 +233,8 @@ def _logs_of_all(
         ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
         if parts or ended or offset is None or time.monotonic() >= deadline:
             told: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
-            if any(size for node, (_, size) in read.items() if node != "slurm"):
-                # Before the first line the nodes are not known.
+            if job.stored().offer.agent_port:
+                # Before it begins, also anew, its nodes are not known.
                 told["ranks"] = sum(node.slots for node in job.stored().nodes)
             return told
         offset = ends

@@ -10,7 +10,7 @@ import pytest
 
 from rdm_job import verbs
 from rdm_job.directory import JobDirectory
-from rdm_job.protocol import Node
+from rdm_job.protocol import Node, Offer
 from rdm_job.slurm import verbs as slurm
 from tests.unit.job.two_nodes import REQUEST, STATE
 
@@ -31,10 +31,14 @@ def test_a_log_comes_with_how_many_ranks_there_are(job: JobDirectory) -> None:
 def test_the_ranks_of_a_job_of_slurm_are_known_when_it_has_begun(
     job: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever its logs have: one that goes on has those of before, one that begins has none yet."""
     monkeypatch.setattr(slurm, "state", lambda *_: STATE)
     job.slurm.touch()
-    job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "127.0.0.1", 1),)))
-    assert "ranks" not in verbs.logs("gpt", rank=99)
-    job.make(REQUEST)
-    job.log("n2", "out").write_text("begun\n")
-    assert verbs.logs("gpt", rank=99)["ranks"] == 4
+    for lines in ("", "begun\n"):
+        job.log("n1", "out").write_text(lines)
+        job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "127.0.0.1", 1),)))
+        assert "ranks" not in verbs.logs("gpt", rank=99)
+        assert "ranks" not in verbs.logs("gpt", rank=99, offset="n1=0")
+        job.make(dataclasses.replace(REQUEST, offer=Offer(4000, 4001, "x")))
+        assert verbs.logs("gpt", rank=99)["ranks"] == 4
+        assert verbs.logs("gpt", rank=99, offset="n1=0")["ranks"] == 4
