@@ -258,9 +258,6 @@ def test_a_refusal_names_every_problem_and_is_bad_input(make_inventory: MakeInve
     assert result.failed == ()
 
 
-# --- stopping -----------------------------------------------------------------------------------------
-
-
 def test_a_task_that_takes_long_is_told_while_it_goes_on(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +269,9 @@ def test_a_task_that_takes_long_is_told_while_it_goes_on(
             told.append(event.task)
             go_on.touch()
     assert told == ["Wait"]
+
+
+# --- stopping -----------------------------------------------------------------------------------------
 
 
 def sleeping(seconds: int = 60) -> list[dict[str, Any]]:
