@@ -438,6 +438,32 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     assert told["job"]["checkpoint"] == checkpoint
 
 
+@pytest.mark.parametrize(
+    ("heard", "changes", "words"),
+    [
+        # A program's checkpoints lie where nobody knows.
+        ("n1", {"progress": {"iteration": 5000, "loss": 2.1}}, ""),
+        # A node that once was the master still has what it knew then.
+        ("n2", {"progress": {"checkpoint": 20}}, ""),
+        ("n2", {"progress": {}}, ""),
+        (
+            "gate",
+            {"launcher": "slurm", "progress": {"checkpoint": None}},
+            " It has no checkpoint: it would begin anew.",
+        ),
+    ],
+)
+def test_of_checkpoints_nothing_is_said_where_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, heard: str, changes: Any, words: str
+) -> None:
+    told = {heard: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
+    nodes = {heard: NodeRecap(ok=1, changed=1)}
+    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
+    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    said = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
+    assert said.output.splitlines()[0] == f"demo-1 is stopped.{words}"
+
+
 @pytest.mark.parametrize("option", ["--node", "--limit"])
 @pytest.mark.parametrize(
     ("launcher", "hint"),
