@@ -77,12 +77,15 @@ def logs(
         click.echo(run.command)
         return 0
     from rdm_provision.cli import job_view, view
+    from rdm_provision.errors import InputError
 
     result, texts = job_view.read(run, follow=follow and not options.as_json)
     if result.ok and not cluster.knows_job(result):
         if given["limit"]:
             _refuse_elsewhere(cluster, options, job, given["limit"])
         raise unknown_job(cluster, result, job)
+    if result.ok and (ranks := cluster.ranks_instead(result)):
+        raise InputError(f"rank {rank} is none of the job {job}", hint=f"its ranks are 0 to {ranks - 1}")
     if options.as_json:
         emit_json({**result.to_json(), "logs": texts})
         return result.exit_code

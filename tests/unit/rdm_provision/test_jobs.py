@@ -492,6 +492,32 @@ def test_a_node_that_is_none_of_the_jobs_is_told_where_the_job_is(
     assert said.exception.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("told", "is_refused"),
+    [
+        ({"n1": {"known": True, "ranks": 16}, "n2": {"known": True, "ranks": 16}}, True),
+        ({"n1": {"known": True, "ranks": 16}, "n2": {"known": False}}, True),
+        # The job went on with fewer ranks: one node has the lines of those before.
+        ({"n1": {"known": True, "ranks": 16}, "n2": {"known": True}}, False),
+    ],
+)
+def test_a_rank_is_refused_when_no_node_has_a_line_of_it(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, told: dict[str, Any], is_refused: bool
+) -> None:
+    returned = {"rdm.provision.job": {node: [answer] for node, answer in told.items()}}
+    result = RunResult(verb="logs", nodes={node: NodeRecap(ok=1) for node in told}, returned=returned)
+    texts = {"n1": "", "n2": "" if is_refused else "[rank20]: slow\n"}
+    monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, texts))
+    arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "--err", "--rank", "20"]
+    said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    if is_refused:
+        assert isinstance(said.exception, InputError), said.output
+        assert str(said.exception) == "rank 20 is none of the job demo-1"
+        assert said.exception.hint == "its ranks are 0 to 15"
+    else:
+        assert (said.exception, said.output) == (None, "n2  [rank20]: slow\n")
+
+
 def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(
     monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory
 ) -> None:

@@ -202,17 +202,24 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
     assert agent.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
-def test_a_rank_that_the_job_does_not_have_is_refused_at_once(agent: Any) -> None:
+def test_nothing_is_awaited_of_a_rank_that_the_job_does_not_have(agent: Any) -> None:
     agent.says(text="", offset=7, ended=False, ranks=4)
-    with pytest.raises(Failed, match="rank 99 is none of the job tiny-1: its ranks are 0 to 3") as caught:
-        run("logs", agent, name="tiny-1", rank=99, wait=10)
-    assert (caught.value.result["rdm_refused"], caught.value.result["ended"]) == ("input", True)
-    with pytest.raises(Failed, match="its ranks are 0 to 3"):
-        run("logs", agent, name="tiny-1", rank=4)
-    assert run("logs", agent, name="tiny-1", rank=3)["text"] == ""
+    result = run("logs", agent, name="tiny-1", rank=99, wait=10)
+    assert (result["ranks"], result["ended"]) == (4, True)
+    assert run("logs", agent, name="tiny-1", rank=4)["ranks"] == 4
+    assert "ranks" not in run("logs", agent, name="tiny-1", rank=3)
     # Of a job that Slurm has not begun nobody knows it.
     agent.says(text="", offset="", ended=False)
-    assert run("logs", agent, name="tiny-1", rank=99)["text"] == ""
+    assert "ranks" not in run("logs", agent, name="tiny-1", rank=99)
+
+
+@pytest.mark.parametrize("found", [{"text": "[rank20]: a\n"}, {"text": "", "parts": {"n2": "[rank20]: a\n"}}])
+def test_lines_of_a_rank_that_the_job_had_before_are_shown(agent: Any, found: dict[str, Any]) -> None:
+    # An agent of before says the number of ranks in any case.
+    agent.says(offset=7, ended=False, ranks=16, **found)
+    result = run("logs", agent, name="tiny-1", rank=20)
+    assert {key: result.get(key) for key in found} == found
+    assert (result["ended"], "ranks" in result) == (False, False)
 
 
 def test_sections_are_the_agents(agent: Any) -> None:
