@@ -401,6 +401,19 @@ def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(agent: 
     assert "rdm_refused" not in failed.value.result
 
 
+def test_only_errors_are_wrong_with_a_configuration(agent: Any) -> None:
+    warning = b"bash: warning: setlocale: cannot change locale (C.UTF-9)\n/x.py:3: FutureWarning: x\n"
+    agent.answer = ExecResult(3, b"", warning + b"Error: model.layer is not a key\n")
+    with pytest.raises(Failed, match=r"^model\.layer is not a key$") as failed:
+        run("config", agent, plan=PLAN)
+    assert [one["reason"] for one in failed.value.result["problems"]] == ["model.layer is not a key"]
+    agent.answer = ExecResult(3, b"", warning)
+    with pytest.raises(Failed) as failed:
+        run("config", agent, plan=PLAN)
+    assert str(failed.value) == warning.decode().strip()
+    assert "problems" not in failed.value.result
+
+
 # --- on the host ----------------------------------------------------------------------------------------
 
 
