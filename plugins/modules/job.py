@@ -488,11 +488,11 @@ def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
 def _near(directory: str, name: str) -> List[str]:
     """Return the jobs that may have been meant; beside jobs lies what else is in their directory."""
     try:
-        found = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
+        beside = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
     except OSError:
         return []
-    close = difflib.get_close_matches(name, found)
-    return [one for one in close if os.path.isfile(os.path.join(directory, one, "job.json"))]
+    found = [one for one in beside if os.path.isfile(os.path.join(directory, one, "job.json"))]
+    return difflib.get_close_matches(name, found)
 
 
 def _half_removed(directory: str) -> bool:

@@ -278,8 +278,9 @@ def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) 
 
 def test_a_node_names_the_jobs_that_may_have_been_meant(agent: Any, tmp_path: Path) -> None:
     jobs = next(tmp_path.rglob("tiny-1")).parent
-    # What lies beside jobs is none.
-    for name, files in {"tiny-1": ["job.json"], "tiny-2": [], "gpt-9": ["job.json"]}.items():
+    # What lies beside jobs is none, however near it is.
+    others: dict[str, list[str]] = {"tniy-2": [], "tniy-3": [], "tniy-4": []}
+    for name, files in {"tiny-1": ["job.json"], "gpt-9": ["job.json"], **others}.items():
         (jobs / name).mkdir(exist_ok=True)
         for file in files:
             (jobs / name / file).touch()
