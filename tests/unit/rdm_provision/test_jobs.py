@@ -466,21 +466,39 @@ def test_of_checkpoints_nothing_is_said_where_nobody_knows(
 
 @pytest.mark.parametrize("option", ["--node", "--limit"])
 @pytest.mark.parametrize(
-    ("launcher", "hint"),
+    ("launcher", "nodes", "reason", "hint"),
     [
-        ("no_ssh", "its nodes are n1, n2"),
-        ("slurm", "Slurm ran it: its logs are on gate, those of all its nodes"),
+        ("no_ssh", "n1 n2", "the job demo-1 is not on n3", "its nodes are n1, n2"),
+        (
+            "no_ssh",
+            "n1 n2 n3",
+            "the job demo-1 has no logs: its directory /jobs/demo-1 is gone on n3",
+            "its other nodes are n1, n2",
+        ),
+        (
+            "slurm",
+            "n1 n2 n3",
+            "the job demo-1 is not on n3",
+            "Slurm ran it: its logs are on gate, those of all its nodes",
+        ),
     ],
 )
-def test_a_node_that_is_none_of_the_jobs_is_told_where_the_job_is(
-    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, option: str, launcher: str, hint: str
+def test_a_node_that_does_not_have_the_job_is_told_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    option: str,
+    launcher: str,
+    nodes: str,
+    reason: str,
+    hint: str,
 ) -> None:
     def answer(**told: Any) -> RunResult:
         return RunResult(
             verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [told]}}
         )
 
-    everywhere = answer(known=True, job={**TOLD, "launcher": launcher})
+    job = {**TOLD, "launcher": launcher, "nodes": dict.fromkeys(nodes.split(), "running")}
+    everywhere = answer(known=True, job=job, directory="/jobs")
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (answer(known=False, ended=True), {}))
     monkeypatch.setattr(job_view, "watch", lambda run, *_, **__: (everywhere, run.spec.limit))
     inventory = make_inventory("n1", "n2", "n3")
@@ -488,7 +506,7 @@ def test_a_node_that_is_none_of_the_jobs_is_told_where_the_job_is(
     arguments = ["-i", str(inventory), "demo-1", option, "n3"]
     said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
     assert isinstance(said.exception, InputError), said.output
-    assert (str(said.exception), said.exception.hint) == ("the job demo-1 is not on n3", hint)
+    assert (str(said.exception), said.exception.hint) == (reason, hint)
     assert said.exception.exit_code == 3
 
 
