@@ -363,6 +363,15 @@ class JobVerbs:
             one.get("known") for results in result.returned.get(JOB_MODULE, {}).values() for one in results
         )
 
+    def ranks_instead(self, result: RunResult) -> int:
+        """Return how many ranks a job has, where no node has a line of the one that :meth:`logs` wanted.
+
+        0 where a node has one, or may come to have one.
+        """
+        told = result.returned.get(JOB_MODULE, {}).values()
+        found = [int(one.get("ranks") or 0) for results in told for one in results if one.get("known")]
+        return max(found) if found and all(found) else 0
+
     def near_jobs(self, result: RunResult) -> tuple[str, ...]:
         """Return the jobs that are spelt nearly like the one that no node knew in a run about one job."""
         told = result.returned.get(JOB_MODULE, {}).values()

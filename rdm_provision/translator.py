@@ -150,6 +150,9 @@ class Translator:
         text = plain(data.get("stdout"))
         if text:
             yield Output(at=self._now(), text=text)
+        if kind in ("playbook_on_play_start", "playbook_on_stats"):
+            # The last task has ended.
+            self.long_from = None
         if kind == "playbook_on_play_start":
             self.playing = True
         elif kind == "playbook_on_task_start":

@@ -47,9 +47,13 @@ class ActionModule(Decision):
             slurm = Slurm(options["login"], has_sbatch, options["slurm"], options["images"])
             in_run = variables["ansible_play_hosts_all"]
             plan = plan_job(wanted, nodes, in_run, time.time(), slurm, put_off=options["put_off"])
-            accelerator = self._accelerator(options, plan.nodes[0].name)
         except Refused as refused:
             return refused.result("inventory")
+        try:
+            accelerator = self._accelerator(options, plan.nodes[0].name)
+        except Refused as refused:
+            # What was put off would not be told any more.
+            return Refused([*plan.problems, *refused.problems]).result("inventory")
         return {"job": dict(plan.as_dict(), accelerator=accelerator, ssh_port=options["ssh_port"])}
 
     @staticmethod

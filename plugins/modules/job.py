@@ -192,6 +192,10 @@ offset:
   description: Where that ends in the log, or in the logs.
   returned: for V(logs)
   type: raw
+ranks:
+  description: How many ranks the job has. No more is then to come of O(rank) here.
+  returned: for V(logs), when O(rank) is none of them, and the log has no line of it
+  type: int
 sections:
   description: Titles, lines, and how many lines the files have.
   returned: for V(sections)
@@ -237,8 +241,8 @@ no_place:
   returned: when it failed for that
   type: bool
 rdm_refused:
-  description: V(nodes), when the configuration is not sound; V(input), when the job has no such O(rank).
-  returned: for V(config) and V(logs)
+  description: V(nodes), when the configuration is not sound.
+  returned: for V(config)
   type: str
 directory:
   description: The directory of the jobs on the node.
@@ -365,15 +369,13 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     if options["rank"] is not None:
         words += ["--rank", str(options["rank"])]
     answer = agent.ask("logs", words)
-    ranks = answer.get("ranks")
-    if options["rank"] is not None and ranks and options["rank"] >= ranks:
-        what = "rank {0}".format(options["rank"])
-        reason, remedy = "is none of the job " + options["name"], "its ranks are 0 to {0}".format(ranks - 1)
-        wrong = {"node": None, "value": what, "reason": reason, "remedy": remedy}
-        msg = "{0} {1}: {2}".format(what, reason, remedy)
-        return {"failed": True, "rdm_refused": "input", "problems": [wrong], "msg": msg, "ended": True}
     shown = ("text", "parts", "offset", "ended")
-    return {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
+    result = {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
+    rank, ranks = options["rank"], answer.get("ranks")
+    if rank is not None and ranks and rank >= ranks and not answer.get("text") and not answer.get("parts"):
+        # Another node may have such lines, of when there were more ranks.
+        result.update(ranks=ranks, ended=True)
+    return result
 
 
 def sections(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
@@ -486,11 +488,11 @@ def _is_here(directory: str, name: str, place: Dict[str, Any]) -> bool:
 def _near(directory: str, name: str) -> List[str]:
     """Return the jobs that may have been meant; beside jobs lies what else is in their directory."""
     try:
-        found = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
+        beside = [one for one in os.listdir(directory) if _NAME.fullmatch(one) and one != name]
     except OSError:
         return []
-    close = difflib.get_close_matches(name, found)
-    return [one for one in close if os.path.isfile(os.path.join(directory, one, "job.json"))]
+    found = [one for one in beside if os.path.isfile(os.path.join(directory, one, "job.json"))]
+    return difflib.get_close_matches(name, found)
 
 
 def _half_removed(directory: str) -> bool:

@@ -80,6 +80,7 @@ import uuid
 from typing import Any, Dict, List, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import TEMPORARY
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -203,7 +204,7 @@ def main() -> None:
     """Compare, or put one file in its place."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     params = module.params
-    result: Dict[str, Any] = {"changed": False, "copied": [], "invocation": {}}
+    result: Dict[str, Any] = {"changed": False, "copied": [], **echo(module)}
     try:
         if params["place"]:
             place(params["directory"], params["place"], params["copy"])
@@ -212,9 +213,10 @@ def main() -> None:
             needed, digests = compare(params["directory"], params["sizes"])
             result.update(needed=needed, digests=digests)
     except InTheWay as problem:
-        module.fail_json(msg=str(problem))
+        module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(params["directory"], error.strerror or error))
+        msg = "{0}: {1}".format(params["directory"], error.strerror or error)
+        module.fail_json(msg=msg, **echo(module))
     module.exit_json(**result)
 
 

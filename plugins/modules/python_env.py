@@ -192,6 +192,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.base_python imp
     EnvironmentProblem,
     absolute_path,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 
 ARGUMENT_SPEC: Dict[str, Any] = {
@@ -290,9 +291,8 @@ def main() -> None:
     try:
         result = run(module)
     except EnvironmentProblem as problem:
-        module.fail_json(msg=str(problem))
-    # The lock is long, and the same on every node.
-    module.exit_json(invocation={}, **result)
+        module.fail_json(msg=str(problem), **echo(module))
+    module.exit_json(**result, **echo(module))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ from typing import Any, Dict
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
@@ -113,16 +114,17 @@ def keep(params: Dict[str, Any]) -> bool:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
-    # The arguments, which the caller has, need not come back from every node.
-    result: Dict[str, Any] = {"changed": False, "invocation": {}}
+    result: Dict[str, Any] = {"changed": False, **echo(module)}
     if set(module.params["watch"]) != set(receipt.WATCH):
-        module.fail_json(msg="watch must have just these keys: {0}".format(", ".join(receipt.WATCH)))
+        msg = "watch must have just these keys: {0}".format(", ".join(receipt.WATCH))
+        module.fail_json(msg=msg, **echo(module))
     try:
         result["kept"] = False if module.check_mode else keep(module.params)
     except DockerProblem as problem:
-        module.fail_json(msg=str(problem))
+        module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
-        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot write", error.strerror or error))
+        msg = "{0}: {1}".format(error.filename or "cannot write", error.strerror or error)
+        module.fail_json(msg=msg, **echo(module))
     module.exit_json(**result)
 
 

@@ -77,12 +77,15 @@ def logs(
         click.echo(run.command)
         return 0
     from rdm_provision.cli import job_view, view
+    from rdm_provision.errors import InputError
 
     result, texts = job_view.read(run, follow=follow and not options.as_json)
     if result.ok and not cluster.knows_job(result):
         if given["limit"]:
             _refuse_elsewhere(cluster, options, job, given["limit"])
         raise unknown_job(cluster, result, job)
+    if result.ok and (ranks := cluster.ranks_instead(result)):
+        raise InputError(f"rank {rank} is none of the job {job}", hint=f"its ranks are 0 to {ranks - 1}")
     if options.as_json:
         emit_json({**result.to_json(), "logs": texts})
         return result.exit_code
@@ -100,14 +103,21 @@ def logs(
 
 
 def _refuse_elsewhere(cluster: Cluster, options: Options, job: str, limit: str) -> None:
-    """Refuse nodes that are none of a job's, when others have the job."""
+    """Refuse nodes that do not have a job, when others have it: they are none of it, or have lost it."""
     from rdm_provision.cli import job_view, view
     from rdm_provision.errors import InputError
 
     everywhere = cluster.jobs(job, **{**options.run, "limit": ""})
     result, _ = job_view.watch(everywhere, cluster.name, silent=options.as_json, brief=True)
     for state in cluster.job_states(result):
-        hint = f"its nodes are {view.names([node.name for node in state.nodes])}"
+        nodes = [node.name for node in state.nodes]
+        hint = f"its nodes are {view.names(nodes)}"
         if state.launcher == "slurm":
             hint = f"Slurm ran it: its logs are on {cluster.login}, those of all its nodes"
+        elif lost := [node for node in cluster.select(limit) if node in nodes]:
+            others = [node for node in nodes if node not in lost]
+            where = f"its directory {state.directory} is gone on {view.names(lost)}"
+            raise InputError(
+                f"the job {job} has no logs: {where}", hint=f"its other nodes are {view.names(others)}"
+            )
         raise InputError(f"the job {job} is not on {limit}", hint=hint)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+from rdm_provision.constants import JOB_MODULE
 
 if TYPE_CHECKING:
+    from rdm_provision.events import RunResult
     from rdm_provision.job_state import JobState
 
 __all__ = ["stop"]
@@ -50,7 +52,7 @@ def stop(options: Options, job: str, now: bool) -> int:
         return result.exit_code
     flag = inventory_flag(options)
     said = f"{job} is stopped." if result.changed else f"{job} had ended already."
-    console.print(f"{said} {_saved(state)}", soft_wrap=True)
+    console.print(f"{said}{_saved(result, state)}", soft_wrap=True)
     view.next_steps(
         console,
         [
@@ -61,8 +63,18 @@ def stop(options: Options, job: str, now: bool) -> int:
     return result.exit_code
 
 
-def _saved(state: JobState | None) -> str:
-    """Return from where a job can go on."""
-    if state is None or state.checkpoint is None:
-        return "It has no checkpoint: it would begin anew."
-    return f"Its newest checkpoint is of iteration {state.checkpoint}."
+def _saved(result: RunResult, state: JobState | None) -> str:
+    """Return from where a job can go on; empty where nobody who was heard knows of its checkpoints.
+
+    Other nodes than the master do not, and a program of one's own saves where and what it likes.
+    """
+    if state is None:
+        return ""
+    told = result.returned.get(JOB_MODULE, {})
+    # Of a job of Slurm, who submitted it is asked, and that is no node of it.
+    heard = [one for node in told if state.launcher == "slurm" or node == state.master for one in told[node]]
+    if not any("checkpoint" in ((one.get("job") or {}).get("progress") or {}) for one in heard):
+        return ""
+    if state.checkpoint is None:
+        return " It has no checkpoint: it would begin anew."
+    return f" Its newest checkpoint is of iteration {state.checkpoint}."

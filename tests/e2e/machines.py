@@ -30,6 +30,12 @@ class MachineLab(Lab):
         assert done.returncode, f"{shlex.join(argv)} on {node} was not refused: {done.stdout}"
         return done.stderr
 
+    def hang_up(self) -> None:
+        """End the connections to nodes that go: the next lab's have the same names."""
+        for path in self.product.directory.glob("*.ssh"):
+            ssh = ["ssh", "-o", f"ControlPath={path}", "-O", "exit", path.stem]
+            subprocess.run(ssh, check=False, capture_output=True, timeout=60)
+
     def _run(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
         connection = (
             *("-F", str(self.inventory / ".rdm/lab/ssh_config")),

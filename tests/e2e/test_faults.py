@@ -63,7 +63,7 @@ def test_a_shared_connection_that_is_lost_is_told_and_the_next_run_makes_another
     try:
         wait_until(lambda: bool(lab.on("n2", "pgrep", *sleeps, check=False)), "the command runs")
         # The part of sshd that speaks to the connection's master, which is told nothing.
-        lab.on("n2", "pkill", "-KILL", "-f", "^sshd: rdm@notty")
+        lab.on("n2", "pkill", "-KILL", "-f", "^sshd(-session)?: rdm@notty")
         assert "n2: ssh to it ended without a word" in run.end(expect=1)
     finally:
         lab.on("n2", "pkill", *sleeps, check=False)

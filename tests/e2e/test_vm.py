@@ -41,6 +41,7 @@ def machines(product: Product, request: pytest.FixtureRequest) -> Iterator[Machi
         lab.inventory_text(f"network_vlan: {VLAN}\n")
         yield lab
     finally:
+        lab.hang_up()
         lab.lab("down")
     assert not left_over(lab.name)
 

@@ -53,7 +53,9 @@ def plugged(letters: str) -> Iterator[str]:
     """Make an interface with a carrier, and the other end of its cable; each name ends in its letter."""
     ends = [f"rdmt{os.getpid() % 10**6}{end}" for end in letters]
     subprocess.run(["ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1]], check=True)
-    for end in ends:
-        subprocess.run(["ip", "link", "set", end, "up"], check=True)
-    yield ends[0]
-    subprocess.run(["ip", "link", "del", ends[0]], check=True)
+    try:
+        for end in ends:
+            subprocess.run(["ip", "link", "set", end, "up"], check=True)
+        yield ends[0]
+    finally:
+        subprocess.run(["ip", "link", "del", ends[0]], check=True)

@@ -274,4 +274,5 @@ def test_each_rail_is_measured_over_its_own_network(on_rails: Cluster) -> None:
     assert rails["ib0"]["bandwidth_gbit"]["n1"] == {"n2": 96.61}
     assert not rails["ib1"]["ok"]
     assert rails["ib1"]["bandwidth_gbit"] == {}
+    assert failed
     assert all(reason.startswith("rail ib1: ") and "ib0" not in reason for reason in failed.values())

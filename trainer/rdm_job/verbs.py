@@ -197,12 +197,12 @@ def logs(
     except re.error as error:
         raise TrainerError(f"{grep!r} is no regular expression: {error}.") from None
     if job.slurm.is_file():
-        return _logs_of_all(job, stream, lines, offset, wait, wanted)
+        return _logs_of_all(job, stream, lines, offset, wait, wanted, rank)
     path = job.log(job.request().node, stream)
     if offset is None:
         text, size = _last(path, lines, wanted)
-        ranks = sum(node.slots for node in job.stored().nodes)
-        return {"text": text, "offset": size, "ended": _state(job).has_ended, "ranks": ranks}
+        told = {"text": text, "offset": size, "ended": _state(job).has_ended}
+        return {**told, **_ranks_instead(job, rank, [path])}
     deadline, place = time.monotonic() + wait, _byte(offset)
     while True:
         ended = _state(job).has_ended
@@ -214,7 +214,13 @@ def logs(
 
 
 def _logs_of_all(
-    job: JobDirectory, stream: str, lines: int, offset: str | None, wait: float, wanted: Wanted
+    job: JobDirectory,
+    stream: str,
+    lines: int,
+    offset: str | None,
+    wait: float,
+    wanted: Wanted,
+    rank: int | None,
 ) -> dict[str, Any]:
     """Return the same of all nodes: ``parts`` by node, and one offset for all, as ``n1=120,n2=80``."""
     deadline = time.monotonic() + wait
@@ -235,10 +241,21 @@ def _logs_of_all(
             told: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
             if job.stored().offer.agent_port:
                 # Before it begins, also anew, its nodes are not known.
-                told["ranks"] = sum(node.slots for node in job.stored().nodes)
+                told.update(_ranks_instead(job, rank, list(paths.values())))
             return told
         offset = ends
         time.sleep(1.0)
+
+
+def _ranks_instead(job: JobDirectory, rank: int | None, paths: list[Path]) -> dict[str, int]:
+    """Return as ``ranks`` how many a job has, where a log has no line of one that is none of them.
+
+    A job that went on with fewer has the lines of those that it had before, whatever else is wanted of them.
+    """
+    ranks = sum(node.slots for node in job.stored().nodes)
+    if rank is None or rank < ranks or any(Wanted(rank=rank).last(path, 1, most=1) for path in paths):
+        return {}
+    return {"ranks": ranks}
 
 
 def sections(name: str) -> dict[str, Any]:

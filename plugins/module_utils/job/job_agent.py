@@ -71,8 +71,11 @@ class Agent:
         """
         ended = self._run(["config", "/dev/stdin", *overrides], config)
         if ended.exit_code != 0:
-            said = re.sub(r"(?m)^Error: ", "", ended.stderr.decode("utf-8", "replace").strip())
-            raise (BadConfiguration if ended.exit_code == BAD_INPUT else NoAgent)(said)
+            said = ended.stderr.decode("utf-8", "replace").strip()
+            # Python, a locale and libraries may complain beside them.
+            errors = re.findall(r"(?m)^Error: (.+)", said)
+            text = "\n".join(errors) or said
+            raise (BadConfiguration if errors and ended.exit_code == BAD_INPUT else NoAgent)(text)
         return ended.stdout.decode("utf-8", "replace")
 
     def _run(self, words: List[str], stdin: Optional[str]) -> ExecResult:

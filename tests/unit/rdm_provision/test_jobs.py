@@ -438,23 +438,67 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     assert told["job"]["checkpoint"] == checkpoint
 
 
-@pytest.mark.parametrize("option", ["--node", "--limit"])
 @pytest.mark.parametrize(
-    ("launcher", "hint"),
+    ("heard", "changes", "words"),
     [
-        ("no_ssh", "its nodes are n1, n2"),
-        ("slurm", "Slurm ran it: its logs are on gate, those of all its nodes"),
+        # A program's checkpoints lie where nobody knows.
+        ("n1", {"progress": {"iteration": 5000, "loss": 2.1}}, ""),
+        # A node that once was the master still has what it knew then.
+        ("n2", {"progress": {"checkpoint": 20}}, ""),
+        ("n2", {"progress": {}}, ""),
+        (
+            "gate",
+            {"launcher": "slurm", "progress": {"checkpoint": None}},
+            " It has no checkpoint: it would begin anew.",
+        ),
     ],
 )
-def test_a_node_that_is_none_of_the_jobs_is_told_where_the_job_is(
-    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, option: str, launcher: str, hint: str
+def test_of_checkpoints_nothing_is_said_where_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, heard: str, changes: Any, words: str
+) -> None:
+    told = {heard: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
+    nodes = {heard: NodeRecap(ok=1, changed=1)}
+    result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
+    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    said = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
+    assert said.output.splitlines()[0] == f"demo-1 is stopped.{words}"
+
+
+@pytest.mark.parametrize("option", ["--node", "--limit"])
+@pytest.mark.parametrize(
+    ("launcher", "nodes", "reason", "hint"),
+    [
+        ("no_ssh", "n1 n2", "the job demo-1 is not on n3", "its nodes are n1, n2"),
+        (
+            "no_ssh",
+            "n1 n2 n3",
+            "the job demo-1 has no logs: its directory /jobs/demo-1 is gone on n3",
+            "its other nodes are n1, n2",
+        ),
+        (
+            "slurm",
+            "n1 n2 n3",
+            "the job demo-1 is not on n3",
+            "Slurm ran it: its logs are on gate, those of all its nodes",
+        ),
+    ],
+)
+def test_a_node_that_does_not_have_the_job_is_told_where_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+    make_inventory: MakeInventory,
+    option: str,
+    launcher: str,
+    nodes: str,
+    reason: str,
+    hint: str,
 ) -> None:
     def answer(**told: Any) -> RunResult:
         return RunResult(
             verb="logs", nodes={"n3": NodeRecap(ok=1)}, returned={"rdm.provision.job": {"n3": [told]}}
         )
 
-    everywhere = answer(known=True, job={**TOLD, "launcher": launcher})
+    job = {**TOLD, "launcher": launcher, "nodes": dict.fromkeys(nodes.split(), "running")}
+    everywhere = answer(known=True, job=job, directory="/jobs")
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (answer(known=False, ended=True), {}))
     monkeypatch.setattr(job_view, "watch", lambda run, *_, **__: (everywhere, run.spec.limit))
     inventory = make_inventory("n1", "n2", "n3")
@@ -462,8 +506,34 @@ def test_a_node_that_is_none_of_the_jobs_is_told_where_the_job_is(
     arguments = ["-i", str(inventory), "demo-1", option, "n3"]
     said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
     assert isinstance(said.exception, InputError), said.output
-    assert (str(said.exception), said.exception.hint) == ("the job demo-1 is not on n3", hint)
+    assert (str(said.exception), said.exception.hint) == (reason, hint)
     assert said.exception.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("told", "is_refused"),
+    [
+        ({"n1": {"known": True, "ranks": 16}, "n2": {"known": True, "ranks": 16}}, True),
+        ({"n1": {"known": True, "ranks": 16}, "n2": {"known": False}}, True),
+        # The job went on with fewer ranks: one node has the lines of those before.
+        ({"n1": {"known": True, "ranks": 16}, "n2": {"known": True}}, False),
+    ],
+)
+def test_a_rank_is_refused_when_no_node_has_a_line_of_it(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, told: dict[str, Any], is_refused: bool
+) -> None:
+    returned = {"rdm.provision.job": {node: [answer] for node, answer in told.items()}}
+    result = RunResult(verb="logs", nodes={node: NodeRecap(ok=1) for node in told}, returned=returned)
+    texts = {"n1": "", "n2": "" if is_refused else "[rank20]: slow\n"}
+    monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, texts))
+    arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1", "--err", "--rank", "20"]
+    said = CliRunner().invoke(logs_verb.logs, arguments, standalone_mode=False)
+    if is_refused:
+        assert isinstance(said.exception, InputError), said.output
+        assert str(said.exception) == "rank 20 is none of the job demo-1"
+        assert said.exception.hint == "its ranks are 0 to 15"
+    else:
+        assert (said.exception, said.output) == (None, "n2  [rank20]: slow\n")
 
 
 def test_about_a_job_the_host_that_submits_to_slurm_is_asked_in_the_same_run(

@@ -122,6 +122,34 @@ def test_what_is_ignored_or_rescued_is_no_failure(play: Play) -> None:
     assert [node.why for node in result.nodes.values()] == ["", "", ""]
 
 
+@pytest.mark.parametrize("sound", [True, False])
+def test_a_bad_override_of_a_job_is_named_although_no_node_can_be_reached(
+    play: Play, make_inventory: MakeInventory, tmp_path: Path, sound: bool
+) -> None:
+    gone = {"ansible_connection": "ssh", "ansible_port": 1}
+    hosts = {node: {**gone, "ansible_host": f"127.0.0.{number}"} for number, node in enumerate(NODES, 1)}
+    inventory = make_inventory(hosts=hosts, rdm_accelerator="cpu")
+    config = tmp_path / "tiny.yml"
+    config.write_text("name: tiny\n", encoding="utf-8")
+    agree: dict[str, Any] = {
+        "ansible.builtin.import_role": {
+            "name": "rdm.provision.job",
+            "tasks_from": "agree",
+            "rolespec_validate": False,
+        },
+        "vars": {"job_config": str(config), "job_overrides": ["a=1"] if sound else ["nonsense"]},
+    }
+    result = play([agree], inventory=inventory).result()
+    told = [str(problem) for problem in result.problems]
+    if sound:
+        assert (result.exit_code, set(result.unreachable), told) == (1, set(NODES), [])
+    else:
+        assert result.exit_code == 3
+        assert told[0] == "'nonsense' is no override: write key.sub=value"
+        assert [said.partition(":")[0] for said in told[1:]] == list(NODES)
+        assert all("cannot be reached" in said for said in told[1:])
+
+
 def test_a_node_that_cannot_be_reached(play: Play, make_inventory: MakeInventory) -> None:
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
     result = play([task("Look", "ping", {})], inventory=make_inventory(hosts={"node3": gone})).result()
@@ -258,9 +286,6 @@ def test_a_refusal_names_every_problem_and_is_bad_input(make_inventory: MakeInve
     assert result.failed == ()
 
 
-# --- stopping -----------------------------------------------------------------------------------------
-
-
 def test_a_task_that_takes_long_is_told_while_it_goes_on(
     play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +297,9 @@ def test_a_task_that_takes_long_is_told_while_it_goes_on(
             told.append(event.task)
             go_on.touch()
     assert told == ["Wait"]
+
+
+# --- stopping -----------------------------------------------------------------------------------------
 
 
 def sleeping(seconds: int = 60) -> list[dict[str, Any]]:

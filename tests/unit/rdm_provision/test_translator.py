@@ -83,6 +83,16 @@ def test_that_a_task_takes_long_is_told_once(monkeypatch: pytest.MonkeyPatch) ->
         assert list(made.waited()) == []
 
 
+@pytest.mark.parametrize("end", ["playbook_on_play_start", "playbook_on_stats"])
+def test_a_task_that_has_ended_takes_no_longer(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("rdm_provision.translator.time.monotonic", lambda: now)
+    made = translator()
+    feed(made, task("rdm.provision.lab", "Make the lab"), {"event": end, "event_data": {}})
+    now += 2 * LONG_S
+    assert list(made.waited()) == []
+
+
 def test_a_task_that_asks_all_nodes_is_told_as_a_task_on_each_that_answers() -> None:
     made = translator()
     ask = {"host": "a", "task_action": "rdm.provision.ask_all"}

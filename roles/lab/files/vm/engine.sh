@@ -7,11 +7,13 @@ own=$1
 release=$2
 shift 2
 other=/etc/apt/sources.list.d/engine.list
+valid=true
 if [ "$release" != "$own" ]; then
   sed -n "s/ $own / $release /p" /etc/apt/sources.list >"$other"
+  # A release that is still made may be without a new signature for some days.
+  valid=false
 fi
-# A release that is still made may be without a new signature for some days.
-apt-get update -qq -o Acquire::Check-Valid-Until=false
+apt-get update -qq -o Acquire::Check-Valid-Until="$valid"
 DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends --target-release="$release" "$@" >/dev/null
 # The kernel, and all else, is not of that release.
 rm -f "$other"

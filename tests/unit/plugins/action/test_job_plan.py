@@ -41,6 +41,13 @@ def test_what_is_put_off_is_refused_beside_what_the_nodes_say() -> None:
     assert decide([], stage="nodes", job=planned)["rdm_refused"] == "inventory"
 
 
+def test_what_is_put_off_is_refused_beside_an_accelerator_that_nobody_knows() -> None:
+    nodes = {"n1": {**OPTIONS["nodes"]["n1"], "accelerator": ""}}
+    refused = decide([], stage="inventory", put_off=True, nodes=nodes)
+    assert [problem["value"] for problem in refused["problems"]] == ["'nonsense'", "rdm_accelerator"]
+    assert refused["rdm_refused"] == "inventory"
+
+
 def test_what_nobody_takes_up_later_is_refused_at_once() -> None:
     refused = decide([], stage="inventory", put_off=False)
     assert [problem["value"] for problem in refused["problems"]] == ["'nonsense'"]

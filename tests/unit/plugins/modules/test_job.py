@@ -202,17 +202,24 @@ def test_a_log_is_read_from_its_end_and_then_from_where_it_was_left(agent: Any) 
     assert agent.argv[3:] == ["tiny-1", "--stream", "out", "--offset", "7", "--wait", "2.0"]
 
 
-def test_a_rank_that_the_job_does_not_have_is_refused_at_once(agent: Any) -> None:
+def test_nothing_is_awaited_of_a_rank_that_the_job_does_not_have(agent: Any) -> None:
     agent.says(text="", offset=7, ended=False, ranks=4)
-    with pytest.raises(Failed, match="rank 99 is none of the job tiny-1: its ranks are 0 to 3") as caught:
-        run("logs", agent, name="tiny-1", rank=99, wait=10)
-    assert (caught.value.result["rdm_refused"], caught.value.result["ended"]) == ("input", True)
-    with pytest.raises(Failed, match="its ranks are 0 to 3"):
-        run("logs", agent, name="tiny-1", rank=4)
-    assert run("logs", agent, name="tiny-1", rank=3)["text"] == ""
+    result = run("logs", agent, name="tiny-1", rank=99, wait=10)
+    assert (result["ranks"], result["ended"]) == (4, True)
+    assert run("logs", agent, name="tiny-1", rank=4)["ranks"] == 4
+    assert "ranks" not in run("logs", agent, name="tiny-1", rank=3)
     # Of a job that Slurm has not begun nobody knows it.
     agent.says(text="", offset="", ended=False)
-    assert run("logs", agent, name="tiny-1", rank=99)["text"] == ""
+    assert "ranks" not in run("logs", agent, name="tiny-1", rank=99)
+
+
+@pytest.mark.parametrize("found", [{"text": "[rank20]: a\n"}, {"text": "", "parts": {"n2": "[rank20]: a\n"}}])
+def test_lines_of_a_rank_that_the_job_had_before_are_shown(agent: Any, found: dict[str, Any]) -> None:
+    # An agent of before says the number of ranks in any case.
+    agent.says(offset=7, ended=False, ranks=16, **found)
+    result = run("logs", agent, name="tiny-1", rank=20)
+    assert {key: result.get(key) for key in found} == found
+    assert (result["ended"], "ranks" in result) == (False, False)
 
 
 def test_sections_are_the_agents(agent: Any) -> None:
@@ -271,8 +278,9 @@ def test_a_node_without_the_job_has_nothing_to_say_and_is_not_asked(agent: Any) 
 
 def test_a_node_names_the_jobs_that_may_have_been_meant(agent: Any, tmp_path: Path) -> None:
     jobs = next(tmp_path.rglob("tiny-1")).parent
-    # What lies beside jobs is none.
-    for name, files in {"tiny-1": ["job.json"], "tiny-2": [], "gpt-9": ["job.json"]}.items():
+    # What lies beside jobs is none, however near it is.
+    others: dict[str, list[str]] = {"tniy-2": [], "tniy-3": [], "tniy-4": []}
+    for name, files in {"tiny-1": ["job.json"], "gpt-9": ["job.json"], **others}.items():
         (jobs / name).mkdir(exist_ok=True)
         for file in files:
             (jobs / name / file).touch()
@@ -392,6 +400,19 @@ def test_a_configuration_comes_back_with_every_key_or_with_what_is_wrong(agent: 
     with pytest.raises(Failed, match=r"^no space left on device$") as failed:
         run("config", agent, plan=PLAN)
     assert "rdm_refused" not in failed.value.result
+
+
+def test_only_errors_are_wrong_with_a_configuration(agent: Any) -> None:
+    warning = b"bash: warning: setlocale: cannot change locale (C.UTF-9)\n/x.py:3: FutureWarning: x\n"
+    agent.answer = ExecResult(3, b"", warning + b"Error: model.layer is not a key\n")
+    with pytest.raises(Failed, match=r"^model\.layer is not a key$") as failed:
+        run("config", agent, plan=PLAN)
+    assert [one["reason"] for one in failed.value.result["problems"]] == ["model.layer is not a key"]
+    agent.answer = ExecResult(3, b"", warning)
+    with pytest.raises(Failed) as failed:
+        run("config", agent, plan=PLAN)
+    assert str(failed.value) == warning.decode().strip()
+    assert "problems" not in failed.value.result
 
 
 # --- on the host ----------------------------------------------------------------------------------------

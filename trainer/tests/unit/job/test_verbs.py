@@ -14,6 +14,8 @@ from rdm_job.protocol import Node, Offer
 from rdm_job.slurm import verbs as slurm
 from tests.unit.job.two_nodes import REQUEST, STATE
 
+BEGUN = dataclasses.replace(REQUEST, offer=Offer(4000, 4001, "x"))
+
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
@@ -24,8 +26,27 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
     return made
 
 
-def test_a_log_comes_with_how_many_ranks_there_are(job: JobDirectory) -> None:
-    assert verbs.logs("gpt", rank=99)["ranks"] == 4
+def test_who_wants_a_rank_that_the_job_does_not_have_is_told_how_many_there_are(job: JobDirectory) -> None:
+    job.log("n1", "err").write_text("[rank3]: a\n")
+    assert verbs.logs("gpt", stream="err", rank=99)["ranks"] == 4
+    assert "ranks" not in verbs.logs("gpt", stream="err", rank=2)
+    assert "ranks" not in verbs.logs("gpt", stream="err")
+
+
+@pytest.mark.parametrize("through_slurm", [False, True])
+def test_a_rank_of_the_layout_before_is_still_one_of_the_job(
+    job: JobDirectory, monkeypatch: pytest.MonkeyPatch, through_slurm: bool
+) -> None:
+    monkeypatch.setattr(slurm, "state", lambda *_: STATE)
+    if through_slurm:
+        job.slurm.touch()
+        job.make(BEGUN)
+    job.log("n1", "err").write_text("[rank20]: NCCL is slow\n[rank3]: a\n")
+    told = verbs.logs("gpt", stream="err", rank=20)
+    assert "ranks" not in told
+    assert (told["parts"]["n1"] if through_slurm else told["text"]) == "[rank20]: NCCL is slow\n"
+    # Also where it wrote nothing of the kind.
+    assert "ranks" not in verbs.logs("gpt", stream="err", rank=20, grep="Error")
 
 
 def test_the_ranks_of_a_job_of_slurm_are_known_when_it_has_begun(
@@ -39,6 +60,6 @@ def test_the_ranks_of_a_job_of_slurm_are_known_when_it_has_begun(
         job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "127.0.0.1", 1),)))
         assert "ranks" not in verbs.logs("gpt", rank=99)
         assert "ranks" not in verbs.logs("gpt", rank=99, offset="n1=0")
-        job.make(dataclasses.replace(REQUEST, offer=Offer(4000, 4001, "x")))
+        job.make(BEGUN)
         assert verbs.logs("gpt", rank=99)["ranks"] == 4
         assert verbs.logs("gpt", rank=99, offset="n1=0")["ranks"] == 4

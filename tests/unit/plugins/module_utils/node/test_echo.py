@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.rdm.provision.plugins.module_utils.node import receipt as node_receipt
 from ansible_collections.rdm.provision.plugins.modules import (
     container_exec,
     fabric_probe,
     job,
+    job_data,
     node_files,
+    python_env,
+    receipt,
 )
 
 NODES = "".join(f"node{number} 10.0.{number // 250}.{number % 250}\n" for number in range(1000))
@@ -48,6 +52,23 @@ def test_arguments_are_not_told_where_nobody_is_shown_them(
 
 
 @pytest.mark.parametrize("verbosity", [0, 3])
+@pytest.mark.parametrize("module", [job_data, python_env, receipt])
+def test_who_debugs_is_shown_the_arguments(
+    module: Any, verbosity: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = dict.fromkeys(node_receipt.WATCH, "another")
+    arguments: dict[Any, dict[str, Any]] = {
+        job_data: {"source": "train"},
+        python_env: {"cluster": "rdm", "state": "absent"},
+        receipt: {"worked": [], "inputs": {}, "watch": watch, "hardware": ""},
+    }
+    directory = str(tmp_path / "none")
+    result = printed(module, capsys, **arguments[module], directory=directory, _ansible_verbosity=verbosity)
+    told = result["invocation"].get("module_args", {}).get("directory", "")
+    assert (result.get("failed", False), told) == (False, directory if verbosity == 3 else "")
+
+
+@pytest.mark.parametrize("verbosity", [0, 3])
 def test_secrets_stay_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str], verbosity: int) -> None:
     result = printed(node_files, capsys, **files(tmp_path), _ansible_verbosity=verbosity)
     assert (json.dumps(NODES) in json.dumps(result)) == (verbosity == 3)
@@ -62,6 +83,9 @@ def test_secrets_stay_hidden(tmp_path: Path, capsys: pytest.CaptureFixture[str],
         (fabric_probe, {"node": "other", "nodes": NODES}),
         (job, {"cluster": "rdm", "verb": "check", "plan": {"config": NODES, "nodes": NODES.split()}}),
         (container_exec, {"cluster": "rdm", "argv": ["sh", "-c", NODES]}),
+        (job_data, {"directory": "/proc/version", "source": "x", "sizes": {NODES: 1}}),
+        (python_env, {"cluster": "rdm", "directory": "none", "lock": NODES}),
+        (receipt, {"directory": "/x", "worked": [], "inputs": {}, "watch": {"users": NODES}, "hardware": ""}),
         (node_files, {"files": [{"path": "not absolute", "content": NODES}]}),
     ],
 )
