@@ -314,7 +314,8 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = "back-busy"
-    nodes.run(job, "launcher.max_restarts=1")
+    # Unlike DeepSpeed's, torch's launcher writes to where its processes' errors go, after them.
+    nodes.run(job, "launcher.max_restarts=1", "launcher.kind=torchrun")
     monkeypatch.setenv("RDM_CLUSTER_KEY", str(nodes.folder / "key"))
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
     os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
