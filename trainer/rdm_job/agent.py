@@ -204,7 +204,7 @@ class Master:
         self._beat = 0.0
         self._attempt = 0
         self._words = blame.Words(self._others)
-        self._inquiry: blame.Inquiry | None = None
+        self._inquiry = blame.Inquiry(self._words)
         self._health = health.Health(request, agent.part.config)
         self._told = 0.0
         self._not_judged = ""
@@ -255,7 +255,7 @@ class Master:
         self._reports.clear()
         self._words.begin()
         self._health.begin()
-        self._inquiry = None
+        self._inquiry = blame.Inquiry(self._words)
         self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
         agent.part.start(self._attempt, port, self._network)
         agent.write(state="running", nodes=dict.fromkeys(agent.state.nodes, "running"))
@@ -376,9 +376,7 @@ class Master:
     def _failed(self) -> bool:
         """Return whether anything has failed, and keep who is to blame."""
         while not (known := self._known()).is_well:
-            now = time.monotonic()
-            self._inquiry = self._inquiry or blame.Inquiry(self._words, now)
-            failure = blame.blame(known, all_heard=self._inquiry.is_over(now))
+            failure = self._inquiry.blame(known, time.monotonic())
             if failure is not None:
                 self._fail(failure, known.lost)
                 return True
@@ -386,7 +384,6 @@ class Master:
                 # Launchers have ended in order; other nodes' last words may be on their way.
                 return False
             self._tick()
-        self._inquiry = None
         return False
 
     def _known(self) -> blame.Known:
