@@ -23,6 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rdm_job import network, wire
+from rdm_job.blame import SETTLE_S
 from rdm_job.directory import JobDirectory
 from tests.distributed.nodes import PROGRAM, Nodes, running
 from tests.waiting import wait_until
@@ -319,20 +320,23 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
     nodes.run(job, "launcher.max_restarts=1", "launcher.kind=torchrun")
     monkeypatch.setenv("RDM_CLUSTER_KEY", str(nodes.folder / "key"))
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
-    os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
-    os.kill(nodes.process_of(1, job), signal.SIGKILL)
-    nodes.end(0, "lose 0")
-    greeted = []
+    greeted: list[float] = []
 
     def connect_again() -> None:
         port = master.request().offer.agent_port
         link = wire.Link("127.0.0.1", port, "n2", wire.job_key(job))
         wait_until("it has proved who it is", lambda: link.receive() or link._greeted)
-        greeted.append(link)
+        greeted.append(time.monotonic())
         link.close()
 
+    os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
+    connect_again()
+    os.kill(nodes.process_of(1, job), signal.SIGKILL)
+    nodes.end(0, "lose 0")
     wait_until("somebody is blamed", master.read_state, lambda state: state.failures, pause=connect_again)
-    assert greeted
+    # Also after the failure had settled: so it was there, as far as the master knew, when it was asked.
+    assert len(greeted) > 3
+    assert greeted[-1] - greeted[0] > SETTLE_S
     assert nodes.ask("n2", "revive")["revived"] == [job]
     nodes.wait_for_attempt(job, 1)
     nodes.end(0)
