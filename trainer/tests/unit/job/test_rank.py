@@ -69,10 +69,16 @@ def test_a_victim_stays_one_when_its_launcher_has_written_after_it(tmp_path: Pat
 def test_a_culprit_stays_one_when_its_victims_have_written_before_it_has_ended(tmp_path: Path) -> None:
     log = tmp_path / "n1.err"
     # Its connections break before it has ended: as its interpreter ends, while nobody waits for it yet.
-    victim = (
-        f"atexit.register(lambda: open({str(log)!r}, 'a').write('[rank1]: ' + {RESET!r} + '\\n{RESET}\\n'))"
+    program = (
+        "import atexit, pathlib\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        "def victim():\n"
+        "    while not log.read_text().endswith(\"KeyError: 'x'\\n\"): pass\n"
+        f"    log.open('a').write('[rank1]: {RESET}\\n{RESET}\\n')\n"
+        "atexit.register(victim)\n"
+        "raise KeyError('x')"
     )
-    record = ended(log, f"import atexit; {victim}; raise KeyError('x')")
+    record = ended(log, program)
     assert log.read_text().splitlines()[-1] == RESET
     found = told(log, record)
     assert found.error == "it ended with exit code 1: KeyError: 'x'"
@@ -97,7 +103,8 @@ def test_what_a_program_leaves_behind_holds_nobody_up_and_all_it_wrote_is_in_the
     log, left = tmp_path / "n1.err", "import sys; sys.stdin.read()"
     lines = "for i in range(20000): print('line', i, file=sys.stderr)"
     program = (
-        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {left!r}])\n{lines}\nsys.exit(1)"
+        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {left!r}], stdout=sys.stderr)\n"
+        f"{lines}\nsys.exit(1)"
     )
     with subprocess.Popen(["sleep", "infinity"], stdout=subprocess.PIPE) as holds:
         assert holds.stdout is not None
