@@ -5,8 +5,12 @@ There is one on each node, whatever the launcher. It starts this node's part, wa
 and tells the master's agent once a second how they are. The master's agent decides: it starts an attempt when
 all have come, ends it everywhere when anything fails anywhere, and begins another one where restarts are
 left, when all nodes are there, or have come back. An agent that hears nothing from the master ends its own
-processes, and itself unless restarts are left; a process whose agent is gone ends itself. So no process of a
-job outlives its failure by more than ``SILENCE_S`` and the time to kill it, whoever is cut off from whom.
+processes, and itself unless restarts are left; a process whose agent is gone ends itself.
+
+So whoever is cut off from whom, no process of a job outlives a node by more than ``SILENCE_S`` and the time
+to kill it. Where a process' end may be an echo, the others outlive it until all nodes have been asked: by
+``SETTLE_S``, a beat and at most ``SILENCE_S``, when one falls silent meanwhile. After the end of a launcher
+it may be twice that, since it is asked again when a process fails, too. A stop is obeyed all the while.
 """
 
 from __future__ import annotations
@@ -204,7 +208,7 @@ class Master:
         self._beat = 0.0
         self._attempt = 0
         self._words = blame.Words(self._others)
-        self._inquiry: blame.Inquiry | None = None
+        self._inquiry = blame.Inquiry(self._words)
         self._health = health.Health(request, agent.part.config)
         self._told = 0.0
         self._not_judged = ""
@@ -255,7 +259,7 @@ class Master:
         self._reports.clear()
         self._words.begin()
         self._health.begin()
-        self._inquiry = None
+        self._inquiry = blame.Inquiry(self._words)
         self._say({"order": "run", "attempt": self._attempt, "port": port, "network": self._network})
         agent.part.start(self._attempt, port, self._network)
         agent.write(state="running", nodes=dict.fromkeys(agent.state.nodes, "running"))
@@ -374,20 +378,13 @@ class Master:
         return "running" in states or set(states) == {"done"}
 
     def _failed(self) -> bool:
-        """Return whether anything has failed, and keep who is to blame."""
-        while not (known := self._known()).is_well:
-            now = time.monotonic()
-            self._inquiry = self._inquiry or blame.Inquiry(self._words, now)
-            failure = blame.blame(known, all_heard=self._inquiry.is_over(now))
-            if failure is not None:
-                self._fail(failure, known.lost)
-                return True
-            if not any(_has_failed(report) for report in self._reports.values()):
-                # Launchers have ended in order; other nodes' last words may be on their way.
-                return False
-            self._tick()
-        self._inquiry = None
-        return False
+        """Return whether anything has failed and it is known who is to blame, and keep that."""
+        known = self._known()
+        failure = self._inquiry.blame(known, time.monotonic())
+        if failure is None:
+            return False
+        self._fail(failure, known.lost)
+        return True
 
     def _known(self) -> blame.Known:
         """Return what is known of this attempt's failure."""
@@ -487,10 +484,6 @@ class Master:
         agent.finish(state, reason)
         if newest.get("time", 0) > agent.state.progress.get("time", 0):
             agent.write(progress=newest)
-
-
-def _has_failed(report: dict[str, Any]) -> bool:
-    return bool(report["failed"]) or report["launcher"] not in (None, 0)
 
 
 def main(path: str) -> int:

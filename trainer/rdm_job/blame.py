@@ -66,26 +66,6 @@ class Words:
         self._lives.pop(node, None)
 
 
-class Inquiry:
-    """Waits until nothing that is still to come could put the blame on somebody else.
-
-    Args:
-        words: Whose answers are waited for.
-        now: Seconds on a clock that never goes back.
-    """
-
-    def __init__(self, words: Words, now: float) -> None:
-        self._words = words
-        self._settles = now + SETTLE_S
-        self._question: int | None = None
-
-    def is_over(self, now: float) -> bool:
-        """Return whether all nodes have said how they are since the failure has settled."""
-        if self._question is None and now >= self._settles:
-            self._question = self._words.beat + 1
-        return self._question is not None and self._words.have_answered(self._question)
-
-
 @dataclass(frozen=True)
 class Known:
     """What the master knows of an attempt.
@@ -125,3 +105,40 @@ def blame(known: Known, *, all_heard: bool) -> Failure | None:
         reason = f"Rank {found.rank} on {found.node} failed: {found.error.rstrip('.')}."
         return Failure(found.node, found.rank, reason, found.lines)
     return known.launcher if all_heard else None
+
+
+class Inquiry:
+    """Waits until nothing that is still to come could put the blame on somebody else.
+
+    It begins with the first thing that fails, and once more with the first process.
+
+    Args:
+        words: Whose answers are waited for.
+    """
+
+    def __init__(self, words: Words) -> None:
+        self._words = words
+        self._settles: float | None = None
+        self._of_processes = False
+        self._question: int | None = None
+
+    def blame(self, known: Known, now: float) -> Failure | None:
+        """Return what an attempt failed of; None as long as it may turn out to be something else, or nothing.
+
+        Args:
+            known: What is known by now.
+            now: Seconds on a clock that never goes back.
+        """
+        if known.is_well:
+            self._settles = None
+            return None
+        if self._settles is None or (known.ended and not self._of_processes):
+            self._settles, self._question = now + SETTLE_S, None
+            self._of_processes = bool(known.ended)
+        return blame(known, all_heard=self._is_over(self._settles, now))
+
+    def _is_over(self, settles: float, now: float) -> bool:
+        """Return whether all nodes have said how they are since the failure has settled."""
+        if self._question is None and now >= settles:
+            self._question = self._words.beat + 1
+        return self._question is not None and self._words.have_answered(self._question)

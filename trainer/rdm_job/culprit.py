@@ -12,13 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["GONE", "LINES", "Ended", "first", "how_it_ended", "lines_of"]
+from rdm_log.errors import without_prefix
+
+__all__ = ["GONE", "LINES", "Ended", "first", "how_it_ended", "lines_of", "why_it_ended"]
 
 LINES = 12
 """How many lines of its errors are kept of a process."""
 GONE = "its process is gone, killed from outside or out of memory"
 _EXITED = "it ended with exit code"
 _TERMINATED = f"it was ended by {signal.SIGTERM.name}"
+_TRACEBACK = "Traceback (most recent call last)"
 _OTHERS = re.compile(r"\[rank\d+\]:")
 # What processes say when another one has gone, in small letters.
 _ECHOES = (
@@ -56,9 +59,7 @@ class Ended:
     @property
     def is_echo(self) -> bool:
         """Whether it seems to have ended because another one had."""
-        # An exit code says nothing, the last line of another program's errors may.
-        said = self.lines[-1] if self.lines and self.error.startswith(_EXITED) else self.error
-        return any(word in said.lower() for word in _ECHOES)
+        return any(word in self.error.lower() for word in _ECHOES)
 
 
 def first(ended: Iterable[Ended], *, echoes: bool) -> Ended | None:
@@ -83,6 +84,38 @@ def how_it_ended(code: int) -> str:
         return f"it was ended by {signal.Signals(number).name}"
     except ValueError:
         return f"{_EXITED} {code}"
+
+
+def why_it_ended(code: int, errors: Sequence[str]) -> str:
+    """Say in one line how another program ended, as far as the last lines of its own errors tell.
+
+    Args:
+        code: Its exit code.
+        errors: What it wrote, and nobody else.
+    """
+    how = how_it_ended(code)
+    if how.startswith(_EXITED):
+        said = _raised(errors) or next((line for line in reversed(errors) if line.strip()), "")
+    elif how in ("", GONE, _TERMINATED):
+        said = ""
+    else:
+        # A library that aborts says why, and after it a C++ runtime much more.
+        said = next((line for line in reversed(errors) if _OTHERS.match(line)), "")
+    said = without_prefix(said)[0].strip()
+    return f"{how}: {said}" if said else how
+
+
+def _raised(errors: Sequence[str]) -> str:
+    """Return the exception that ends the last traceback: libraries go on writing while a process ends."""
+    found, before, within = "", "", False
+    for line in errors:
+        said = without_prefix(line)[0]
+        if said.startswith(_TRACEBACK):
+            within = not before.startswith("Exception ignored in")
+        elif within and said and not said[0].isspace():
+            found, within = said, False
+        before = said
+    return found
 
 
 def lines_of(rank: int, log: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ import traceback
 from typing import Any
 
 from rdm_job import processes
-from rdm_job.culprit import GONE, how_it_ended, lines_of
+from rdm_job.culprit import GONE, lines_of
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.launchers import Attempt, environment, exports, launcher_of
 from rdm_job.links import Links
@@ -178,14 +178,9 @@ class Part:
 
     @staticmethod
     def _described(record: dict[str, Any], log: list[str]) -> dict[str, Any]:
-        rank, error = int(record["rank"]), str(record["error"])
-        lines = record.get("lines") or lines_of(rank, log)
-        if record["exit"] is not None and error == how_it_ended(int(record["exit"])) and lines:
-            # Another program's process: only its lines say why.
-            mark = f"[rank{rank}]:"
-            said = lines[-1].removeprefix(mark).strip()
-            error = f"{error}: {said}" if lines[-1].startswith(mark) and said else error
-        return {"rank": rank, "error": error, "time": record["time"], "lines": lines}
+        # Lines from the log are only to be shown: others write there, too, also later.
+        rank, lines = int(record["rank"]), record["lines"] or lines_of(int(record["rank"]), log)
+        return {"rank": rank, "error": str(record["error"]), "time": record["time"], "lines": lines}
 
     def _keep_watch(self) -> None:
         """Watch this node, for ever. A vendor's library may take long: this has its own thread."""

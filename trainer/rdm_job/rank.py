@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rdm_job.culprit import LINES, how_it_ended
+from rdm_job.culprit import LINES, why_it_ended
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.environment import adopt_launcher_environment
 from rdm_job.network import interface_of
@@ -34,6 +34,9 @@ __all__ = ["main"]
 DIRECTORY_VARIABLE = "RDM_JOB_DIR"
 ATTEMPT_VARIABLE = "RDM_ATTEMPT"
 _LOOK_S = 2.0
+_KEPT = 32 * 1024
+"""How many bytes of the end of a program's errors tell why it ended."""
+_REST_S = 1.0
 _children: list[subprocess.Popen[bytes]] = []
 
 
@@ -148,10 +151,11 @@ def _terminated(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _outcome(work: Callable[[], int]) -> tuple[int, str, list[str]]:
+def _outcome(work: Callable[[], tuple[int, list[str]]]) -> tuple[int, str, list[str]]:
     """Return the exit code and, when it failed, why in one line, and the last lines of the error."""
+    errors: list[str] = []
     try:
-        code = work()
+        code, errors = work()
     except TrainerError as error:
         print(error, file=sys.stderr)
         return error.exit_code, str(error), str(error).splitlines()[-LINES:]
@@ -167,10 +171,10 @@ def _outcome(work: Callable[[], int]) -> tuple[int, str, list[str]]:
         lines = traceback.format_exc().splitlines()[-LINES:]
         said = str(error).strip().splitlines()
         return FAILED, f"{type(error).__name__}: {said[0]}" if said else type(error).__name__, lines
-    return code, how_it_ended(code), []
+    return code, why_it_ended(code, errors), errors[-LINES:] if code else []
 
 
-def _work(directory: JobDirectory, arguments: Sequence[str]) -> int:
+def _work(directory: JobDirectory, arguments: Sequence[str]) -> tuple[int, list[str]]:
     from rdm_trainer import config as configuration
 
     config = configuration.load(directory.resolved)
@@ -179,17 +183,42 @@ def _work(directory: JobDirectory, arguments: Sequence[str]) -> int:
         return _run([sys.executable, *program, *arguments])
     from rdm_trainer.train import run
 
-    return run(config, directory.path)
+    return run(config, directory.path), []
 
 
-def _run(command: list[str]) -> int:
-    """Run a program of the user's, hand it the signals that this process gets, and return its exit code."""
-    with subprocess.Popen(command) as process:  # the user's own program, no shell
+def _run(command: list[str]) -> tuple[int, list[str]]:
+    """Run a program of the user's, and hand it the signals that this process gets.
+
+    Its errors come through this process: in the node's log they stand among those of others.
+
+    Returns:
+        Its exit code, and the last lines of its errors.
+    """
+    read, write = os.pipe()
+    with subprocess.Popen(command, stderr=write) as process:  # the user's own program, no shell
+        os.close(write)
         _children.append(process)
+        end = bytearray()
+        reader = threading.Thread(target=_pass_on, args=(read, end), daemon=True)
+        reader.start()
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, lambda received, _frame: process.send_signal(received))
         code = process.wait()
-    return code if code >= 0 else 128 - code
+    # What it has left behind may write for ever.
+    reader.join(_REST_S)
+    lines = [line for line in bytes(end).decode("utf-8", "replace").splitlines() if line.strip()]
+    return code if code >= 0 else 128 - code, lines
+
+
+def _pass_on(errors: int, end: bytearray) -> None:
+    """Write a program's errors to where this process' go, and keep their end."""
+    while block := os.read(errors, 65536):
+        end += block
+        del end[:-_KEPT]
+        # A full disk must not end the program.
+        with contextlib.suppress(OSError):
+            while block:
+                block = block[os.write(sys.stderr.fileno(), block) :]
 
 
 if __name__ == "__main__":

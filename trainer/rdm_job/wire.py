@@ -127,13 +127,10 @@ class Hub:
 
     def receive(self) -> dict[str, list[dict[str, Any]]]:
         """Return what nodes have said: {node: messages}."""
-        self._accept()
-        found = {}
+        found = self._accept()
         for name, link in self._nodes.items():
-            messages = link.receive()
-            if messages:
-                found[name] = messages
-        return found
+            found.setdefault(name, []).extend(link.receive())
+        return {name: messages for name, messages in found.items() if messages}
 
     def silent_for(self, node: str) -> float | None:
         """Return for how many seconds nothing has come from a node, or None when it never came."""
@@ -147,7 +144,9 @@ class Hub:
             link.close()
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> dict[str, list[dict[str, Any]]]:
+        """Take new connections; return what was said behind a proof, and in connections that are replaced."""
+        found: dict[str, list[dict[str, Any]]] = {}
         with contextlib.suppress(BlockingIOError):
             while True:
                 connection, _ = self._listener.accept()
@@ -160,16 +159,20 @@ class Hub:
             given = str(messages[0].get("proof")) if messages else ""
             known = bool(messages) and hmac.compare_digest(given, _proof(self._key, nonce, name))
             if known:
-                # A node that comes again has lost its old connection, and has yet to say something.
+                said = messages[1:]
                 if name in self._nodes:
+                    found.setdefault(name, []).extend(self._nodes[name].receive())
                     self._nodes[name].close()
-                    link.heard = self._nodes[name].heard
+                    # It has only connected again, and has yet to say something.
+                    link.heard = link.heard if said else self._nodes[name].heard
+                found.setdefault(name, []).extend(said)
                 self._nodes[name] = link
             elif messages or not link.is_open or time.monotonic() - link.heard > 10:
                 link.close()
             else:
                 continue
             self._strangers.remove((link, nonce))
+        return found
 
 
 class Link:

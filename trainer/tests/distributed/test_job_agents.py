@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rdm_job import network, wire
+from rdm_job.blame import SETTLE_S
 from rdm_job.directory import JobDirectory
 from tests.distributed.nodes import PROGRAM, Nodes, running
 from tests.waiting import wait_until
@@ -314,29 +316,71 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = "back-busy"
-    nodes.run(job, "launcher.max_restarts=1")
+    # Unlike DeepSpeed's, torch's launcher writes to where its processes' errors go, after them.
+    nodes.run(job, "launcher.max_restarts=1", "launcher.kind=torchrun")
     monkeypatch.setenv("RDM_CLUSTER_KEY", str(nodes.folder / "key"))
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
-    os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
-    os.kill(nodes.process_of(1, job), signal.SIGKILL)
-    nodes.end(0, "lose 0")
-    greeted = []
+    greeted: list[float] = []
 
     def connect_again() -> None:
         port = master.request().offer.agent_port
         link = wire.Link("127.0.0.1", port, "n2", wire.job_key(job))
         wait_until("it has proved who it is", lambda: link.receive() or link._greeted)
-        greeted.append(link)
+        greeted.append(time.monotonic())
         link.close()
 
+    os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
+    connect_again()
+    os.kill(nodes.process_of(1, job), signal.SIGKILL)
+    nodes.end(0, "lose 0")
     wait_until("somebody is blamed", master.read_state, lambda state: state.failures, pause=connect_again)
-    assert greeted
+    # Also after the failure had settled: so it was there, as far as the master knew, when it was asked.
+    assert len(greeted) > 3
+    assert greeted[-1] - greeted[0] > SETTLE_S
     assert nodes.ask("n2", "revive")["revived"] == [job]
     nodes.wait_for_attempt(job, 1)
     nodes.end(0)
     nodes.end(1)
     state = nodes.ended(job)
     assert [(failure["node"], failure["rank"]) for failure in state["failures"]] == [("n2", None)]
+
+
+@contextlib.contextmanager
+def speaking_for(node: str, address: str, port: int, job: str) -> Iterator[None]:
+    """Be the agent of a node that is there, says so, and never answers how it is."""
+    ended = threading.Event()
+    link = wire.Link(address, port, node, wire.job_key(job))
+
+    def speak() -> None:
+        while not ended.wait(0.1):
+            link.receive()
+            link.send({"attempt": 0, "quiet": True})
+        link.close()
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_job_can_be_seen_and_stopped_while_it_is_asked_who_failed(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = "asked"
+    nodes.run(job)
+    monkeypatch.setenv("RDM_CLUSTER_KEY", str(nodes.folder / "key"))
+    master = JobDirectory(nodes.folder / "n1" / job, "n1")
+    os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
+    with speaking_for("n2", "127.0.0.1", master.request().offer.agent_port, job):
+        nodes.end(0, "lose 0")
+        seen = wait_until("it is seen", master.read_state, lambda state: state.nodes["n1"] == "failed")
+        assert (seen.state, seen.failures) == ("running", [])
+        assert nodes.ask("n1", "stop", job, "--now")["stopped"]
+        state = nodes.ended(job)
+    assert (state["state"], state["failures"]) == ("stopped", [])
 
 
 def test_what_is_wrong_is_said_before_anything_starts(nodes: Nodes) -> None:

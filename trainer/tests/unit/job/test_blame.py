@@ -33,12 +33,13 @@ class Master:
     ended: tuple[Ended, ...] = ()
     launcher: Failure | None = None
     found: Failure | None = None
-    inquiry: Inquiry | None = None
     words: Words = field(init=False)
+    inquiry: Inquiry = field(init=False)
     heard: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
         self.words = Words(self.nodes)
+        self.inquiry = Inquiry(self.words)
         self.heard = dict.fromkeys(self.nodes, 0.0)
         for node in self.nodes:
             self.say(node, life="first", answers=0)
@@ -57,9 +58,7 @@ class Master:
         self.words.beat += 1
         lost = tuple(node for node in self.nodes if self.now - self.heard[node] > SILENCE_S)
         known = Known(lost, self.words.anew, self.ended, self.launcher)
-        if self.found is None and not known.is_well:
-            self.inquiry = self.inquiry or Inquiry(self.words, self.now)
-            self.found = blame(known, all_heard=self.inquiry.is_over(self.now))
+        self.found = self.found or self.inquiry.blame(known, self.now)
 
 
 def culprit(master: Master) -> tuple[str, int | None] | None:
@@ -195,6 +194,24 @@ def test_launchers_that_ended_before_the_last_processes_said_so_have_not_failed(
     master.launcher = None
     master.look()
     assert culprit(master) is None
+
+
+def test_the_first_process_that_fails_after_a_launcher_has_all_the_time_to_settle() -> None:
+    master = Master(launcher=SHORT)
+    master.look()
+    master.now += SETTLE_S - 0.1
+    master.ended = (ECHO,)
+    master.look()
+    # Whoever it is the echo of takes a little longer to say so.
+    master.now += SETTLE_S - 0.1
+    for _ in range(2):
+        master.look()
+        master.say("n2", life="first", answers=master.words.beat)
+    master.look()
+    assert culprit(master) is None
+    master.ended = (ECHO, Ended("n2", 1, "ValueError: the sky is falling", 9.0))
+    master.look()
+    assert culprit(master) == ("n2", 1)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.culprit import GONE, LINES, Ended, first, how_it_ended, lines_of
+from rdm_job.culprit import GONE, LINES, Ended, first, how_it_ended, lines_of, why_it_ended
 
 ECHOES = (
     "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:53943.",
@@ -34,16 +34,44 @@ def test_a_process_that_lost_another_did_not_fail_first(error: str) -> None:
     assert first([echo], echoes=True) == echo
 
 
-def test_of_another_program_that_exits_the_last_line_says_whether_it_lost_another() -> None:
-    code = how_it_ended(1)
-    lines = (
-        "Traceback (most recent call last):",
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-    )
-    assert Ended("n1", 0, code, 10.0, lines).is_echo
-    assert not Ended("n1", 0, code, 10.0, (*lines, "KeyError: 'x'")).is_echo
-    assert not Ended("n1", 0, code, 10.0).is_echo
-    assert not Ended("n1", 0, GONE, 10.0, lines).is_echo
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+TRACEBACK = ("Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "    step()")
+
+
+@pytest.mark.parametrize(
+    ("code", "errors", "cause", "is_echo"),
+    [
+        (1, (*TRACEBACK, RESET), f": {RESET}", True),
+        (1, ("[rank3]: " + TRACEBACK[0], "[rank3]:   File", "[rank3]: " + RESET), f": {RESET}", True),
+        (1, (*TRACEBACK, RESET, "During handling:", *TRACEBACK, "KeyError: 'x'"), ": KeyError: 'x'", False),
+        # What comes as the process ends says nothing of why.
+        (
+            1,
+            (*TRACEBACK, "KeyError: 'x'", "[rank3]:[W1123 14:00:00.000000000 ProcessGroupNCCL.cpp:1538] no"),
+            ": KeyError: 'x'",
+            False,
+        ),
+        (
+            1,
+            (*TRACEBACK, RESET, "Exception ignored in: <function f>", *TRACEBACK, "TypeError: no"),
+            f": {RESET}",
+            True,
+        ),
+        (2, ("usage: train.py", "train.py: error: no --lr", ""), ": train.py: error: no --lr", False),
+        (1, (), "", False),
+        (134, ("[rank3]:[E1123] Watchdog caught NCCL timeout", "frame #1"), ": [E1123] Watchdog", True),
+        # Nobody's exception kills a process.
+        (137, (*TRACEBACK, RESET), "", False),
+        (143, (*TRACEBACK, "KeyError: 'x'"), "", True),
+    ],
+)
+def test_of_another_program_its_exception_says_whether_it_lost_another(
+    code: int, errors: tuple[str, ...], cause: str, is_echo: bool
+) -> None:
+    why = why_it_ended(code, errors)
+    assert why.startswith(how_it_ended(code) + cause)
+    assert bool(cause) or why == how_it_ended(code)
+    assert Ended("n1", 0, why, 10.0).is_echo == is_echo
 
 
 @pytest.mark.parametrize("error", OWN)

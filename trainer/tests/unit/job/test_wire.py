@@ -116,6 +116,63 @@ def test_a_node_that_comes_again_is_heard_again(hub: tuple[Hub, int]) -> None:
         link.close()
 
 
+def speak(connection: socket.socket, *messages: dict[str, object]) -> None:
+    """Prove to be n2, and go on at once: all of it is read together."""
+    nonce = json.loads(connection.makefile().readline())["nonce"]
+    proof = {"node": "n2", "proof": wire._proof(KEY, nonce, "n2")}
+    connection.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (proof, *messages)))
+
+
+def greeted(master: Hub, strangers: int = 1) -> None:
+    """Wait until the master has taken connections."""
+    until("they are there", lambda: not master.receive() and len(master._strangers) == strangers, master)
+
+
+def heard_by(master: Hub, count: int) -> list[dict[str, object]]:
+    """Return what n2 says next, so many messages."""
+    found: list[dict[str, object]] = []
+
+    def turn() -> bool:
+        found.extend(master.receive().get("n2", []))
+        return len(found) >= count
+
+    until("it is heard", turn, master)
+    return found
+
+
+def test_what_a_node_says_with_its_proof_is_heard(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    connections = []
+    for life in (1, 2):
+        connections.append(socket.create_connection(("127.0.0.1", port)))
+        greeted(master)
+        if life == 2:
+            # As if it had been silent for long.
+            master._nodes["n2"].heard -= 100
+        speak(connections[-1], {"life": life}, {"report": life})
+        assert heard_by(master, 2) == [{"life": life}, {"report": life}]
+        silent = master.silent_for("n2")
+        assert silent is not None
+        assert silent < 100
+    for connection in connections:
+        connection.close()
+
+
+def test_what_a_node_said_before_it_connected_again_is_heard_first(hub: tuple[Hub, int]) -> None:
+    master, port = hub
+    with (
+        socket.create_connection(("127.0.0.1", port)) as first,
+        socket.create_connection(("127.0.0.1", port)) as again,
+    ):
+        greeted(master, 2)
+        speak(first, {"report": 1})
+        assert heard_by(master, 1) == [{"report": 1}]
+        # The master is busy, and reads all of this at once.
+        first.sendall(b'{"report": 2}\n')
+        speak(again, {"report": 3})
+        assert heard_by(master, 2) == [{"report": 2}, {"report": 3}]
+
+
 def test_a_node_that_only_connects_again_is_as_silent_as_before(hub: tuple[Hub, int]) -> None:
     master, port = hub
     first = Link("127.0.0.1", port, "n2", KEY)

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a process that runs another program knows of its end, in a log into which others write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from rdm_job.culprit import LINES, Ended
+from rdm_job.part import Part
+
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+TORCHRUN = """\
+E1123 14:00:01.000000 812 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) \
+local_rank: 0 (pid: 815) of binary: /usr/bin/python3
+Traceback (most recent call last):
+  File "/usr/lib/python3/site-packages/torch/distributed/launcher/api.py", line 269, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+rdm_job.rank FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-23_14:00:01
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 815)
+============================================================
+"""
+"""What torch's launcher writes when a process has ended with exit code 1."""
+
+
+def ended(log: Path, program: str, stdin: int | IO[bytes] = subprocess.DEVNULL) -> dict[str, Any]:
+    """Run a program as a rank does, and return the end of the record."""
+    code = (
+        "import json, sys; from rdm_job import rank\n"
+        f"outcome = rank._outcome(lambda: rank._run([sys.executable, '-c', {program!r}]))\n"
+        "print(json.dumps(dict(zip(('exit', 'error', 'lines'), outcome))))"
+    )
+    with log.open("ab") as errors:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE, stderr=errors, check=True
+        )
+    return {"rank": 0, "time": 10.0, **json.loads(done.stdout)}
+
+
+def told(log: Path, record: dict[str, Any]) -> Ended:
+    """Return what the node tells the master of a process, after all that was written meanwhile."""
+    return Ended.of("n1", Part._described(record, log.read_text().splitlines()))
+
+
+def test_a_victim_stays_one_when_its_launcher_has_written_after_it(tmp_path: Path) -> None:
+    log = tmp_path / "n1.err"
+    record = ended(log, "raise ConnectionResetError(104, 'Connection reset by peer')")
+    assert log.read_text().endswith(f"{RESET}\n")
+    with log.open("a") as launcher:
+        launcher.write(TORCHRUN)
+    found = told(log, record)
+    assert found.error == f"it ended with exit code 1: {RESET}"
+    assert found.is_echo
+    assert found.lines[-1] == RESET
+
+
+def test_a_culprit_stays_one_when_its_victims_have_written_before_it_has_ended(tmp_path: Path) -> None:
+    log = tmp_path / "n1.err"
+    # Its connections break before it has ended: as its interpreter ends, while nobody waits for it yet.
+    program = (
+        "import atexit, pathlib\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        "def victim():\n"
+        "    while not log.read_text().endswith(\"KeyError: 'x'\\n\"): pass\n"
+        f"    log.open('a').write('[rank1]: {RESET}\\n{RESET}\\n')\n"
+        "atexit.register(victim)\n"
+        "raise KeyError('x')"
+    )
+    record = ended(log, program)
+    assert log.read_text().splitlines()[-1] == RESET
+    found = told(log, record)
+    assert found.error == "it ended with exit code 1: KeyError: 'x'"
+    assert not found.is_echo
+    assert found.lines[-1] == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "error"),
+    [
+        ("print('all is well', file=sys.stderr)", 0, ""),
+        ("sys.stderr.write('no newline'); sys.exit(3)", 3, "it ended with exit code 3: no newline"),
+        ("os.kill(os.getpid(), 15)", 143, "it was ended by SIGTERM"),
+    ],
+)
+def test_how_a_program_ends(tmp_path: Path, program: str, code: int, error: str) -> None:
+    record = ended(tmp_path / "n1.err", f"import os, sys; {program}")
+    assert (record["exit"], record["error"]) == (code, error)
+
+
+def test_what_a_program_leaves_behind_holds_nobody_up_and_all_it_wrote_is_in_the_log(tmp_path: Path) -> None:
+    log, left = tmp_path / "n1.err", "import sys; sys.stdin.read()"
+    lines = "for i in range(20000): print('line', i, file=sys.stderr)"
+    program = (
+        f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {left!r}], stdout=sys.stderr)\n"
+        f"{lines}\nsys.exit(1)"
+    )
+    with subprocess.Popen(["sleep", "infinity"], stdout=subprocess.PIPE) as holds:
+        assert holds.stdout is not None
+        record = ended(log, program, holds.stdout)
+        assert holds.poll() is None
+        holds.kill()
+    assert log.read_text().splitlines() == [f"line {number}" for number in range(20000)]
+    assert record["lines"] == [f"line {number}" for number in range(20000 - LINES, 20000)]
