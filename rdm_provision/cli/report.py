@@ -25,7 +25,7 @@ Examples:
   rdm-provision report gpt-1 gpt-2 -o both.html   two, and how their configurations differ
   rdm-provision report ./log2/10932251            a directory here, of anybody's job
   rdm-provision report ./before.log ./after.log
-  rdm-provision report ./log2/10932251 --state "$(sacct -nXo state -j 10932251)" --conf _00_conf.sh
+  rdm-provision report ./log2/1093 --state "$(sacct -nXo state -j 1093)" --conf _00_conf.sh
 """
 )
 @click.argument("targets", nargs=-1, required=True, metavar="JOB|PATH...")
