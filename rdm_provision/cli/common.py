@@ -317,6 +317,27 @@ run_options = _with(
 """The options of a verb that runs a playbook of several parts."""
 
 
+def untold_options(which: str) -> Callable[[Command], Command]:
+    """Return a decorator: options for what a directory's verdict needs and its logs do not tell.
+
+    Args:
+        which: of what they are, for their help.
+    """
+    state = click.option(
+        "--state",
+        default="",
+        metavar="WORD",
+        help=f"{which}: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
+    )
+    conf = click.option(
+        "--conf",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"{which}: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
+    )
+    return lambda command: state(conf(command))
+
+
 def inventory_flag(options: Options) -> str:
     """Return `` -i PATH`` for commands that we suggest, when the user named an inventory."""
     import shlex

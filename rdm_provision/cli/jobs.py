@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options, unknown_job
+from rdm_provision.cli.common import (
+    Options,
+    emit_json,
+    inventory_flag,
+    limited_run_options,
+    unknown_job,
+    untold_options,
+)
 from rdm_provision.cli.printable import printable
 from rdm_provision.cli.prune import prune
 from rdm_provision.errors import InputError
@@ -47,18 +54,7 @@ Examples:
 @click.argument("job", required=False, default="", metavar="[JOB]")
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
 @click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
-@click.option(
-    "--state",
-    default="",
-    metavar="WORD",
-    help="With --verdict of a directory: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
-)
-@click.option(
-    "--conf",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="With --verdict of a directory: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
-)
+@untold_options("With --verdict of a directory")
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @click.option(
     "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."

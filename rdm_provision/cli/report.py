@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job
+from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job, untold_options
 from rdm_provision.cli.printable import printable
 
 if TYPE_CHECKING:
@@ -35,18 +35,7 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page.  [default: NAME.html here, comparison.html of several]",
 )
-@click.option(
-    "--state",
-    default="",
-    metavar="WORD",
-    help="Of one PATH: the scheduler's word, such as `sacct -nXo state -j JOBID`.",
-)
-@click.option(
-    "--conf",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Of one PATH: KEY=VALUE lines that were asked for, such as _00_conf.sh.",
-)
+@untold_options("Of one PATH")
 @limited_run_options
 def report(
     options: Options, targets: tuple[str, ...], output: Path | None, state: str, conf: Path | None
