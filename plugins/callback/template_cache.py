@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Compile each template once in a run; see DOCUMENTATION."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = r"""
+name: template_cache
+type: aggregate
+short_description: Compile each template once in a run
+version_added: 0.1.0
+author: The rdm-provision developers
+description:
+  - Ansible compiles the templates of a task anew for each node, which is a quarter of what a first run costs
+    on the controller. With this callback the first process to meet a template compiles it for all others.
+  - The compiled code lies in the run's directory for temporary files and goes with it. What a template
+    evaluates to is not kept.
+  - It reaches into ansible-core 2.19. With another version, in which it does not find its place, templates
+    are compiled as ever.
+  - C(rdm-provision) sets it. For plain C(ansible-playbook), set
+    C(callbacks_enabled=rdm.provision.template_cache).
+requirements:
+  - enable in configuration
+"""
+
+COMPILED = "ansible_collections.rdm.provision.plugins.plugin_utils.compiled_templates"
+DIRECTORY = "rdm_templates"
+"""Below a run's directory for temporary files, which is the user's alone."""
+
+
+class CallbackModule(CallbackBase):
+    """The callback: begins with the run, and prints nothing."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "rdm.provision.template_cache"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
+        """Let the run's processes share what they compile."""
+        with contextlib.suppress(ImportError, AttributeError, OSError):
+            compiled = importlib.import_module(COMPILED)
+            directory = Path(constants.DEFAULT_LOCAL_TMP, DIRECTORY)
+            directory.mkdir(mode=0o700)
+            compiled.install(compiled.Store(directory))
