@@ -95,6 +95,7 @@ class Lab:
         *,
         hardware: str = "container",
         engine: str = "",
+        kernel: str = "",
         trainer: bool = False,
         slurm: bool = False,
         rails: int = 1,
@@ -111,16 +112,19 @@ class Lab:
             hardware: one of :data:`HARDWARE`.
             engine: the Docker Engine of virtual machines: ``20.10``, ``26.1``, or ``newest`` for the last
                 one that Debian has. Empty means 26.1.
+            kernel: that of virtual machines: ``6.12``, or ``newest`` for the last one in the backports of
+                their release. Empty means 6.12.
             trainer: containers run the training image, made from the trainer's sources as they are now.
             slurm: the nodes have Slurm's packages, a shared directory and stand-ins for GPUs, and the
                 inventory says which partition each is in, for :meth:`Cluster.slurm_up`.
-            rails: how many interfaces each node has on the fabric, ``ib0``, ``ib1`` and so on.
+            rails: how many interfaces each node has on the fabric, ``ib0``, ``ib1`` and so on; virtual
+                machines have a card for each, with virtual functions of its own.
             check: change nothing, say what would be changed.
             verbosity: ansible-playbook's number of ``-v``.
 
         Raises:
-            InputError: no lab can have this number of nodes or rails, this driver or engine, or this hardware
-                here.
+            InputError: no lab can have this number of nodes or rails, this driver, engine or kernel, or this
+                hardware here.
         """
         from ansible_collections.rdm.provision.plugins.module_utils.lab.vm import machine, recipe
 
@@ -133,8 +137,9 @@ class Lab:
             raise InputError("a lab with --slurm has nodes that are containers: leave --hardware vm out")
         with self._input():
             self._spec.checked_nodes(nodes)
-            self._spec.checked_rails(rails, driver, hardware)
+            self._spec.checked_rails(rails, driver)
             recipe.checked_engine(engine, hardware == "vm")
+            recipe.checked_kernel(kernel, hardware == "vm")
             if hardware == "vm":
                 recipe.checked_architecture(os.uname().machine)
                 machine.checked_request(driver, trainer, image_source)
@@ -146,6 +151,7 @@ class Lab:
                 "lab_directory": str(self.directory / "inventory" / self.name),
                 "lab_hardware": hardware,
                 "lab_engine": engine,
+                "lab_kernel": kernel,
                 "lab_driver": driver,
                 "lab_image_source": image_source,
                 "lab_trainer": trainer,

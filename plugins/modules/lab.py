@@ -80,7 +80,7 @@ options:
   rails:
     description:
       - How many interfaces each node has on the fabric, C(ib0), C(ib1) and so on, each on its own switch.
-        Only where nodes are containers.
+        Of a virtual machine, each is a network card with virtual functions of its own.
     type: int
     default: 1
   timeout:
@@ -389,7 +389,7 @@ class Change:
 def present(engine: LabEngine, given: Dict[str, Any], check: bool) -> Dict[str, Any]:
     """Make the lab as asked for; return the module's result."""
     wanted = spec.node_names(spec.checked_nodes(given["nodes"]))
-    spec.checked_rails(given["rails"], given["driver"], given["hardware"])
+    spec.checked_rails(given["rails"], given["driver"])
     if given["hardware"] == "vm":
         machine.checked_request(given["driver"], bool(given["train_archive"]))
     known = engine.directory()
@@ -419,7 +419,12 @@ def node_bodies(
         "archives": given["archives"],
     }
     if given["hardware"] == "vm":
-        common.update(image=given["machine_image"], machine=given["machine"], kvm=os.path.exists(machine.KVM))
+        common.update(
+            image=given["machine_image"],
+            machine=given["machine"],
+            kvm=os.path.exists(machine.KVM),
+            rails=given["rails"],
+        )
         return {
             node: machine.machine_body(machine.MachineSpec(name=node, address=address, **common))
             for node, address in addresses.items()

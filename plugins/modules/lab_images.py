@@ -73,6 +73,12 @@ options:
         that Debian has. Empty means C(26.1).
     type: str
     default: ""
+  kernel:
+    description:
+      - The kernel of nodes that are virtual machines, C(6.12), or C(newest) for the last one that the
+        backports of their release have. Empty means C(6.12).
+    type: str
+    default: ""
   pull_timeout:
     description: Seconds for which the registry may stay silent before C(auto) gives it up.
     type: int
@@ -154,7 +160,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabP
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer_build import install_layer
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.build import Machines
 from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import RECIPE_LABEL as MACHINE_LABEL
-from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import checked_engine
+from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.recipe import (
+    Choice,
+    checked_engine,
+    checked_kernel,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.lab.work import (
     clean_up_when_told_to_end,
     run,
@@ -172,6 +182,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "slurm": {"type": "bool", "default": False},
     "machines": {"type": "bool", "default": False},
     "engine": {"type": "str", "default": ""},
+    "kernel": {"type": "str", "default": ""},
     "pull_timeout": {"type": "int", "default": 10},
 }
 
@@ -425,13 +436,16 @@ def main() -> None:
     try:
         if given["state"] == "absent":
             module.exit_json(changed=remove(api, cache, module.check_mode))
-        engine = checked_engine(given["engine"], given["machines"])
+        made_of = Choice(
+            checked_engine(given["engine"], given["machines"]),
+            checked_kernel(given["kernel"], given["machines"]),
+        )
         images = Images(api, Path(given["files"]), cache, given["base"])
         result: Dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
         training = TrainingImage(images, Path(given["trainer"])) if given["trainer"] else None
         if training is not None:
             result["train_archive"] = training.archive.name
-        machines = Machines(api, Path(given["files"]), cache, engine) if given["machines"] else None
+        machines = Machines(api, Path(given["files"]), cache, made_of) if given["machines"] else None
         if machines is not None:
             result.update(machine_image=machines.image, machine=str(machines.directory))
         slurm = SlurmImage(api, images.node_image, Path(given["files"])) if given["slurm"] else None

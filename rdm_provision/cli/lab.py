@@ -23,6 +23,7 @@ __all__ = ["lab"]
 _NAME = "lab"  # rdm_provision.lab.DEFAULT_NAME, without loading it for --help
 _HARDWARE = ("container", "vm")
 _ENGINES = ("20.10", "26.1", "newest")
+_KERNELS = ("6.12", "newest")
 _DRIVERS = ("macvlan", "bridge", "ipvlan", "sriov")
 
 
@@ -79,8 +80,10 @@ Examples:
   rdm-provision lab up --rails 2               two fabrics, and containers on both
   rdm-provision lab up --driver sriov          with stand-ins for virtual functions
   rdm-provision lab up --hardware vm -n 2      virtual machines, and virtual functions that are real
+  rdm-provision lab up --hardware vm -n 2 --rails 2
+                                               the same, with two cards in each and VFs of both
   rdm-provision lab up --hardware vm -n 2 --engine 20.10
-                                               the same, with the Docker Engine that your nodes have
+                                               or with the Docker Engine that your nodes have
   rdm-provision lab up --trainer               for training; again after a change of trainer/
   rdm-provision lab up --slurm                 for a Slurm cluster, which `slurm up` makes of it
 """
@@ -100,6 +103,11 @@ Examples:
     help="The Docker Engine of virtual machines; newest: Debian's last.  [default: 26.1]",
 )
 @click.option(
+    "--kernel",
+    type=click.Choice(_KERNELS),
+    help="The kernel of virtual machines; newest: the backports' last.  [default: 6.12]",
+)
+@click.option(
     "--driver",
     type=click.Choice(_DRIVERS),
     help="Of the container network that the inventory asks for.  [default: macvlan; with vm: sriov]",
@@ -112,7 +120,7 @@ Examples:
     default=1,
     show_default=True,
     metavar="N",
-    help="How many interfaces each node has on the fabric: ib0, ib1...",
+    help="How many interfaces each node has on the fabric: ib0, ib1...; with vm, cards.",
 )
 @click.option(
     "--image-source",
@@ -131,6 +139,7 @@ def up(
     name: str,
     hardware: str,
     engine: str | None,
+    kernel: str | None,
     driver: str | None,
     trainer: bool,
     slurm: bool,
@@ -151,6 +160,7 @@ def up(
         image_source,
         hardware=hardware,
         engine=engine or "",
+        kernel=kernel or "",
         trainer=trainer,
         slurm=slurm,
         rails=rails,

@@ -5,10 +5,21 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tests.e2e.product import Lab, wait_until
+from tests.e2e.product import ADDRESSES, Lab, Product, wait_until
+from tests.integration.engines import is_of
+from tests.labs import lab_name, left_over
+
+NODES = ("n1", "n2")
+VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
+"""What `lab up` calls an engine -> what it is."""
+FUNCTIONS = 7
+"""Of each card."""
 
 # Without KVM a machine's minute is one of a whole core, which others may use.
 BOOT_S = 900
@@ -36,7 +47,13 @@ class MachineLab(Lab):
             ssh = ["ssh", "-o", f"ControlPath={path}", "-O", "exit", path.stem]
             subprocess.run(ssh, check=False, capture_output=True, timeout=60)
 
-    def _run(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    def write(self, node: str, path: str, content: str | bytes) -> None:
+        """Write a file on a node, as root."""
+        given = content.encode() if isinstance(content, str) else content
+        done = self._run(node, "dd", f"of={path}", "status=none", given=given)
+        assert done.returncode == 0, done.stderr
+
+    def _run(self, node: str, *argv: str, given: bytes = b"") -> subprocess.CompletedProcess[str]:
         connection = (
             *("-F", str(self.inventory / ".rdm/lab/ssh_config")),
             # A login costs a second where every instruction is translated.
@@ -45,12 +62,14 @@ class MachineLab(Lab):
             # Of a machine that reboots.
             *("-o", "ConnectTimeout=60", "-o", "ServerAliveInterval=20"),
         )
-        return subprocess.run(
+        done = subprocess.run(
             ["ssh", *connection, node, "--", "sudo", shlex.join(argv)],
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
-            text=True,
             timeout=300,
+        )
+        return subprocess.CompletedProcess(
+            done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
         )
 
     def inside(self, node: str, *argv: str, name: str = "rdm", check: bool = True) -> str:
@@ -62,17 +81,27 @@ class MachineLab(Lab):
         ping = ["ping", "-c", "1", "-W", "2", address]
         return ", 0% packet loss" in self.inside(node, *ping, name=name, check=False)
 
-    def functions(self, node: str) -> list[dict[str, Any]]:
+    def functions(self, node: str, parent: str = "ib0") -> list[dict[str, Any]]:
         """Return what the kernel says of the virtual functions of a node's card."""
-        (card,) = json.loads(self.on(node, "ip", "-details", "-json", "link", "show", "ib0"))
+        (card,) = json.loads(self.on(node, "ip", "-details", "-json", "link", "show", parent))
         return list(card.get("vfinfo_list") or [])
 
-    def function(self, node: str, name: str = "rdm") -> dict[str, Any]:
-        """Return the virtual function that a container of a node has, by its interface's hardware address."""
+    def function(self, node: str, name: str = "rdm", parent: str = "ib0") -> dict[str, Any]:
+        """Return the function of a card that a container of a node has, by its hardware address."""
         shown = self.on(node, "nsenter", "-n", "-t", self.pid(node, name), "ip", "-json", "link")
         addresses = {link["address"] for link in json.loads(shown)}
-        (found,) = [one for one in self.functions(node) if one["address"] in addresses]
+        (found,) = [one for one in self.functions(node, parent) if one["address"] in addresses]
         return found
+
+    def at_home(self, node: str, parent: str = "ib0") -> list[str]:
+        """Return the interfaces of a card's virtual functions that no container has."""
+        looked = self.on(node, "sh", "-c", f"ls -d /sys/class/net/{parent}/device/virtfn*/net/*", check=False)
+        return [path.rpartition("/")[2] for path in looked.split()]
+
+    def all_reach(self, addresses: Mapping[str, str] = ADDRESSES) -> None:
+        """See that each container reaches the other node's one."""
+        for node, other in (NODES, NODES[::-1]):
+            wait_until(partial(self.reaches, node, addresses[other]), f"{node} reaches {addresses[other]}")
 
     def pid(self, node: str, name: str = "rdm") -> str:
         """Return the process id, on the node, of a container's first process."""
@@ -88,3 +117,20 @@ class MachineLab(Lab):
 
         wait_until(lambda: again() not in ("", before), f"{node} has booted again", BOOT_S, again)
         wait_until(self.whole, f"{node} is ready again", BOOT_S, lambda: self.lab("status"))
+
+
+@contextmanager
+def running_machines(product: Product, engine: str, *options: str) -> Iterator[MachineLab]:
+    """Two virtual machines with an engine, as `lab up` calls it, and with further options of it."""
+    lab = MachineLab(product, lab_name("e2e-vm"))
+    try:
+        if left_over(lab.name):
+            lab.lab("down")
+        lab.lab("up", "--hardware", "vm", "--nodes", "2", "--engine", engine, *options)
+        version = lab.on("n2", "docker", "version", "--format", "{{.Server.Version}}")
+        assert is_of(version, VERSIONS[engine])
+        yield lab
+    finally:
+        lab.hang_up()
+        lab.lab("down")
+    assert not left_over(lab.name)

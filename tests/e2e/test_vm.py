@@ -13,16 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.machines import BOOT_S, MachineLab
+from tests.e2e.machines import BOOT_S, FUNCTIONS, NODES, MachineLab, running_machines
 from tests.e2e.product import ADDRESSES, Product, changed, wait_until
-from tests.integration.engines import is_of
-from tests.labs import lab_name, left_over
 
-NODES = ("n1", "n2")
-VERSIONS = {"20.10": "20.10", "26.1": "26.1", "newest": "28.5+"}
-"""What `lab up` calls an engine -> what it is."""
 VLAN = 100
-FUNCTIONS = 7
 
 
 @pytest.fixture(
@@ -31,26 +25,15 @@ FUNCTIONS = 7
 )
 def machines(product: Product, request: pytest.FixtureRequest) -> Iterator[MachineLab]:
     """Two virtual machines with an engine, provisioned by the product with virtual functions in a VLAN."""
-    lab = MachineLab(product, lab_name("e2e-vm"))
-    try:
-        if left_over(lab.name):
-            lab.lab("down")
-        lab.lab("up", "--hardware", "vm", "--nodes", "2", "--engine", request.param)
-        version = lab.on("n2", "docker", "version", "--format", "{{.Server.Version}}")
-        assert is_of(version, VERSIONS[request.param])
+    with running_machines(product, request.param) as lab:
         lab.inventory_text(f"network_vlan: {VLAN}\n")
         yield lab
-    finally:
-        lab.hang_up()
-        lab.lab("down")
-    assert not left_over(lab.name)
 
 
 def assert_both_talk(lab: MachineLab) -> None:
     """Each node's container has a function of its own, in the VLAN, and reaches the other one."""
-    for node, other in (NODES, NODES[::-1]):
-        assert lab.function(node)["vlan_list"][0].get("vlan") == VLAN
-        wait_until(partial(lab.reaches, node, ADDRESSES[other]), f"{node} reaches {other}")
+    assert [lab.function(node)["vlan_list"][0].get("vlan") for node in NODES] == [VLAN] * 2
+    lab.all_reach()
 
 
 def test_from_bare_machines_to_containers_that_talk_over_virtual_functions(machines: MachineLab) -> None:

@@ -2,19 +2,35 @@
 
     python upstream_plugin.py FILE [options of rdm-sriov]
 
-When its last network is deleted it writes 0 to FILE, the sriov_numvfs of the physical function.
+FILE is the sriov_numvfs of the physical function. With its first network it makes all VFs there can be, where
+there are none; with its last one it takes all away.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / ".collections"))
+# In an image it is a program with all that it needs, and has fewer directories above it.
+sys.path.extend(str(checkout / ".collections") for checkout in Path(__file__).resolve().parents[2:3])
 
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import plugin
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import CREATE_NETWORK
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.driver import Driver
+
+# Without KVM a driver is loaded and seven functions found in many seconds.
+DRIVER_S = 120.0
+
+
+def make_all(number: Path) -> None:
+    """Make all VFs there can be, with their interfaces, which the driver of VFs makes when it is there."""
+    number.write_text(number.with_name("sriov_totalvfs").read_text())
+    functions = list(number.parent.glob("virtfn*"))
+    deadline = time.monotonic() + DRIVER_S
+    while not all(any(function.glob("net/*")) for function in functions) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 class Upstream(Driver):
@@ -22,9 +38,12 @@ class Upstream(Driver):
 
     def answer(self, call: str, request: dict[str, Any]) -> dict[str, Any]:
         """Answer one call of the engine."""
+        number = Path(sys.argv[1])
+        if call == CREATE_NETWORK and int(number.read_text()) == 0:
+            make_all(number)
         answer = super().answer(call, request)
         if call == "NetworkDriver.DeleteNetwork" and not self._state.networks:
-            Path(sys.argv[1]).write_text("0")
+            number.write_text("0")
         return answer
 
 

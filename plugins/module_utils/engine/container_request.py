@@ -32,6 +32,10 @@ _LATER = ("rails", "functions")
 _MAC_OF_ENDPOINT = (1, 44)
 """Since this version of the engine's API an endpoint has a hardware address; before, only a container."""
 
+# Linux answers for an address on whichever interface is asked. Where two rails are one broadcast domain, the
+# packets of one would go over the other (`ip-sysctl.rst` of the kernel).
+_SYSCTLS_OF_RAILS = {"net.ipv4.conf.all.arp_announce": "2", "net.ipv4.conf.all.arp_ignore": "1"}
+
 # What `docker update` changes beside the restart policy. We ask for none of these limits.
 _LIMITS = (
     *("BlkioWeight", "CpuShares", "CpuPeriod", "CpuQuota", "CpuRealtimePeriod", "CpuRealtimeRuntime"),
@@ -106,6 +110,7 @@ def request(wanted: Mapping[str, Any], api: Tuple[int, ...] = (1, 41)) -> Dict[s
         "NetworkMode": wanted["network"],
         "RestartPolicy": {"Name": wanted["restart_policy"]},
         "SecurityOpt": wanted["security_opts"],
+        "Sysctls": _sysctls(wanted),
         "Ulimits": [_ulimit(limit) for limit in wanted["ulimits"]],
         "UsernsMode": wanted["userns_mode"],
     }
@@ -150,6 +155,8 @@ def difference(
     for limit in _LIMITS:
         if host.get(limit):
             before[limit], after[limit] = host[limit], None
+    if (host.get("Sysctls") or {}) != _sysctls(wanted):
+        before["sysctls"], after["sysctls"] = host.get("Sysctls") or {}, _sysctls(wanted)
     on = found["NetworkSettings"].get("Networks") or {}
     for network, address in ends(wanted):
         what = "" if network == wanted["network"] else " " + network
@@ -188,6 +195,10 @@ def settings_of(found: Mapping[str, Any]) -> Dict[str, Any]:
         return dict(settings, env={name: has.get(name) for name in settings["env"]})
     except (ValueError, TypeError, KeyError):
         return {}
+
+
+def _sysctls(wanted: Mapping[str, Any]) -> Dict[str, str]:
+    return dict(_SYSCTLS_OF_RAILS) if wanted.get("rails") else {}
 
 
 def _mac(wanted: Mapping[str, Any], network: str) -> str:

@@ -36,6 +36,7 @@ CPU_PACKAGES = (
     "iputils-ping",
     "openssh-client",
     "openssh-server",
+    "perftest",
     "procps",
     "python3",
 )

@@ -126,18 +126,14 @@ def node_names(count: int) -> List[str]:
     return [f"n{number}" for number in range(1, count + 1)]
 
 
-def checked_rails(rails: int, driver: str, hardware: str) -> int:
+def checked_rails(rails: int, driver: str) -> int:
     """Return the number of rails.
 
     Raises:
-        LabProblem: there are none or too many, or nodes of this kind, or this driver, cannot have several.
+        LabProblem: there are none or too many, or this driver cannot have several.
     """
     if not 1 <= rails <= MAX_RAILS:
         raise LabProblem(f"a lab of {rails} rails cannot be made: give a number from 1 to {MAX_RAILS}")
-    if rails > 1 and hardware == "vm":
-        raise LabProblem(
-            f"a virtual machine of a lab has one network card: --rails {rails} goes with --hardware container"
-        )
     if rails > 1 and driver == "bridge":
         raise LabProblem(
             f"networks of the driver bridge lie on no interface: --rails {rails} goes with --driver macvlan, "
@@ -247,11 +243,16 @@ def shared_volume_body(lab: str) -> Dict[str, Any]:
     return {"Name": object_name(lab, "shared"), "Labels": labels(lab)}
 
 
+def rails_environment(rails: int) -> Dict[str, Any]:
+    """Return what tells the program of a switch, or of a virtual machine, that there are several rails."""
+    return {"Env": [f"RDM_LAB_RAILS={rails}"]} if rails > 1 else {}
+
+
 def switch_body(lab: str, image: str, rails: int = 1) -> Dict[str, Any]:
     """Return what makes the switch: it sees the processes of the nodes to reach their network namespaces."""
     return stamped(
         {
-            **({"Env": [f"RDM_LAB_RAILS={rails}"]} if rails > 1 else {}),
+            **rails_environment(rails),
             "Image": image,
             "Cmd": ["rdm-lab", "switch"],
             "Hostname": "switch",

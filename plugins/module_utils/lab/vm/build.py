@@ -32,24 +32,24 @@ NEEDED = {
 
 
 class Machines:
-    """The disk with one engine, and the image, of one recipe.
+    """The disk with one engine and one kernel, and the image, of one recipe.
 
     Args:
         api: of this machine's engine.
         files: the directory with the lab's files.
         cache: where the disk is kept.
-        engine: what the machines have, one of `recipe.ENGINES`.
+        made_of: the machines' engine and kernel.
     """
 
-    def __init__(self, api: DockerAPI, files: Path, cache: Path, engine: str) -> None:
+    def __init__(self, api: DockerAPI, files: Path, cache: Path, made_of: recipe.Choice) -> None:
         recipe.checked_architecture(os.uname().machine)
         self.api = api
         self.files = files
         self.version = recipe.version(files)
         self.image = f"{recipe.REPOSITORY}:{self.version}"
-        self.engine = engine
+        self.made_of = made_of
         self.cache = cache
-        self.directory = cache / f"{PREFIX}{self.version}-{engine}"
+        self.directory = cache / "-".join((PREFIX + self.version, *made_of))
 
     def present(self) -> bool:
         """Whether nothing has to be made."""
@@ -106,7 +106,7 @@ class Machines:
             directory.mkdir()
             directory.chmod(0o777)
         tar, disk = output / "guest.tar", output / recipe.DISK
-        command = recipe.guest_command(self.engine, packages, files, boot, tar, proxy_options())
+        command = recipe.guest_command(self.made_of, packages, files, boot, tar, proxy_options())
         run(command, TMPDIR=str(output))
         # Files of many users, which only a user namespace gives to somebody who is not root.
         mapped = [] if os.geteuid() == 0 else ["mmdebstrap", "--unshare-helper"]

@@ -5,8 +5,9 @@ The machine runs in a container of its own, which has the node's name, address a
 node that is a container itself has. So a lab is made, looked at, broken and taken away in one way, whatever
 its nodes are: no process of it runs outside of the engine, and what belongs to it has the lab's label.
 
-Within the container QEMU passes ssh on, and a bridge connects the machine's network card with ib0. The card
-is the emulation of an Intel 82576, which has virtual functions that the machine's kernel really makes.
+Within the container QEMU passes ssh on, and a bridge connects the machine's network card with ib0, a second
+one with ib1 where there are two rails, and so on. A card is the emulation of an Intel 82576, which has
+virtual functions that the machine's kernel really makes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class MachineSpec(NamedTuple):
         archives: the directory of the image archives.
         machine: the directory of disk, kernel and initrd.
         kvm: this machine has a device of that name, which may or may not work.
+        rails: how many cards it has, each on a switch of its own.
     """
 
     lab: str
@@ -56,6 +58,7 @@ class MachineSpec(NamedTuple):
     archives: str
     machine: str
     kvm: bool
+    rails: int = 1
 
 
 def checked_request(driver: str, trainer: bool, source: str = "packages") -> None:
@@ -112,9 +115,15 @@ def available_memory(meminfo: str) -> int:
     return 0
 
 
-def mac_address(lab: str, node: str) -> str:
-    """Return the address of a node's physical function: its own, and the same whenever the node is made."""
-    digest = hashlib.sha256(f"{lab}\0{node}".encode()).digest()
+def mac_address(lab: str, node: str, rail: int = 0) -> str:
+    """Return the address of a node's physical function: its own, and the same whenever the node is made.
+
+    Args:
+        lab: its lab's name.
+        node: its name.
+        rail: which of its cards.
+    """
+    digest = hashlib.sha256("\0".join((lab, node, *([str(rail)] if rail else []))).encode()).digest()
     # Locally administered; the last byte leaves room for those that a driver may count upwards.
     return ":".join(f"{byte:02x}" for byte in (0x52, *digest[:4], digest[4] & 0xF0))
 
@@ -154,6 +163,15 @@ def qemu_command(machine: MachineSpec) -> List[str]:
             "-device",
             f"virtio-9p-pci,fsdev={name},mount_tag=rdm-{name}",
         ]
+    cards: List[str] = []
+    for rail in range(machine.rails):
+        mac = mac_address(machine.lab, machine.name, rail)
+        cards += [
+            *("-netdev", f"tap,id=fabric{rail},ifname=tap{rail},script=no,downscript=no"),
+            # In the first slots, so that the cards' buses are 1, 2... and guest.sh can name them by that.
+            *("-device", f"pcie-root-port,id=port{rail},chassis={rail + 1},addr={rail + 1:x}"),
+            *("-device", f"igb,netdev=fabric{rail},bus=port{rail},romfile=,mac={mac}"),
+        ]
     return [
         "qemu-system-x86_64",
         *("-name", machine.name),
@@ -169,13 +187,11 @@ def qemu_command(machine: MachineSpec) -> List[str]:
         *("-initrd", f"{MACHINE_AT}/{INITRD}"),
         *("-append", kernel_command_line(machine.lab, machine.name)),
         # The guest's own flushes count: the power plug of a node may be pulled at any moment.
+        *cards,
         *("-drive", f"file={STATE_AT}/disk.qcow2,format=qcow2,if=none,id=disk,cache=writeback"),
         *("-device", "virtio-blk-pci,drive=disk"),
         *("-netdev", f"user,id=management,hostfwd=tcp:{machine.address}:22-:22"),
         *("-device", "virtio-net-pci,netdev=management,romfile="),
-        *("-netdev", "tap,id=fabric,ifname=tap0,script=no,downscript=no"),
-        *("-device", "pcie-root-port,id=port0,chassis=1"),
-        *("-device", f"igb,netdev=fabric,bus=port0,romfile=,mac={mac_address(machine.lab, machine.name)}"),
         *shared,
         *("-device", "virtio-serial-pci"),
         *("-chardev", "socket,id=report,path=/run/machine/report,server=on,wait=off"),
@@ -190,6 +206,7 @@ def machine_body(machine: MachineSpec) -> Dict[str, Any]:
     devices = [TUN, *([KVM] if machine.kvm else [])]
     return spec.stamped(
         {
+            **spec.rails_environment(machine.rails),
             "Image": machine.image,
             "Cmd": ["rdm-lab", "init", *qemu_command(machine)],
             "Hostname": machine.name,

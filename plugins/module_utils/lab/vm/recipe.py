@@ -4,7 +4,7 @@
 There are two root file systems, both of one release of Debian, whatever this machine has: the machines' own,
 which becomes their disk, and that of the containers that they run in, with QEMU. The release is one whose
 QEMU has a network card with virtual functions (since version 8) and whose kernel has the drivers for it.
-The machines' Docker Engine alone may come from another release, and then all else is still the same.
+The machines' Docker Engine and their kernel may come from other releases; all else is still the same.
 """
 
 from __future__ import annotations
@@ -82,6 +82,27 @@ ENGINES = {
     "newest": Engine("sid", ("docker-cli", "docker.io")),
 }
 DEFAULT_ENGINE = "26.1"
+# Each with the release of Debian that has it.
+KERNELS = {
+    "6.12": SUITE,
+    # Whatever the backports have last: 7.3 when this was written. Its soft RoCE knows network namespaces.
+    "newest": f"{SUITE}-backports",
+}
+DEFAULT_KERNEL = "6.12"
+
+
+class Choice(NamedTuple):
+    """In what the disks of one recipe differ.
+
+    Attributes:
+        engine: one of `ENGINES`.
+        kernel: one of `KERNELS`.
+    """
+
+    engine: str = DEFAULT_ENGINE
+    kernel: str = DEFAULT_KERNEL
+
+
 GUEST_FILES = ("node-setup.sh", "rdm-lab", "strip.sh")
 FILES = ("engine.sh", "guest.sh", "init", "rdm-lab")  # of the directory vm
 
@@ -122,6 +143,26 @@ def checked_engine(engine: str, machines: bool) -> str:
     return engine or DEFAULT_ENGINE
 
 
+def checked_kernel(kernel: str, machines: bool) -> str:
+    """Return the kernel that the machines have; the default one where none was asked for.
+
+    Args:
+        kernel: one of `KERNELS`, or nothing.
+        machines: the nodes are virtual machines.
+
+    Raises:
+        LabProblem: there is no such kernel, or nodes that are containers were asked to have it.
+    """
+    if kernel and not machines:
+        raise LabProblem(
+            f"nodes that are containers have the kernel of this machine: --kernel {kernel} goes with "
+            "--hardware vm"
+        )
+    if kernel and kernel not in KERNELS:
+        raise LabProblem(f"virtual machines have no kernel {kernel!r}: it is one of {', '.join(KERNELS)}")
+    return kernel or DEFAULT_KERNEL
+
+
 def version(files: Path) -> str:
     """Return 12 hex digits that change when the machines would be made differently.
 
@@ -131,7 +172,7 @@ def version(files: Path) -> str:
     digest = hashlib.sha256(
         json.dumps(
             [
-                *(FORMAT, SUITE, DISK_SIZE, CONTAINER_PACKAGES, GUEST_PACKAGES, ENGINES),
+                *(FORMAT, SUITE, DISK_SIZE, CONTAINER_PACKAGES, GUEST_PACKAGES, ENGINES, KERNELS),
                 *(LEFT_OUT, NOT_IN_ARCHIVE),
             ]
         ).encode()
@@ -177,25 +218,27 @@ def container_command(
 
 
 def guest_command(
-    engine: str, packages: Iterable[str], files: Path, boot: Path, target: Path, options: Iterable[str]
+    made_of: Choice, packages: Iterable[str], files: Path, boot: Path, target: Path, options: Iterable[str]
 ) -> List[str]:
     """Return the command that makes the root file system of the machines.
 
     Args:
-        engine: one of `ENGINES`.
+        made_of: engine and kernel.
         packages: the sources.
         files: the directory with the lab's files.
         boot: the directory that gets kernel and initrd.
         target: the tar that it makes.
         options: of apt, such as a proxy.
     """
-    arguments = " ".join((SUITE, ENGINES[engine].release, *ENGINES[engine].packages))
+    engine = ENGINES[made_of.engine]
+    arguments = " ".join((SUITE, engine.release, *engine.packages))
+    releases = f"{SUITE} {KERNELS[made_of.kernel]}"
     hooks = [
         f'install -D --mode=0755 {_quoted(str(files / "rdm-lab"))} "$1/usr/local/sbin/rdm-lab"',
         f'install -D --mode=0644 {_quoted(str(files / "vm/init"))} "$1/tmp/rdm-lab/init"',
         f'chroot "$1" /bin/sh -s -- {arguments} <{_quoted(str(files / "vm/engine.sh"))}',
         f'chroot "$1" /bin/sh <{_quoted(str(files / "node-setup.sh"))}',
-        f'chroot "$1" /bin/sh <{_quoted(str(files / "vm/guest.sh"))}',
+        f'chroot "$1" /bin/sh -s -- {releases} <{_quoted(str(files / "vm/guest.sh"))}',
         f'mv "$1/boot/{KERNEL}" "$1/boot/{INITRD}" {_quoted(str(boot))}',
         f'chroot "$1" /bin/sh <{_quoted(str(files / "strip.sh"))}',
     ]

@@ -1,16 +1,31 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Runs inside a machine's root file system while it is built: its kernel, its initrd, and what makes it a lab node.
+# Arguments: the machine's release, the kernel's.
 set -eu
+own=$1
+kernels=$2
 
 # --- the kernel: what a real server's distribution has, less the drivers of what no machine here has ---
 
-package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
+other=/etc/apt/sources.list.d/kernel.list
+if [ "$kernels" != "$own" ]; then
+  sed -n "s/ $own / $kernels /p" /etc/apt/sources.list >"$other"
+  apt-get update -qq
+fi
+package=$(apt-cache depends --option APT::Default-Release="$kernels" linux-image-amd64 |
+  sed -n 's/^ *Depends: \(linux-image-[0-9].*\)$/\1/p' | head -n 1)
 work=$(mktemp -d)
 cd "$work"
 chmod 755 "$work"
-apt-get download -qq "$package"
-dpkg --extract ./*.deb kernel
+# Newer kernels come in parts.
+parts=$(apt-cache depends "$package" | sed -n 's/^ *Depends: \(linux-\(base\|binary\|modules\)-[0-9].*\)$/\1/p')
+# shellcheck disable=SC2086  # words
+apt-get download -qq "$package" $parts
+rm -f "$other"
+for part in ./*.deb; do
+  dpkg --extract "$part" kernel
+done
 release=$(ls kernel/usr/lib/modules)
 modules=kernel/usr/lib/modules/$release/kernel
 for unused in drivers/ata drivers/gpu drivers/hid drivers/i2c/busses drivers/iio drivers/input drivers/media drivers/mfd \
@@ -27,7 +42,7 @@ find "$modules/arch/x86" -name '*.ko.xz' -not -name 'crc32c-intel*' -delete
 find "$modules" -name '*.ko.xz' -exec xz --decompress {} +
 mkdir -p /usr/lib/modules
 cp -r "kernel/usr/lib/modules/$release" /usr/lib/modules/
-cp kernel/boot/vmlinuz-* /boot/vmlinuz
+find kernel -name 'vmlinuz*' -type f -exec cp {} /boot/vmlinuz \;
 depmod "$release"
 
 # --- the initrd: busybox and the modules of the disk ---
@@ -84,8 +99,20 @@ RestartSec=1
 [Install]
 WantedBy=multi-user.target
 UNIT
-# The physical function has the name that the fabric's interface has on every lab node; its virtual functions do not.
-cat >/etc/systemd/network/10-fabric.link <<'LINK'
+# Physical functions have the names that the fabric's interfaces have on every lab node; their virtual functions do not.
+# A card is the only device of its bus, and the root ports' buses are numbered in their order.
+for rail in 0 1 2 3 4 5 6 7; do
+  cat >"/etc/systemd/network/10-fabric-$rail.link" <<LINK
+[Match]
+Driver=igb
+Path=pci-0000:0$((rail + 1)):00.0
+
+[Link]
+Name=ib$rail
+LINK
+done
+# Wherever else the only card may be.
+cat >/etc/systemd/network/11-fabric.link <<'LINK'
 [Match]
 Driver=igb
 
@@ -94,7 +121,7 @@ Name=ib0
 LINK
 cat >/etc/systemd/network/10-fabric.network <<'NETWORK'
 [Match]
-Name=ib0
+Driver=igb
 
 [Network]
 LinkLocalAddressing=no

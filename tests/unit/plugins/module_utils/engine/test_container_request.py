@@ -67,6 +67,18 @@ def test_texts_become_what_the_engine_takes(monkeypatch: pytest.MonkeyPatch) -> 
     assert "Privileged" not in host
 
 
+def test_each_rail_answers_for_its_own_addresses_only() -> None:
+    railed = {**WANTED, "rails": {"ibnet-1": "10.0.1.100"}}
+    body = made(railed)
+    assert body["HostConfig"]["Sysctls"]["net.ipv4.conf.all.arp_ignore"] == "1"
+    body["NetworkSettings"]["Networks"]["ibnet-1"] = {"IPAMConfig": {"IPv4Address": "10.0.1.100"}}
+    assert difference(railed, body).before == {}
+    # As one that an earlier version made.
+    body["HostConfig"]["Sysctls"] = None
+    found = difference(railed, body)
+    assert (found.anew, list(found.before)) == (True, ["sysctls"])
+
+
 def test_what_was_asked_for_is_no_difference() -> None:
     assert difference(WANTED, made(WANTED), "sha256:1", {"ibnet": "net1"})[2:] == (False, False, [])
     # Unset limits are 0, empty or missing, as the engine's version will have it.

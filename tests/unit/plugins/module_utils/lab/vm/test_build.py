@@ -36,25 +36,34 @@ class Engine:
 def cache(tmp_path: Path) -> Path:
     now = recipe.version(FILES)
     # The first is from when there was one engine.
-    for name in ("old", "old-20.10", "used-26.1", "used-newest", f"{now}-20.10", f"{now}-26.1"):
+    disks = (f"{now}-20.10-6.12", f"{now}-26.1-newest")
+    for name in ("old", "old-20.10", "used-26.1", "used-newest-6.12", *disks):
         (tmp_path / f"machine-{name}").mkdir()
     return tmp_path
 
 
-def machines(cache: Path, engine: str) -> Machines:
+def machines(cache: Path, engine: str, kernel: str = recipe.DEFAULT_KERNEL) -> Machines:
     api = Engine(["old", "used", recipe.version(FILES)], used="used")
-    return Machines(cast(DockerAPI, api), FILES, cache, engine)
+    return Machines(cast(DockerAPI, api), FILES, cache, recipe.Choice(engine, kernel))
 
 
-def test_each_engine_has_a_disk_and_they_share_the_image(cache: Path) -> None:
-    made = {engine: machines(cache, engine) for engine in recipe.ENGINES}
+def test_each_engine_and_kernel_has_a_disk_and_they_share_the_image(cache: Path) -> None:
+    made = {
+        (engine, kernel): machines(cache, engine, kernel)
+        for engine in recipe.ENGINES
+        for kernel in recipe.KERNELS
+    }
     assert len({one.directory for one in made.values()}) == len(made)
     assert len({one.image for one in made.values()}) == 1
-    assert {engine for engine, one in made.items() if one.present()} == {"20.10", "26.1"}
+    assert {choice for choice, one in made.items() if one.present()} == {
+        ("20.10", "6.12"),
+        ("26.1", "newest"),
+    }
 
 
 def test_disks_of_a_recipe_that_no_lab_uses_go_and_those_of_other_engines_stay(cache: Path) -> None:
     machines(cache, "20.10").forget_superseded()
     now = recipe.version(FILES)
     left = {path.name for path in cache.iterdir()}
-    assert left == {f"machine-{name}" for name in ("used-26.1", "used-newest", f"{now}-20.10", f"{now}-26.1")}
+    kept = ("used-26.1", "used-newest-6.12", f"{now}-20.10-6.12", f"{now}-26.1-newest")
+    assert left == {f"machine-{name}" for name in kept}

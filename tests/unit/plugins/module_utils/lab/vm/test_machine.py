@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,8 +43,27 @@ def test_ssh_reaches_the_machine_at_the_address_of_its_node() -> None:
 
 def test_the_card_is_plugged_into_a_port_of_its_own_as_virtual_functions_need() -> None:
     argv = machine.qemu_command(node())
-    assert option(argv, "-device", "pcie-root-port") == "pcie-root-port,id=port0,chassis=1"
+    assert option(argv, "-device", "pcie-root-port") == "pcie-root-port,id=port0,chassis=1,addr=1"
     assert ",bus=port0," in option(argv, "-device", "igb")
+
+
+def test_each_rail_is_a_card_on_the_bus_that_the_guest_names_it_by() -> None:
+    assert "Env" not in machine.machine_body(node())
+    body = machine.machine_body(node(rails=spec.MAX_RAILS))
+    assert body["Env"] == [f"RDM_LAB_RAILS={spec.MAX_RAILS}"]
+    argv = machine.qemu_command(node(rails=spec.MAX_RAILS))
+    devices = [value for key, value in pairwise(argv) if key == "-device"]
+    ports = [value for value in devices if value.startswith("pcie-root-port,")]
+    assert [value.rpartition("addr=")[2] for value in ports] == [f"{slot:x}" for slot in range(1, 9)]
+    # What comes first has the slots that it asks for.
+    assert devices.index(ports[-1]) < min(devices.index(one) for one in devices if one.startswith("virtio"))
+    cards = [value for value in devices if value.startswith("igb,")]
+    assert [value.split(",")[1:3] for value in cards] == [
+        [f"netdev=fabric{rail}", f"bus=port{rail}"] for rail in range(spec.MAX_RAILS)
+    ]
+    assert len({value.rpartition("mac=")[2] for value in cards}) == spec.MAX_RAILS
+    named = (Path(__file__).parents[6] / "roles/lab/files/vm/guest.sh").read_text()
+    assert f"for rail in {' '.join(map(str, range(spec.MAX_RAILS)))}; do" in named
 
 
 def test_what_the_machine_runs_on_is_decided_where_it_starts() -> None:

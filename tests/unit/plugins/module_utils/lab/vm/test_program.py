@@ -31,7 +31,7 @@ def program(tmp_path: Path) -> ModuleType:
         ("KVM", "kvm"),
         ("ACCELERATOR", "accelerator"),
         ("REPORT", "report"),
-        ("CABLE", "ib0"),
+        ("NET", "."),
     ):
         setattr(module, name, tmp_path / path)
     return module
@@ -121,6 +121,18 @@ def test_a_machine_that_says_nothing_is_still_booting(program: ModuleType) -> No
 
 
 def test_a_machine_without_its_cable_is_not_ready(program: ModuleType) -> None:
-    (program.CABLE / "master").rmdir()
+    (program.NET / "ib0/master").rmdir()
     answering(program.REPORT, b"\n")
     assert program.missing(5.0) == "ib0 is not plugged in"
+
+
+def test_a_machine_with_two_cards_needs_both_cables(
+    program: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "RAILS", range(2))
+    answering(program.REPORT, b"\n")
+    assert program.missing(5.0) == "ib1 is not plugged in"
+    (program.NET / "ib1/master").mkdir(parents=True)
+    program.REPORT.unlink()
+    answering(program.REPORT, b"\n")
+    assert program.missing(5.0) == ""

@@ -57,14 +57,16 @@ def test_another_processor_is_refused_before_anything_is_made() -> None:
 
 def test_the_engine_alone_is_of_another_release() -> None:
     argv = {
-        engine: recipe.guest_command(engine, [], FILES, Path("/boot"), Path("/g.tar"), [])
+        engine: recipe.guest_command(recipe.Choice(engine), [], FILES, Path("/boot"), Path("/g.tar"), [])
         for engine in recipe.ENGINES
     }
     for engine, (release, packages) in recipe.ENGINES.items():
         (hook,) = [part for part in argv[engine] if "engine.sh" in part]
         assert f" -s -- {recipe.SUITE} {release} {' '.join(packages)} <" in hook
         # Until then there is no engine, and the release of the others stays out of all the rest.
-        assert not any("docker" in part or f" {release} " in part for part in argv[engine] if part != hook)
+        others = [part for part in argv[engine] if part != hook]
+        assert not any("docker" in part for part in others)
+        assert release == recipe.SUITE or not any(f" {release} " in part for part in others)
         assert argv[engine][-2] == recipe.SUITE
         # The kernel is fetched after it, and the engine's services are enabled there.
         hooks = [part for part in argv[engine] if part.startswith("--customize-hook")]
@@ -80,21 +82,47 @@ def test_which_engines_machines_can_have() -> None:
         recipe.checked_engine("20.10", False)
 
 
-def test_every_place_knows_the_same_engines() -> None:
+def test_the_kernel_alone_is_of_another_release() -> None:
+    for kernel, release in recipe.KERNELS.items():
+        argv = recipe.guest_command(
+            recipe.Choice(kernel=kernel), [], FILES, Path("/boot"), Path("/g.tar"), []
+        )
+        (hook,) = [part for part in argv if "guest.sh" in part]
+        assert f" -s -- {recipe.SUITE} {release} <" in hook
+        assert argv[-2] == recipe.SUITE
+
+
+def test_which_kernels_machines_can_have() -> None:
+    assert recipe.checked_kernel("", True) == recipe.checked_kernel("", False) == recipe.DEFAULT_KERNEL
+    assert [recipe.checked_kernel(kernel, True) for kernel in recipe.KERNELS] == list(recipe.KERNELS)
+    with pytest.raises(LabProblem, match=r"have no kernel '5.10': it is one of 6.12, newest"):
+        recipe.checked_kernel("5.10", True)
+    with pytest.raises(LabProblem, match=r"--kernel newest goes with --hardware vm"):
+        recipe.checked_kernel("newest", False)
+
+
+@pytest.mark.parametrize(
+    ("choice", "known", "default"),
+    [
+        ("engine", recipe.ENGINES, recipe.DEFAULT_ENGINE),
+        ("kernel", recipe.KERNELS, recipe.DEFAULT_KERNEL),
+    ],
+)
+def test_every_place_knows_the_same_engines_and_kernels(
+    choice: str, known: dict[str, object], default: str
+) -> None:
     specs = yaml.safe_load((FILES.parent / "meta/argument_specs.yml").read_text())
-    choices = specs["argument_specs"]["main"]["options"]["lab_engine"]["choices"]
-    (option,) = [one.to_info_dict() for one in lab.commands["up"].params if one.name == "engine"]
-    assert choices == ["", *recipe.ENGINES]
-    assert list(option["type"]["choices"]) == list(recipe.ENGINES)
-    assert f"[default: {recipe.DEFAULT_ENGINE}]" in option["help"]
+    choices = specs["argument_specs"]["main"]["options"][f"lab_{choice}"]["choices"]
+    (option,) = [one.to_info_dict() for one in lab.commands["up"].params if one.name == choice]
+    assert choices == ["", *known]
+    assert list(option["type"]["choices"]) == list(known)
+    assert f"[default: {default}]" in option["help"]
 
 
 def test_paths_with_quotes_are_quoted_in_hooks() -> None:
     directory = Path("/a'dir $(id)")
     commands = [
-        recipe.guest_command(
-            recipe.DEFAULT_ENGINE, [], directory, directory / "boot", directory / "g.tar", []
-        ),
+        recipe.guest_command(recipe.Choice(), [], directory, directory / "boot", directory / "g.tar", []),
         recipe.container_command([], directory / "rdm-lab", directory / "c.tar", []),
     ]
     hooks = [part for argv in commands for part in argv if part.startswith("--customize-hook")]

@@ -1,0 +1,136 @@
+"""The upstream network plugin on virtual machines: moved from as docs/sr-iov.md says, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import CPU_IMAGE
+from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import program, sources_in
+
+from tests.e2e.machines import FUNCTIONS, NODES, MachineLab, running_machines
+from tests.e2e.product import ADDRESSES, ROOT, Product, changed
+
+pytestmark = pytest.mark.long
+
+IMAGE = "rdm-test/sriov-plugin:0.1.2"
+CONTEXT = "/srv/sriov-plugin"
+DOCKERFILE = f"""\
+FROM {CPU_IMAGE}
+COPY program /bin/docker-sriov-plugin
+CMD ["/usr/bin/python3", "/bin/docker-sriov-plugin", "/sys/class/net/ib0/device/sriov_numvfs", \\
+  "--state", "/etc/docker/mellanox/docker-sriov-plugin"]
+"""
+PLUGIN = "rdm-sriov-plugin"
+
+
+@pytest.fixture(scope="module")
+def old(product: Product) -> Iterator[MachineLab]:
+    """Machines with an engine that lets the upstream plugin live."""
+    with running_machines(product, "20.10") as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module", params=["26.1", "newest"])
+def new(product: Product, request: pytest.FixtureRequest) -> Iterator[MachineLab]:
+    """Machines with an engine under which the upstream plugin forgets its networks."""
+    with running_machines(product, request.param) as lab:
+        yield lab
+
+
+def write_context(lab: MachineLab, node: str) -> None:
+    """Put on a node what an image of the stand-in for the upstream plugin is built from."""
+    stand_in = (ROOT / "tests/integration/upstream_plugin.py").read_bytes()
+    content = program(sources_in(ROOT / "plugins/module_utils"), stand_in)
+    lab.on(node, "mkdir", "-p", CONTEXT)
+    lab.write(node, f"{CONTEXT}/Dockerfile", DOCKERFILE)
+    lab.write(node, f"{CONTEXT}/program", content)
+
+
+def upstream(lab: MachineLab) -> dict[str, Any]:
+    """Return the variables of a cluster with the upstream plugin: its image is built on the nodes."""
+    made = yaml.safe_load((lab.inventory / "hosts.yml").read_text())
+    images = made["cluster"]["vars"]["images_list"]
+    built = {"name": IMAGE, "source": "build", "build": {"path": CONTEXT}}
+    # It makes VFs itself, all that there can be.
+    return {
+        "sriov_plugin": "upstream",
+        "sriov_image": IMAGE,
+        "sriov_vfs": 0,
+        "images_list": [*images, built],
+    }
+
+
+def told(lab: MachineLab, **variables: Any) -> MachineLab:
+    """Give the cluster these variables, beside the lab's own."""
+    lab.inventory_text(yaml.safe_dump(variables))
+    return lab
+
+
+def reasons(result: Any) -> dict[str, set[str]]:
+    """Return why nodes were refused, by node."""
+    found: dict[str, set[str]] = {}
+    for problem in result["problems"]:
+        sentence = f"{problem['value']} {problem['reason']}: {problem['remedy']}"
+        found.setdefault(problem["node"], set()).add(sentence)
+    return found
+
+
+def networks(lab: MachineLab, node: str) -> set[str]:
+    """Return the ids of the networks of a node that a plugin serves."""
+    return set(lab.on(node, "docker", "network", "ls", "--quiet", "--filter", "driver=sriov").split())
+
+
+def test_a_cluster_moves_to_our_plugin_as_the_guide_says(old: MachineLab) -> None:
+    for node in NODES:
+        write_context(old, node)
+        assert old.functions(node) == []
+    assert told(old, **upstream(old)).json("up")["ok"]
+    for node in NODES:
+        assert old.container(node) == "running"
+        assert old.on(node, "docker", "inspect", "--format", "{{.Config.Image}}", PLUGIN).strip() == IMAGE
+        assert old.function(node)
+    old.all_reach()
+    before = {node: (networks(old, node), old.pid(node)) for node in NODES}
+
+    # Not by accident, and not without VFs for afterwards.
+    refused = reasons(told(old).json("up", expect=2))
+    assert set(refused) == set(NODES)
+    for why in refused.values():
+        assert any("set network_replace: true" in one for one in why), why
+    refused = reasons(told(old, network_replace=True, sriov_vfs=0).json("up", expect=2))
+    lost = "sriov_vfs 0 makes no virtual functions, and rdma/sriov-plugin takes those of ib0 with it"
+    assert set(refused) == set(NODES)
+    for why in refused.values():
+        assert [one.startswith(lost) for one in why] == [True], why
+    assert {node: (networks(old, node), old.pid(node)) for node in NODES} == before
+
+    assert told(old, network_replace=True).json("up")["ok"]
+    for node in NODES:
+        assert len(networks(old, node)) == 1
+        assert not networks(old, node) & before[node][0], "the upstream plugin's network is still there"
+        assert PLUGIN not in old.on(node, "docker", "ps", "--all", "--format", "{{.Names}}").split()
+        assert old.on(node, "systemctl", "is-active", "rdm-sriov").strip() == "active"
+        assert ADDRESSES[node] in old.inside(node, "ip", "-4", "address")
+        assert old.function(node)
+        assert len(old.functions(node)) == FUNCTIONS
+        assert len(old.at_home(node)) == FUNCTIONS - 1, "a VF is neither in the container nor free"
+    old.all_reach()
+    assert changed(told(old).json("up")) == []
+
+
+def test_the_upstream_plugin_is_refused_where_it_forgets_its_networks(new: MachineLab) -> None:
+    refused = reasons(told(new, **upstream(new)).json("up", expect=2))
+    assert set(refused) == set(NODES)
+    for why in refused.values():
+        (said,) = [one for one in why if one.startswith("sriov_plugin upstream ")]
+        assert "it asks the engine in API version 1.12" in said
+        assert "refuses those below 1." in said
+    for node in NODES:
+        assert networks(new, node) == set()
+        assert new.on(node, "docker", "ps", "--all", "--quiet") == ""
+        assert new.images(node) == ""
+        assert new.functions(node) == []
+        assert not new.there(node, "/etc/rdm")

@@ -1,0 +1,197 @@
+"""RDMA between containers: soft RoCE on virtual functions, with a kernel that knows it in namespaces.
+
+Two virtual machines with the kernel of Debian's backports. Soft RoCE goes when its interface moves, so that
+its device is made in the container's network namespace after its start, and the container has been given the
+character device before: it has the same numbers again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from tests.e2e.machines import BOOT_S, MachineLab
+from tests.e2e.product import ADDRESSES, Product, wait_until
+from tests.labs import lab_name, left_over
+
+pytestmark = pytest.mark.long
+
+NODES = ("n1", "n2")
+FIRST_KERNEL = (7, 0)
+DEVICE = "/dev/infiniband/uverbs0"
+# Two machines without KVM that share two processors are not equally fast.
+NOISE = ("-e", "verify_rdma_slow_share=0.3")
+
+
+@pytest.fixture(scope="module")
+def machines(product: Product) -> Iterator[MachineLab]:
+    """Two virtual machines with the newest kernel, provisioned by the product; containers have a uverbs0."""
+    lab = MachineLab(product, lab_name("e2e-vm-rdma"))
+    try:
+        if left_over(lab.name):
+            lab.lab("down")
+        lab.lab("up", "--hardware", "vm", "--nodes", "2", "--kernel", "newest")
+        release = lab.on("n2", "uname", "-r").split(".")
+        assert tuple(int(part) for part in release[:2]) >= FIRST_KERNEL
+        for node in NODES:
+            soft_roce(lab, node, "ib0")
+        lab.inventory_text(f"container_devices: ['{DEVICE}:{DEVICE}:rwm']\n")
+        assert lab.json("up")["ok"]
+        for node in NODES:
+            lab.on(node, "rdma", "link", "delete", "rxe0")
+        yield lab
+    finally:
+        lab.hang_up()
+        lab.lab("down")
+    assert not left_over(lab.name)
+
+
+def soft_roce(lab: MachineLab, node: str, interface: str, *, inside: tuple[str, ...] = ()) -> None:
+    """Make the RDMA device rxe0 of an interface."""
+    lab.on(node, "modprobe", "rdma_rxe")
+    lab.on(node, *inside, "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", interface)
+
+
+def namespace(lab: MachineLab, node: str, name: str = "rdm") -> tuple[str, ...]:
+    """Return the words before a program that is to run in a container's network namespace."""
+    return ("nsenter", "-n", "-t", lab.pid(node, name))
+
+
+def interface(lab: MachineLab, node: str) -> str:
+    """Return the name, in the container of a node, of its function's interface."""
+    shown = json.loads(lab.on(node, *namespace(lab, node), "ip", "-json", "address"))
+    (found,) = [
+        link["ifname"]
+        for link in shown
+        if ADDRESSES[node] in [address.get("local") for address in link["addr_info"]]
+    ]
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def rdma(machines: MachineLab) -> MachineLab:
+    """The same; each container's function has an RDMA device in the container's namespace."""
+    for node in NODES:
+        soft_roce(machines, node, interface(machines, node), inside=namespace(machines, node))
+    return machines
+
+
+@contextmanager
+def slow_link(lab: MachineLab, node: str, rate: str) -> Iterator[None]:
+    """What a node's container sends is slow meanwhile."""
+    queue = (*namespace(lab, node), "tc", "qdisc")
+    at = ("dev", interface(lab, node), "root")
+    lab.on(node, *queue, "add", *at, "netem", "rate", rate)
+    try:
+        yield
+    finally:
+        lab.on(node, *queue, "delete", *at)
+
+
+def test_perftest_runs_between_the_containers_and_each_node_gets_a_verdict(rdma: MachineLab) -> None:
+    told = rdma.json("verify", "--rdma", *NOISE)["rdma"]
+    assert (told["ok"], told["findings"]) == (True, [])
+    assert {node: one["ok"] for node, one in told["verdicts"].items()} == dict.fromkeys(NODES, True)
+    for node, other in (NODES, NODES[::-1]):
+        assert told["bandwidth_gbit"][node][other] > 0
+    assert told["latency_us"]["n1"]["n2"] > 0
+
+
+def test_a_slow_link_is_named_with_its_direction(rdma: MachineLab) -> None:
+    with slow_link(rdma, "n2", "4mbit"):
+        told = rdma.json("verify", "--rdma", *NOISE, expect=1)["rdma"]
+    (finding,) = told["findings"]
+    assert finding.startswith("n1 <-> n2: n2 sends n1 ")
+    assert told["bandwidth_gbit"]["n2"]["n1"] < 0.3 * told["bandwidth_gbit"]["n1"]["n2"]
+    assert rdma.json("verify", "--rdma", *NOISE)["rdma"]["ok"]
+
+
+def test_a_container_without_its_device_is_named(rdma: MachineLab) -> None:
+    rdma.on("n2", *namespace(rdma, "n2"), "rdma", "link", "delete", "rxe0")
+    told = rdma.json("verify", "--rdma", *NOISE, expect=1)["rdma"]
+    assert not told["verdicts"]["n2"]["ok"]
+    assert any(finding.startswith("n2: ") for finding in told["findings"]), told["findings"]
+    soft_roce(rdma, "n2", interface(rdma, "n2"), inside=namespace(rdma, "n2"))
+    assert rdma.json("verify", "--rdma", *NOISE)["rdma"]["ok"]
+
+
+SHOWN = "/run/rdm-test-infiniband"
+DROP_IN = "/run/systemd/system/rdm-sriov.service.d"
+APART = "apart"
+# Those that hold the devices, the first first.
+MODULES = ("rdma_rxe", "rdma_ucm", "ib_umad", "ib_ipoib", "ib_uverbs", "ib_uverbs_support", "ib_core")
+
+
+def script(lab: MachineLab, node: str, *lines: str) -> str:
+    """Run lines of the shell on a node, until one fails."""
+    return lab.on(node, "sh", "-c", "\n".join(("set -e", *lines)))
+
+
+def devices(lab: MachineLab, node: str, *inside: str) -> list[str]:
+    """Return the RDMA devices of a network namespace of a node."""
+    return [one["ifname"] for one in json.loads(lab.on(node, *inside, "rdma", "-j", "dev") or "[]")]
+
+
+def moved(lab: MachineLab, before: str = "") -> bool:
+    """Whether the container, in another process than before, has rxe0, and the node has it no more."""
+    pid = lab.on("n1", "docker", "inspect", "--format", "{{.State.Pid}}", APART).strip()
+    if pid in ("0", before) or devices(lab, "n1"):
+        return False
+    shown = lab.inside("n1", "ls", "/sys/class/infiniband", name=APART, check=False).split()
+    return shown == devices(lab, "n1", "nsenter", "-n", "-t", pid) == ["rxe0"]
+
+
+@pytest.fixture
+def exclusive(machines: MachineLab) -> Iterator[str]:
+    """RDMA devices of n1 are in the mode exclusive; the hardware address of the function that has rxe0.
+
+    Soft RoCE goes with its interface, and is no child of a PCI function. So it is on ib0, which stays, and
+    what rdm-sriov finds at /sys/class/infiniband says of it what a card's driver says of a function's device.
+    All else is the kernel's: the mode, the device and its way into namespaces and back.
+    """
+    function = machines.functions("n1")[-1]
+    path = machines.on("n1", "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{function['vf']}").strip()
+    script(
+        machines,
+        "n1",
+        *(f"if [ -d /sys/module/{module} ]; then modprobe -r {module}; fi" for module in MODULES),
+        "modprobe ib_core netns_mode=0",
+    )
+    soft_roce(machines, "n1", "ib0")
+    script(
+        machines,
+        "n1",
+        f"mkdir -p {SHOWN}/rxe0 {DROP_IN}",
+        f"ln -sfn {path} {SHOWN}/rxe0/device",
+        f"printf '[Service]\nBindReadOnlyPaths={SHOWN}:/sys/class/infiniband\n' >{DROP_IN}/test.conf",
+        "systemctl daemon-reload",
+        "systemctl restart rdm-sriov",
+    )
+    try:
+        yield str(function["address"])
+    finally:
+        machines.on("n1", "docker", "rm", "-f", APART, check=False)
+        script(machines, "n1", f"rm -r {DROP_IN} {SHOWN}", "systemctl daemon-reload")
+
+
+def test_in_the_mode_exclusive_a_device_follows_its_container_and_comes_back(
+    machines: MachineLab, exclusive: str
+) -> None:
+    assert "exclusive" in machines.on("n1", "rdma", "system")
+    image, network = machines.container("n1", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
+    options = ("--restart", "always", "--network", network, "--mac-address", exclusive)
+    machines.on("n1", "docker", "run", "-d", "--name", APART, *options, image, "sleep", "infinity")
+    in_container = partial(moved, machines)
+    wait_until(in_container, "the container has the device", BOOT_S)
+    for restart in (("docker", "restart", "--time", "1", APART), ("systemctl", "restart", "docker")):
+        before = machines.pid("n1", APART)
+        machines.on("n1", *restart)
+        wait_until(partial(moved, machines, before), f"it has it again after {restart[0]}", BOOT_S)
+    machines.on("n1", "docker", "rm", "-f", APART)
+    wait_until(lambda: devices(machines, "n1") == ["rxe0"], "the device is the node's again", BOOT_S)
+    said = machines.on("n1", "journalctl", "--unit", "rdm-sriov", "--output", "cat")
+    assert "the RDMA device" not in said
