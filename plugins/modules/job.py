@@ -196,6 +196,10 @@ ranks:
   description: How many ranks the job has. No more is then to come of O(rank) here.
   returned: for V(logs), when O(rank) is none of them, and the log has no line of it
   type: int
+untold:
+  description: Why the log has no line of O(rank), which writes into it. One sentence.
+  returned: for V(logs), when nothing there says which rank wrote a line
+  type: str
 sections:
   description: Titles, lines, and how many lines the files have.
   returned: for V(sections)
@@ -371,6 +375,8 @@ def logs(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     answer = agent.ask("logs", words)
     shown = ("text", "parts", "offset", "ended")
     result = {"stream": options["stream"], **{key: answer[key] for key in shown if key in answer}}
+    if answer.get("untold"):
+        result.update(untold=answer["untold"])
     rank, ranks = options["rank"], answer.get("ranks")
     if rank is not None and ranks and rank >= ranks and not answer.get("text") and not answer.get("parts"):
         # Another node may have such lines, of when there were more ranks.

@@ -113,6 +113,10 @@ options:
     description: Where uv finds Pythons to install, and pyenv the sources of those that it builds.
     type: str
     default: ""
+  python_downloads:
+    description: Address, or file on the node, of a list of Pythons for uv, in place of its own.
+    type: str
+    default: ""
   pyenv_root:
     description: Directory of pyenv and its Pythons (C(PYENV_ROOT)).
     type: str
@@ -217,6 +221,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "certificates": {"type": "str", "default": ""},
     "cache": {"type": "str", "default": ""},
     "python_mirror": {"type": "str", "default": ""},
+    "python_downloads": {"type": "str", "default": ""},
     "pyenv_root": {"type": "str", "default": "~/.pyenv"},
     "space": {"type": "float", "default": 0},
     "apex": {"type": "str", "default": ""},
@@ -237,6 +242,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             ("pyenv_root", "pyenv_root"),
         )
     )
+    downloads = options["python_downloads"]
+    if "://" not in downloads:
+        downloads = absolute_path(downloads, "python_env_python_downloads")
     result: Dict[str, Any] = {"changed": False, "directory": directory}
     if options["state"] == "absent":
         found = python_env.mine(directory, options["cluster"])
@@ -267,6 +275,7 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             certificates=certificates,
             cache=cache,
             python_mirror=options["python_mirror"],
+            python_downloads=downloads,
             pyenv_root=pyenv_root,
         )
         mine = python_env.mine(directory, options["cluster"])

@@ -23,7 +23,9 @@ _ORDER = (
     "test_wheel",  # needs none
     *("test_bad_input", "test_cycle", "test_drift", "test_down", "test_api", "test_faults"),
     # These have labs of their own.
-    *("test_demo", "test_train", "test_demo_down", "test_vm", "test_rails", "test_bare_hosts", "test_watch"),
+    *("test_demo", "test_train", "test_demo_down"),
+    *("test_vm", "test_vm_move", "test_vm_rails", "test_vm_rdma"),
+    *("test_rails", "test_bare_hosts", "test_watch"),
     *("test_slurm_jobs", "test_slurm"),  # share one
 )
 

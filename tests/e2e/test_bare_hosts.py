@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Training on bare hosts behind a jump host, in a virtual environment.
+"""Training on bare hosts behind a jump host, in a virtual environment: every place's promises, and two users.
 
-Every launcher has the loss of the containers, and the verbs are the same.
+Nothing of it is done as root but the installation of pdsh and Open MPI.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,15 +18,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.product import ROOT, Lab, Product, running_lab, wait_until
-from tests.e2e.test_train import ENDLESS, LOSSES, TINY
+from tests.e2e.places import LOSSES, OTHER_VERSION, STEPS, TINY, Place, jobs, pid, processes, waiting, waits
+from tests.e2e.product import ROOT, Lab, Product, changed, running_lab, wait_until
+from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
 
 pytestmark = pytest.mark.long
 
 ADDRESSES = {"n1": "10.2.72.135", "n2": "10.2.72.136"}
 PACKAGES = "/srv/packages"
-JOBS = "/home/rdm/.rdm/n1/jobs"
+LAUNCHERS = ("no_ssh", "torchrun", "deepspeed", "mpirun")
 BOTH = ("--limit", "n1:n2")
 JUMP = "n3"
 # As on an ordinary host, whose sshd reads what its users write.
@@ -33,29 +35,60 @@ SSHD = "AuthorizedKeysFile /etc/rdm-lab/authorized_keys .ssh/authorized_keys\n"
 
 
 @dataclass(frozen=True)
-class BareHosts:
-    """The nodes of a lab as hosts without containers.
+class BareHosts(Place):
+    """The nodes of a lab as hosts without containers, as one of their users has them.
 
     Attributes:
-        lab: whose nodes they are.
-        inventory: their own inventory.
+        user: who logs in, and has an inventory of that name.
     """
 
-    lab: Lab
-    inventory: Path
+    user: str = "rdm"
 
-    def rdm(self, *argv: str, expect: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a verb of ``rdm-provision`` on their inventory."""
-        return self.lab.product.rdm(*argv, "--inventory", str(self.inventory), expect=expect)
+    @property
+    def inventory(self) -> Path:
+        """The folder of the user's inventory."""
+        return self.product.directory / "inventory" / f"bare-{self.user}"
 
-    def json(self, *argv: str, expect: int = 0) -> Any:
-        """The same, with what it printed as JSON."""
-        return json.loads(self.rdm(*argv, "--json", expect=expect).stdout)
+    def argv(self, verb: str, *argv: str) -> list[str]:
+        """The words of a verb, which may have verbs of its own."""
+        return [verb, *argv, "--inventory", f"inventory/{self.inventory.name}"]
 
-    def processes(self, node: str) -> list[str]:
-        """The users of the processes that belong to jobs on a node."""
-        shown = self.lab.on(node, "ps", "-eo", "user,args")
-        return [line.split()[0] for line in shown.splitlines() if "rdm_job" in line]
+    def json(self, verb: str, *argv: str, expect: int = 0) -> Any:
+        """Run a verb; return what it printed as JSON."""
+        return json.loads(self.rdm(verb, *argv, "--json", expect=expect).stdout)
+
+    def directory(self, node: str, job: str) -> str:
+        return f"/home/{self.user}/.rdm/{node}/jobs/{job}"
+
+    def inside(self, node: str, *argv: str, check: bool = True) -> str:
+        return self.on(node, *argv, check=check)
+
+    def spares(self, job: str) -> None:
+        told = json.dumps(self.json("env", "down", expect=1)["nodes"])
+        assert f"/home/{self.user}/.rdm/n1/python" in told
+        assert "is in use by process" in told
+
+    def plug_in(self, node: str) -> None:
+        """Give a node that has just been started its address on the fabric, and its firewall."""
+        self.on(node, "ip", "address", "add", f"{ADDRESSES[node]}/24", "dev", "ib0")
+        wall_off(self, node)
+
+    def whole(self) -> bool:
+        """Start a node that a test has stopped; return whether one had to be."""
+        stopped = [node for node in ADDRESSES if not self.on(node, "uname", "-n", check=False)]
+        for node in stopped:
+            self.lab("start", node)
+            self.plug_in(node)
+            self.reached(node)
+        return bool(stopped)
+
+    def reached(self, node: str) -> None:
+        """Wait until the other node reaches a node's sshd, of which it may know a former MAC address."""
+        (other,) = ADDRESSES.keys() - {node}
+        wait_until(
+            lambda: self.on(other, "ssh-keyscan", ADDRESSES[node], check=False) != "",
+            f"{other} reaches {node} at {ADDRESSES[node]}",
+        )
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +117,9 @@ def hosts(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )
     with running_lab(product, lab_name("e2e-bare"), "--nodes", "3", "--trainer") as lab:
         lab.json("up", *BOTH)
-        for node, address in ADDRESSES.items():
-            wall_off(lab, node)
-            lab.on(node, "ip", "address", "add", f"{address}/24", "dev", "ib0")
+        hosts = BareHosts(product, lab.name)
+        for node in ADDRESSES:
+            hosts.plug_in(node)
             subprocess.run(
                 ["docker", "cp", "--quiet", str(packages), f"rdm-lab-{lab.name}-{node}:{PACKAGES}"],
                 check=True,
@@ -118,10 +151,16 @@ def hosts(product: Product, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             python_env_find_links=[PACKAGES],
             python_env_controller_find_links=[str(packages)],
         )
-        inventory = product.directory / "inventory" / "bare"
-        inventory.mkdir()
-        (inventory / "hosts.yml").write_text(yaml.safe_dump(listing), encoding="utf-8")
-        yield BareHosts(lab, inventory)
+        hosts.inventory.mkdir()
+        (hosts.inventory / "hosts.yml").write_text(yaml.safe_dump(listing), encoding="utf-8")
+        yield hosts
+
+
+@pytest.fixture(autouse=True)
+def whole(hosts: BareHosts) -> Iterator[None]:
+    """Whatever a test did, both nodes run after it."""
+    yield
+    hosts.whole()
 
 
 def wall_off(lab: Lab, node: str) -> None:
@@ -146,55 +185,148 @@ def test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches(hosts: BareHosts
     again = hosts.json("env", "up")
     assert [node for node, one in again["nodes"].items() if one["changed"]] == []
     lines = [f"{address} slots=2" for address in ADDRESSES.values()]
-    assert hosts.lab.on("n2", "cat", "/home/rdm/.rdm/n2/job/hostfile").splitlines() == lines
+    assert hosts.on("n2", "cat", "/home/rdm/.rdm/n2/job/hostfile").splitlines() == lines
     # By name and by address, each to itself and to the other.
     for node in ADDRESSES:
         for other, address in ADDRESSES.items():
             for name in (other, address):
                 words = ("runuser", "-u", "rdm", "--", "ssh", "-o", "BatchMode=yes", name, "uname", "-n")
-                assert hosts.lab.on(node, *words).strip() == other
+                assert hosts.on(node, *words).strip() == other
 
 
-@pytest.mark.parametrize("launcher", ["no_ssh", "torchrun", "deepspeed", "mpirun"])
-def test_every_launcher_has_the_loss_of_containers(hosts: BareHosts, config: str, launcher: str) -> None:
+CURVES = {launcher: f"tiny-{launcher.replace('_', '-')}" for launcher in LAUNCHERS}
+
+
+@pytest.fixture(scope="module")
+def curves(hosts: BareHosts, config: str) -> dict[str, dict[str, Any]]:
+    """The same training under each launcher: how each job was at its end."""
     hosts.json("env", "up")
-    job = hosts.json("train", config, "--launcher", launcher, "--name", f"tiny-{launcher.replace('_', '-')}")[
-        "job"
-    ]
-    assert job["state"] == "finished"
-    assert dict(job["losses"]) == pytest.approx(LOSSES, abs=1e-4)
-    # Each process wrote where its own node's jobs are, and nothing of the job is left in /tmp.
-    for node in ADDRESSES:
-        jobs = f"/home/rdm/.rdm/{node}/jobs/{job['job']}"
-        assert hosts.lab.on(node, "ls", f"{jobs}/ranks/{node}").split() != []
-        assert [name for name in hosts.lab.on(node, "ls", "/tmp").split() if name.startswith("rdm-")] == []
+    return {
+        launcher: hosts.json("train", config, "--launcher", launcher, "--name", job)["job"]
+        for launcher, job in CURVES.items()
+    }
 
 
-def test_a_job_of_the_user_outlives_who_started_it_and_ends_with_a_checkpoint(
-    hosts: BareHosts, config: str
+def test_every_launcher_has_the_loss_of_containers(
+    hosts: BareHosts, curves: dict[str, dict[str, Any]]
 ) -> None:
+    expected = {step: loss for step, loss in LOSSES.items() if step <= STEPS}
+    for launcher, job in curves.items():
+        assert (job["state"], job["launcher"]) == ("finished", launcher)
+        assert dict(job["losses"]) == pytest.approx(expected, abs=1e-4), launcher
+        # Each process wrote where its own node's jobs are.
+        for node in ADDRESSES:
+            assert hosts.on(node, "ls", f"{hosts.directory(node, job['job'])}/ranks/{node}").split() != []
+    # Nothing of the jobs is left in /tmp.
+    for node in ADDRESSES:
+        assert [name for name in hosts.on(node, "ls", "/tmp").split() if name.startswith("rdm-")] == []
+
+
+class TestBareHosts(Promises):
+    """What every place promises, under every launcher."""
+
+    @pytest.fixture(params=LAUNCHERS)
+    def launcher(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def place(self, hosts: BareHosts, curves: dict[str, dict[str, Any]]) -> Place:
+        return hosts
+
+    @pytest.fixture
+    def trained(self, curves: dict[str, dict[str, Any]], launcher: str) -> Trained:
+        return Trained(curves[launcher]["job"], ["parallel.pipeline=2"])
+
+
+def test_bad_input_is_a_sentence_and_nothing_has_changed(
+    hosts: BareHosts, curves: dict[str, dict[str, Any]], config: str
+) -> None:
+    other = "/home/rdm/other"
+    there = ("-e", f"python_env_directory={other}/env")
+    for word, said in (
+        (
+            "python_env_space=100000",
+            "GiB free, and the environment needs 100000.0 GiB there: make room, or set",
+        ),
+        ("python_env_method=pyenv", "there is no pyenv in /home/rdm/.pyenv or on the PATH: install it, set"),
+    ):
+        told = hosts.json("env", "up", *there, "-e", word, expect=1)
+        assert [said in one["why"] for one in told["nodes"].values()] == [True, True], told
+        assert changed(told) == []
+        assert not hosts.there("n1", other)
+
+    edit = ("/home/rdm/.rdm/n2/python/bin/python", "-c", OTHER_VERSION)
+    before = hosts.on("n2", *edit, "0.0.1").strip()
+    try:
+        refused = hosts.json("train", config, "--name", "differs", expect=2)
+    finally:
+        hosts.on("n2", *edit, before)
+    (problem,) = refused["problems"]
+    assert (problem["node"], problem["value"]) == ("n2", "deepspeed 0.0.1")
+    assert problem["reason"] == f"is not {before}, as on n1"
+    assert "rdm-provision env up" in problem["remedy"]
+    assert "differs" not in jobs(hosts)
+
+
+def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> None:
+    closed = "/etc/ssh/sshd_config.d/00-closed.conf"
+    hosts.on(JUMP, "sh", "-c", f"echo AllowTcpForwarding no >{closed}; pkill -HUP -o -x sshd")
+    try:
+        # Not by a connection that was made before.
+        told = hosts.json("env", "up", "-e", f"ansible_control_path_dir={tmp_path}", expect=1)
+    finally:
+        hosts.on(JUMP, "sh", "-c", f"rm {closed}; pkill -HUP -o -x sshd")
+    for node in ADDRESSES:
+        assert told["nodes"][node]["why"].startswith("its jump host does not let it through: ")
+    assert changed(told) == []
+
+
+@pytest.fixture
+def alice(hosts: BareHosts) -> BareHosts:
+    """A user of the same nodes who may not become root there: the inventory is rdm's but for the name."""
     hosts.json("env", "up")
-    hosts.json("train", config, ENDLESS, "--name", "endless", "--detach")
-
-    def progress() -> dict[str, Any]:
-        text = hosts.lab.on("n1", "cat", f"{JOBS}/endless/progress.json", check=False)
-        return dict(json.loads(text)) if text else {}
-
-    wait_until(lambda: progress().get("iteration", 0) > 0, "it trains", seen=progress)
-    assert {*hosts.processes("n1"), *hosts.processes("n2")} == {"rdm"}
-    assert "is in use by process" in json.dumps(hosts.json("env", "down", expect=1)["nodes"])
-    assert "iteration" in hosts.rdm("logs", "endless").stdout
-    assert hosts.json("stop", "endless")["changed"]
-    (job,) = hosts.json("jobs", "endless")["jobs"]
-    assert (job["state"], job["checkpoint"]) == ("stopped", job["iteration"])
-    assert hosts.processes("n1") + hosts.processes("n2") == []
+    theirs = BareHosts(hosts.product, hosts.name, user="alice")
+    for node in ADDRESSES:
+        hosts.on(node, "useradd", "--create-home", "--shell", "/bin/bash", theirs.user)
+        hosts.on(node, "runuser", "-u", theirs.user, "--", "sh", "-c", "! sudo -n true")
+    theirs.inventory.mkdir()
+    (listing,) = yaml.safe_load((hosts.inventory / "hosts.yml").read_text(encoding="utf-8")).values()
+    listing["vars"].update(ansible_user=theirs.user, pdsh_install=False, openmpi_install=False)
+    (theirs.inventory / "hosts.yml").write_text(yaml.safe_dump({"all": listing}), encoding="utf-8")
+    for file in ("python_env.lock", "ssh_host_keys"):
+        shutil.copy(hosts.inventory / file, theirs.inventory)
+    return theirs
 
 
-def test_env_down_takes_away_what_env_up_made_and_keeps_what_jobs_left(hosts: BareHosts) -> None:
+def test_two_users_do_not_meet_and_need_no_root(hosts: BareHosts, alice: BareHosts, config: str) -> None:
+    """The same cluster, the same name of a job, at the same time, once what needs root is installed."""
+    alice.json("env", "up")
+    program, job = waiting(hosts, "connected"), "shared"
+    both = {"rdm": hosts, "alice": alice}
+    for one in both.values():
+        one.json("train", config, program, "--name", job, "--launcher", "mpirun", "--detach")
+    for one in both.values():
+        waits(one, job)
+    for user, one in both.items():
+        assert jobs(one)[job]["state"] == "running"
+        owner = one.on("n2", "stat", "-c", "%U", one.directory("n2", job)).strip()
+        process = one.on("n2", "ps", "-o", "user=", "-p", pid(one, job, "n2")).strip()
+        assert (owner, process) == (user, user)
+    kept = pid(hosts, job, "n2")
+    assert alice.json("stop", job, "--now")["changed"]
+    assert alice.json("env", "down")["ok"]
+    assert (jobs(hosts)[job]["state"], pid(hosts, job, "n2")) == ("running", kept)
+    assert kept in processes(hosts, "n2", job)
+    assert hosts.json("stop", job, "--now")["changed"]
+
+
+def test_env_down_takes_away_what_env_up_made_and_keeps_what_jobs_left(
+    hosts: BareHosts, curves: dict[str, dict[str, Any]]
+) -> None:
     said = hosts.rdm("env", "down").stdout
-    assert f"Kept, because something is in it: {JOBS}" in said
-    assert not hosts.lab.there("n1", "/home/rdm/.rdm/n1/python")
-    assert not hosts.lab.there("n1", "/home/rdm/.rdm/n1/ssh")
+    assert f"Kept, because something is in it: {hosts.directory('n1', '').rstrip('/')}" in said
+    assert not hosts.there("n1", "/home/rdm/.rdm/n1/python")
+    assert not hosts.there("n1", "/home/rdm/.rdm/n1/ssh")
     for left in ("config", "authorized_keys", "rdm-provision"):
-        assert not hosts.lab.there("n1", f"/home/rdm/.ssh/{left}")
-    assert hosts.lab.there("n1", f"{JOBS}/endless/checkpoints")
+        assert not hosts.there("n1", f"/home/rdm/.ssh/{left}")
+    assert hosts.there("n1", f"{hosts.directory('n1', CURVES['no_ssh'])}/checkpoints")

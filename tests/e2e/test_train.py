@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,50 +23,43 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer a
 from ansible_collections.rdm.provision.plugins.module_utils.lab.builder import BUILDER_LABEL
 
 from tests.e2e.demo import Demo
-from tests.e2e.product import ROOT, Background, Lab, Product, changed, running_lab, wait_until
+from tests.e2e.places import (
+    LOSSES,
+    NODES,
+    STEPS,
+    TINY,
+    Containers,
+    Place,
+    end,
+    jobs,
+    nothing_left,
+    pid,
+    processes,
+    progress,
+    read,
+    restarted,
+    start,
+    trains,
+)
+from tests.e2e.product import ROOT, Product, running_lab, wait_until
+from tests.e2e.promises import Promises, Trained
 from tests.labs import lab_name
 
 MODULE = "ansible_collections.rdm.provision.plugins.modules.lab_images"
-NODES = ("n1", "n2")
 AS_ASKED = ("--nodes", "2", "--trainer")
-SOON = 120.0
-"""Seconds within which a fault has ended a job everywhere: ten times the silence that agents bear."""
-
-_TINY = json.loads((ROOT / "trainer/tests/tiny_gpt.json").read_text(encoding="utf-8"))
-TINY: dict[str, Any] = _TINY["config"]
-LOSSES: dict[int, float] = dict(_TINY["losses"][:6])
-"""Of each step, on one process: what every place and launcher has."""
-ENDLESS = "optimisation.train_iterations=1000000"
-# Where a job is what is tested, whatever it trains: without torch it begins at once.
-WAITING = "/tmp/e2e_waiting.py"
-PROGRAM_THAT_WAITS = """
-import os, signal, socket, sys, time
-
-place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-if "connected" in sys.argv and os.environ["RANK"] == "0":
-    other, _ = socket.create_server(place).accept()
-elif "connected" in sys.argv:
-    while True:
-        try:
-            other = socket.create_connection(place)
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-print("at work", flush=True)
-signal.pause()
-"""
+FIRST = {step: loss for step, loss in LOSSES.items() if step <= STEPS}
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Lab]:
+def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Containers]:
     """Two provisioned nodes with the training image: the demo's, where its tests run, too."""
     if not any(item.path.stem == "test_demo" for item in request.session.items):
         with running_lab(product, lab_name("e2e-train"), *AS_ASKED) as lab:
             lab.json("up")
-            yield lab
+            yield Containers(product, lab.name)
         return
     demo: Demo = request.getfixturevalue("demo")
-    lab = Lab(product, demo.name, made_in=demo.clone)
+    lab = Containers(product, demo.name, made_in=demo.clone)
     lab.inventory.parent.mkdir(exist_ok=True)
     lab.inventory.symlink_to(demo.clone / "inventory" / demo.name)
     # The clone's trainer is what was committed.
@@ -77,7 +70,7 @@ def cluster(request: pytest.FixtureRequest, product: Product) -> Iterator[Lab]:
 
 
 @pytest.fixture(autouse=True)
-def whole(cluster: Lab) -> None:
+def whole(cluster: Containers) -> None:
     """Whatever the test before did, the nodes run, and no job does."""
     if any(cluster.container(node) != "running" for node in NODES):
         cluster.lab("up", *AS_ASKED)
@@ -95,126 +88,16 @@ def config(product: Product) -> str:
     return "tiny.yaml"
 
 
-def jobs(cluster: Lab, *argv: str) -> dict[str, Any]:
-    """The jobs that the nodes know, by name."""
-    return {job["job"]: job for job in cluster.json("jobs", *argv)["jobs"]}
-
-
-def read(cluster: Lab, job: str, file: str) -> dict[str, Any]:
-    """What a file of a job says on its master, past the product; empty when there is none."""
-    text = cluster.on("n1", "cat", f"/var/lib/rdm/{cluster.name}/{job}/{file}", check=False)
-    found: dict[str, Any] = json.loads(text) if text else {}
-    return found
-
-
-def progress(cluster: Lab, job: str) -> dict[str, Any]:
-    """How far a job is."""
-    return {"iteration": 0, **read(cluster, job, "progress.json")}
-
-
-def start(cluster: Lab, config: str, job: str, *argv: str) -> None:
-    """Start a job that does not end by itself, and return when it trains."""
-    cluster.json("train", config, ENDLESS, "--name", job, "--detach", *argv)
-    trains(cluster, job)
-
-
-def waiting(cluster: Lab, *arguments: str) -> str:
-    """Put the program that waits into every container; return the override that makes a job of it."""
-    write = ["sh", "-c", 'printf %s "$1" >"$2"', "sh", PROGRAM_THAT_WAITS, WAITING]
-    for node in NODES:
-        cluster.on(node, "docker", "exec", "rdm", *write)
-    return f"launcher.program=[{', '.join((WAITING, *arguments))}]"
-
-
-def start_waiting(cluster: Lab, config: str, job: str, *argv: str) -> None:
-    """Start a job that only waits, and return when all its processes do."""
-    cluster.json("train", config, waiting(cluster), "--name", job, "--detach", *argv)
-    waits(cluster, job)
-
-
-def waits(cluster: Lab, job: str) -> None:
-    """Wait until every process of a job that only waits does so, and the job is said to run."""
-
-    def logs() -> dict[str, str]:
-        folder = f"/var/lib/rdm/{cluster.name}/{job}/logs"
-        return {node: cluster.on(node, "cat", f"{folder}/{node}.out", check=False) for node in NODES}
-
-    wait_until(lambda: all("at work" in log for log in logs().values()), f"{job} is at work", seen=logs)
-    wait_until(
-        lambda: read(cluster, job, "state.json").get("state") == "running",
-        f"{job} runs",
-        seen=lambda: read(cluster, job, "state.json"),
-    )
-
-
-def trains(cluster: Lab, job: str, beyond: int = 0) -> None:
-    """Wait until a job has trained beyond a step."""
-    wait_until(
-        lambda: progress(cluster, job)["iteration"] > beyond,
-        f"{job} trains beyond step {beyond}",
-        seen=lambda: read(cluster, job, "state.json"),
-    )
-
-
-def nothing_left(cluster: Lab, job: str, nodes: Sequence[str] = NODES) -> None:
-    """Wait until no process of a job is left, which is soon."""
-
-    def left() -> dict[str, list[str]]:
-        return {node: processes(cluster, node, job) for node in nodes}
-
-    wait_until(lambda: not any(left().values()), f"no process of {job} is left", SOON, seen=left)
-
-
-def processes(cluster: Lab, node: str, job: str = ".*") -> list[str]:
-    """The ids of a job's processes in a node's container, or of all jobs'."""
-    script = f"grep -lz ^RDM_JOB_ID={job}@ /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
-    return cluster.on(node, "docker", "exec", "rdm", "sh", "-c", script, check=False).split()
-
-
-def pid(cluster: Lab, job: str, node: str) -> str:
-    """The id, in its container, of a job's process on a node that has one of them."""
-    record = f"/var/lib/rdm/{cluster.name}/{job}/ranks/{node}/{NODES.index(node)}.json"
-    return str(json.loads(cluster.on(node, "cat", record))["pid"])
-
-
-def gone(cluster: Lab, job: str) -> bool:
-    """Whether no process of a job is left on any node."""
-    return not any(processes(cluster, node, job) for node in NODES)
-
-
-def end(cluster: Lab, job: str) -> dict[str, Any]:
-    """Watch a job to an end that is no good one, and return how it was."""
-    (ended,) = cluster.json("jobs", job, "--watch", expect=1)["jobs"]
-    found: dict[str, Any] = ended
-    return found
-
-
-def spared(cluster: Lab, job: str) -> None:
-    """What would end the one job that runs is refused and changes nothing; what would not goes through."""
-    before = [cluster.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES]
-    for verb, *words in (
-        ["down"],
-        ["up", "--tags", "container", "--extra-vars", "container_env={NOTE: other}"],
-    ):
-        told = cluster.json(verb, *words, expect=2)
-        assert [(problem["node"], problem["value"]) for problem in told["problems"]] == [
-            (node, f"the job {job}") for node in NODES
-        ]
-        assert changed(told) == []
-    assert changed(cluster.json("up", "--tags", "container")) == []
-    assert [cluster.container(node, "{{.Id}} {{.State.StartedAt}}") for node in NODES] == before
-
-
 # --- the image ------------------------------------------------------------------------------------------
 
 
-def in_image(cluster: Lab, *argv: str, user: str = "root") -> str:
+def in_image(cluster: Containers, *argv: str, user: str = "root") -> str:
     """Run a program in a fresh container of the training image, which must end well."""
     run = ("docker", "run", "--rm", "--network", "none", "--user", user, lab_trainer.TRAIN_IMAGE)
     return cluster.on("n1", *run, *argv)
 
 
-def test_the_image_has_what_launchers_and_the_fabric_need(cluster: Lab) -> None:
+def test_the_image_has_what_launchers_and_the_fabric_need(cluster: Containers) -> None:
     programs = ("rdm-trainer", "sshd", "ssh", "pdsh", "mpirun", "ibv_devinfo", "rping", "ip", "ps")
     script = 'for program; do command -v "$program" >/dev/null || echo "$program"; done'
     assert in_image(cluster, "sh", "-c", script, "sh", *programs) == ""
@@ -223,11 +106,11 @@ def test_the_image_has_what_launchers_and_the_fabric_need(cluster: Lab) -> None:
     assert said.strip().endswith("+cpu")
 
 
-def test_what_needs_no_launcher_runs_without_root(cluster: Lab) -> None:
+def test_what_needs_no_launcher_runs_without_root(cluster: Containers) -> None:
     assert in_image(cluster, "rdm-trainer", "--version", user="trainer").split()[0] == "rdm-trainer"
 
 
-def test_the_image_holds_no_secret_and_nothing_of_this_machine(cluster: Lab) -> None:
+def test_the_image_holds_no_secret_and_nothing_of_this_machine(cluster: Containers) -> None:
     script = "ls /etc/ssh/ssh_host_* /root/.config /build /etc/pip.conf 2>/dev/null || true"
     assert in_image(cluster, "sh", "-c", script) == ""
 
@@ -253,7 +136,7 @@ def image_of(path: Path) -> Image:
     return image
 
 
-def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Lab, tmp_path: Path) -> None:
+def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, tmp_path: Path) -> None:
     real = images(trainer=str(ROOT / "trainer"))
     builders = DockerAPI().get("/containers/json", all=True, filters={"label": [BUILDER_LABEL]})
     # Somebody else may be building one.
@@ -288,6 +171,12 @@ LAYOUTS = {
     "deepspeed": ("ansible", ["parallel.zero_stage=2"]),
     "mpirun": ("shell", ["parallel.pipeline=2", "launcher.devices_per_node=2"]),
 }
+OTHER_LAYOUTS = {
+    "no_ssh": ["parallel.pipeline=1", "parallel.tensor=2"],
+    "torchrun": ["parallel.tensor=1", "parallel.pipeline=2"],
+    "deepspeed": ["parallel.zero_stage=1", "parallel.pipeline=2"],
+    "mpirun": ["parallel.pipeline=1", "parallel.tensor=2"],
+}
 NAMES = {launcher: f"e2e-curve-{launcher.replace('_', '-')}" for launcher in LAYOUTS}
 
 
@@ -300,7 +189,7 @@ print([event.job.state for event in run if isinstance(event, JobUpdate)][-1])
 """
 
 
-def train(cluster: Lab, way: str, config: str, job: str, words: list[str]) -> None:
+def train(cluster: Containers, way: str, config: str, job: str, words: list[str]) -> None:
     """Train to the end, from a shell, from Ansible or from Python."""
     if way == "python":
         argv = [f"inventory/{cluster.name}", config, job, *words]
@@ -317,7 +206,7 @@ def train(cluster: Lab, way: str, config: str, job: str, words: list[str]) -> No
 
 
 @pytest.fixture(scope="module")
-def curves(cluster: Lab, config: str) -> dict[str, list[list[float]]]:
+def curves(cluster: Containers, config: str) -> dict[str, list[list[float]]]:
     """The losses of the same training under each launcher, each in another layout, from every way in."""
     for launcher, (way, layout) in LAYOUTS.items():
         train(cluster, way, config, NAMES[launcher], [*layout, f"launcher.kind={launcher}"])
@@ -332,18 +221,12 @@ def curves(cluster: Lab, config: str) -> dict[str, list[list[float]]]:
 
 def test_every_launcher_and_layout_has_the_same_losses(curves: dict[str, list[list[float]]]) -> None:
     for launcher, losses in curves.items():
-        assert {int(step): loss for step, loss in losses} == pytest.approx(LOSSES, abs=1e-4), launcher
+        assert {int(step): loss for step, loss in losses} == pytest.approx(FIRST, abs=1e-4), launcher
 
 
-def test_a_job_goes_on_in_another_layout(cluster: Lab, curves: dict[str, list[list[float]]]) -> None:
-    more = ["optimisation.train_iterations=8", "parallel.pipeline=1", "parallel.tensor=2"]
-    told = cluster.json("train", "--resume", "e2e-curve-no-ssh", *more)
-    assert told["job"]["state"] == "finished"
-    assert told["job"]["losses"][:6] == curves["no_ssh"]
-    assert [step for step, _ in told["job"]["losses"]] == list(range(1, 9))
-
-
-def test_what_a_job_leaves_is_where_it_says(cluster: Lab, curves: dict[str, list[list[float]]]) -> None:
+def test_what_a_job_leaves_is_where_it_says(
+    cluster: Containers, curves: dict[str, list[list[float]]]
+) -> None:
     shown = cluster.rdm("jobs", "e2e-curve-no-ssh").stdout
     assert "e2e-curve-no-ssh  finished" in shown
     assert f"rdm-provision train -i inventory/{cluster.name} --resume e2e-curve-no-ssh" in shown
@@ -365,7 +248,7 @@ def test_what_a_job_leaves_is_where_it_says(cluster: Lab, curves: dict[str, list
 # --- refused before anything starts ---------------------------------------------------------------------
 
 
-def test_every_problem_is_told_at_once_and_nothing_starts(cluster: Lab, config: str) -> None:
+def test_every_problem_is_told_at_once_and_nothing_starts(cluster: Containers, config: str) -> None:
     cluster.on("n2", "docker", "stop", "--time", "1", "rdm")
     holder = "import socket, time; server = socket.create_server(('', 0x7451)); time.sleep(600)"
     cluster.on("n1", "docker", "exec", "--detach", "rdm", "python3", "-c", holder)
@@ -388,20 +271,20 @@ def test_every_problem_is_told_at_once_and_nothing_starts(cluster: Lab, config: 
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(
-    cluster: Lab, config: str, words: list[str], sentence: str
+    cluster: Containers, config: str, words: list[str], sentence: str
 ) -> None:
     told = cluster.json("train", config, *words, expect=2)
     assert sentence in " ".join(problem["reason"] for problem in told["problems"])
 
 
-def test_a_configuration_can_be_looked_at_before(cluster: Lab, config: str) -> None:
+def test_a_configuration_can_be_looked_at_before(cluster: Containers, config: str) -> None:
     shown = yaml.safe_load(cluster.rdm("train", config, "--print-config", "optimisation.lr=0.5").stdout)
     assert (shown["optimisation"]["lr"], shown["model"]["layers"]) == (0.5, TINY["model"]["layers"])
     told = cluster.json("train", config, "--print-config", "model.layer=2", expect=2)
     assert "did you mean model.layers?" in told["problems"][0]["reason"]
 
 
-def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Lab) -> None:
+def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Containers) -> None:
     noise = ("-e", "verify_collective_slow_share=0.02")  # the two nodes share two processors
     told = cluster.json("verify", "--collective", "--max-size", "4M", *noise)["collective"]
     assert (told["ok"], told["backend"], told["nodes"]) == (True, "gloo", list(NODES))
@@ -416,7 +299,7 @@ def test_an_all_reduce_is_timed_and_rdma_is_missed_in_one_sentence(cluster: Lab)
     assert finding.startswith("n1, n2: it has no RDMA device")
 
 
-def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:
+def test_a_node_that_is_down_is_named(cluster: Containers, config: str) -> None:
     cluster.lab("stop", "n2")
     told = cluster.json("train", config, expect=2)
     assert [(problem["node"], problem["reason"][:17]) for problem in told["problems"]] == [
@@ -427,63 +310,25 @@ def test_a_node_that_is_down_is_named(cluster: Lab, config: str) -> None:
 # --- faults ---------------------------------------------------------------------------------------------
 
 
-def test_nobody_has_to_watch_and_two_jobs_do_not_meet(cluster: Lab, config: str) -> None:
-    """Ctrl-C and a killed control process leave jobs alone; stopping one, `up` and `down` leave the other."""
-    watchers: dict[str, Background] = {}
-    # The other one needs its port, and no more of what a training has.
-    for job, what, begins in (
-        ("e2e-two", (waiting(cluster, "connected"),), waits),
-        ("e2e-one", (ENDLESS, "parallel.pipeline=2"), trains),
-    ):
-        watchers[job] = cluster.start("train", config, *what, "--name", job)
-        begins(cluster, job)
-        # Who watches leaves the cluster to others.
-        wait_until(lambda: not (cluster.inventory / ".rdm" / "lock").read_text(), "the lock is given back")
-    watchers["e2e-one"].interrupt()
-    said = watchers["e2e-one"].end(expect=130)
-    assert "e2e-one goes on" in said
-    assert f"rdm-provision stop -i inventory/{cluster.name} e2e-one" in said
-    watchers["e2e-two"].kill()
-
-    found = jobs(cluster)
-    assert (found["e2e-one"]["state"], found["e2e-two"]["state"]) == ("running", "running")
-    theirs = [pid(cluster, "e2e-two", node) for node in NODES]
-    assert cluster.json("stop", "e2e-one")["changed"]
-    stopped = jobs(cluster, "e2e-one")["e2e-one"]
-    assert stopped["state"] == "stopped"
-    # It has saved what it had.
-    assert stopped["checkpoint"] == stopped["iteration"]
-    assert processes(cluster, "n1", "e2e-one") + processes(cluster, "n2", "e2e-one") == []
-    spared(cluster, "e2e-two")
-    for node, process in zip(NODES, theirs, strict=True):
-        assert process in processes(cluster, node, "e2e-two")
-    assert jobs(cluster, "e2e-two")["e2e-two"]["state"] == "running"
-    assert cluster.json("stop", "e2e-two", "--now")["changed"]
-    assert not cluster.json("stop", "e2e-two")["changed"]
-    assert gone(cluster, "e2e-two")
-
-
-def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(cluster: Lab, config: str) -> None:
+def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(
+    cluster: Containers, config: str
+) -> None:
     """It goes on from its newest checkpoint twice; the third time it fails, and says where and why."""
     start(cluster, config, "e2e-killed", "--max-restarts", "2", "checkpoint.interval=2")
     wait_until(lambda: (progress(cluster, "e2e-killed").get("checkpoint") or 0) >= 2, "there is a checkpoint")
     kill = ["docker", "exec", "rdm", "kill", "-KILL"]
 
-    def restarted(times: int) -> None:
-        wait_until(
-            lambda: read(cluster, "e2e-killed", "state.json").get("restarts") == times,
-            f"it restarts for the {times}. time",
-            seen=lambda: read(cluster, "e2e-killed", "state.json"),
-        )
+    def goes_on(times: int) -> None:
+        restarted(cluster, "e2e-killed", times)
         trains(cluster, "e2e-killed", progress(cluster, "e2e-killed")["iteration"])
 
     first = pid(cluster, "e2e-killed", "n2")
     cluster.on("n2", *kill, first)
-    restarted(1)
+    goes_on(1)
     assert pid(cluster, "e2e-killed", "n2") != first
     # Its agent goes with the container, and comes back with it.
     cluster.on("n2", "docker", "restart", "--time", "1", "rdm")
-    restarted(2)
+    goes_on(2)
     cluster.on("n2", *kill, pid(cluster, "e2e-killed", "n2"))
     nothing_left(cluster, "e2e-killed")
     ended = end(cluster, "e2e-killed")
@@ -497,20 +342,7 @@ def test_a_process_that_dies_ends_the_job_everywhere_unless_it_may_restart(clust
     assert losses == sorted(losses)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "mpirun"])
-def test_a_process_that_dies_ends_the_job_under_every_other_launcher(
-    cluster: Lab, config: str, launcher: str
-) -> None:
-    job = f"e2e-killed-{launcher}"
-    start_waiting(cluster, config, job, "--launcher", launcher)
-    cluster.on("n2", "docker", "exec", "rdm", "kill", "-KILL", pid(cluster, job, "n2"))
-    nothing_left(cluster, job)
-    ended = end(cluster, job)
-    assert ended["state"] == "failed"
-    assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [("n2", 1)]
-
-
-def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Lab, config: str) -> None:
+def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Containers, config: str) -> None:
     """The save fails on all nodes alike, the training goes on, and saves again when there is room."""
     directory = f"/var/lib/rdm/{cluster.name}"
     cluster.on("n2", "mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", directory)
@@ -539,7 +371,7 @@ def test_a_full_disk_of_one_node_loses_no_checkpoint(cluster: Lab, config: str) 
         cluster.json("up")
 
 
-def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Lab, config: str) -> None:
+def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Containers, config: str) -> None:
     start(cluster, config, "e2e-cut")
     cluster.lab("cut", "n2")
     nothing_left(cluster, "e2e-cut")
@@ -549,19 +381,37 @@ def test_a_cut_cable_ends_the_job_on_both_sides(cluster: Lab, config: str) -> No
     cluster.lab("heal", "n2")
 
 
-def test_a_node_that_goes_down_ends_the_job_on_the_others(cluster: Lab, config: str) -> None:
-    start_waiting(cluster, config, "e2e-down")
-    cluster.lab("stop", "n2")
-    nothing_left(cluster, "e2e-down", ["n1"])
-    told = cluster.json("jobs", "e2e-down", "--watch", expect=1)
-    # The master's agent tells of it: nobody else is asked.
-    assert (list(told["nodes"]), told["unreachable"]) == (["n1"], [])
-    (job,) = told["jobs"]
-    assert job["state"] == "failed"
-    assert [failure["node"] for failure in job["failures"]] == ["n2"]
+class TestContainers(Promises):
+    """What every place promises; a rank killed under no_ssh is above, in a job that trains."""
+
+    restarts = 0
+
+    @pytest.fixture(
+        params=["no_ssh", *(pytest.param(one, marks=pytest.mark.long) for one in LAYOUTS if one != "no_ssh")]
+    )
+    def launcher(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    def place(self, cluster: Containers) -> Place:
+        return cluster
+
+    @pytest.fixture
+    def trained(self, curves: dict[str, list[list[float]]], launcher: str) -> Trained:
+        return Trained(NAMES[launcher], OTHER_LAYOUTS[launcher])
+
+    @pytest.mark.parametrize("launcher", [one for one in LAYOUTS if one != "no_ssh"])
+    def test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
+        self, place: Place, launcher: str, config: str
+    ) -> None:
+        super().test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
+            place, launcher, config
+        )
 
 
-def test_down_keeps_what_jobs_left_and_says_so(cluster: Lab, curves: dict[str, list[list[float]]]) -> None:
+def test_down_keeps_what_jobs_left_and_says_so(
+    cluster: Containers, curves: dict[str, list[list[float]]]
+) -> None:
     said = cluster.rdm("down").stdout
     assert f"Kept, because something is in it: /var/lib/rdm/{cluster.name} (n1, n2)" in said
     assert cluster.there("n1", f"/var/lib/rdm/{cluster.name}/e2e-curve-no-ssh/checkpoints")

@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
 from ansible_collections.rdm.provision.plugins.plugin_utils.module_cache import cache_home
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
 
-from rdm_provision.environment import MODULE_CACHE
+from rdm_provision.environment import CACHES
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.module_utils.node.test_python_env import PYTHON, Node
 
@@ -72,7 +72,7 @@ def play(
             "HOME": str(folder / "home"),
             "XDG_CACHE_HOME": str(cache_home().parents[1]),
             "ANSIBLE_HOME": str(folder / "ansible"),
-            "ANSIBLE_CALLBACKS_ENABLED": MODULE_CACHE,
+            "ANSIBLE_CALLBACKS_ENABLED": CACHES,
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),
@@ -160,3 +160,18 @@ def test_a_node_that_does_not_see_it_fails_with_what_to_look_for(
     assert (code, stats["n1"]["failures"], stats["n2"]["failures"]) == (2, 0, 1)
     assert "is not what n1 has made there: there is none. Is it on a file system that both share" in output
     assert not (tmp_path / "n2").exists()
+
+
+def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> None:
+    node, directory = Node(tmp_path), f"{tmp_path}{{{{ mine }}}}"
+    code, _, output = play(node, directory, python_env_shared=False)
+    assert code == 0, output
+    argv = [f"{os.path.realpath(tmp_path / 'n2')}/bin/python", "-c", "input()"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE) as job:
+        code, stats, output = play(node, directory, part="unused", python_env_shared=False)
+        assert (code, [stats[name]["failures"] for name in NODES]) == (2, [1, 1])
+        assert f"is in use by process {job.pid}: stop the job first" in output
+        assert "nothing is taken away, because of another node: " in output
+        job.communicate(b"\n")
+    code, stats, output = play(node, directory, part="unused", python_env_shared=False)
+    assert (code, [stats[name]["changed"] for name in NODES]) == (0, [0, 0]), output

@@ -19,6 +19,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.local_path impo
 LOCK = ".rdm-provision.lock"
 """In PYENV_ROOT: who builds a Python there has it."""
 _LIMIT_S = 3600
+_LAST_LINES = 4
 
 
 class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
@@ -175,12 +176,15 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
     if done.returncode:
         wrote = done.stderr if done.stderr.strip() else done.stdout
         said = [line.strip() for line in wrote.splitlines() if line.strip()]
+        # What uv says of an error can be longer than the end of a log.
+        errors = [number for number, line in enumerate(said) if line.startswith("error: ")]
+        begin = max(0, min([len(said) - _LAST_LINES, *errors[-1:]]))
         log = re.search(r"Results logged to (\S+)", wrote)
         raise EnvironmentProblem(
             "{0} could not {1}: {2}{3}".format(
                 os.path.basename(argv[0]),
                 what,
-                " ".join(said[-4:])[-600:],
+                " ".join(said[begin:])[-600:],
                 " (all of it is in {0})".format(log.group(1)) if log else "",
             )
         )

@@ -80,6 +80,7 @@ class Sources(NamedTuple):
         certificates: file with the certificates to trust.
         cache: directory for what was downloaded.
         python_mirror: where uv finds Pythons to install, and pyenv sources to build.
+        python_downloads: uv's list of Pythons with their digests, where it is not uv's own.
         pyenv_root: PYENV_ROOT.
     """
 
@@ -92,6 +93,7 @@ class Sources(NamedTuple):
     certificates: str = ""
     cache: str = ""
     python_mirror: str = ""
+    python_downloads: str = ""
     pyenv_root: str = ""
 
     @property
@@ -112,6 +114,7 @@ class Sources(NamedTuple):
             "UV_INDEX": " ".join(extra),
             "UV_TORCH_BACKEND": self.torch_backend,
             "UV_PYTHON_INSTALL_MIRROR": self.python_mirror,
+            "UV_PYTHON_DOWNLOADS_JSON_URL": self.python_downloads,
             "PYTHON_BUILD_MIRROR_URL": self.python_mirror,
             "PYTHON_BUILD_CACHE_PATH": self.cache and os.path.join(self.cache, "python-build"),
             # curl reads only the lower-case one for http://.

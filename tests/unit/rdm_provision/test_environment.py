@@ -61,7 +61,12 @@ def test_collections_of_the_user_are_still_found() -> None:
 
 def test_callbacks_of_the_user_stay() -> None:
     env = environment.ansible_environment({"ANSIBLE_CALLBACKS_ENABLED": "timer, profile_tasks"})
-    assert env["ANSIBLE_CALLBACKS_ENABLED"] == "timer,profile_tasks,rdm.provision.module_cache"
+    assert env["ANSIBLE_CALLBACKS_ENABLED"].split(",") == [
+        "timer",
+        "profile_tasks",
+        "rdm.provision.module_cache",
+        "rdm.provision.template_cache",
+    ]
     Path("ansible.cfg").write_text("[defaults]\ncallbacks_enabled = timer\n", encoding="utf-8")
     assert environment.ansible_environment({})["ANSIBLE_CALLBACKS_ENABLED"].startswith("timer,")
 

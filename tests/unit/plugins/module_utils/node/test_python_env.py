@@ -5,15 +5,23 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from ansible.module_utils import basic
@@ -408,6 +416,125 @@ def test_a_mirror_that_lacks_the_python_for_uv_is_named(node: Node) -> None:
         node.make(node.wanted()._replace(python="3.10.3"))
 
 
+PYTHON_ARCHIVE = "20261123/cpython-of-ours.tar.gz"
+UV_RELEASES = "https://github.com/astral-sh/python-build-standalone/releases/download"
+
+
+@pytest.fixture(scope="module")
+def python_mirror(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with this Python as uv takes one, and a list that names it: a version beyond uv's own."""
+    mirror = tmp_path_factory.mktemp("mirror")
+    archive = mirror / PYTHON_ARCHIVE
+    archive.parent.mkdir()
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    left_out = {"__pycache__", "dist-packages", "site-packages", "test"}
+
+    def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if left_out & {*Path(member.name).parts} else member
+
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        packed.add(os.path.realpath(sys.executable), f"python/bin/python{PYTHON}")
+        packed.add(stdlib, f"python/lib/{stdlib.name}", filter=wanted)
+        for library in Path(sys.base_prefix, "lib").glob("libpython*.so*"):
+            packed.add(library, f"python/lib/{library.name}")
+    list_pythons(mirror, hashlib.sha256(archive.read_bytes()).hexdigest())
+    return mirror
+
+
+def list_pythons(mirror: Path, digest: str) -> Path:
+    """Write the list of a mirror, in the form of uv's own; return its path."""
+    libc, _ = platform.libc_ver()
+    one = {
+        "name": "cpython",
+        "arch": {"family": platform.machine(), "variant": None},
+        "os": "linux",
+        "libc": "gnu" if libc else "musl",
+        "major": sys.version_info[0],
+        "minor": sys.version_info[1],
+        "patch": 99,
+        "prerelease": "",
+        "url": f"{UV_RELEASES}/{PYTHON_ARCHIVE}",
+        "sha256": digest,
+        "variant": None,
+    }
+    path = mirror / f"{digest[:8]}.json"
+    path.write_text(json.dumps({f"cpython-{PYTHON}.99": one}))
+    return path
+
+
+class Asked(SimpleHTTPRequestHandler):
+    """Serves a directory, and notes what it is asked for."""
+
+    paths: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.paths.append(self.path)
+        super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing."""
+
+
+@pytest.fixture
+def served(python_mirror: Path) -> Iterator[str]:
+    """The address of the mirror."""
+    Asked.paths.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Asked, directory=str(python_mirror))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_uv_takes_a_python_that_the_node_lacks_from_the_mirror(
+    node: Node, python_mirror: Path, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real uv, an archive of this Python, a real server: made, used, and gone with its environment."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    (listed,) = python_mirror.glob("*.json")
+    node.sources = node.sources._replace(
+        python_mirror=served, python_downloads=f"{served}/{listed.name}", cache=str(node.home / "cache")
+    )
+    node.make(node.wanted())
+    assert Asked.paths == [f"/{listed.name}", f"/{PYTHON_ARCHIVE}"]
+    said = subprocess.run([f"{node.directory}/bin/rdm-trainer"], capture_output=True, text=True, check=True)
+    assert said.stdout == "it runs\n"
+    pythons = node.home / "pythons"
+    shown = [f"{node.directory}/bin/python", "-c", "import sys; print(sys.base_prefix)"]
+    base = subprocess.run(shown, capture_output=True, text=True, check=True).stdout.strip()
+    assert Path(base).resolve().parent == pythons
+    node.make(node.wanted(lock="# newer\n" + node.lock))
+    assert len(Asked.paths) == 2, "it is there"
+    assert str(pythons) in python_env.remove(node.directory, "c")
+    assert not pythons.exists()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_python_with_another_digest_is_refused(
+    node: Node, python_mirror: Path, tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a list of one's own as by uv's, which has no other archives than those of its releases."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    mirror = tmp_path / "forged"
+    if own:
+        shutil.copytree(python_mirror, mirror)
+        node.sources = node.sources._replace(python_downloads=str(list_pythons(mirror, "0" * 64)))
+    else:
+        mirror.mkdir()
+    node.sources = node.sources._replace(python_mirror=mirror.as_uri())
+    if not own:
+        with pytest.raises(EnvironmentProblem) as lacks:
+            node.make(node.wanted())
+        wanted = Path(str(lacks.value).split("`")[1])
+        wanted.parent.mkdir()
+        shutil.copy(python_mirror / PYTHON_ARCHIVE, wanted)
+    with pytest.raises(EnvironmentProblem, match=r"could not make an environment: .*Hash mismatch for") as no:
+        node.make(node.wanted())
+    has = hashlib.sha256((python_mirror / PYTHON_ARCHIVE).read_bytes()).hexdigest()
+    assert str(no.value).endswith(f"Computed: {has}")
+    assert not os.path.lexists(node.directory)
+
+
 @pytest.mark.parametrize("method", ["system", "uv"])
 def test_apex_that_cannot_be_built_is_installed_without_its_extensions(node: Node, method: str) -> None:
     """By a package of the same name, whose build fails as apex's does without nvcc, in real pip and uv."""
@@ -496,6 +623,7 @@ def test_the_module_asks_for_files_once_and_changes_nothing_in_check_mode(node: 
         ("directory", "python_env_directory"),
         ("pyenv_root", "python_env_pyenv_root"),
         ("cache", "python_env_cache_directory"),
+        ("python_downloads", "python_env_python_downloads"),
     ],
 )
 def test_a_relative_path_is_refused(node: Node, option: str, variable: str) -> None:

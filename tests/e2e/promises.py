@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What every place promises of a job, as its users see it: the same list for each of them.
+
+A file that tests a place has a class of these, and fixtures: ``place``, ``launcher`` (a parameter),
+``config`` and ``trained``. Agents and Slurm on one machine have a list of their own:
+trainer/tests/distributed/test_places.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.places import (
+    ENDLESS,
+    LOSSES,
+    NODES,
+    STEPS,
+    Place,
+    end,
+    gone,
+    jobs,
+    nothing_left,
+    pid,
+    processes,
+    restarted,
+    start_waiting,
+    trains,
+    waiting,
+    waits,
+)
+from tests.e2e.product import Background, wait_until
+
+
+class Trained(NamedTuple):
+    """A job that has trained its steps.
+
+    Attributes:
+        job: its name.
+        layout: overrides of another layout than its own.
+    """
+
+    job: str
+    layout: list[str]
+
+
+def another_process(place: Place, job: str, before: str) -> None:
+    """Wait until a job's process on the second node is another one."""
+    wait_until(lambda: pid(place, job, "n2") not in ("", before), f"{job} has another process on n2")
+
+
+class Promises:
+    """The list.
+
+    Attributes:
+        restarts: how often the job whose rank is killed may begin anew.
+    """
+
+    restarts = 1
+
+    def test_a_job_goes_on_in_another_layout_with_the_same_losses(
+        self, place: Place, trained: Trained
+    ) -> None:
+        more = [f"optimisation.train_iterations={STEPS + 2}", *trained.layout]
+        told = place.json("train", "--resume", trained.job, *more)["job"]
+        assert told["state"] == "finished"
+        expected = {step: loss for step, loss in LOSSES.items() if step <= STEPS + 2}
+        assert dict(told["losses"]) == pytest.approx(expected, abs=1e-4)
+
+    def test_nobody_has_to_watch_and_two_jobs_do_not_meet(
+        self, place: Place, launcher: str, config: str
+    ) -> None:
+        """Ctrl-C and a killed control process leave jobs alone; one is stopped, and the other goes on."""
+        one, two = f"e2e-one-{launcher}", f"e2e-two-{launcher}"
+        watchers: dict[str, Background] = {}
+        # The other one needs its port, and no more of what a training has.
+        for job, what, begins in (
+            (two, (waiting(place, "connected"),), waits),
+            (one, (ENDLESS, "parallel.pipeline=2"), trains),
+        ):
+            watchers[job] = place.start("train", config, *what, "--name", job, "--launcher", launcher)
+            begins(place, job)
+            # Who watches leaves the cluster to others.
+            wait_until(lambda: not (place.inventory / ".rdm" / "lock").read_text(), "the lock is given back")
+        watchers[one].interrupt()
+        said = watchers[one].end(expect=130)
+        assert f"{one} goes on" in said
+        assert f"rdm-provision stop -i inventory/{place.inventory.name} {one}" in said
+        watchers[two].kill()
+
+        found = jobs(place)
+        assert (found[one]["state"], found[two]["state"]) == ("running", "running")
+        assert "iteration" in place.rdm("logs", one).stdout
+        theirs = [pid(place, two, node) for node in NODES]
+        assert place.json("stop", one)["changed"]
+        stopped = jobs(place, one)[one]
+        assert stopped["state"] == "stopped"
+        # It has saved what it had.
+        assert stopped["checkpoint"] == stopped["iteration"]
+        assert gone(place, one)
+        place.spares(two)
+        for node, process in zip(NODES, theirs, strict=True):
+            assert process in processes(place, node, two)
+        assert jobs(place, two)[two]["state"] == "running"
+        assert place.json("stop", two, "--now")["changed"]
+        assert not place.json("stop", two)["changed"]
+        assert gone(place, two)
+
+    def test_a_rank_that_is_killed_ends_the_job_everywhere_unless_it_may_restart(
+        self, place: Place, launcher: str, config: str
+    ) -> None:
+        job = f"e2e-killed-{launcher}"
+        start_waiting(place, config, job, "--launcher", launcher, "--max-restarts", str(self.restarts))
+        for times in range(self.restarts):
+            before = pid(place, job, "n2")
+            place.inside("n2", "kill", "-KILL", before)
+            restarted(place, job, times + 1)
+            another_process(place, job, before)
+            waits(place, job)
+        place.inside("n2", "kill", "-KILL", pid(place, job, "n2"))
+        nothing_left(place, job)
+        ended = end(place, job)
+        assert ended["state"] == "failed"
+        assert [(failure["node"], failure["rank"]) for failure in ended["failures"]] == [
+            ("n2", 1) for _ in range(self.restarts + 1)
+        ]
+
+    def test_a_node_that_goes_down_ends_the_job_on_the_others(
+        self, place: Place, launcher: str, config: str
+    ) -> None:
+        job = f"e2e-down-{launcher}"
+        start_waiting(place, config, job, "--launcher", launcher)
+        place.lab("stop", "n2")
+        nothing_left(place, job, ["n1"])
+        told = place.json("jobs", job, "--watch", expect=1)
+        # The master's agent tells of it: nobody else is asked.
+        assert (list(told["nodes"]), told["unreachable"]) == (["n1"], [])
+        (ended,) = told["jobs"]
+        assert ended["state"] == "failed"
+        assert [failure["node"] for failure in ended["failures"]] == ["n2"]
