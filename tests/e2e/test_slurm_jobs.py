@@ -48,7 +48,8 @@ def copy(lab: SlurmLab, source: str, *names: str) -> None:
     ) as packed:
         unpack = ["docker", "exec", "-i", "-u", USER, node, "tar", "-C", PACKAGES, "-xf", "-"]
         subprocess.run(unpack, stdin=packed.stdout, check=True, timeout=600)
-    assert packed.returncode == 0
+    # 1: a file changed meanwhile, if only in its number of links, which a second environment makes.
+    assert packed.returncode in (0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_states_are_told_while_the_accounting_is_down(trained: SlurmLab) -> None
 
 
 ACCOUNT = "physics"
-WAITS = "Slurm would let it wait for ever."
+MORE = "ask for no more, or Slurm lets it wait for ever."
 
 
 def sacctmgr(lab: SlurmLab, *words: str, check: bool = True) -> None:
@@ -196,10 +197,10 @@ def test_what_accounting_would_never_let_run_is_refused(enforced: SlurmLab) -> N
 
     limits = ("maxnodes=1", "maxwall=01:00:00")
     sacctmgr(enforced, "modify", "user", USER, "set", *limits)
-    few = f"The job asks for 2 nodes, and a job of account {ACCOUNT} may have 1: {WAITS}"
+    few = f"The job asks for 2 nodes, and a job of account {ACCOUNT} may have 1 (MaxTRES): {MORE}"
     time = "launcher.slurm.time"
     assert refused(enforced) == [few]
-    long = f"{time} 02:00:00 is more than the 01:00:00 of your jobs of account {ACCOUNT}: {WAITS}"
+    long = f"{time} 02:00:00 is more than the 01:00:00 of your jobs of account {ACCOUNT} (MaxWall): {MORE}"
     assert refused(enforced, f"{time}=02:00:00", "launcher.nodes=1") == [long]
     assert refused(enforced, f"{time}=02:00:00") == [long, few]
 

@@ -10,7 +10,7 @@ association.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rdm_job.slurm.limits import Partition, its_partition, mebibytes, near, span
 from rdm_trainer.config import Config
@@ -28,9 +28,11 @@ __all__ = [
     "qualities",
 ]
 
-ASSOCIATION_FORMAT = "account,user,partition,parentname,qos,defaultqos,maxwall,maxtres,grptres,maxjobs"
+ASSOCIATION_FORMAT = (
+    "account,user,partition,parentname,qos,defaultqos,maxwall,maxtres,maxtrespernode,grptres,maxjobs"
+)
 """What ``sacctmgr show associations`` is asked for. What a user's has from above is in it, but for groups."""
-QOS_FORMAT = "name,flags,maxwall,maxtres,maxtrespu,maxtrespa,grptres,mintres"
+QOS_FORMAT = "name,flags,maxwall,maxtres,maxtrespernode,maxtrespu,maxtrespa,grptres,mintres"
 """What ``sacctmgr show qos`` is asked for."""
 _NORMAL = "normal"
 """The QOS of a job whose association has several and no default one."""
@@ -49,6 +51,7 @@ class Association:
         default_qos: What they have when they name none; empty for none.
         most_seconds: How long a job may take; None for ever.
         most: What a job may have, as ``{"node": 4, "gres/gpu": 8}``; memory in MiB.
+        of_node: What of a node it may have.
         group: What all jobs together may have.
         most_jobs: How many may run; None for all.
     """
@@ -61,6 +64,7 @@ class Association:
     default_qos: str = ""
     most_seconds: int | None = None
     most: Mapping[str, int] = field(default_factory=dict)
+    of_node: Mapping[str, int] = field(default_factory=dict)
     group: Mapping[str, int] = field(default_factory=dict)
     most_jobs: int | None = None
 
@@ -74,6 +78,7 @@ class Qos:
         is_first: Whether it goes before that of the partition.
         most_seconds: How long a job may take; None for ever.
         most: What a job may have, as of an association.
+        of_node: What of a node it may have.
         of_user: What the jobs of a user may have.
         of_account: What those of an account may have.
         group: What all jobs together may have.
@@ -84,6 +89,7 @@ class Qos:
     is_first: bool = False
     most_seconds: int | None = None
     most: Mapping[str, int] = field(default_factory=dict)
+    of_node: Mapping[str, int] = field(default_factory=dict)
     of_user: Mapping[str, int] = field(default_factory=dict)
     of_account: Mapping[str, int] = field(default_factory=dict)
     group: Mapping[str, int] = field(default_factory=dict)
@@ -154,6 +160,7 @@ def associations(text: str) -> list[Association]:
             default_qos=words["defaultqos"],
             most_seconds=_seconds(words["maxwall"]),
             most=_resources(words["maxtres"]),
+            of_node=_resources(words["maxtrespernode"]),
             group=_resources(words["grptres"]),
             most_jobs=int(words["maxjobs"]) if words["maxjobs"].isdigit() else None,
         )
@@ -170,6 +177,7 @@ def qualities(text: str) -> dict[str, Qos]:
             is_first="overpartqos" in words["flags"].lower().split(","),
             most_seconds=_seconds(words["maxwall"]),
             most=_resources(words["maxtres"]),
+            of_node=_resources(words["maxtrespernode"]),
             of_user=_resources(words["maxtrespu"]),
             of_account=_resources(words["maxtrespa"]),
             group=_resources(words["grptres"]),
@@ -204,92 +212,183 @@ def problems(config: Config, known: Accounting, there: Sequence[Partition]) -> l
     if slurm.account and slurm.account.lower() not in mine:
         return [f"launcher.slurm.account {slurm.account} is none of yours; {_near(slurm.account, mine)}"]
     found: dict[str, None] = {}
+    held: list[tuple[dict[str, int], list[_Limit]]] = []
     for part in components(config):
-        if (partition := its_partition(part, there)) is not None:
-            found |= dict.fromkeys(_of_component(part, config, known, partition))
-    return list(found)
+        if (partition := its_partition(part, there)) is None:
+            continue
+        under = _association(known, (slurm.account or known.default_account).lower(), partition)
+        if isinstance(under, str):
+            found[under] = None
+        elif under is not None:
+            qos = slurm.qos or under.default_qos or (under.qos[0] if len(under.qos) == 1 else _NORMAL)
+            if refused := _of_qos(slurm.qos, qos, known, under, partition):
+                found[refused] = None
+            elif "limits" in known.enforced:
+                chosen = _chosen(known, partition.qos, qos)
+                found |= dict.fromkeys(_of_time(slurm.time, under, chosen))
+                found |= dict.fromkeys(_too_little(part, chosen))
+                held.append((_wanted(part), _limits(part, known, under, chosen)))
+    return [*found, *dict.fromkeys(_too_much(held))]
 
 
-def _of_component(part: Component, config: Config, known: Accounting, partition: Partition) -> Iterator[str]:
-    slurm = config.launcher.slurm
-    account = (slurm.account or known.default_account).lower()
+@dataclass(frozen=True)
+class _Limit:
+    """What may be had of a resource.
+
+    Attributes:
+        name: Slurm's name for such limits.
+        whose: Who may have it.
+        resource: Slurm's name of the resource.
+        most: How much.
+        wanted: What a component asks for of a node; None where the limit is not one of nodes.
+        is_shared: Whether all components of a job have it together.
+    """
+
+    name: str
+    whose: str
+    resource: str
+    most: int
+    wanted: int | None = None
+    is_shared: bool = False
+
+
+def _association(known: Accounting, account: str, partition: Partition) -> Association | str | None:
+    """Return what a job runs under in a partition; why it may not; None where that is not known."""
     own = [one for one in known.mine if one.account == account]
     # One for the partition goes before one for all.
-    mine = next((one for one in own if one.partition == partition.name), None) or next(
-        (one for one in own if not one.partition), None
+    for wanted in (partition.name, ""):
+        if mine := next((one for one in own if one.partition == wanted), None):
+            return mine
+    if not own or "associations" not in known.enforced:
+        return None
+    return (
+        f"You may use account {account} only in {_and(one.partition for one in own)}, and not in "
+        f"partition {partition.name}."
     )
-    if mine is None:
-        if own and "associations" in known.enforced:
-            yield (
-                f"You may use account {account} only in {_and(one.partition for one in own)}, and not in "
-                f"partition {partition.name}."
-            )
-        return
-    qos = slurm.qos or mine.default_qos or (mine.qos[0] if len(mine.qos) == 1 else _NORMAL)
-    if slurm.qos and "qos" in known.enforced and slurm.qos not in mine.qos:
-        yield f"Account {account} may not use the QOS {slurm.qos}; {_near(slurm.qos, mine.qos)}"
-        return
-    if (
-        partition.qos_allowed is not None and qos not in partition.qos_allowed
-    ) or qos in partition.qos_denied:
-        allowed = partition.qos_allowed or [one for one in mine.qos if one not in partition.qos_denied]
-        yield f"Partition {partition.name} takes no jobs of the QOS {qos}; {_near(qos, allowed)}"
-        return
-    if "limits" in known.enforced:
-        yield from _limits(_wanted(part), slurm.time, known, mine, (partition.qos, qos))
 
 
-def _limits(
-    wanted: Mapping[str, int], time: str | None, known: Accounting, mine: Association, names: tuple[str, str]
-) -> Iterator[str]:
-    """Yield what a job asks for that it may never have.
+def _of_qos(asked: str | None, qos: str, known: Accounting, mine: Association, partition: Partition) -> str:
+    """Return why a job may not have its QOS; empty where it may.
 
     Args:
-        wanted: What it asks for at least.
-        time: Its time limit.
+        asked: What the job names; empty or None for none.
+        qos: What it has.
         known: What the accounting says.
         mine: The association that it would run under.
-        names: The QOS of the partition, and the job's.
+        partition: Where.
     """
+    if asked and "qos" in known.enforced and asked not in mine.qos:
+        return f"Account {mine.account} may not use the QOS {asked}; {_near(asked, mine.qos)}"
+    is_allowed = partition.qos_allowed is None or qos in partition.qos_allowed
+    if is_allowed and qos not in partition.qos_denied:
+        return ""
+    allowed = partition.qos_allowed or [one for one in mine.qos if one not in partition.qos_denied]
+    return f"Partition {partition.name} takes no jobs of the QOS {qos}; {_near(qos, allowed)}"
+
+
+def _chosen(known: Accounting, *names: str) -> list[Qos]:
+    """Return the QOS whose limits hold, that which goes before the other first."""
     chosen = [known.qos[name] for name in dict.fromkeys(names) if name in known.qos]
     if len(chosen) > 1 and chosen[1].is_first:
         chosen.reverse()
-    waits = "Slurm would let it wait for ever."
+    return chosen
+
+
+def _of_time(time: str | None, mine: Association, chosen: Sequence[Qos]) -> Iterator[str]:
+    """Yield why a job may never run, or not so long."""
     if mine.most_jobs == 0:
-        yield f"Account {mine.account} lets you run no jobs: {waits}"
+        yield f"Account {mine.account} lets you run no jobs (MaxJobs): Slurm would let it wait for ever."
     limits = [(f"a job of the QOS {one.name}", one.most_seconds) for one in chosen]
     limits.append((f"your jobs of account {mine.account}", mine.most_seconds))
     whose, seconds = next(((whose, most) for whose, most in limits if most is not None), ("", None))
     if time and seconds is not None and limit_seconds(time) > seconds:
-        yield f"launcher.slurm.time {time} is more than the {span(seconds)} of {whose}: {waits}"
-    for name, count in wanted.items():
-        found: list[tuple[str, int]] = []
-        # Of each kind the first limit that is set holds; of groups those of all accounts above as well.
-        per_job = [(f"a job of the QOS {one.name}", one.most) for one in chosen]
-        per_job.append((f"a job of account {mine.account}", mine.most))
-        groups = [(f"all jobs of the QOS {one.name}", one.group) for one in chosen]
-        kinds = [
-            per_job,
-            [(f"a user of the QOS {one.name}", one.of_user) for one in chosen],
-            [(f"an account of the QOS {one.name}", one.of_account) for one in chosen],
-            groups,
-        ]
-        for kind in kinds:
-            found += [(who, most[name]) for who, most in kind if name in most][:1]
-        if not any(name in most for _, most in groups):
-            above = [mine, *known.above(mine.account)]
-            found += [
-                (f"all jobs of account {one.account}", one.group[name]) for one in above if name in one.group
-            ]
-        if found and count > min(most for _, most in found):
-            whose, most = min(found, key=lambda one: one[1])
-            yield f"The job asks for {count} {_word(name)}, and {whose} may have {most}: {waits}"
+        yield (
+            f"launcher.slurm.time {time} is more than the {span(seconds)} of {whose} (MaxWall): ask for no "
+            "more, or Slurm lets it wait for ever."
+        )
+
+
+def _too_little(part: Component, chosen: Sequence[Qos]) -> Iterator[str]:
+    """Yield what a component asks for too little of."""
+    wanted = _wanted(part)
+    for name in _EXACT:
         whose, least = next(((one.name, one.least[name]) for one in chosen if name in one.least), ("", 0))
-        if name in _EXACT and count < least:
+        if wanted[name] < least:
             yield (
-                f"The job asks for {count} {_word(name)}, and a job of the QOS {whose} must ask for {least}: "
-                f"{waits}"
+                f"The job asks for {wanted[name]} {_word(name)}, and a job of the QOS {whose} must ask for "
+                f"{least} (MinTRES): Slurm would let it wait for ever."
             )
+
+
+def _too_much(held: Sequence[tuple[Mapping[str, int], Sequence[_Limit]]]) -> Iterator[str]:
+    """Yield what a job asks for that it may never have; of each resource the least of what it may.
+
+    Args:
+        held: What each component asks for, and what holds it.
+    """
+    for wanted, limits in held:
+        for name, count in wanted.items():
+            asked = {
+                limit: sum(other.get(name, 0) for other, its in held if limit in its)
+                if limit.is_shared
+                else limit.wanted
+                if limit.wanted is not None
+                else count
+                for limit in limits
+                if limit.resource == name
+            }
+            over = [limit for limit, much in asked.items() if much > limit.most]
+            if over:
+                limit = min(over, key=lambda one: one.most)
+                of = " of a node" if limit.wanted is not None else ""
+                yield (
+                    f"The job asks for {asked[limit]} {_word(name)}{of}, and {limit.whose} may have "
+                    f"{limit.most} ({limit.name}): ask for no more, or Slurm lets it wait for ever."
+                )
+
+
+def _limits(part: Component, known: Accounting, mine: Association, chosen: Sequence[Qos]) -> list[_Limit]:
+    """Return what holds for a component: of each kind the first that is set, of groups those of all accounts.
+
+    Args:
+        part: It.
+        known: What the accounting says.
+        mine: The association that it would run under.
+        chosen: The QOS, the one that goes before first.
+    """
+    jobs = [(f"a job of the QOS {one.name}", one.most, one.of_node) for one in chosen]
+    jobs.append((f"a job of account {mine.account}", mine.most, mine.of_node))
+    found = []
+    for name in _wanted(part):
+        each = _of_a_node(part).get(name)
+        firsts = [
+            ("MaxTRES", None, False, [(who, most) for who, most, _ in jobs]),
+            ("MaxTRESPerNode", each, False, [(who, most) for who, _, most in jobs if each is not None]),
+            (
+                "MaxTRESPerUser",
+                None,
+                True,
+                [(f"a user of the QOS {one.name}", one.of_user) for one in chosen],
+            ),
+            (
+                "MaxTRESPerAccount",
+                None,
+                True,
+                [(f"an account of the QOS {one.name}", one.of_account) for one in chosen],
+            ),
+            ("GrpTRES", None, True, [(f"all jobs of the QOS {one.name}", one.group) for one in chosen]),
+        ]
+        for limit, wanted, is_shared, kind in firsts:
+            found += [
+                _Limit(limit, who, name, most[name], wanted, is_shared) for who, most in kind if name in most
+            ][:1]
+        if not any(name in one.group for one in chosen):
+            found += [
+                _Limit("GrpTRES", f"all jobs of account {one.account}", name, one.group[name], is_shared=True)
+                for one in (mine, *known.above(mine.account))
+                if name in one.group
+            ]
+    return found
 
 
 _EXACT = ("node", "gres/gpu")
@@ -307,6 +406,13 @@ def _wanted(part: Component) -> dict[str, int]:
             wanted[f"gres/{known_as}"] = wanted.get(f"gres/{known_as}", 0) + part.nodes * count
     # There may be a least number.
     wanted.setdefault("gres/gpu", 0)
+    return wanted
+
+
+def _of_a_node(part: Component) -> dict[str, int]:
+    """Return what a component asks for at least of each node."""
+    wanted = _wanted(replace(part, nodes=1))
+    del wanted["node"]
     return wanted
 
 

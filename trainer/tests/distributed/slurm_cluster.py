@@ -193,7 +193,7 @@ class Slurm:
         (self.folder / "program.py").write_text(PROGRAM)
         for number in range(4):
             (self.folder / f"nvidia{number}").touch()
-        ports = self.ports(4, "Slurm")
+        ports = self.ports(5, "Slurm")
         host = socket.gethostname().partition(".")[0]
         (self.folder / "slurm.conf").write_text(
             (CONFIG + self.more_configuration).format(
@@ -214,10 +214,18 @@ class Slurm:
         options = [f"--{option}={self.folder}/munge.{name}" for option, name in files.items()]
         self._start("munged", "--force", "--foreground", *options, within=())
         wait_until("munge listens", (self.folder / "munge.socket").exists)
+        self.accounting_up(ports[4])
         self._start("slurmctld", "-D", "-c")
         for node in NODES:
             self.node_up(node)
         wait_until("all nodes are idle", self.idle)
+
+    def accounting_up(self, port: int) -> None:
+        """Start what slurmctld's accounting needs; here it has none.
+
+        Args:
+            port: A free one, for slurmdbd.
+        """
 
     @staticmethod
     def ports(count: int, what: str) -> list[int]:

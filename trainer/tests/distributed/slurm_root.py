@@ -25,7 +25,7 @@ __all__ = ["inside", "root"]
 
 _KEPT = Path(__file__).parents[3] / ".artifacts/slurm"
 _PACKAGES = (
-    *("slurm-client", "slurmctld", "slurmd", "slurmrestd"),
+    *("slurm-client", "slurmctld", "slurmd", "slurmdbd", "slurmrestd"),
     *("slurm-wlm-jwt-plugin", "slurm-wlm-basic-plugins"),
     # What scripts of jobs run, and what takes the old root away.
     *("bash", "coreutils", "dash", "grep", "mount", "procps", "sed"),

@@ -119,20 +119,31 @@ def test_ranks_that_slurm_starts_fail_begin_again_and_are_stopped_as_any_others(
     assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
 
 
-def test_ranks_that_slurm_starts_by_pmix_are_one_world_of_mpi(slurm: Slurm) -> None:
+@pytest.mark.parametrize(
+    ("job", "nodes", "on"),
+    [
+        ("mpi", "launcher.nodes=2", ("t2", "t3")),
+        ("mpi-het", "launcher.slurm.nodes={hgx: 1, gpu2: 2}", ("t1", "t2", "t3")),
+    ],
+    ids=["one-partition", "heterogeneous"],
+)
+def test_ranks_that_slurm_starts_by_pmix_are_one_world_of_mpi(
+    slurm: Slurm, job: str, nodes: str, on: tuple[str, ...]
+) -> None:
     program = slurm.folder / "mpi.py"
     program.write_text(MPI)
     slurm.submit(
-        "mpi",
-        *("launcher.nodes=2", "launcher.devices_per_node=2"),
+        job,
+        *(nodes, "launcher.devices_per_node=2"),
         *("launcher.slurm.step=ranks", "launcher.slurm.mpi=pmix", f"launcher.program=[{program}]"),
     )
-    told = slurm.reaches("mpi", "finished", "failed")
+    told = slurm.reaches(job, "finished", "failed")
     assert told["state"] == "finished", told
-    said = slurm.ask("logs", "mpi", "--tail", "0")["parts"]
+    said = slurm.ask("logs", job, "--tail", "0")["parts"]
+    size = 2 * len(on)
+    total = sum(range(1, size + 1))
     assert {node: sorted(text.splitlines()) for node, text in said.items()} == {
-        "t2": ["0 of 4: 10", "1 of 4: 10"],
-        "t3": ["2 of 4: 10", "3 of 4: 10"],
+        node: [f"{rank} of {size}: {total}" for rank in (2 * at, 2 * at + 1)] for at, node in enumerate(on)
     }
 
 

@@ -80,11 +80,12 @@ def test_what_the_accounting_lets_run(slurm: dict[str, Any]) -> None:
 def test_accounts_are_the_same_in_upper_case() -> None:
     assert problems(account="Physics") == []
     assert problems(account="CHEMISTRY", partition="hgx") == [
-        f"Account chemistry lets you run no jobs{WAITS}"
+        f"Account chemistry lets you run no jobs (MaxJobs){WAITS}"
     ]
 
 
 WAITS = ": Slurm would let it wait for ever."
+MORE = ": ask for no more, or Slurm lets it wait for ever."
 
 
 @pytest.mark.parametrize(
@@ -101,24 +102,33 @@ WAITS = ": Slurm would let it wait for ever."
             {"account": "chemistry", "partition": "hgx", "qos": "long"},
             "Account chemistry may not use the QOS long; there is normal.",
         ),
-        ({"account": "chemistry", "partition": "hgx"}, f"Account chemistry lets you run no jobs{WAITS}"),
+        (
+            {"account": "chemistry", "partition": "hgx"},
+            f"Account chemistry lets you run no jobs (MaxJobs){WAITS}",
+        ),
         (
             {"nodes": 3},
-            f"The job asks for 3 nodes, and a job of account physics may have 2{WAITS}",
+            f"The job asks for 3 nodes, and a job of account physics may have 2 (MaxTRES){MORE}",
         ),
         (
             {"nodes": 2, "mem": "33G"},
-            f"The job asks for 67584 MiB of memory, and a job of account physics may have 65536{WAITS}",
+            "The job asks for 67584 MiB of memory, and a job of account physics may have 65536 (MaxTRES)"
+            f"{MORE}",
         ),
         (
             {"time": "05:00:00"},
-            "launcher.slurm.time 05:00:00 is more than the 04:00:00 of your jobs of account physics: Slurm "
-            "would let it wait for ever.",
+            "launcher.slurm.time 05:00:00 is more than the 04:00:00 of your jobs of account physics (MaxWall)"
+            f"{MORE}",
         ),
         # An account above has the limit.
         (
             {"nodes": 2, "gres": "gpu:a10:4"},
-            f"The job asks for 8 GPUs, and all jobs of account science may have 6{WAITS}",
+            f"The job asks for 8 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
+        ),
+        # All components of a job have it together.
+        (
+            {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:4", "gpu2": "gpu:3"}},
+            f"The job asks for 7 GPUs, and all jobs of account science may have 6 (GrpTRES){MORE}",
         ),
         # The QOS goes before the account, also with a longer time.
         (
@@ -127,13 +137,24 @@ WAITS = ": Slurm would let it wait for ever."
         ),
         (
             {"qos": "long", "nodes": 2, "gres": "gpu:3"},
-            f"The job asks for 6 GPUs, and a user of the QOS long may have 4{WAITS}",
+            f"The job asks for 6 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser){MORE}",
         ),
-        ({"qos": "long"}, f"The job asks for 0 GPUs, and a job of the QOS long must ask for 1{WAITS}"),
+        (
+            {"qos": "long"},
+            f"The job asks for 0 GPUs, and a job of the QOS long must ask for 1 (MinTRES){WAITS}",
+        ),
     ],
 )
 def test_what_it_never_lets_run_is_named_with_what_would(slurm: dict[str, Any], said: str) -> None:
     assert any(said in problem for problem in problems(**slurm)), problems(**slurm)
+
+
+def test_a_limit_of_each_node_is_not_one_of_the_job() -> None:
+    known = with_qos("long", of_node={"gres/gpu": 1})
+    assert problems(known, qos="long", nodes=2, gres="gpu:1") == []
+    assert problems(known, qos="long", nodes=2, gres="gpu:2") == [
+        f"The job asks for 2 GPUs of a node, and a job of the QOS long may have 1 (MaxTRESPerNode){MORE}"
+    ]
 
 
 def test_limits_that_slurm_does_not_hold_jobs_to_refuse_nothing() -> None:
@@ -145,7 +166,7 @@ def test_a_partitions_qos_goes_before_the_jobs_unless_that_says_otherwise() -> N
     known = with_qos("small", most={"node": 1}, most_seconds=3600)
     there = [dataclasses.replace(one, qos="small") for one in PARTITIONS]
     assert problems(known, there, nodes=2) == [
-        f"The job asks for 2 nodes, and a job of the QOS small may have 1{WAITS}"
+        f"The job asks for 2 nodes, and a job of the QOS small may have 1 (MaxTRES){MORE}"
     ]
     assert problems(known, there, qos="long", gres="gpu:1", time="2-0") == []
     assert len(problems(known, there, time="2:00:00")) == 1
@@ -160,12 +181,12 @@ def test_the_first_qos_that_has_a_least_number_says_how_many_it_is() -> None:
     there = [dataclasses.replace(one, qos="few") for one in PARTITIONS]
     assert problems(known, there, gres="gpu:2") == []
     assert problems(known, there) == [
-        f"The job asks for 0 GPUs, and a job of the QOS few must ask for 1{WAITS}"
+        f"The job asks for 0 GPUs, and a job of the QOS few must ask for 1 (MinTRES){WAITS}"
     ]
     is_first = dataclasses.replace(known.qos["normal"], is_first=True)
     known = dataclasses.replace(known, qos={**known.qos, "normal": is_first})
     assert problems(known, there, gres="gpu:2") == [
-        f"The job asks for 2 GPUs, and a job of the QOS normal must ask for 4{WAITS}"
+        f"The job asks for 2 GPUs, and a job of the QOS normal must ask for 4 (MinTRES){WAITS}"
     ]
 
 
@@ -178,6 +199,7 @@ def test_a_partition_may_take_some_qos_only() -> None:
     assert problems(partitions=denied) == ["Partition gpu2 takes no jobs of the QOS normal; there is long."]
 
 
-def test_components_are_jobs_of_their_own_to_the_accounting() -> None:
-    assert problems(nodes={"hgx": 1, "gpu2": 2}, gres={"hgx": "gpu:4", "gpu2": "gpu:3"}) == []
+def test_a_limit_of_each_job_is_of_each_component() -> None:
+    # Three nodes, of which a job may have two.
+    assert problems(nodes={"hgx": 1, "gpu2": 2}, gres={"hgx": "gpu:2", "gpu2": "gpu:2"}) == []
     assert len(problems(nodes={"hgx": 1, "gpu2": 2}, gres="gpu:4")) == 1

@@ -89,8 +89,8 @@ def test_what_the_accounting_tells_of_a_user_without_a_name_in_the_system(
     stand_in("scontrol", f"echo '{SETTINGS}'")
     stand_in(
         "sacctmgr",
-        'case "$*" in *associations*cluster=c1*) echo "physics|3999999999|||normal|||||";; '
-        '*users*name=3999999999*) echo physics;; *qos*) echo "normal|||||||";; esac',
+        'case "$*" in *associations*cluster=c1*) echo "physics|3999999999|||normal||||||";; '
+        '*users*name=3999999999*) echo physics;; *qos*) echo "normal||||||||";; esac',
     )
     known = commands.accounting()
     assert (known.user, known.cluster, known.accounts) == ("3999999999", "c1", ["physics"])

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A Slurm of three nodes on this machine, with a slurmdbd of its release and this machine's MariaDB."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.distributed.slurm_cluster import Slurm
+from tests.waiting import DEADLINE_S, wait_until
+
+__all__ = ["ABOVE", "ACCOUNT", "AccountedSlurm"]
+
+ACCOUNT, ABOVE = "physics", "science"
+"""The user's account, and the one above it."""
+_QOS = "long"
+_TABLES = Path("/usr/share/mysql/mysql_system_tables.sql")
+_DATABASE = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost={host}
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser={user}
+PidFile={folder}/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageHost=localhost
+StorageUser={user}
+StorageLoc=slurm
+"""
+
+
+class AccountedSlurm(Slurm):
+    """A cluster that holds jobs to what its accounting allows, and soon forgets those that have ended.
+
+    MariaDB has no users and no network: who reaches its socket, in the tests' directory, may do everything.
+    """
+
+    more_configuration = (
+        "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+        "AccountingStoragePort={ports[4]}\nAccountingStoragePass={folder}/munge.socket\n"
+        "AccountingStorageEnforce=associations,limits,qos\nAccountingStorageTRES=gres/gpu\nMinJobAge=2\n"
+    )
+
+    def accounting_up(self, port: int) -> None:
+        """Start MariaDB and slurmdbd, and add the cluster, the user's account, and a QOS."""
+        data, at = self.folder / "mariadb", self.folder / "mariadb.socket"
+        (data / "mysql").mkdir(parents=True)
+        program = ("mariadbd", "--no-defaults", f"--user={getpass.getuser()}", f"--datadir={data}")
+        # slurmdbd makes procedures, for which MariaDB has a table.
+        made = subprocess.run(
+            [*program, "--bootstrap"],
+            input=f"CREATE DATABASE slurm;\nUSE mysql;\n{_TABLES.read_text()}",
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert made.returncode == 0, made.stderr
+        self._start(*program, "--skip-grant-tables", "--skip-networking", f"--socket={at}", within=())
+        wait_until("MariaDB listens", at.exists)
+        # What the library of its clients takes instead of the usual place.
+        self.environment["MYSQL_UNIX_PORT"] = str(at)
+        conf = self.folder / "slurmdbd.conf"
+        host = socket.gethostname().partition(".")[0]
+        conf.write_text(_DATABASE.format(folder=self.folder, host=host, port=port, user=getpass.getuser()))
+        # Slurm wants it so.
+        conf.chmod(0o600)
+        self._start("slurmdbd", "-D")
+        wait_until("slurmdbd answers", lambda: "Cluster" in self.slurm("sacctmgr", "show", "cluster"))
+        self.sacctmgr("add", "cluster", "test")
+        self.sacctmgr("add", "account", ABOVE)
+        self.sacctmgr("add", "account", ACCOUNT, f"parent={ABOVE}")
+        self.sacctmgr("add", "qos", _QOS)
+        self.sacctmgr("add", "user", getpass.getuser(), f"account={ACCOUNT}", f"qos=normal,{_QOS}")
+
+    def sacctmgr(self, *words: str) -> None:
+        done = subprocess.run(
+            [*self.within, "sacctmgr", "--immediate", *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+
+    def knows(self, job: str) -> bool:
+        """Whether slurmctld still knows a job that has ended."""
+        return bool(self.slurm("squeue", "--noheader", "--states=all", f"--jobs={self.number(job)}").strip())

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What jobs may have by a real slurmdbd, and what it knows of them when slurmctld does not any more."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import getpass
+import os
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from rdm_job.directory import JobDirectory
+from tests.distributed.slurm_accounting import ABOVE, ACCOUNT, AccountedSlurm
+from tests.distributed.slurm_cluster import RELEASES, running
+from tests.waiting import wait_until
+
+USER = getpass.getuser()
+ASSOCIATION = ("user", USER, "where", f"account={ACCOUNT}", "set")
+MINE = f"launcher.slurm.account={ACCOUNT}"
+ENDED = "Slurm lets it wait for ever."
+
+
+@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.long)])
+def slurm(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AccountedSlurm]:
+    cluster = AccountedSlurm(tmp_path_factory.mktemp("slurm"), RELEASES[request.param])
+    with running(cluster, "slurmdbd", "mariadbd"):
+        yield cluster
+
+
+@pytest.mark.parametrize(
+    ("whose", "limit", "asked", "allowed", "said", "waits"),
+    [
+        (
+            ASSOCIATION,
+            "maxtres=gres/gpu=4",
+            ("nodes=2", "gres=gpu:a10:4"),
+            ("nodes=2", "gres=gpu:a10:2"),
+            f"The job asks for 8 GPUs, and a job of account {ACCOUNT} may have 4 (MaxTRES)",
+            "AssocMaxGRESPerJob",
+        ),
+        pytest.param(
+            ASSOCIATION,
+            "maxtrespernode=gres/gpu=2",
+            ("gres=gpu:a10:3",),
+            ("nodes=2", "gres=gpu:a10:2"),
+            f"The job asks for 3 GPUs of a node, and a job of account {ACCOUNT} may have 2 (MaxTRESPerNode)",
+            "AssocMaxGRESPerNode",
+            marks=pytest.mark.long,
+        ),
+        # An account above has the limit.
+        pytest.param(
+            ("account", ABOVE, "set"),
+            "grptres=cpu=3",
+            ("nodes=2", "cpus=2"),
+            ("cpus=3",),
+            f"The job asks for 4 CPUs, and all jobs of account {ABOVE} may have 3 (GrpTRES)",
+            "AssocGrpCpuLimit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("account", ACCOUNT, "set"),
+            "grptres=mem=1000M",
+            ("nodes=2", "mem=600M"),
+            ("nodes=2", "mem=500M"),
+            f"The job asks for 1200 MiB of memory, and all jobs of account {ACCOUNT} may have 1000 (GrpTRES)",
+            "AssocGrpMemLimit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("qos", "long", "set"),
+            "maxtresperuser=gres/gpu=4",
+            ("qos=long", "nodes=2", "gres=gpu:a10:4"),
+            ("qos=long", "nodes=2", "gres=gpu:a10:2"),
+            "The job asks for 8 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser)",
+            "QOSMaxGRESPerUser",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("qos", "long", "set"),
+            "maxtresperaccount=node=1",
+            ("qos=long", "nodes=2"),
+            ("qos=long",),
+            "The job asks for 2 nodes, and an account of the QOS long may have 1 (MaxTRESPerAccount)",
+            "MaxNodePerAccount",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("qos", "long", "set"),
+            "grptres=node=1",
+            ("qos=long", "nodes=2"),
+            ("qos=long",),
+            "The job asks for 2 nodes, and all jobs of the QOS long may have 1 (GrpTRES)",
+            "QOSGrpNodeLimit",
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "=" in value else "",
+)
+def test_what_a_limit_would_never_let_run_is_refused_and_what_it_allows_runs(
+    slurm: AccountedSlurm,
+    whose: tuple[str, ...],
+    limit: str,
+    asked: tuple[str, ...],
+    allowed: tuple[str, ...],
+    said: str,
+    waits: str,
+) -> None:
+    more, less = (
+        [MINE, "launcher.slurm.mem=100M", *(f"launcher.slurm.{option}" for option in options)]
+        for options in (asked, allowed)
+    )
+    over, under = (f"{name}-{re.sub('[^a-z0-9]', '-', limit)}" for name in ("over", "under"))
+    slurm.sacctmgr("modify", *whose, limit)
+    try:
+        # slurmctld hears of it by itself.
+        request = slurm.request(over, *more)
+        checked = slurm.ask("check", request=request)
+        assert checked["problems"] == [f"{said}: ask for no more, or {ENDED}"]
+        # Slurm takes the very same job, and lets it wait for that.
+        assert slurm.ask("start", request={**request, "offer": checked["offer"]})["started"]
+        told = wait_until(
+            "it waits for the limit",
+            lambda: slurm.state(over),
+            lambda one: f"({waits})" in one["reason"] or one["state"] != "queued",
+        )
+        assert told["state"] == "queued", told
+        slurm.ask("stop", over)
+        slurm.submit(under, *less)
+        assert slurm.reaches(under, "running", "failed")["state"] == "running"
+    finally:
+        slurm.slurm("scancel", f"--user={USER}")
+        slurm.sacctmgr("modify", *whose, f"{limit.rpartition('=')[0]}=-1")
+        wait_until("all nodes are idle", slurm.idle)
+
+
+def _forgotten(slurm: AccountedSlurm, job: str) -> bool:
+    return not slurm.knows(job)
+
+
+def test_how_a_job_ended_is_known_when_the_controller_has_forgotten_it(slurm: AccountedSlurm) -> None:
+    jobs = ("done", "killed")
+    for job in jobs:
+        slurm.submit(job, MINE)
+        slurm.reaches(job, "running")
+    slurm.let_end("done")
+    assert slurm.reaches("done", "finished", "failed")["state"] == "finished"
+    slurm.slurm("scancel", slurm.number("killed"))
+    for job in jobs:
+        wait_until(f"{job} is forgotten", functools.partial(_forgotten, slurm, job))
+        # As if its agents had not said so.
+        known = JobDirectory.of_master(slurm.jobs / job)
+        known.write_state(dataclasses.replace(known.read_state(), state="running", ended=None))
+        os.utime(slurm.jobs / job / "state.json", (0, 0))
+    told = slurm.state("killed")
+    assert (told["state"], told["reason"].split(" (")[0]) == (
+        "stopped",
+        f"It was cancelled by {USER}, not by rdm-provision stop.",
+    )
+    # The accounting says that it has ended well; its agents may still say how.
+    told = slurm.state("done")
+    assert told["reason"] == "Slurm says that it has ended; what its agents said last is not here yet."
