@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ _FEW = 8
 _ENDS = ("first_iteration", "last_iteration")
 _NAMED = 3
 """So many of the slowest steps have their number beside them."""
+_VALIDATED = re.compile(r"iteration (\d+)(?: on validation set)?")
+"""Where a validation loss was measured; newer Megatrons name the set, which may be the test's."""
 TGS = "tokens per gpu per second (tgs)"
 MFU = ("MFU (%)",)
 TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
@@ -134,12 +137,11 @@ def loss(jobs: Sequence[Job]) -> Plot | None:
         if len(jobs) == 1:
             data[-1]["name"] = name
         validated = [
-            (int(one["where"].rpartition(" ")[2]), value)
+            (int(match[1]), value)
             for run in job.runs
             for one in run["evaluations"]
-            if one["where"].startswith("iteration ") and one["where"].rpartition(" ")[2].isdecimal()
-            for value in [one.get(name)]
-            if value is not None
+            if (match := _VALIDATED.fullmatch(one["where"]))
+            and (value := one.get(f"{name} value")) is not None
         ]
         if validated:
             data.append(

@@ -7,7 +7,7 @@ import json
 import math
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,33 @@ RESTARTED_AT = 201
 LAST = 260
 
 
-def training_line(number: int, rng: random.Random) -> str:
+def training_line(number: int, rng: random.Random, *, loss: str = "", tells_peak: bool = True) -> str:
+    """Return a step's line.
+
+    Args:
+        number: The step's.
+        rng: Of what differs from step to step.
+        loss: Instead of one that falls.
+        tells_peak: What the devices could do is known, so there is an MFU.
+    """
     milliseconds = 9000.0 if number == SLOW else 1400 + rng.gauss(0, 20)
-    loss = 2.4 + 8.5 * math.exp(-number / 60)
+    loss = loss or f"{2.4 + 8.5 * math.exp(-number / 60):.6E}"
+    mfu = " MFU (%): 48.00 |" if tells_peak else ""
     return (
         f" iteration {number:8d}/{STEPS:8d} | consumed samples: {number * 64:12d} |"
         f" consumed tokens: {number * 65536:12d} | elapsed time per iteration (ms): {milliseconds:.1f} |"
         f" learning rate: {1.5e-4 * min(1, number / 50):.3E} | global batch size:    64 |"
-        f" lm loss: {loss:.6E} | loss scale: {65536.0 if number % 50 else 32768.0} | grad norm: 1.500 |"
+        f" lm loss: {loss} | loss scale: {65536.0 if number % 50 else 32768.0} | grad norm: 1.500 |"
         " number of skipped iterations:   0 | number of nan iterations:   0 |"
-        f" tokens per gpu per second (tgs): {4000.0:.3f} | TFLOPs: 61.00 | MFU (%): 48.00 |\n"
+        f" tokens per gpu per second (tgs): {4000.0:.3f} | TFLOPs: 61.00 |{mfu}\n"
     )
 
 
-def write_job(directory: Path, nodes: int = 4, seed: int = 1) -> Path:
+def validation_line(number: int) -> str:
+    return f" validation loss at iteration {number} | lm loss value: 2.9E+00 | lm loss PPL: 1.8E+01 | \n"
+
+
+def write_job(directory: Path, nodes: int = 4, seed: int = 1, *, tells_peak: bool = True) -> Path:
     """Write a job's logs in FASOP's layout: restarted once, its second node's first GPU half idle."""
     rng = random.Random(seed)
     directory.mkdir(parents=True)
@@ -54,8 +67,10 @@ def write_job(directory: Path, nodes: int = 4, seed: int = 1) -> Path:
             for rank in range(2)
         ]
         if number == nodes - 1:
-            lines += [training_line(step, rng) for step in range(1, 241)]
-            lines += [training_line(step, rng) for step in range(RESTARTED_AT, LAST + 1)]
+            for step in (*range(1, 241), *range(RESTARTED_AT, LAST + 1)):
+                lines.append(training_line(step, rng, tells_peak=tells_peak))
+                if step % 100 == 0:
+                    lines.append(validation_line(step))
             lines.append(training_line(LAST + 1, rng)[:150])  # it is being written
         (directory / f"{name}.out").write_text("".join(lines))
         (directory / f"{name}.err").write_text("  warnings.warn(\n")
@@ -71,18 +86,32 @@ def write_job(directory: Path, nodes: int = 4, seed: int = 1) -> Path:
 
 
 def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (20, 21)) -> None:
-    """Write step traces of a pipeline whose every pass takes 10 ms, one micro-batch after the other."""
+    """Write step traces of a pipeline whose every pass takes 10 ms, one micro-batch after the other.
+
+    Messages take 1 ms and go on beside the passes; the gradients are summed right before the optimiser.
+    """
     (directory / "trace").mkdir(parents=True)
     for stage in range(stages):
         spans: list[list[Any]] = []
+        is_first, is_last = stage == 0, stage == stages - 1
         for step in steps:
             begin = 1e6 * step
             for batch in range(2):
                 first = begin + 10_000 * (stage + batch)
                 last = begin + 10_000 * (2 * stages - stage + batch)
+                if is_first:
+                    spans.append(["load", "LoadMicroBatch", step, batch, first - 500, 500])
+                else:
+                    spans.append(["receive", "RecvActivation", step, batch, first - 1000, 1000])
                 spans.append(["forward", "ForwardPass", step, batch, first, 10_000])
+                if not is_last:
+                    spans.append(["send", "SendActivation", step, batch, first + 10_000, 1000])
                 spans.append(["backward", "BackwardPass", step, batch, last, 10_000])
-            spans.append(["optimiser", "OptimizerStep", step, -1, begin + 20_000 * (stages + 2), 5_000])
+            end = begin + 10_000 * 2 * (stages + 2)
+            spans.append(["reduce", "ReduceGrads", step, -1, end - 5000, 5000])
+            spans.append(["optimiser", "OptimizerStep", step, -1, end, 5000])
+            # What a program tells that is none of these.
+            spans.append(["other", "empty_cache", step, -1, end + 5000, 500])
         told = {
             "version": 1,
             "rank": stage,
@@ -93,6 +122,48 @@ def write_trace(directory: Path, *, stages: int = 2, steps: tuple[int, ...] = (2
             "spans": spans,
         }
         (directory / "trace" / f"rank-{stage:05d}.json").write_text(json.dumps(told))
+
+
+def write_network(directory: Path, nodes: int = 4) -> None:
+    """Write what `verify` measured between all nodes, and the cluster's plan."""
+    names = [f"n{number:03d}" for number in range(nodes)]
+
+    def between(value: float) -> dict[str, dict[str, float]]:
+        return {one: {other: value for other in names if other != one} for one in names}
+
+    plan = {name: {"rank": rank, "my_ip": f"192.169.16.{100 + rank}"} for rank, name in enumerate(names)}
+    known = {
+        "fabric": {"nodes": names, "rtt_us": between(9.5)},
+        "rdma": {"nodes": names, "bandwidth_gbit": between(96.6)},
+        "plan": {"subnet": "192.169.16.0/24", "nodes": plan},
+    }
+    (directory / "network.json").write_text(json.dumps(known))
+
+
+def write_stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
+    """Write what an agent measured of GPUs at some times: the power is the place in them."""
+    lines = []
+    for number, at in enumerate(times):
+        devices = [
+            {
+                **{"index": gpu, "name": "NVIDIA A10", "percent": 95, "celsius": 60 + gpu},
+                **{"used": 1 << 30, "total": 1 << 32, "watts": float(number), "clocks": {"sm": 1410}},
+                "processes": {str(process): 1 << 30 for process in range(20)},
+            }
+            for gpu in range(gpus)
+        ]
+        lines.append(json.dumps({"time": at, "node": "n1", "devices": devices}) + "\n")
+    path.write_text("".join(lines) + '{"time": 1')  # it is being written
+
+
+def write_full_job(directory: Path, *, tells_peak: bool = True) -> Path:
+    """Write a job that tells all that a page can draw, but what the devices do where their peak is known."""
+    job = write_job(directory, tells_peak=tells_peak)
+    write_trace(job)
+    write_network(job)
+    for number in range(4):
+        write_stream(job / f"n{number:03d}.gpu.jsonl", [1795250000.0 + 60 * minute for minute in range(60)])
+    return job
 
 
 @pytest.fixture(scope="session")
@@ -114,7 +185,7 @@ class Opened:
         page.on("console", self._hear)
         page.on("request", lambda asked: self.asked.append(asked.url))
         self.asked: list[str] = []
-        page.goto(file.as_uri())
+        page.goto(file.as_uri(), timeout=120_000)
         page.wait_for_selector("html[data-drawn]", state="attached", timeout=120_000)
 
     def _hear(self, said: ConsoleMessage) -> None:
@@ -128,6 +199,46 @@ class Opened:
                  figure.id,
                  figure.querySelector(".drawing")._fullData.reduce((sum, trace) =>
                    sum + (trace.z ? trace.z.flat() : trace.y).filter((one) => one !== null).length, 0)]))"""
+        )
+        return found
+
+    def variants(self) -> dict[str, dict[str, int]]:
+        """Choose what a plot has to choose from; return how many marks there are in each picture then."""
+        found: dict[str, dict[str, int]] = self.page.evaluate(
+            """async () => {
+                 const marks = [".js-line", ".point", ".hm image"].map((one) => `.drawing ${one}`);
+                 const seen = {};
+                 for (const plot of JSON.parse(document.getElementById("plots").textContent)) {
+                   const figure = document.getElementById(plot.id);
+                   seen[plot.id] = {};
+                   for (const { label } of plot.variants) {
+                     const buttons = [...figure.querySelectorAll("button")];
+                     if (plot.variants.length > 1) buttons.find((one) => one.textContent === label).click();
+                     await new Promise(requestAnimationFrame);
+                     seen[plot.id][label] = figure.querySelectorAll(marks.join()).length;
+                   }
+                 }
+                 return seen;}"""
+        )
+        return found
+
+    def traces(self, plot: str) -> list[dict[str, Any]]:
+        """Return name, form and data of what a plot draws."""
+        found: list[dict[str, Any]] = self.page.evaluate(
+            """(plot) => document.querySelector(`#${plot} .drawing`)._fullData.map(
+                 ({ name, type, x, y }) => ({ name, type, x, y }))""",
+            plot,
+        )
+        return found
+
+    def too_wide(self) -> list[str]:
+        """Return what is wider than the window; what a table holds is scrolled."""
+        found: list[str] = self.page.evaluate(
+            """() => [...document.querySelectorAll("main *")].filter((one) => {
+                 if (!one.checkVisibility() || one.closest(".drawing, table")) return false;
+                 const box = one.getBoundingClientRect();
+                 return box.right > innerWidth + 1 || box.left < -1;
+               }).map((one) => `${one.tagName} ${one.className} ${one.textContent.slice(0, 60)}`)"""
         )
         return found
 

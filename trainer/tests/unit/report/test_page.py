@@ -8,22 +8,35 @@ import hashlib
 import importlib.resources
 import json
 import os
+import random
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rdm_log.report.devices import history
+from rdm_log.report.devices import MEASURES, history
+from rdm_log.report.gantt import _KIND_COLOURS as KIND_COLOURS
 from rdm_log.report.job import collect
 from rdm_log.report.page import page
-from rdm_log.report.plots import plots
+from rdm_log.report.plots import OF_ALL_JOBS, OF_EACH_JOB, plots
 from rdm_log.report.write import write
 from rdm_log.summary import NothingToRead
+from rdm_log.timeline import KINDS
 from rdm_trainer import cli
-from tests.unit.report.conftest import LAST, SLOW, write_job, write_trace
+from tests.unit.log.forked import ARGUMENTS, timers
+from tests.unit.report.conftest import (
+    LAST,
+    RESTARTED_AT,
+    SLOW,
+    training_line,
+    write_full_job,
+    write_job,
+    write_network,
+    write_stream,
+    write_trace,
+)
 
 CORPUS = Path(__file__).parent.parent / "log" / "corpus"
 PLOTLY = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
@@ -38,9 +51,7 @@ def test_plotly_is_what_it_is_pinned_to() -> None:
 def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
     job = write_job(tmp_path / "gpt-1")
     write_trace(job)
-    (job / "network.json").write_text(
-        json.dumps({"fabric": {"nodes": ["n000", "n001"], "rtt_us": {"n000": {"n001": 9.5}}}})
-    )
+    write_network(job)
     write([job], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
     assert shown.wrong == []
@@ -48,7 +59,7 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
     plots = shown.plots()
     assert set(plots) == {
         *("loss", "steptime", "speed", "mfu", "lr", "gradnorm", "lossscale", "memory"),
-        *("gpus0", "timeline0", "shares0", "fabric0"),
+        *("gpus0", "timeline0", "shares0", "fabric0", "bandwidth0"),
     }
     assert min(plots.values()) > 0, plots
     assert plots["loss"] == 300
@@ -68,6 +79,100 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
         "The nodes' clocks agree to 0.04 ms.",
     ):
         assert words in text, (words, text)
+
+
+@pytest.mark.parametrize("tells_peak", [True, False], ids=["mfu", "tflops"])
+def test_every_plot_that_there_is_is_drawn(tmp_path: Path, opened: Any, tells_peak: bool) -> None:
+    """A plot that is new fails here until there is a job that has it."""
+    work = "mfu" if tells_peak else "tflops"
+    write([write_full_job(tmp_path / "gpt-1", tells_peak=tells_peak)], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    expected = {*OF_ALL_JOBS, *(f"{name}0" for name in OF_EACH_JOB)} - {"work"} | {work}
+    plots = shown.plots()
+    assert (set(plots), min(plots.values()) > 0) == (expected, True), plots
+    marks = shown.variants()
+    assert set(marks) == expected
+    assert all(count > 0 for drawn in marks.values() for count in drawn.values()), marks
+    assert list(marks["gpus0"]) == [title for title, _, _ in MEASURES.values()]
+    assert list(marks["timeline0"]) == ["step 20", "step 21"]
+    # Collectives are within what the others show.
+    kinds = set(KINDS) - {"collective"}
+    assert set(KIND_COLOURS) == kinds
+    for plot, names in (("timeline0", {*kinds, "bubble"}), ("shares0", kinds)):
+        traces = shown.traces(plot)
+        assert {one["name"] for one in traces} == names
+        assert all(any(value is not None for value in one["y"]) for one in traces), plot
+    losses = {one["name"]: one for one in shown.traces("loss")}
+    assert set(losses) == {"lm loss", "validation"}
+    assert (losses["validation"]["x"], losses["validation"]["y"]) == ([100, 200], [2.9, 2.9])
+    assert shown.wrong == []
+
+
+def test_what_happened_is_told_and_marked_on_the_curves(tmp_path: Path, opened: Any) -> None:
+    job = write_job(tmp_path / "gpt-1")
+    with (job / "n000.out").open("a") as file:
+        file.write("  successfully saved checkpoint at iteration     250 to /checkpoints\n")
+    with (job / "n003.out").open("a") as file:
+        file.write("\n" + training_line(LAST + 2, random.Random(1), loss="NAN"))
+    failures = [
+        {"node": "n002", "rank": 5, "reason": "The process ended with exit code 1."},
+        {"node": "n001", "rank": None, "reason": "The node was lost."},
+    ]
+    (job / "state.json").write_text(json.dumps({"state": "failed", "failures": failures, "restarts": 2}))
+    write([job], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    events = shown.page.eval_on_selector_all(
+        "header .events li", "(all) => all.map((one) => [one.className, one.innerText])"
+    )
+    assert events[:5] == [
+        ["bad", "n002, rank 5: The process ended with exit code 1."],
+        ["bad", "n001: The node was lost."],
+        [
+            "warn",
+            "Restarted from checkpoint 200 at 2023-06-14 18:30:00; 40 steps were taken again.",
+        ],
+        ["warn", "Restarted once without a line of a step between."],
+        ["good", "2 checkpoints, the last at step 250."],
+    ]
+    for plot in ("loss", "steptime", "gradnorm"):
+        notes = shown.page.eval_on_selector_all(
+            f"#{plot} .annotation-text", "(all) => all.map((one) => one.textContent)"
+        )
+        assert notes == ["restart", "NaN"], plot
+        places = shown.page.evaluate(
+            f"document.querySelector('#{plot} .drawing')._fullLayout.shapes.map((one) => one.x0)"
+        )
+        # The restart, the two checkpoints and the loss that is no number, each where it was.
+        assert sorted(places) == [200, RESTARTED_AT, 250, LAST + 2], plot
+        assert shown.page.locator(f"#{plot} .shapelayer path").count() == 4, plot
+    assert shown.wrong == []
+
+
+def test_the_timers_of_all_ranks_in_a_log_of_megatron_s_are_drawn(tmp_path: Path, opened: Any) -> None:
+    rng = random.Random(1)
+    steps = "".join(training_line(step, rng) for step in range(1, 21))
+    log = tmp_path / "10932251.out"
+    log.write_text(ARGUMENTS.format(tensor=2, stages=2, world=8) + steps + timers(8, 1686726500.0))
+    write([log], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    # Of each stage one rank.
+    assert shown.page.locator("#timeline0 .yaxislayer-above text").all_text_contents() == [
+        *("stage 0, rank 0", "stage 1, rank 4")
+    ]
+    drawn = {one["name"]: one for one in shown.traces("timeline0")}
+    assert set(drawn) == {"forward", "backward", "optimiser", "bubble"}
+    # Two micro-batches of each of the two ranks, each of 100 ms, the second stage's 40 ms later.
+    ends = [(0, 100), (700, 800), (40, 140), (740, 840)]
+    assert drawn["forward"]["x"] == [one for pair in ends for one in (*pair, None)]
+    assert drawn["forward"]["y"] == [0, 0, None, 0, 0, None, 1, 1, None, 1, 1, None]
+    marks = shown.variants()
+    assert marks["timeline0"]["step 1"] > 0
+    assert marks["timeline0"]["step 2"] > 0
+    text = shown.page.inner_text("main")
+    assert "The bubble is 58 % of the time from the first forward to the last backward pass." in text
+    assert {one["name"] for one in shown.traces("shares0")} == {"forward", "backward", "optimiser"}
+    assert [len(one["x"]) for one in shown.traces("shares0")] == [8] * 3
+    assert shown.wrong == []
 
 
 def test_the_scale_the_smoothing_and_the_measure_can_be_changed(tmp_path: Path, opened: Any) -> None:
@@ -94,18 +199,23 @@ def test_the_scale_the_smoothing_and_the_measure_can_be_changed(tmp_path: Path, 
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path: Path, opened: Any) -> None:
-    job = write_job(tmp_path / "a-job-with-a-name-that-is-as-long-as-names-of-jobs-can-be-63")
-    write_trace(job)
-    write([job, write_job(tmp_path / "other")], tmp_path / "page.html")
+    """Neither with all that a page can draw, of two jobs, nor with its tables opened; these are scrolled."""
+    job = write_full_job(tmp_path / "a-job-with-a-name-that-is-as-long-as-names-of-jobs-can-be-63")
+    other = write_full_job(tmp_path / "other", tells_peak=False)
+    (other / "resolved.yaml").write_text(json.dumps({"data": {"prefix": "/a/long/path" * 20}}))
+    write([job, other], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html", 360, phone=True)
+    shown.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
+    assert shown.too_wide() == []
+    assert {f"timeline{number}" for number in range(2)} <= set(shown.plots())
     assert shown.wrong == []
 
 
 def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
-    job = write_job(tmp_path / "gpt-1")
-    write_trace(job)
-    write([job], tmp_path / "page.html")
+    jobs = [write_full_job(tmp_path / name) for name in ("gpt-1", "gpt-2")]
+    (jobs[1] / "resolved.yaml").write_text(json.dumps({"data": {"prefix": "/a/long/path" * 20}}))
+    write(jobs, tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
     pdf = shown.page.pdf(format="A4", margin=dict.fromkeys(("left", "right", "top", "bottom"), "12mm"))
     assert pdf[:5] == b"%PDF-"
@@ -140,6 +250,15 @@ def test_it_can_be_printed(tmp_path: Path, opened: Any) -> None:
         # It is not cut between two sheets.
         assert (high < height, breaks) == (True, "avoid"), (name, high)
     assert not shown.page.is_visible(".controls")
+    # Nobody can scroll on paper: what tables that are open have is seen whole, the others are left out.
+    assert shown.page.locator("details[open] table").count() == 2
+    cut = shown.page.eval_on_selector_all(
+        "details .table",
+        "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)",
+    )
+    assert cut == []
+    assert shown.page.locator("details:not([open])").first.is_hidden()
+    assert shown.too_wide() == []
     assert shown.wrong == []
 
 
@@ -255,43 +374,13 @@ def test_what_is_no_training_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
-def _stream(path: Path, times: Sequence[float], gpus: int = 2) -> None:
-    """Write what an agent measured at some times: the power is the place in them."""
-    path.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "time": at,
-                    "node": "n1",
-                    "devices": [
-                        {
-                            **{"index": gpu, "name": "NVIDIA A10", "percent": 95, "celsius": 60 + gpu},
-                            **{
-                                "used": 1 << 30,
-                                "total": 1 << 32,
-                                "watts": float(number),
-                                "clocks": {"sm": 1410},
-                            },
-                            "processes": {str(process): 1 << 30 for process in range(20)},
-                        }
-                        for gpu in range(gpus)
-                    ],
-                }
-            )
-            + "\n"
-            for number, at in enumerate(times)
-        )
-        + '{"time": 1'  # it is being written
-    )
-
-
 def test_the_machine_readable_records_come_first_and_their_times_are_the_axis(
     tmp_path: Path, opened: Any
 ) -> None:
     job = write_job(tmp_path / "gpt-1", nodes=2)
     begin = datetime.datetime(2026, 11, 21, 8).timestamp()
-    _stream(job / "n000.gpu.jsonl", [begin + 60 * minute for minute in range(60)])
-    _stream(job / "n001.gpu.jsonl", [begin + 60 * minute for minute in range(30)])
+    write_stream(job / "n000.gpu.jsonl", [begin + 60 * minute for minute in range(60)])
+    write_stream(job / "n001.gpu.jsonl", [begin + 60 * minute for minute in range(30)])
     found = collect(job)
     assert found.devices["n000"]["times"] == ["2026-11-21 08:00:00", "2026-11-21 08:59:00"]
     assert {"power", "clock", "temperature"} <= set(found.devices["n000"]["gpus"]["1"])
@@ -315,7 +404,7 @@ def test_long_records_that_were_thinned_lie_where_they_belong(tmp_path: Path, ga
     times = [20.0 * number for number in range(500)] + [10_000 + 5.0 * number for number in range(2000)]
     times = [at + gap_s * (at >= 12_000) for at in times]
     file = tmp_path / "n1.gpu.jsonl"
-    _stream(file, times)
+    write_stream(file, times)
     found = history(file, 100)
     power = found["gpus"]["0"]["power"]
     assert found["sampled"]
