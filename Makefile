@@ -21,8 +21,8 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x ansible_collections $(VENV)/l
 # What the control machine needs besides Python packages; the lab's role installs the engine itself.
 APT_RUN  := ca-certificates openssh-client python3-venv
 # The trainer's tests start its launchers as the images have them, submit to Slurm, and look at reports in a browser.
-APT_TRAINER := charliecloud chromium libpmix-dev munge openmpi-bin openssh-client openssh-server pdsh slurm-client \
-	slurm-wlm-jwt-plugin slurmctld slurmd slurmrestd squashfs-tools
+APT_TRAINER := charliecloud chromium libpmix-dev mariadb-server-core munge openmpi-bin openssh-client openssh-server pdsh \
+	slurm-client slurm-wlm-jwt-plugin slurmctld slurmd slurmdbd slurmrestd squashfs-tools
 # Virtual machines run in containers that have QEMU; keyring and e2fsprogs are for making their disk.
 APT_TEST := busybox-static debian-archive-keyring docker-registry docker.io e2fsprogs g++ ibsim-utils infiniband-diags \
 	iproute2 mmdebstrap opensm pdsh python3-dev skopeo zstd
@@ -32,7 +32,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 .DEFAULT_GOAL := help
 SHELL := bash
-.PHONY: help demo demo-down test test-long test-stress lint lint-trainer unit trainer integration molecule e2e machines \
+.PHONY: help demo demo-down test test-long test-gpu test-stress lint lint-trainer unit trainer integration molecule e2e machines \
 	bench docs lock wheel packages setup setup-dev setup-trainer clean
 
 help: ## list these verbs
@@ -63,6 +63,9 @@ test: packages ## everything that CI runs
 test-long: setup-dev setup-trainer ## what is too long for `make test`, on a machine that is for nothing else
 	pytest -m long tests
 	$(TRAINER)/bin/pytest -m long trainer/tests
+
+test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its torch (PYTHON=python3)
+	cd trainer && $(PYTHON) -m pytest -m gpu tests/gpu
 
 test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection molecule trainer e2e")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)

@@ -109,7 +109,8 @@ class OwnTime:
     def note_loss(self, loss: torch.Tensor) -> None:
         """Keep the first step in which a loss of this rank's own was no number, without waiting for it."""
         is_first = ~torch.isfinite(loss.detach()).all() & (self._nan_at < 0)
-        self._nan_at = torch.where(is_first, self._loss_iteration, self._nan_at)
+        # `where` would copy a number to the device, and wait for all that is to be done there before.
+        self._nan_at = self._nan_at.masked_fill(is_first, self._loss_iteration)
 
     def tell(self, group: str) -> None:
         """Write the rank's record, when one is due. The device must have been waited for.

@@ -75,6 +75,11 @@ class Progress:
         )
 
     @property
+    def state(self) -> dict[str, Any]:
+        """What it says now; another thread may ask."""
+        return self._state.copy()
+
+    @property
     def curve(self) -> list[list[float]]:
         """Points ``[iteration, loss]``, at most twice ``POINTS``."""
         curve: list[list[float]] = self._state["losses"]

@@ -40,6 +40,7 @@ from rdm_trainer.own_time import OwnTime
 from rdm_trainer.pace import NODE_VARIABLE, Pace
 from rdm_trainer.profiler import Profiler
 from rdm_trainer.progress import Progress
+from rdm_trainer.prometheus import telling
 from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker
 
@@ -369,6 +370,10 @@ class Training:
         Raises:
             TrainerError: The data ends too early, or the last step could not be saved.
         """
+        with telling(self.config, self.job_dir, self._collective, self._progress):
+            self._run()
+
+    def _run(self) -> None:
         self._milestone("before the start of training step")
         self._note(phase="training")
         flags = Flags(self._collective, 3)
@@ -399,7 +404,7 @@ class Training:
             self._evaluate("valid", "the end of training for val data")
             self._evaluate("test", "the end of training for test data")
         self._say(f"exiting at iteration {self.iteration}: {self.reason}")
-        self._note(phase="done", reason=self.reason)
+        self._note(phase="done", reason=self.reason, iteration=self.iteration)
         if not is_saved:
             newest = self.checkpoints.newest
             where = f"the checkpoint of iteration {newest}" if newest else "the start"

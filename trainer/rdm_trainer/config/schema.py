@@ -317,10 +317,10 @@ class LoggingConfig:
     """Give the numbers to Weights & Biases or MLflow, too, whose libraries must be installed. Their own
     variables (`WANDB_API_KEY`, `WANDB_PROJECT`, `MLFLOW_TRACKING_URI`…) go into `launcher.env`."""
     prometheus: bool = False
-    """Each node's agent writes `metrics.<node>.prom` for Prometheus into the job's directory."""
+    """Each node's agent, or in a training that was started by hand its first rank there, writes
+    `metrics.<node>.prom` for Prometheus into the job's directory."""
     metrics_port: Port | None = None
-    """Each node's agent answers Prometheus at `http://MY_IP:PORT/metrics`. Jobs that share a node take one
-    each."""
+    """The same answers Prometheus at `http://MY_IP:PORT/metrics`. Jobs that share a node take one each."""
     eval_interval: Natural = 1000
     """Between evaluations."""
     eval_iterations: Natural = 10

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Metrics of a training that was started by hand: what its agents would tell Prometheus, by their own code.
+
+One rank of each node measures it beside the steps, the first rank also tells of the job. Nobody judges such a
+training, so there is no verdict before it has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+
+from rdm_job import health, metrics
+from rdm_job.devices import Sampler
+from rdm_job.measure import measure
+from rdm_job.outlet import Outlet, file_of
+from rdm_job.processes import JOB_VARIABLE
+from rdm_job.protocol import State
+from rdm_trainer.config import Config
+from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.pace import NODE_VARIABLE
+from rdm_trainer.progress import Progress
+
+__all__ = ["telling"]
+
+_EACH_S = 5.0
+"""As often as agents do."""
+_THIS_MACHINE = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def telling(config: Config, job_dir: Path, collective: Collective, progress: Progress) -> Iterator[None]:
+    """Tell Prometheus of what is trained meanwhile, where that is wanted and no agent does so.
+
+    Args:
+        config: The job.
+        job_dir: Where the files go.
+        collective: All ranks, each of which must come here.
+        progress: How far the training is.
+    """
+    wanted = config.logging.prometheus or config.logging.metrics_port is not None
+    if not wanted or JOB_VARIABLE in os.environ:
+        yield
+        return
+    node = os.environ.get(NODE_VARIABLE) or socket.gethostname()
+    places = collective.gather((node, os.getpid()))
+    ranks = {rank: process for rank, (where, process) in enumerate(places) if where == node}
+    if dist.get_rank() != min(ranks):
+        yield
+        return
+    teller = _Teller(config, job_dir, progress, node, ranks, [where for where, _ in places])
+    has_failed = True
+    try:
+        yield
+        has_failed = False
+    finally:
+        teller.end(has_failed=has_failed)
+
+
+class _Teller:
+    """Tells of one node, in a thread of its own."""
+
+    def __init__(
+        self,
+        config: Config,
+        job_dir: Path,
+        progress: Progress,
+        node: str,
+        ranks: dict[int, int],
+        nodes: list[str],
+    ) -> None:
+        self._job_dir, self._progress = job_dir, progress
+        self._node, self._ranks, self._nodes = node, ranks, nodes
+        self._job, self._started = job_dir.resolve().name, time.time()
+        accelerator = get_accelerator().device_name()
+        self._sampler = Sampler("rocm" if accelerator == "cuda" and torch.version.hip else accelerator)
+        # On a cluster's nodes MY_IP is the address on the fabric.
+        address = os.environ.get("MY_IP", _THIS_MACHINE)
+        self._outlet = Outlet(config.logging, file_of(job_dir, node), address)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            self._outlet.tell(self._text())
+            if self._is_over.wait(_EACH_S):
+                return
+
+    def _text(self) -> str:
+        devices = self._sampler.devices()[: len(self._ranks)]
+        sample = measure(time.time(), self._job_dir, self._ranks, devices)
+        text = metrics.of_node(self._job, self._node, sample)
+        return metrics.of_job(self._state("running", "running")) + text if 0 in self._ranks else text
+
+    def _state(self, word: str, of_nodes: str) -> State:
+        return State(
+            job=self._job,
+            state=word,
+            nodes=dict.fromkeys(self._nodes, of_nodes),
+            started=self._started,
+            progress=self._progress.state,
+        )
+
+    def end(self, *, has_failed: bool) -> None:
+        """Leave the file with how the job has ended, and those of other nodes not at all."""
+        self._is_over.set()
+        # A file system or a driver that hangs ends no training.
+        self._thread.join(_EACH_S)
+        text = ""
+        if 0 in self._ranks:
+            far = self._progress.state
+            is_done = far["iteration"] >= far["train_iterations"]
+            word = "failed" if has_failed else "finished" if is_done else "stopped"
+            ended = self._state(word, "failed" if has_failed else "done")
+            ended.verdict.update(health.of_state(ended))
+            text = metrics.of_job(ended)
+        self._outlet.end(text)
+        self._outlet.close()
