@@ -60,6 +60,7 @@ def report(node: int) -> dict[str, Any]:
         "ranks": paces,
         "signs": [],
         "held_back": "",
+        "quota": None,
         "gpu_processes": EACH,
         "arguments": asked(REQUEST, CONFIG),
         "vocabulary": None,

@@ -221,7 +221,7 @@ class JobVerbs:
             tail: how many of the last lines of each node; 0 for all.
             follow: go on with what it writes, until it has ended.
             grep: only lines in which this regular expression is found, of the whole log.
-            rank: only lines before which this rank's number stands, as ``[rank3]:``.
+            rank: only lines that this rank wrote, as ``[rank3]:`` says, or that only it can have written.
             limit: only these nodes (Ansible's ``--limit`` pattern).
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.
@@ -371,6 +371,11 @@ class JobVerbs:
         told = result.returned.get(JOB_MODULE, {}).values()
         found = [int(one.get("ranks") or 0) for results in told for one in results if one.get("known")]
         return max(found) if found and all(found) else 0
+
+    def untold_ranks(self, result: RunResult) -> tuple[str, ...]:
+        """Return why no line is there of the rank that :meth:`logs` wanted, a sentence for each log."""
+        told = result.returned.get(JOB_MODULE, {}).values()
+        return tuple(str(one["untold"]) for results in told for one in results if one.get("untold"))
 
     def near_jobs(self, result: RunResult) -> tuple[str, ...]:
         """Return the jobs that are spelt nearly like the one that no node knew in a run about one job."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 Command = Callable[..., Any]
+
+# Terminals obey these, and JSON lets them stand in strings (RFC 8259, section 7).
+_CONTROL = re.compile("[\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,9 @@ class Options:
 
 
 def emit_json(data: Any) -> None:
-    """Print data as JSON on stdout."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    """Print data as JSON on stdout, every control character escaped."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    click.echo(_CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text))
 
 
 def _parse_extra_vars(

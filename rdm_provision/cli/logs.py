@@ -48,7 +48,7 @@ Examples:
 @click.option(
     "--grep", default="", metavar="REGEX", help="Only lines in which this is found, of the whole log."
 )
-@click.option("--rank", type=click.IntRange(min=0), help="Only lines before which this rank's number stands.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only lines that this rank wrote, as marks say.")
 @click.option("--fold", is_flag=True, help="Show a line once, with how often it came and on which nodes.")
 @limited_run_options
 def logs(
@@ -95,6 +95,9 @@ def logs(
     else:
         for name, text in texts.items():
             job_view.lines(name, text, list(texts))
+    if not any(texts.values()):
+        for sentence in cluster.untold_ranks(result):
+            view.err().print(sentence, markup=False, highlight=False)
     if result.cancelled and follow:
         return 0
     if not view.unhappy_end(result) and not result.ok:

@@ -30,7 +30,10 @@ from rdm_job.directory import SLURM, TIME, JobDirectory
 from rdm_job.part import Part
 from rdm_job.protocol import FINAL, Failure, State
 
-__all__ = ["GATHER_S", "RETURN_S", "Agent", "main", "work"]
+__all__ = ["GATHER_S", "GOES_ON", "RETURN_S", "Agent", "after_restart", "main", "work"]
+
+GOES_ON = "goes-on"
+"""Says that an agent goes on with what the one before it wrote."""
 
 GATHER_S = 60.0
 """How long the master waits for the other nodes' agents, in seconds, and for each node a little more."""
@@ -48,7 +51,7 @@ class Agent:
 
     Args:
         directory: The job's.
-        before: How it was when it ended on other nodes, to go on here.
+        before: How it was when it ended on other nodes, or with an agent that was killed, to go on here.
     """
 
     def __init__(self, directory: JobDirectory, before: State | None = None) -> None:
@@ -206,7 +209,9 @@ class Master:
         self._quiet: set[str] = set()
         self._order: dict[str, Any] = {}
         self._beat = 0.0
-        self._attempt = 0
+        # Slurm's jobs begin with new agents everywhere; others' may still be at work on the last attempt.
+        self._first = 0 if agent.part.kind == "slurm" else agent.state.restarts
+        self._attempt = self._first
         self._words = blame.Words(self._others)
         self._inquiry = blame.Inquiry(self._words)
         self._health = health.Health(request, agent.part.config)
@@ -216,9 +221,14 @@ class Master:
     def run(self) -> None:
         """Run attempts until one finishes or none is left."""
         agent = self._agent
-        before, restarts = agent.state.restarts, agent.restarts_left
+        before = agent.state.restarts - self._first
+        restarts = agent.restarts_left + self._first
         try:
             if not self._gather():
+                return
+            if agent.restarts_left < 0:
+                # The agent itself was killed once more than the job may be restarted.
+                self._end("failed", agent.state.failures[-1].reason)
                 return
             while not self._try():
                 agent.write(state="restarting" if self._attempt < restarts else agent.state.state)
@@ -364,7 +374,7 @@ class Master:
             self._end("stopping", f"{how} when Slurm ended it.")
         elif by != TIME:
             self._end("stopped", f"{how}, as asked.")
-        elif self._attempt < agent.restarts_left:
+        elif self._attempt - self._first < agent.restarts_left:
             self._go_on_elsewhere(f"{how} before its time limit, and goes on when Slurm starts it again.")
         else:
             self._end("stopped", f"{how} before its time limit, and no restarts are left: resume it.")
@@ -486,15 +496,38 @@ class Master:
             agent.write(progress=newest)
 
 
-def main(path: str) -> int:
-    """Be the agent of the job in a directory: ``python -m rdm_job.agent DIRECTORY``.
+def main(path: str, goes_on: str = "") -> int:
+    """Be the agent of the job in a directory: ``python -m rdm_job.agent DIRECTORY [GOES_ON]``.
+
+    Args:
+        path: The directory.
+        goes_on: ``GOES_ON`` when its agent was killed at work, and the job goes on with this one.
 
     Returns:
         The exit code: 0, also when the job has failed; 1 when another agent works on the job.
     """
     # A stop of the container must not leave the job's processes to themselves.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    return int(work(JobDirectory(Path(path))) is None)
+    directory = JobDirectory(Path(path))
+    before = after_restart(directory.read_state(), directory.node) if goes_on == GOES_ON else None
+    return int(work(directory, before) is None)
+
+
+def after_restart(known: State, node: str) -> State:
+    """Return how a job goes on whose agent was killed, with all that was told of it. Pure.
+
+    That the master's agent was killed is a failure, for which it is restarted once more; that of another
+    node's the master tells.
+
+    Args:
+        known: What its agent last wrote on this node.
+        node: This node.
+    """
+    if node != known.master:
+        return known
+    reason = f"The agent of {node} was started again: its container was restarted."
+    failures = [*known.failures, Failure(node, None, reason)]
+    return replace(known, failures=failures, restarts=known.restarts + 1)
 
 
 def work(directory: JobDirectory, before: State | None = None) -> State | None:
@@ -502,7 +535,7 @@ def work(directory: JobDirectory, before: State | None = None) -> State | None:
 
     Args:
         directory: The job's.
-        before: How it was when it ended on other nodes, to go on here.
+        before: As for ``Agent``.
 
     Returns:
         How it ended; None when another agent works on the job.
@@ -520,4 +553,4 @@ def work(directory: JobDirectory, before: State | None = None) -> State | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

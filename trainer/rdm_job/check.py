@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib.metadata
 import os
 import platform
@@ -123,7 +124,9 @@ def standing_in_the_way(request: Request) -> Iterator[str]:
     if not root.is_dir() or not os.access(root, os.W_OK):
         yield f"There is no writable directory {root} {_IN[here()]}."
     if request.resume and not job.exists:
-        yield f"There is no job {request.name} here to go on with."
+        near = difflib.get_close_matches(request.name, [other.path.name for other in JobDirectory.all()])
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
+        yield f"There is no job {request.name} here to go on with{hint}"
     elif request.resume and job.has_agent:
         yield f"The job {request.name} runs; stop it first, or watch it."
     elif not request.resume and job.exists:

@@ -71,7 +71,12 @@ class Health:
             running_s=now - self._began,
             step_s=now - self._moved if ranks else None,
             slow=self._lasting(
-                peers.slow(ranks, {node: watch["held_back"] for node, watch in told.items()}), now
+                peers.slow(
+                    ranks,
+                    {node: watch["held_back"] for node, watch in told.items()},
+                    {node: watch["quota"] for node, watch in told.items() if watch["quota"]},
+                ),
+                now,
             ),
         )
         found = judge(seen)

@@ -62,7 +62,8 @@ class Links:
             (self.path / exports.name, exports),
             (self._environment, Path(sys.prefix)),
         ):
-            partial = link.with_name(f"{link.name}.new")
+            # Where nodes are on one machine, as in a test, each of their agents makes them.
+            partial = link.with_name(f"{link.name}.{os.getpid()}")
             partial.unlink(missing_ok=True)
             partial.symlink_to(target)
             partial.replace(link)

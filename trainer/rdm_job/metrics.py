@@ -65,7 +65,7 @@ def of_job(state: State) -> str:
             "rdm_job_verdict",
             "gauge",
             "1 for what the job is, 0 for what it is not.",
-            [({**job, "verdict": name}, int(name == word)) for name in EXIT_CODES],
+            [({**job, "verdict": name}, int(name == word)) for name in EXIT_CODES if word],
         ),
         ("rdm_job_node_state", "gauge", "1 for the state of each node.", nodes),
     )

@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rdm_job import outputs, processes
+from rdm_job.agent import GOES_ON
 from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.health import of_state
 from rdm_job.info import job_info
+from rdm_job.launchers import launcher_of
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_job.rotation import end_of, gained
@@ -36,6 +40,8 @@ _START_S = 30
 _KILL_S = 20.0
 """How long ending processes may take, in seconds."""
 _MOST_TEXT = 1024 * 1024
+_ABOVE = 16 * 1024
+"""So many bytes above a place tell whose traceback goes on there."""
 
 
 def start(request: Request) -> dict[str, Any]:
@@ -89,13 +95,18 @@ def revive() -> dict[str, Any]:
         if not Part(job).config.launcher.max_restarts:
             continue
         job.forget_ranks()
-        _start_agent(job, job.node)
+        _start_agent(job, job.node, GOES_ON)
         found.append(job.path.name)
     return {"revived": found}
 
 
-def _start_agent(job: JobDirectory, node: str) -> None:
+def _start_agent(job: JobDirectory, node: str, *how: str) -> None:
     """Start a job's agent, which outlives this process, and return when it is at work.
+
+    Args:
+        job: The job.
+        node: This node.
+        how: ``GOES_ON`` when it goes on with what the one before it wrote.
 
     Raises:
         TrainerError: It did not come up.
@@ -103,7 +114,7 @@ def _start_agent(job: JobDirectory, node: str) -> None:
     before = job.version
     with (job.path / ".agent.log").open("ab") as log:
         agent = subprocess.Popen(  # our own program
-            [sys.executable, "-m", "rdm_job.agent", str(job.path)],
+            [sys.executable, "-m", "rdm_job.agent", str(job.path), *how],
             cwd=job.path,
             env={
                 **{key: value for key, value in os.environ.items() if key != processes.JOB_VARIABLE},
@@ -186,24 +197,25 @@ def logs(
         offset: Return what is beyond this instead: what an earlier answer said.
         wait: With ``offset``: seconds to wait until there is more.
         grep: Only lines in which this regular expression is found.
-        rank: Only lines before which this rank's number stands, as torch and launchers write it.
+        rank: Only lines that this rank wrote, as their marks say, or that it alone can have written.
 
     Raises:
         TrainerError: The pattern is no regular expression.
     """
     job = JobDirectory.named(name)
     try:
-        wanted = Wanted(grep, rank)
+        re.compile(grep)
     except re.error as error:
         raise TrainerError(f"{grep!r} is no regular expression: {error}.") from None
     if job.slurm.is_file():
-        return _logs_of_all(job, stream, lines, offset, wait, wanted, rank)
-    path = job.log(job.request().node, stream)
+        return _logs_of_all(job, stream, lines, offset, wait, grep, rank)
+    path, wanted = job.log(job.node, stream), _wanted(job, job.node, grep, rank)
     if offset is None:
         text, size = _last(path, lines, wanted)
         told = {"text": text, "offset": size, "ended": _state(job).has_ended}
-        return {**told, **_ranks_instead(job, rank, [path])}
+        return told if text else {**told, **_ranks_instead(job, rank, {job.node: path})}
     deadline, place = time.monotonic() + wait, _byte(offset)
+    _look_above(path, place, wanted)
     while True:
         ended = _state(job).has_ended
         text, end = _from(path, place, wanted)
@@ -219,7 +231,7 @@ def _logs_of_all(
     lines: int,
     offset: str | None,
     wait: float,
-    wanted: Wanted,
+    grep: str,
     rank: int | None,
 ) -> dict[str, Any]:
     """Return the same of all nodes: ``parts`` by node, and one offset for all, as ``n1=120,n2=80``."""
@@ -227,35 +239,72 @@ def _logs_of_all(
     while True:
         ended = slurm.state(job).has_ended
         paths = {node.name: job.log(node.name, stream) for node in job.stored().nodes}
+        wanted = {node: _wanted(job, node, grep, rank) for node in (*paths, "slurm")}
         if stream == "err":
             paths["slurm"] = job.path / OUTPUT
         if offset is None:
-            read = {node: _last(path, lines, wanted) for node, path in paths.items()}
+            read = {node: _last(path, lines, wanted[node]) for node, path in paths.items()}
         else:
             seen = dict(part.rpartition("=")[::2] for part in offset.split(",") if part)
             places = {node: _byte(seen.get(node, "0")) for node in paths}
-            read = {node: _from(path, places[node], wanted) for node, path in paths.items()}
+            for node, path in paths.items():
+                _look_above(path, places[node], wanted[node])
+            read = {node: _from(path, places[node], wanted[node]) for node, path in paths.items()}
         parts = {node: text for node, (text, _) in read.items() if text}
         ends = ",".join(f"{node}={end}" for node, (_, end) in read.items())
         if parts or ended or offset is None or time.monotonic() >= deadline:
             told: dict[str, Any] = {"text": "", "parts": parts, "offset": ends, "ended": ended}
-            if job.stored().offer.agent_port:
-                # Before it begins, also anew, its nodes are not known.
-                told.update(_ranks_instead(job, rank, list(paths.values())))
+            # Before it begins, also anew, its nodes are not known. Who follows is told of no more than a rank
+            # that there is not: to look through all logs for others with each answer would read them whole.
+            is_none = rank is not None and rank >= sum(node.slots for node in job.stored().nodes)
+            if not parts and job.stored().offer.agent_port and (offset is None or is_none):
+                told.update(_ranks_instead(job, rank, paths))
             return told
         offset = ends
         time.sleep(1.0)
 
 
-def _ranks_instead(job: JobDirectory, rank: int | None, paths: list[Path]) -> dict[str, int]:
-    """Return as ``ranks`` how many a job has, where a log has no line of one that is none of them.
+def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
+    """Return which lines are wanted of a node's log. A rank that is a node's only one needs no mark."""
+    if rank is None:
+        return Wanted(grep)
+    nodes = job.stored().nodes
+    of_ranks = [node for node in nodes for _ in range(node.slots)]
+    its = of_ranks[rank] if rank < len(of_ranks) else None
+    names = [node.name for node in of_ranks]
+    first = names.index(log) if log in names else 0
+    if its is None or its.slots > 1:
+        return Wanted(grep, rank, first=first)
+    # Where one launcher starts all nodes' processes, all of them write into the master's log.
+    is_own = launcher_of(configuration.load(job.resolved).launcher).everywhere or len(of_ranks) == 1
+    is_alone = is_own and log == its.name
+    # DeepSpeed's launcher knows nodes by their addresses.
+    return Wanted(grep, rank, is_alone=is_alone, nodes=(its.name, its.address), first=first)
 
-    A job that went on with fewer has the lines of those that it had before, whatever else is wanted of them.
+
+def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path]) -> dict[str, Any]:
+    """Return what is to be said where logs have no line of a rank, whatever else is wanted of them.
+
+    Returns:
+        As ``ranks`` how many the job has, where the rank is none of them: one that went on with fewer has the
+        lines of those that it had before. As ``untold`` a sentence, where the rank writes into one of the
+        logs, and nothing there tells its lines from others'. Nothing where there are such lines.
     """
-    ranks = sum(node.slots for node in job.stored().nodes)
-    if rank is None or rank < ranks or any(Wanted(rank=rank).last(path, 1, most=1) for path in paths):
+    nodes = job.stored().nodes
+    of_ranks = [node.name for node in nodes for _ in range(node.slots)]
+    if rank is None or any(_wanted(job, log, "", rank).is_in(path) for log, path in paths.items()):
         return {}
-    return {"ranks": ranks}
+    if rank >= len(of_ranks):
+        return {"ranks": len(of_ranks)}
+    launcher = launcher_of(configuration.load(job.resolved).launcher)
+    writes = of_ranks[rank] if launcher.everywhere else nodes[0].name
+    if writes not in paths or not end_of(paths[writes]):
+        return {}
+    said = f"No line on {writes} says that rank {rank} wrote it. A program that prints has to say so, as "
+    said += f"[rank{rank}]: does"
+    if launcher.marks:
+        said += f", or the launcher that starts it, which does with launcher.env: {{{launcher.marks}}}"
+    return {"untold": f"{said}."}
 
 
 def sections(name: str) -> dict[str, Any]:
@@ -302,6 +351,17 @@ def _from(path: Path, offset: int, wanted: Wanted) -> tuple[str, int]:
     except OSError:
         return "", offset
     return wanted.of(block.decode("utf-8", "replace")), end
+
+
+def _look_above(path: Path, offset: int, wanted: Wanted) -> None:
+    """Let it know what is above a place in a log: whose traceback goes on there."""
+    begin = max(0, offset - _ABOVE)
+    if not wanted.is_all and begin < offset:
+        with contextlib.suppress(OSError):
+            block, end = gained(path, begin, offset - begin)
+            # What was rotated away meanwhile is not above it.
+            if end <= offset:
+                wanted.of(block.decode("utf-8", "replace"))
 
 
 def _byte(text: str) -> int:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import statistics
-import sys
 import threading
 import time
 from collections import deque
@@ -20,9 +19,9 @@ from typing import Any
 
 from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
-from rdm_job.directory import JobDirectory, write_atomically
-from rdm_job.exporter import Exporter
+from rdm_job.directory import JobDirectory
 from rdm_job.info import ARGUMENTS
+from rdm_job.outlet import Outlet, file_of
 from rdm_job.protocol import Request
 from rdm_job.rotation import end_of, gained, rotate
 from rdm_job.thinning import thin
@@ -83,9 +82,8 @@ class Watch:
         self._unwatched = self._note = self._sampler.missing
         self._versions = _versions(directory.resolved)
         self._samples: deque[signs.Sample] = deque(maxlen=int(signs.WINDOW_S / SAMPLE_S))
-        self._exporter = self._serve()
-        self._prometheus = directory.path / f"metrics.{request.node}.prom"
-        self._has_ended = False
+        address = next(node.address for node in request.nodes if node.name == request.node)
+        self._outlet = Outlet(config.logging, file_of(directory.path, request.node), address)
         self.gpu: list[str] = []
         self._told: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -100,7 +98,7 @@ class Watch:
         self._told = {}
         self._out = _Tail(self._directory.log(self._request.node, "out"))
         self._err = _Tail(self._directory.log(self._request.node, "err"))
-        self._findings = Findings()
+        self._findings = Findings(self._first_rank)
         self._head, self._info = b"", dict[str, str]()
         self._vocabulary: int | None = None
         self._shapes: dict[int, dict[str, str]] = {}
@@ -149,6 +147,7 @@ class Watch:
             "signs": [one.to_json() for one in self._signs(progress if is_telling else {}, told)],
             "unwatched": self._unwatched,
             "held_back": signs.held_back(self._samples),
+            "quota": self._samples[-1].quota if self._samples else None,
             "gpu_processes": self._gpu_processes(),
             "arguments": self._arguments(ranks),
             "vocabulary": self._vocabulary,
@@ -180,7 +179,7 @@ class Watch:
         for name in ("out", "err"):
             path = self._directory.log(self._request.node, name)
             rotate(path, logging.rotate_mebibytes * 1024 * 1024, logging.rotate_keep)
-        if self._config.logging.prometheus or self._exporter is not None:
+        if self._outlet.is_open:
             self._tell_prometheus(sample)
 
     def _devices(self, process: int | None) -> tuple[signs.Device, ...]:
@@ -201,27 +200,11 @@ class Watch:
             return seen
         return (*own, *(one for one in others if not ours.isdisjoint(one.processes)))
 
-    def _serve(self) -> Exporter | None:
-        """Answer Prometheus, where the configuration wants it; what is in the way ends no job."""
-        port = self._config.logging.metrics_port
-        if port is None:
-            return None
-        address = next(node.address for node in self._request.nodes if node.name == self._request.node)
-        try:
-            return Exporter(address, port)
-        except OSError as error:
-            print(f"/metrics is not served at {address}:{port}: {error.strerror}.", file=sys.stderr)
-            return None
-
     def _tell_prometheus(self, sample: signs.Sample) -> None:
         text = metrics.of_node(self._request.name, self._request.node, sample)
         if self._is_master:
             text = metrics.of_job(self._directory.read_state()) + text
-        if self._exporter is not None:
-            self._exporter.text = text
-        with self._lock, contextlib.suppress(OSError):
-            if self._config.logging.prometheus and not self._has_ended:
-                write_atomically(self._prometheus, text)
+        self._outlet.tell(text)
 
     def end(self) -> None:
         """Leave Prometheus' file with how the job has ended, on its master; elsewhere, and of others, none.
@@ -229,15 +212,11 @@ class Watch:
         What was measured last would otherwise be read as how the node is, for ever. Of a state that cannot be
         read nobody knows how it has ended.
         """
-        with self._lock, contextlib.suppress(OSError):
-            self._has_ended = True
-            state = None
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-                state = self._directory.read_state()
-            if self._config.logging.prometheus and self._is_master and state and state.has_ended:
-                write_atomically(self._prometheus, metrics.of_job(state))
-            else:
-                self._prometheus.unlink(missing_ok=True)
+        state = None
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            state = self._directory.read_state()
+        is_known = self._is_master and state is not None and state.has_ended
+        self._outlet.end(metrics.of_job(state) if state is not None and is_known else "")
 
     @property
     def _is_master(self) -> bool:

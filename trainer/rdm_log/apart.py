@@ -169,36 +169,45 @@ class Above(NamedTuple):
 class Ranks(Apart):
     """Lines of timers of all ranks, below each name a stretch of them."""
 
-    def __init__(
-        self, rest: bytes, places: Integers, stretches: Sequence[tuple[str, int, int]], lines: TimerLines
-    ) -> None:
+    def __init__(self, rest: bytes, stretches: _Stretches, lines: TimerLines) -> None:
         """Take note of the stretches.
 
         Args:
             rest: As for ``Apart``.
-            places: As for ``Apart``, of each stretch's heading.
-            stretches: Of each its name, its first line, and the one behind its last.
+            stretches: Where they are.
             lines: The lines.
         """
-        super().__init__(rest, places)
+        super().__init__(rest, stretches.places)
         self._stretches, self._lines = stretches, lines
 
     def _times(self, first: int, last: int) -> Iterator[RankTimes]:
         import numpy as np
 
-        by_name: dict[str, list[tuple[int, int]]] = {}
-        for name, begin, end in self._stretches[first:last]:
-            by_name.setdefault(name, []).append((begin, end))
-        for name, found in by_name.items():
-            count = found[0][1] - found[0][0]
-            if len(found) > 1 and all(end - begin == count for begin, end in found):
-                rounds = np.add.outer([begin for begin, _ in found], np.arange(count))
-                ranks = self._lines.ranks[rounds]
-                if (ranks == ranks[0]).all():
-                    yield _rank_times(name, ranks[0], self._lines.milliseconds[rounds])
-                    continue
-            for begin, end in found:
-                yield _rank_times(name, self._lines.ranks[begin:end], self._lines.milliseconds[begin:end])
+        own = slice(first, last)
+        names, (who, begins, ends) = self._stretches.names, (one[own] for one in self._stretches[1:4])
+        for number in dict.fromkeys(who.tolist()):
+            which = np.flatnonzero(who == number)
+            sizes = ends[which] - begins[which]
+            # Of those that a block's end has cut there are fewer.
+            borders = (np.flatnonzero(sizes[1:] != sizes[:-1]) + 1).tolist()
+            for begin, end in zip((0, *borders), (*borders, len(which)), strict=True):
+                yield from self._rounds(names[number], begins[which[begin:end]], int(sizes[begin]))
+
+    def _rounds(self, name: str, begins: Integers, size: int) -> Iterator[RankTimes]:
+        """Yield stretches of so many lines each: as one where all are of the same ranks."""
+        import numpy as np
+
+        if len(begins) == 1:
+            own = slice(begins[0], begins[0] + size)
+            yield _rank_times(name, self._lines.ranks[own], self._lines.milliseconds[own])
+            return
+        lines = np.add.outer(begins, np.arange(size))
+        ranks, milliseconds = self._lines.ranks[lines], self._lines.milliseconds[lines]
+        if (ranks == ranks[0]).all():
+            yield _rank_times(name, ranks[0], milliseconds)
+        else:
+            for each in zip(ranks, milliseconds, strict=True):
+                yield _rank_times(name, *each)
 
 
 def _rank_times(name: str, ranks: Integers, milliseconds: Floats) -> RankTimes:
@@ -246,40 +255,56 @@ def ranks_apart(
     which = found.begins.searchsorted(of_headings[:, 0])
     gone[own.numbers] = gone[which] = True
     stays = np.where(gone, 0, np.diff(found.begins)).cumsum()
-    stretches, places, name = _stretches(own, behind.tolist(), stays[which].tolist(), above.name)
-    rest = _without(data, found.begins[:-1], gone)
-    apart = Ranks(rest, np.asarray(places, np.int64), stretches, own)
-    return apart, Above(True, name, len(data) - int(before[-1]) - 1)
+    stretches = _stretches(own, behind, stays[which], above.name)
+    apart = Ranks(_without(data, found.begins[:-1], gone), stretches, own)
+    return apart, Above(True, stretches.last, len(data) - int(before[-1]) - 1)
 
 
-def _stretches(
-    own: TimerLines, headings: Sequence[int], places: Sequence[int], name: str
-) -> tuple[list[tuple[str, int, int]], list[int], str]:
-    """Return the stretches of ranks' lines by name, the place of each one's heading, and the last name.
+class _Stretches(NamedTuple):
+    """Ranks' lines below names of timers, and below headings between them.
+
+    Attributes:
+        names: Names of timers; empty for what is nobody's.
+        who: Which of them each stretch is of.
+        begins: Its first line.
+        ends: The one behind its last.
+        places: How many bytes of the other lines stand before its heading.
+        last: The name below the last line.
+    """
+
+    names: Sequence[str]
+    who: Integers
+    begins: Integers
+    ends: Integers
+    places: Integers
+    last: str
+
+
+def _stretches(own: TimerLines, headings: Integers, places: Integers, above: str) -> _Stretches:
+    """Return the stretches of ranks' lines.
 
     Args:
         own: The lines.
         headings: Before which of them headings stand.
         places: Of each heading.
-        name: The one that is above the first line; empty for none.
+        above: The name that is above the first line; empty for none.
     """
-    events: list[tuple[int, bool, int, bytes]] = [
-        *((line, False, place, b"") for line, place in zip(headings, places, strict=True)),
-        *((line, True, 0, told) for line, told in zip(own.places.tolist(), own.names, strict=True)),
-    ]
-    found: list[tuple[str, int, int]] = []
-    found_at: list[int] = []
-    begin = at = 0
-    last = name
-    for line, is_name, place, told in (*sorted(events), (len(own.ends), True, 0, b"")):
-        if last and line > begin:
-            found.append((last, begin, line))
-            found_at.append(at)
-        if line == len(own.ends) and is_name:
-            break
-        last = told.decode("utf-8", "replace")
-        begin, at = (line + 1, at) if is_name else (line, place)
-    return found, found_at, last
+    import numpy as np
+
+    # What stands right below a heading is nobody's, and what no name of this block is above, that one's.
+    numbers: dict[bytes, int] = {}
+    of_names = [numbers.setdefault(name, 2 + len(numbers)) for name in own.names]
+    names = ["", above, *(name.decode("utf-8", "replace") for name in numbers)]
+    # A heading stands before a name at the same line, and behind all of them is an end.
+    lines = np.concatenate((headings, own.places))
+    order = np.argsort(lines, kind="stable")
+    is_name = np.concatenate(([False], order >= len(headings)))
+    begins = np.concatenate(([0], lines[order])) + is_name
+    ends = np.concatenate((lines[order], [len(own.ends)]))
+    who = np.concatenate(([1], np.concatenate((np.zeros(len(headings)), of_names))[order])).astype(np.int64)
+    at = np.concatenate(([0], places))[(~is_name).cumsum() - 1]
+    is_one = (begins < ends) & np.asarray([bool(name) for name in names])[who]
+    return _Stretches(names, who[is_one], begins[is_one], ends[is_one], at[is_one], names[who[-1]])
 
 
 def _without(data: bytes, begins: Integers, gone: Any) -> bytes:

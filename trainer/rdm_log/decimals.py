@@ -24,6 +24,8 @@ _SHAPE = re.compile(rb" *(-?)(\d+)(?:\.(\d*))?(?:E([+-])(\d{1,3}))? *")
 _DIGITS = 15
 ENDING = re.compile(rb"\d\.(\d{1,%d})\Z" % (_DIGITS - 1))
 """What ends like a number that ``ending_at`` reads; the digits behind its point."""
+_SHARE = 8
+"""When fewer than one number in so many has more digits, these alone are read on."""
 _POWER = 22
 _TENS = [float(10**power) for power in range(_POWER + 1)]
 
@@ -91,19 +93,31 @@ def ending_at(text: Texts, ends: Integers, behind: int) -> tuple[Integers, Integ
     import numpy
 
     numbers = numpy.zeros(len(ends), numpy.int64)
-    sizes = numpy.zeros(len(ends), numpy.int64)
+    sizes = numpy.zeros(len(ends), numpy.int8)
+    # Of which numbers the next digit is looked for, and where.
+    rows: Any = slice(None)
+    at = ends - 1
     is_inside = numpy.ones(len(ends), numpy.bool_)
     for digit in range(_DIGITS + 1):
         if digit == behind > 0:
-            is_inside &= text.take(ends - (digit + 1), mode="clip") == ord(".")
-        found = text.take(ends - (digit + 1 + (digit >= behind > 0)), mode="clip") ^ ord("0")
+            is_inside &= text.take(numpy.maximum(at, 0, out=at)) == ord(".")
+            at -= 1
+        found = text.take(numpy.maximum(at, 0, out=at)) ^ ord("0")
         is_inside &= found <= 9
-        if digit == _DIGITS or not is_inside.any():
+        count = int(numpy.count_nonzero(is_inside))
+        if digit == _DIGITS or not count:
             break
-        numbers += 10**digit * numpy.where(is_inside, found, 0).astype(numpy.int64)
-        sizes += is_inside
-    is_plain = ~is_inside & (sizes > behind)
-    return numbers, ends - numpy.where(is_plain, sizes + (behind > 0), 0)
+        if count * _SHARE < len(at):
+            rows = numpy.arange(len(ends))[rows][is_inside]
+            at, found, is_inside = at[is_inside], found[is_inside], is_inside[is_inside]
+        found *= is_inside
+        numbers[rows] += numpy.multiply(found, 10**digit, dtype=numpy.int64)
+        sizes[rows] += is_inside
+        at -= 1
+    too_long = numpy.zeros(len(ends), numpy.bool_)
+    too_long[rows] = is_inside
+    is_plain = (sizes > behind) & ~too_long
+    return numbers, ends - (sizes + numpy.int8(behind > 0)) * is_plain
 
 
 def _number(first: Texts, places: Sequence[int], digits: Any, where: Sequence[int]) -> Any:

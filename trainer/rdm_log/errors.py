@@ -18,9 +18,10 @@ _LONGEST = 4096
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # What launchers and torch put before a line: a node, a rank, or both.
 _BEFORE = re.compile(
-    r"^(?:\[(?:rank|default)?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
-    # A node's name looks like a program's: it is one before what begins a line.
-    r"|(?!(?:srun|slurmstepd|error|fatal|warning):)[a-z][\w.-]{0,62}: (?=\[|  |Traceback"
+    r"^(?:\[(?:rank|(?P<local>default))?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
+    # A node's name looks like a program's: it is one before what begins a line. So is its address.
+    r"|(?:(?!(?:srun|slurmstepd|error|fatal|warning):)[a-z][\w.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3}"
+    r"|(?=[\da-f]*:[\da-f]*:)[\da-f:]{2,39}): (?=\[|  |Traceback"
     r"|(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)|DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL"
     r"|[IWEF]?\d{4}[ -]|(?:fatal|collect2|\S*/ld): |MIOpen\("
     r"|Error: |Fatal (?:Python )?error: |free\(\): "
@@ -81,15 +82,21 @@ def _of(text: str) -> Message:
     return next((message for message in MESSAGES if message.pattern.search(text)), UNKNOWN)
 
 
-def without_prefix(line: str) -> tuple[str, int | None]:
-    """Return a line without colours and without what stands before it, and the rank that this names."""
+def without_prefix(line: str, first: int = 0) -> tuple[str, int | None]:
+    """Return a line without colours and without what stands before it, and the rank that this names.
+
+    Args:
+        line: The line.
+        first: The first rank of the node that wrote it: torchrun counts from there.
+    """
     text = _COLOURS.sub("", line[:_LONGEST]).rstrip()
     rank = None
     while match := _BEFORE.match(text):
         if not match[0]:
             break
         number = match["rank"] or match["mpi"] or match["srun"]
-        rank = int(number) if number else rank
+        if number:
+            rank = int(number) + (first if match["local"] else 0)
         text = text[match.end() :]
     return text, rank
 
@@ -112,9 +119,13 @@ class Findings:
 
     Of a traceback only the exception counts, not the lines of code in it. One that Python ignored, as it does
     while a process ends, is none.
+
+    Args:
+        first: The first rank of their node, where that is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
         self._found: dict[str, Finding] = {}
         # By rank, because their lines alternate: whether it is within a traceback, and whether that counts.
         self._within: dict[int | None, bool] = {}
@@ -124,7 +135,7 @@ class Findings:
 
     def add(self, line: str) -> None:
         """Take note of a line of standard error."""
-        text, rank = without_prefix(line)
+        text, rank = without_prefix(line, self._first)
         if not text:
             return
         self._cut = None

@@ -3,12 +3,39 @@
 
 from __future__ import annotations
 
+import functools
 import heapq
+import itertools
 import math
+import operator
 from array import array
 from collections.abc import Sequence
 
-__all__ = ["Curve", "Largest", "Sample", "Series", "quantile"]
+from rdm_log.columns import has_numpy
+
+__all__ = ["Curve", "Largest", "RankSums", "Sample", "Series", "most", "quantile", "total"]
+
+_MANY = 512
+"""From so many numbers on numpy is worth its loading, where there is one."""
+
+
+def total(values: array[float], begin: float) -> float:
+    """Return the sum of a number and of values, added one after the other: the same however they are cut."""
+    if len(values) < _MANY or not has_numpy():
+        return functools.reduce(operator.add, values, begin)
+    import numpy as np
+
+    # Unlike ``sum`` of either, it is rounded after each.
+    return float(np.add.accumulate(np.concatenate(([begin], values)))[-1])
+
+
+def most(values: array[float]) -> float:
+    """Return the greatest of some numbers."""
+    if len(values) < _MANY or not has_numpy():
+        return max(values)
+    import numpy as np
+
+    return float(np.frombuffer(values).max())
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
@@ -89,6 +116,74 @@ class Largest:
     def ordered(self) -> list[tuple[float, int]]:
         """Return them, the largest first."""
         return sorted(self._heap, reverse=True)
+
+
+class RankSums:
+    """Of each rank the sum of its values and how many they are, added one after the other."""
+
+    _DENSE = 1 << 17
+
+    def __init__(self) -> None:
+        # By rank; those that no training has are kept aside.
+        self._sums = array("d")
+        # How many values came of ranks from one to another.
+        self._counts: dict[tuple[int, int], int] = {}
+        self._others: dict[int, tuple[float, int]] = {}
+
+    def add(self, rank: int, value: float) -> None:
+        """Take note of a rank's value."""
+        if rank >= self._DENSE:
+            known, count = self._others.get(rank, (0.0, 0))
+            self._others[rank] = known + value, count + 1
+            return
+        self._note(rank, rank + 1, 1)
+        self._sums[rank] += value
+
+    def extend(self, ranks: array[int], values: array[float]) -> None:
+        """Take note of many values.
+
+        Args:
+            ranks: The ranks.
+            values: One of each of them, once or more often, in their order.
+        """
+        first, count = ranks[0], len(ranks)
+        behind = first + count
+        if behind > self._DENSE or ranks != _ascending(first, count):
+            for rank, value in zip(itertools.cycle(ranks), values, strict=False):
+                self.add(rank, value)
+            return
+        self._note(first, behind, len(values) // count)
+        sums = self._sums[first:behind]
+        if len(values) >= _MANY and has_numpy():
+            import numpy as np
+
+            rows = np.concatenate((sums, values)).reshape(-1, count)
+            sums = array("d", np.add.accumulate(rows)[-1].tobytes())
+        else:
+            for begin in range(0, len(values), count):
+                sums = array("d", map(operator.add, sums, values[begin : begin + count]))
+        self._sums[first:behind] = sums
+
+    def _note(self, first: int, behind: int, count: int) -> None:
+        self._counts[first, behind] = self._counts.get((first, behind), 0) + count
+        missing = behind - len(self._sums)
+        if missing > 0:
+            self._sums.extend(array("d", bytes(8 * missing)))
+
+    def told(self) -> dict[int, tuple[float, int]]:
+        """Return (sum, count) by rank."""
+        counts = [0] * len(self._sums)
+        for (first, behind), count in self._counts.items():
+            for rank in range(first, behind):
+                counts[rank] += count
+        dense = {rank: (self._sums[rank], count) for rank, count in enumerate(counts) if count}
+        return {**dense, **self._others}
+
+
+@functools.lru_cache(maxsize=64)
+def _ascending(first: int, count: int) -> array[int]:
+    """Return so many numbers from one on. Nobody changes them."""
+    return array("q", range(first, first + count))
 
 
 class Curve:

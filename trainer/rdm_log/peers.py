@@ -7,9 +7,11 @@ What a rank spends outside of waiting for others is its own: by that, culprits d
 
 from __future__ import annotations
 
+import collections
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rdm_log.signs import Sign
@@ -97,22 +99,30 @@ def usual(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {"own_s": own_s, "least_s": least_s, "waited_s": waited_s, "starved_s": starved_s}
 
 
-def slow(ranks: Iterable[RankPace], held_back: Mapping[str, str] | None = None) -> list[Sign]:
+def slow(
+    ranks: Iterable[RankPace],
+    held_back: Mapping[str, str] | None = None,
+    quotas: Mapping[str, float] | None = None,
+) -> list[Sign]:
     """Return who is slower than its peers, and is waited for; a node whose ranks all are is named once.
 
     Slow is who takes longer in the fastest of its records than its peers usually do. Time for which it was
     ready to run and others had the processor is not counted: somebody else's work on a node is only told.
-    Where a node's own limits keep its ranks from the processors, the node is named.
+    Where a node's own limits keep its ranks from the processors, the node is named, unless its peers' nodes
+    have the same quota: of those it depends on when their periods begin who is held back first in a step.
 
     Args:
         ranks: All of a job.
         held_back: What limits a node, by node; see ``signs.held_back``.
+        quotas: How many processors the job may use on a node, of those that have such a limit.
     """
     groups: dict[str, list[RankPace]] = {}
     everyone = list(ranks)
     for one in everyone:
         if one.own_s is not None:
             groups.setdefault(one.group, []).append(one)
+    counts = collections.Counter(one.node for one in everyone)
+    shares = {node: quota / max(1, counts[node]) for node, quota in (quotas or {}).items()}
     found: list[_Found] = []
     crowded: list[_Found] = []
     for group in groups.values():
@@ -129,9 +139,31 @@ def slow(ranks: Iterable[RankPace], held_back: Mapping[str, str] | None = None) 
                     if seconds == least:
                         found.append(entry)
                     elif one.starved_s >= _AWAITED * (time - typical):
-                        crowded.append(entry)
+                        crowded.append(replace(entry, has_less=_has_less(one, group, everyone, shares)))
     found += _grown([group[0] for group in groups.values() if len(group) == 1])
     return [*_told(found, everyone), *_crowded(crowded, held_back or {})]
+
+
+def _has_less(
+    one: RankPace, group: Sequence[RankPace], everyone: Sequence[RankPace], shares: Mapping[str, float]
+) -> bool:
+    """Return whether a rank may use less of the processors than its peers on other nodes.
+
+    A quota can make it so many times slower as theirs are larger, and no more. Peers that are all on its own
+    node have its quota: then it is compared with all ranks of other nodes.
+
+    Args:
+        one: The rank.
+        group: It and its peers.
+        everyone: All ranks of the job.
+        shares: Processors for each rank, by node; a node without a quota is left out.
+    """
+    far = [other for other in group if other.node != one.node]
+    far = far or [other for other in everyone if other.node != one.node]
+    others = [shares.get(other.node, math.inf) for other in far]
+    if one.node not in shares or not others:
+        return True
+    return statistics.median_low(others) >= _SLOWER[len(group) >= _MANY] * shares[one.node]
 
 
 def limit_of(times: Sequence[float]) -> tuple[float, float]:
@@ -146,11 +178,19 @@ def limit_of(times: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Found:
-    """A rank that takes so many times as long as what it is compared with, in words."""
+    """A rank that takes so many times as long as what it is compared with, in words.
+
+    Attributes:
+        rank: Which.
+        times: How many.
+        than: What the others take.
+        has_less: It may use less of the processors than they may.
+    """
 
     rank: RankPace
     times: float
     than: str
+    has_less: bool = True
 
 
 def _grown(lonely: Sequence[RankPace]) -> Iterator[_Found]:
@@ -171,7 +211,10 @@ def _growth(one: RankPace) -> float:
 
 
 def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign]:
-    """Return each node that has too few processors, and a note on each whose processors others use."""
+    """Return each node that has too few processors, and a note on each whose processors others use.
+
+    That all have as few is a note, too.
+    """
     worst: dict[str, _Found] = {}
     for entry in sorted(found, key=lambda entry: entry.times):
         worst[entry.rank.node] = entry
@@ -179,26 +222,26 @@ def _crowded(found: Sequence[_Found], held_back: Mapping[str, str]) -> list[Sign
     for node, entry in list(worst.items())[-_TOLD:]:
         limit = held_back.get(node, "")
         starved_s = min(entry.rank.starved_s, entry.rank.own_s or 0.0)
+        is_note = not limit or not entry.has_less
         why = f"Others use the processors of {node}"
         if limit:
-            why = f"{node} has too few processors for its ranks, {limit}"
+            as_few = " and its peers' no larger" if not entry.has_less else ""
+            why = f"{node} has too few processors for its ranks, {limit}{as_few}"
         signs.append(
             Sign(
-                "processors" if limit else "busy",
+                "busy" if is_note else "processors",
                 f"{why}: rank {entry.rank.rank} takes {_time(entry.rank.own_s or 0.0)} of its own in a "
                 f"step, {_time(starved_s)} of it waiting for a processor; {entry.than}.",
                 node,
                 entry.rank.rank,
-                is_note=not limit,
+                is_note=is_note,
             )
         )
     return signs
 
 
 def _told(found: Sequence[_Found], everyone: Sequence[RankPace]) -> list[Sign]:
-    of_node: dict[str, int] = {}
-    for one in everyone:
-        of_node[one.node] = of_node.get(one.node, 0) + 1
+    of_node = collections.Counter(one.node for one in everyone)
     by_node: dict[str, list[_Found]] = {}
     for entry in found:
         by_node.setdefault(entry.rank.node, []).append(entry)

@@ -27,6 +27,8 @@ _LINE = re.compile(rb"  rank +\d{1,9}: +\d+\.?\d*[ \t]*+\n")
 _INDENTED = re.compile(rb" +rank ")
 _RANK = 9
 """The number of a rank has as many."""
+_GLANCE = 64
+"""So many lines are looked at in turn for the first one of a rank."""
 _FORMS = 4
 """So many numbers of decimals are looked for among lines."""
 
@@ -102,55 +104,61 @@ class RankLines:
         np = self._np
         before, ends = self._newlines[:-1], self._newlines[1:]
         indented = np.flatnonzero(self._begin_with(before, tag + b"  "))
-        before, ends = before[indented], ends[indented]
+        if len(indented) < len(before):
+            before, ends = before[indented], ends[indented]
         prefix = self._prefix(before, tag)
-        skipped = 1 + len(prefix)
-        with_rank = self._begin_with(before, prefix) if prefix else np.zeros(len(before), np.bool_)
+        with_rank = self._begin_with(before, prefix, len(tag) + 2) if prefix else np.zeros(len(before), bool)
         ranks = np.full(len(before), -1)
         milliseconds = np.zeros(len(before))
-        self._read(np.flatnonzero(with_rank), before + skipped, ends, ranks, milliseconds)
+        self._read(np.flatnonzero(with_rank), before + (1 + len(prefix)), ends, ranks, milliseconds)
         alone = np.flatnonzero(ranks < 0)
         if 2 * len(alone) > len(before):
             return None
-        is_one = np.ones(len(before), np.bool_)
+        others: list[int] = []
         names: dict[int, bytes] = {}
-        for line in alone.tolist():
-            match = pattern.match(self._data, int(before[line]), int(ends[line]) + 1)
-            if match is None:
-                is_one[line] = False
-            elif match[3] is not None:
-                names[line] = match[3]
+        # The newline behind a line is a part of what is looked for.
+        both = zip(before[alone].tolist(), (ends[alone] + 1).tolist(), strict=True)
+        texts = [self._data[begin:end] for begin, end in both]
+        known = {text: match.groups() for text in set(texts) if (match := pattern.match(text))}
+        for line, told in zip(alone.tolist(), map(known.get, texts), strict=True):
+            if told is None:
+                others.append(line)
+            elif told[2] is not None:
+                names[line] = told[2]
             else:
-                ranks[line], milliseconds[line] = int(match[1]), float(match[2])
-        kept = np.flatnonzero(is_one)
-        places = kept.searchsorted(np.asarray([*names], np.int64))
-        return TimerLines(
-            indented[kept],
-            before[kept],
-            ends[kept] - 1,
-            ranks[kept],
-            milliseconds[kept],
-            places,
-            [*names.values()],
-        )
+                ranks[line], milliseconds[line] = int(told[0]), float(told[1])
+        places = np.asarray([*names], np.int64)
+        if others:
+            kept = np.delete(np.arange(len(before)), others)
+            indented, before, ends = indented[kept], before[kept], ends[kept]
+            ranks, milliseconds, places = ranks[kept], milliseconds[kept], kept.searchsorted(places)
+        return TimerLines(indented, before, ends - 1, ranks, milliseconds, places, [*names.values()])
 
-    def _begin_with(self, before: Integers, text: bytes) -> Flags:
-        """Return which of the lines behind some newlines begin with a text."""
+    def _begin_with(self, before: Integers, text: bytes, known: int = 0) -> Flags:
+        """Return which of the lines behind some newlines begin with a text.
+
+        Args:
+            before: The newlines.
+            text: The text.
+            known: With so many of its bytes all of the lines begin.
+        """
         np = self._np
-        found: Flags = np.zeros(len(before), np.bool_)
+        found: Flags = np.ones(len(before), np.bool_)
         # What has no room for the text does not begin with it.
         room = int(before.searchsorted(len(self._data) - len(text)))
-        candidates = np.arange(room)
-        for place, byte in enumerate(text, 1):
-            candidates = candidates[self._bytes[before[candidates] + place] == byte]
-        found[candidates] = True
+        found[room:] = False
+        at = before[:room] + known
+        for byte in text[known:]:
+            at += 1
+            found[:room] &= self._bytes.take(at) == byte
         return found
 
     def _prefix(self, before: Integers, tag: bytes) -> bytes:
         """Return what stands before the number of the first rank; empty where there is none."""
-        for newline in before.tolist():
-            if match := _INDENTED.match(self._data, newline + 1 + len(tag)):
-                return tag + match[0]
+        for first in range(0, len(before), _GLANCE):
+            for newline in before[first : first + _GLANCE].tolist():
+                if match := _INDENTED.match(self._data, newline + 1 + len(tag)):
+                    return tag + match[0]
         return b""
 
     def _read(
@@ -168,23 +176,26 @@ class RankLines:
         for _ in range(_FORMS):
             if not len(lines):
                 return
-            first, end = int(begins[lines[0]]), int(ends[lines[0]])
-            form = ENDING.search(self._data, first, end)
+            begin, end = begins[lines], ends[lines]
+            form = ENDING.search(self._data, int(begin[0]), int(end[0]))
             if form is None:
                 lines = lines[1:]
                 continue
             behind = len(form[1])
-            found, at = ending_at(self._bytes, ends[lines], behind)
+            found, at = ending_at(self._bytes, end, behind)
             fits = (self._before(at, 1) == ord(" ")) & (self._before(at, 2) == ord(":"))
             rank, rank_at = ending_at(self._bytes, at - 2, 0)
-            digits, spaces = at - 2 - rank_at, rank_at - begins[lines]
-            fits &= (at < ends[lines]) & (digits > 0) & (digits <= _RANK) & (spaces >= 0)
-            for space in range(1, 1 + int(spaces[fits].max(initial=0))):
+            digits, spaces = at - 2 - rank_at, rank_at - begin
+            fits &= (at < end) & (digits > 0) & (digits <= _RANK) & (spaces >= 0)
+            for space in range(1, 1 + int((spaces * fits).max())):
                 fits &= (spaces < space) | (self._before(rank_at, space) == ord(" "))
-            ranks[lines[fits]] = rank[fits]
-            times[lines[fits]] = found[fits] / float(10**behind)
-            lines = lines[~fits]
+            others = lines[~fits]
+            if len(others):
+                lines, rank, found = lines[fits], rank[fits], found[fits]
+            ranks[lines] = rank
+            times[lines] = found / float(10**behind)
+            lines = others
 
     def _before(self, places: Integers, distance: int) -> Bytes:
         """Return the bytes that stand some bytes before some places."""
-        return self._bytes.take(places - distance, mode="clip")
+        return self._bytes.take(self._np.maximum(places - distance, 0))

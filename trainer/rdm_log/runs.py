@@ -8,9 +8,7 @@ than the one that writes of starts.
 
 from __future__ import annotations
 
-import itertools
 import math
-import operator
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
 from rdm_log.bulk import Many, RankTimes, ShortestLongest, Steps
-from rdm_log.figures import Curve, Largest, Sample, Series
+from rdm_log.figures import Curve, Largest, RankSums, Sample, Series, most, total
 from rdm_log.lines import (
     COUNTED,
     GRAD_NORM,
@@ -104,11 +102,7 @@ class TimerFigures:
     count: int = 0
     total: float = 0.0
     longest: float = 0.0
-    _ranks: dict[int, tuple[float, int]] = field(default_factory=dict)
-    # Of ranks that come again and again in the same order: the sum of each, and how often they came.
-    _order: array[int] = field(default_factory=lambda: array("q"))
-    _sums: list[float] = field(default_factory=list)
-    _rounds: int = 0
+    _ranks: RankSums = field(default_factory=RankSums)
 
     def add(self, timer: Timer) -> None:
         """Take note of a time."""
@@ -116,43 +110,20 @@ class TimerFigures:
         self.total += timer.milliseconds
         self.longest = max(self.longest, timer.milliseconds)
         if timer.rank is not None:
-            self._add_rank(timer.rank, timer.milliseconds)
+            self._ranks.add(timer.rank, timer.milliseconds)
 
     def extend(self, times: RankTimes | ShortestLongest) -> None:
         """Take note of many times."""
         self.count += len(times.milliseconds)
-        self.total = sum(times.milliseconds, self.total)
-        self.longest = max(self.longest, max(times.milliseconds))
-        if isinstance(times, ShortestLongest):
-            return
-        if times.ranks != self._order or not self._rounds:
-            known = self.ranks
-            if len({*times.ranks}) < len(times.ranks):
-                for rank, milliseconds in zip(itertools.cycle(times.ranks), times.milliseconds, strict=False):
-                    self._add_rank(rank, milliseconds)
-                return
-            self._order = times.ranks
-            self._sums = [known.get(rank, (0.0, 0))[0] for rank in times.ranks]
-        count = len(times.ranks)
-        rounds = len(times.milliseconds) // count
-        if rounds == 1:
-            self._sums = list(map(operator.add, self._sums, times.milliseconds))
-        else:
-            self._sums = [sum(times.milliseconds[n::count], known) for n, known in enumerate(self._sums)]
-        self._rounds += rounds
-
-    def _add_rank(self, rank: int, milliseconds: float) -> None:
-        total, count = self.ranks.get(rank, (0.0, 0))
-        self._ranks[rank] = (total + milliseconds, count + 1)
+        self.total = total(times.milliseconds, self.total)
+        self.longest = max(self.longest, most(times.milliseconds))
+        if isinstance(times, RankTimes):
+            self._ranks.extend(times.ranks, times.milliseconds)
 
     @property
     def ranks(self) -> dict[int, tuple[float, int]]:
         """(sum, count) by rank, where ranks are told."""
-        if self._rounds:
-            for rank, total in zip(self._order, self._sums, strict=True):
-                self._ranks[rank] = (total, self._ranks.get(rank, (0.0, 0))[1] + self._rounds)
-            self._rounds = 0
-        return self._ranks
+        return self._ranks.told()
 
     @property
     def mean(self) -> float:
@@ -162,7 +133,7 @@ class TimerFigures:
     @property
     def slowest_rank(self) -> tuple[int, float] | None:
         """The rank with the longest average, and that; None where ranks are not told."""
-        averages = ((total / count, rank) for rank, (total, count) in self.ranks.items())
+        averages = ((summed / count, rank) for rank, (summed, count) in self.ranks.items())
         worst = max(averages, default=None)
         return (worst[1], worst[0]) if worst else None
 
@@ -211,8 +182,8 @@ class Run:
         timers = [self.timers[name].ranks for name in rank_timers.TIMERS if name in self.timers]
         found: dict[int, float] = {}
         for of_ranks in timers:
-            for rank, (total, count) in of_ranks.items():
-                found[rank] = found.get(rank, 0.0) + total / count
+            for rank, (milliseconds, count) in of_ranks.items():
+                found[rank] = found.get(rank, 0.0) + milliseconds / count
         return found
 
     @property

@@ -128,6 +128,13 @@ class Device:
     processes: Mapping[int, int] = field(default_factory=dict)
     celsius_limit: float | None = None
 
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Device:
+        """Return the device that JSON holds."""
+        lists = {key: tuple(data[key]) for key in ("throttled", "xids") if key in data}
+        processes = {int(process): size for process, size in data.get("processes", {}).items()}
+        return cls(**{**data, **lists, "processes": processes})
+
     @property
     def is_in_use(self) -> bool:
         """Whether somebody is on it: one is named, or more of its memory is in use than a driver takes.
@@ -192,8 +199,8 @@ class Sample:
         known = {key: data[key] for key in names}
         for key in ("ranks", "cpu_s"):
             known[key] = {int(rank): value for rank, value in data.get(key, {}).items()}
-        devices = ({**one, "throttled": tuple(one["throttled"])} for one in data.get("devices", ()))
-        return cls(**{**known, "time": data["time"], "devices": tuple(Device(**one) for one in devices)})
+        devices = tuple(Device.of(one) for one in data.get("devices", ()))
+        return cls(**{**known, "time": data["time"], "devices": devices})
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rdm_log.errors import without_prefix
@@ -12,36 +13,70 @@ from rdm_log.tails import text_lines
 
 __all__ = ["Wanted"]
 
+# Megatron begins lines with it, and DeepSpeed its messages behind the time, the level and the place.
+_NAMED = re.compile(r"(?:\[[^\]]*\] )*\[Rank (\d{1,9})\]")
+_TRACEBACK = "Traceback (most recent call last)"
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+
 
 class Wanted:
     """Tells which lines are wanted.
 
     Args:
         grep: A regular expression that is found in them; empty for any line.
-        rank: The rank whose number stands before them, as ``[rank3]:`` or ``3: ``; None for any line.
+        rank: The rank that wrote them, as marks say: ``[rank3]:`` of torch, ``[default3]:`` of torchrun,
+            ``3: `` of ``srun --label``, ``[1,3]<stdout>:`` of ``mpirun --tag-output``, ``[Rank 3]`` of
+            Megatron and DeepSpeed. None for any line.
+        is_alone: That rank alone writes into the log, so that lines without a mark are its own, too.
+        nodes: The name and the address of its node where that has no other rank: launchers such as pdsh mark
+            lines with what they call it.
+        first: The first rank of the log's node: from there torchrun counts.
 
     Raises:
         re.error: What is to be found is none.
     """
 
-    def __init__(self, grep: str = "", rank: int | None = None) -> None:
+    def __init__(
+        self,
+        grep: str = "",
+        rank: int | None = None,
+        *,
+        is_alone: bool = False,
+        nodes: Sequence[str] = (),
+        first: int = 0,
+    ) -> None:
         self._pattern = re.compile(grep) if grep else None
         self._rank = rank
+        self._is_alone = is_alone
+        self._marks = tuple(f"{node}: " for node in nodes)
+        self._first = first
+        # Whose traceback goes on in lines without a mark, and whether its exception has come, and that it is
+        # part of another one.
+        self._owner: int | None = None
+        self._is_raised = self._is_chained = False
 
     @property
     def is_all(self) -> bool:
         """Every line is wanted."""
         return self._pattern is None and self._rank is None
 
-    def __contains__(self, line: str) -> bool:
-        """Whether a line is wanted."""
-        if self._pattern is not None and not self._pattern.search(line):
-            return False
-        return self._rank is None or without_prefix(line)[1] == self._rank
+    def lines(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the wanted ones of a log's lines, which go on where those given before have ended."""
+        for line in lines:
+            is_own = self._rank is None or self._is_own(line)
+            if is_own and (self._pattern is None or self._pattern.search(line)):
+                yield line
 
     def of(self, text: str) -> str:
         """Return the wanted ones of whole lines."""
-        return text if self.is_all else "".join(one for one in text.splitlines(keepends=True) if one in self)
+        return text if self.is_all else "".join(self.lines(text.splitlines(keepends=True)))
+
+    def is_in(self, path: Path) -> bool:
+        """Return whether a log has a wanted line. What is behind the first is not read."""
+        try:
+            return any(True for _ in self.lines(text_lines(path)))
+        except OSError:
+            return False
 
     def last(self, path: Path, lines: int, *, most: int) -> list[str]:
         """Return the last wanted lines of a log, in bounded memory.
@@ -54,9 +89,7 @@ class Wanted:
         found: deque[str] = deque()
         size = 0
         try:
-            for line in text_lines(path):
-                if line not in self:
-                    continue
+            for line in self.lines(text_lines(path)):
                 found.append(line.rstrip("\n"))
                 size += len(line)
                 while len(found) > lines or (size > most and len(found) > 1):
@@ -64,3 +97,39 @@ class Wanted:
         except OSError:
             return []
         return list(found)
+
+    def _is_own(self, line: str) -> bool:
+        """Return whether the rank wrote a line."""
+        if line.startswith(self._marks):
+            return True
+        text, rank = without_prefix(line, self._first)
+        if rank is None and (named := _NAMED.match(text)):
+            text, rank = text[named.end() :].lstrip(), int(named[1])
+        if rank is not None:
+            if text.startswith(_TRACEBACK):
+                self._owner, self._is_raised, self._is_chained = rank, False, False
+            elif rank == self._owner:
+                # Each line of this traceback is marked, so that none without a mark is of it.
+                self._owner = None
+            return rank == self._rank
+        if self._is_alone:
+            return True
+        return self._goes_on(text) and self._owner == self._rank
+
+    def _goes_on(self, text: str) -> bool:
+        """Return whether a line without a mark is of the traceback above it, with what it chains."""
+        if self._owner is None:
+            return False
+        if text.startswith(_TRACEBACK):
+            if not self._is_chained:
+                self._owner = None
+                return False
+            self._is_raised = self._is_chained = False
+        elif text.startswith(_CHAIN):
+            self._is_chained = True
+        elif text and text[0] not in " \t":
+            if self._is_raised:
+                self._owner = None
+                return False
+            self._is_raised = True
+        return True

@@ -211,6 +211,13 @@ def test_usage_errors_as_json(call: Call) -> None:
     assert json.loads(said.out)["exit_code"] == 3
 
 
+def test_json_has_no_control_character_that_a_terminal_obeys(call: Call) -> None:
+    said = call("up", "--json", "--inventory", "no\x9b31m\x7fsuch")
+    assert "\x9b" not in said.out
+    assert "\x7f" not in said.out
+    assert json.loads(said.out)["error"].endswith("no\x9b31m\x7fsuch")
+
+
 def test_json_after_the_command_of_exec_is_a_word_of_the_command(call: Call) -> None:
     said = call("exec", "--nonsense", "--", "ls", "--json")
     assert said.out == ""

@@ -191,7 +191,7 @@ class Nodes:
 
     def agent_of(self, node: str, job: str) -> int:
         found = subprocess.run(
-            ["pgrep", "-f", f"rdm_job.agent {self.folder}/{node}/{job}$"],
+            ["pgrep", "-f", f"rdm_job.agent {self.folder}/{node}/{job}( goes-on)?$"],
             capture_output=True,
             text=True,
         )

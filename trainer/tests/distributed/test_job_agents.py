@@ -312,6 +312,32 @@ def test_a_restart_waits_for_a_node_that_comes_back(nodes: Nodes) -> None:
         assert nodes.left(job) == []
 
 
+def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes: Nodes) -> None:
+    """Or a container that is restarted again and again would restart its job for ever, untold."""
+    job = "master-restarted"
+    nodes.run(job, "launcher.max_restarts=2")
+    nodes.end(1, "fail 0")
+    nodes.wait_for_attempt(job, 1)
+    os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+    assert nodes.ask("n1", "revive")["revived"] == [job]
+    nodes.wait_for_attempt(job, 2)
+    known = JobDirectory(nodes.folder / "n1" / job, "n1").read_state()
+    assert known.restarts == 2
+    assert [(failure.node, failure.rank) for failure in known.failures] == [("n2", 1), ("n1", None)]
+    os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+    assert nodes.ask("n1", "revive")["revived"] == [job]
+    state = nodes.ended(job)
+    assert state["state"] == "failed", "it was restarted as often as it may be"
+    assert [(one["node"], one["rank"]) for one in state["failures"]] == [
+        ("n2", 1),
+        ("n1", None),
+        ("n1", None),
+    ]
+    assert state["reason"] == "The agent of n1 was started again: its container was restarted."
+    assert nodes.ended(job, "n2")["state"] == "failed"
+    wait_until("no process of the job is left", lambda: nodes.left(job), lambda found: not found)
+
+
 def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

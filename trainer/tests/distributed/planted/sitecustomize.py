@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-if "PLANTED" in os.environ and "LOCAL_RANK" in os.environ:
+# A launcher has the same environment, and names the same module further behind.
+is_rank = "-m" in sys.orig_argv and sys.orig_argv[sys.orig_argv.index("-m") + 1] == "rdm_job.rank"
+
+if "PLANTED" in os.environ and is_rank:
+    from rdm_job.environment import adopt_launcher_environment
     from rdm_trainer import own_time
     from rdm_trainer.engine import Engine
 
+    adopt_launcher_environment(os.environ)
     place, rank = Path(os.environ["PLANTED"]), os.environ["RANK"]
     job, attempt = os.environ["RDM_JOB_ID"].partition("@")[0], os.environ["RDM_ATTEMPT"]
     (place / f"{job}.{rank}.{attempt}").touch()

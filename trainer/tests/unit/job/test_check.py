@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rdm_job.check import check
+from rdm_job.check import check, standing_in_the_way
+from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
 
 CONFIG = """\
@@ -64,3 +65,14 @@ def test_of_a_job_of_slurm_nothing_is_said_of_this_host(
     said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
     assert any("attention_heads 4" in problem for problem in said)
     assert not any("world of" in problem or "none.bin" in problem for problem in said)
+
+
+def test_a_job_that_is_to_go_on_and_is_misspelt_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    for name in ("gpt-1121-081512", "t5"):
+        JobDirectory(tmp_path / name).make(Request(name, "n1", (Node("n1", "127.0.0.1", 4),)))
+    request = Request("gpt-1121-08151", "n1", (Node("n1", "127.0.0.1", 4),), resume=True)
+    said = list(standing_in_the_way(request))
+    assert said == ["There is no job gpt-1121-08151 here to go on with; did you mean gpt-1121-081512?"]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rdm_job import health as health_module
+from rdm_job import thinning
 from rdm_job.agent import Master
 from rdm_job.devices import amd
 from rdm_job.directory import JobDirectory
@@ -81,6 +82,7 @@ def reports(*, iteration: int = 40, **ranks: dict[str, Any]) -> dict[str, dict[s
             "ranks": told,
             "signs": [],
             "held_back": "",
+            "quota": None,
             "gpu_processes": None,
             "arguments": {"WORLD_SIZE": "4"},
             "vocabulary": None,
@@ -152,6 +154,18 @@ def test_that_others_use_a_node_is_told_after_a_while_and_makes_no_job_suspect(
         "n2 has too few processors for its ranks, its quota is 0.5: rank 3 takes 1.50 s of its own in a "
         "step, 900 ms of it waiting for a processor; its peers take 500 ms."
     )
+    # Where all have the same, it is chance who is held back first.
+    busy["n2"]["watch"]["quota"] = busy["n1"]["watch"]["quota"] = 0.5
+    for step in range(61):
+        clock.now += 1
+        for node in busy.values():
+            for one in node["watch"]["ranks"]:
+                one["iteration"] = 200 + step
+        found = health.verdict(STATE, busy)
+        assert (found["verdict"], found["culprits"]) == ("healthy", [])
+    assert "its quota is 0.5 and its peers' no larger: rank 3 takes" in found["evidence"][1]
+    busy["n1"]["watch"]["quota"] = 1.0
+    assert health.verdict(STATE, busy)["culprits"] == [{"kind": "processors", "node": "n2", "rank": 3}]
 
 
 def test_what_is_not_known_of_gpus_is_said_once_and_makes_no_job_suspect(
@@ -373,6 +387,32 @@ def test_an_agent_rotates_its_logs_and_misses_nothing(tmp_path: Path, job: JobDi
     assert out.stat().st_size < 1000
     assert (tmp_path / "gpt/logs/n1.out.1").stat().st_size > 1024 * 1024
     assert watch.told()["run"]["last_iteration"] == 20
+
+
+@pytest.mark.parametrize(
+    ("ending", "record"),
+    [
+        ("gpu", "[0] NVIDIA A10       | 49'C,   0 % | {0:5d} / 22731 MB |\n"),
+        ("gpu.jsonl", '{{"time": {0}}}\n'),
+    ],
+)
+def test_an_agent_thins_what_it_has_measured(
+    tmp_path: Path, job: JobDirectory, ending: str, record: str
+) -> None:
+    path = job.log("n1", ending)
+    count = thinning.MOST // len(record.format(10_000)) + 1
+    numbers = range(10_000, 10_000 + count)
+    path.write_text("".join(map(record.format, numbers)))
+    before = path.stat().st_size
+    assert before > thinning.MOST
+    Watch(job, REQUEST, config(tmp_path)).measure([])
+    assert path.stat().st_size < 0.8 * before
+    lines = path.read_text().splitlines(keepends=True)
+    # Of the older half every second record, of the newer one all, and what was measured now.
+    assert lines[:2] == [record.format(10_000), record.format(10_002)]
+    newest = numbers[-1]
+    assert lines.index(record.format(newest)) - lines.index(record.format(newest - 100)) == 100
+    assert len(lines) >= count - count // 4
 
 
 def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -> None:

@@ -94,7 +94,9 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
         "train_iterations": 9,
         "consumed_samples": 1,
     }
-    known = read(of_job(State(job="a", nodes={"n": "running"}, progress=full)))
+    known = read(
+        of_job(State(job="a", nodes={"n": "running"}, progress=full, verdict={"verdict": "healthy"}))
+    )
     assert names
     assert names <= {name for name, _ in known} | {name for name, _ in read(of_node("g", "n", SAMPLE))}
 

@@ -12,6 +12,7 @@ from rdm_job import verbs
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Offer
 from rdm_job.slurm import verbs as slurm
+from rdm_log.wanted import Wanted
 from tests.unit.job.two_nodes import REQUEST, STATE
 
 BEGUN = dataclasses.replace(REQUEST, offer=Offer(4000, 4001, "x"))
@@ -22,6 +23,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
     monkeypatch.setenv("RDM_JOBS", str(tmp_path))
     made = JobDirectory(tmp_path / "gpt", "n1")
     made.make(REQUEST)
+    made.write_resolved("name: gpt\n")
     made.write_state(dataclasses.replace(STATE, state="finished"))
     return made
 
@@ -31,6 +33,32 @@ def test_who_wants_a_rank_that_the_job_does_not_have_is_told_how_many_there_are(
     assert verbs.logs("gpt", stream="err", rank=99)["ranks"] == 4
     assert "ranks" not in verbs.logs("gpt", stream="err", rank=2)
     assert "ranks" not in verbs.logs("gpt", stream="err")
+
+
+@pytest.mark.parametrize(("kind", "alone"), [("torchrun", True), ("mpirun", False)])
+def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(
+    job: JobDirectory, kind: str, alone: bool
+) -> None:
+    """Unless one launcher starts all of them, and their lines are in the log of the master."""
+    job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "127.0.0.1", 1), Node("n2", "127.0.0.2", 1))))
+    job.write_resolved(f"name: gpt\nlauncher: {{kind: {kind}}}\n")
+    job.log("n1", "out").write_text("a\n[rank1]: b\nn1: c\n")
+    assert verbs.logs("gpt", rank=0)["text"] == ("a\nn1: c\n" if alone else "n1: c\n")
+
+
+def test_who_wants_a_rank_that_nothing_marks_is_told_what_would(job: JobDirectory) -> None:
+    job.write_resolved("name: gpt\nlauncher: {kind: torchrun}\n")
+    assert "untold" not in verbs.logs("gpt", rank=1), "nothing is written yet"
+    job.log("n1", "out").write_text("a line\n")
+    told = verbs.logs("gpt", rank=1)["untold"]
+    assert told.startswith("No line on n1 says that rank 1 wrote it.")
+    assert told.endswith(
+        "as [rank1]: does, or the launcher that starts it, which does with launcher.env: {PET_TEE: '3'}."
+    )
+    # Another node's log has its lines.
+    assert "untold" not in verbs.logs("gpt", rank=3)
+    job.log("n1", "out").write_text("[rank1]: a line\n")
+    assert "untold" not in verbs.logs("gpt", rank=1, grep="nothing")
 
 
 @pytest.mark.parametrize("through_slurm", [False, True])
@@ -63,3 +91,61 @@ def test_the_ranks_of_a_job_of_slurm_are_known_when_it_has_begun(
         job.make(BEGUN)
         assert verbs.logs("gpt", rank=99)["ranks"] == 4
         assert verbs.logs("gpt", rank=99, offset="n1=0")["ranks"] == 4
+
+
+def test_a_launcher_that_cannot_mark_lines_is_not_named(job: JobDirectory) -> None:
+    job.write_resolved("name: gpt\nlauncher: {kind: deepspeed}\n")
+    job.log("n1", "out").write_text("a line\n")
+    assert verbs.logs("gpt", rank=1)["untold"].endswith("has to say so, as [rank1]: does.")
+
+
+def test_lines_of_deepspeeds_launcher_have_the_nodes_address(job: JobDirectory) -> None:
+    job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "10.0.0.1", 1), Node("n2", "10.0.0.2", 1))))
+    job.write_resolved("name: gpt\nlauncher: {kind: deepspeed}\n")
+    job.log("n1", "out").write_text("10.0.0.1: plain\n10.0.0.2: [rank1]: hi\n10.0.0.2: plain\n")
+    told = verbs.logs("gpt", rank=1)
+    assert told["text"] == "10.0.0.2: [rank1]: hi\n10.0.0.2: plain\n"
+    assert "untold" not in told
+
+
+def test_torchruns_numbers_begin_at_the_first_rank_of_the_node(job: JobDirectory) -> None:
+    job.write_resolved("name: gpt\nlauncher: {kind: torchrun}\n")
+    nodes = (Node("n2", "127.0.0.2", 2), Node("n1", "127.0.0.1", 2))
+    job.make(dataclasses.replace(REQUEST, nodes=nodes))
+    job.log("n1", "out").write_text("[default0]:a\n[default1]:b\n")
+    assert verbs.logs("gpt", rank=3)["text"] == "[default1]:b\n"
+
+
+def test_the_rest_of_a_traceback_is_found_by_who_follows(job: JobDirectory) -> None:
+    log = job.log("n1", "err")
+    log.write_text("[Rank 1] Traceback (most recent call last):\n  File\n")
+    offset = verbs.logs("gpt", stream="err", rank=1)["offset"]
+    with log.open("a") as file:
+        file.write("ValueError: no\nanother's\n")
+    assert verbs.logs("gpt", stream="err", rank=1, offset=str(offset))["text"] == "ValueError: no\n"
+
+
+def test_logs_are_looked_through_again_only_where_nothing_was_found(
+    job: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "state", lambda *_: STATE)
+    job.log("n1", "out").write_text("[rank1]: a\n")
+    asked: list[Path] = []
+
+    def is_in(_: Wanted, path: Path) -> bool:
+        asked.append(path)
+        return False
+
+    monkeypatch.setattr(Wanted, "is_in", is_in)
+    for through_slurm in (False, True):
+        if through_slurm:
+            job.slurm.touch()
+            job.make(BEGUN)
+        place = "n1=0" if through_slurm else "0"
+        verbs.logs("gpt", rank=1)
+        verbs.logs("gpt", rank=1, offset=place)
+        verbs.logs("gpt", rank=1, offset=place, grep="nothing")
+        assert asked == []
+        verbs.logs("gpt", rank=1, grep="nothing")
+        assert asked
+        asked.clear()

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_log.decimals import decimals
+from rdm_log.decimals import decimals, ending_at
 
 FORMS = ("{:8.1f}", "{:.6E}", "{:12.0f}", "{:.3E}", "{:9.3f}", "{:.1f}", " {:3.0f} ", "{:.17E}", "{:24.3f}")
 
@@ -52,3 +54,23 @@ def test_numbers_as_trainings_write_them_are_read_so() -> None:
     assert found([b"1234567890123456", b"1234567890123457"]) is None
     assert found([b"1 2", b"122"]) is None
     assert found([b"-12", b"- 2"]) is None
+
+
+@given(
+    st.lists(st.from_regex(r"[ :a]?[0-9]{0,17}\.?[0-9]{0,4}", fullmatch=True), min_size=1, max_size=60),
+    st.integers(0, 3),
+)
+def test_numbers_are_read_from_their_ends_however_many_digits_others_have(
+    texts: list[str], behind: int
+) -> None:
+    data = "".join(f"\n{text}" for text in texts).encode()
+    ends = np.cumsum([len(text) + 1 for text in texts])
+    numbers, begins = ending_at(np.frombuffer(data, np.uint8), ends, behind)
+    point = rf"\.[0-9]{{{behind}}}" if behind else ""
+    for text, end, number, begin in zip(texts, ends.tolist(), numbers, begins.tolist(), strict=True):
+        known = re.search(rf"(?<![0-9])[0-9]+{point}\Z", text)
+        digits = known[0].replace(".", "") if known else ""
+        if known is None or len(digits) > 15:
+            assert begin == end
+        else:
+            assert (int(number), begin) == (int(digits), end - len(known[0]))

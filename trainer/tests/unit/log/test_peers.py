@@ -121,6 +121,46 @@ def test_who_waits_for_a_processor_is_told_and_not_suspected(seed: int, count: i
     assert (sign.kind, sign.node, sign.rank, sign.is_note) == ("busy", "n0", 0, True)
 
 
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.sampled_from([16, 24]),
+    quota=st.floats(0.5, 16),
+    times=st.sampled_from([1.0, 1.2, 2.0, 4.0]),
+)
+def test_whose_quota_is_smaller_than_its_peers_is_named(
+    seed: int, count: int, quota: float, times: float
+) -> None:
+    """Nodes with quotas. Of the last one the ranks are held back, and its quota is so many times smaller."""
+    node = f"n{count // EACH - 1}"
+
+    def work(rank: int, drawn: random.Random) -> tuple[float, float]:
+        time, _ = noise(0.05)(rank, drawn)
+        return (time * 2.2, 0.5) if rank >= count - EACH else (time, 0.0)
+
+    quotas = {f"n{n}": quota for n in range(count // EACH)} | {node: quota / times}
+    (sign,) = slow(job(count, 1, seed, work), {node: "its quota is small"}, quotas)
+    assert (sign.kind, sign.node, sign.is_note) == (
+        ("processors", node, False) if times >= 2 else ("busy", node, True)
+    )
+    # One without a quota has no less than anybody.
+    (sign,) = slow(job(count, 1, seed, work), {node: "its quota is small"}, {node: quota})
+    assert (sign.kind, sign.node) == ("processors", node)
+
+
+def test_where_each_node_has_a_stage_of_its_own_the_same_quota_everywhere_suspects_nobody() -> None:
+    """Peers on its own node have a rank's quota: it is compared with that of the other nodes."""
+
+    def work(rank: int, drawn: random.Random) -> tuple[float, float]:
+        time, _ = noise(0.05)(rank, drawn)
+        return (time * 2.2, 0.5) if rank == 3 else (time, 0.0)
+
+    ranks = job(2 * EACH, 2, 1, work)
+    for quota, kind in ((4.0, "busy"), (16.0, "processors")):
+        (sign,) = slow(ranks, {"n0": "its quota is small"}, {"n0": 4.0, "n1": quota})
+        assert (sign.kind, sign.node, sign.rank) == (kind, "n0", 3)
+
+
 def test_who_is_slow_and_nobody_waits_for_is_not_named() -> None:
     ranks = job(8, 1, 5, noise(0.02))
     ranks[2] = replace(ranks[2], own_s=2.0, least_s=2.0)

@@ -28,6 +28,7 @@ from rdm_log.timeline import (
     shares,
 )
 from rdm_trainer import cli
+from tests.unit.log.forked import ARGUMENTS, timers
 
 
 def one_forward_one_backward(stages: int, batches: int, forward: float, backward: float) -> Timeline:
@@ -79,28 +80,6 @@ def test_without_a_pipeline_there_is_no_bubble() -> None:
     assert bubble(Timeline({0: spans[0]})) is None
 
 
-def timers(ranks: int, begin: float, batches: int = 2) -> str:
-    """Return timers as FASOP's Megatron-LM writes them, with the moments of two steps."""
-    lines = ["times across ranks (ms):\n"]
-    for name, at, long in (
-        ("forward-compute", 0.0, 0.1),
-        ("backward-compute", 0.5, 0.2),
-        ("optimizer", 2.0, 0.3),
-    ):
-        lines.append(f"  {name}:\n")
-        for rank in range(ranks):
-            times = 1 if name == "optimizer" else batches
-            starts = [
-                begin + 3 * step + at + batch * 0.7 + rank * 0.01
-                for step in range(2)
-                for batch in range(times)
-            ]
-            lines.append(f"     rank {rank:2d}: {1000 * long:.2f}\n")
-            lines.append(f" {name} start time lst: {' '.join(f'{one:.6f}' for one in starts)}\n")
-            lines.append(f" {name} end time lst: {' '.join(f'{one + long:.6f}' for one in starts)}\n")
-    return "".join(lines)
-
-
 def test_timers_of_all_ranks_become_spans_with_their_steps(tmp_path: Path) -> None:
     log = tmp_path / "n1.out"
     log.write_text("hello\n" + timers(4, 1686726500.0) + " iteration 10/ 50 |\n" + timers(4, 1686726900.0))
@@ -117,13 +96,6 @@ def test_timers_of_all_ranks_become_spans_with_their_steps(tmp_path: Path) -> No
 
 
 STEP = " iteration 10/ 50 | elapsed time per iteration (ms): 3000.0 | lm loss: 9.0E+00 |\n"
-ARGUMENTS = (
-    "------------------------ arguments ------------------------\n"
-    "  tensor_model_parallel_size ...................... {tensor}\n"
-    "  pipeline_model_parallel_size .................... {stages}\n"
-    "  world_size ...................................... {world}\n"
-    "-------------------- end of arguments ---------------------\n"
-)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a node's metrics go, as the configuration wants: into a file, to an address, or both."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from pathlib import Path
+
+from rdm_job.directory import write_atomically
+from rdm_job.exporter import Exporter
+from rdm_trainer.config import LoggingConfig
+
+__all__ = ["Outlet", "file_of"]
+
+
+def file_of(directory: Path, node: str) -> Path:
+    """Return the file of a node's metrics in a job's directory."""
+    return directory / f"metrics.{node}.prom"
+
+
+class Outlet:
+    """Hands Prometheus' text on. What is in the way of that ends no job.
+
+    Args:
+        logging: What is wanted.
+        file: For node_exporter's textfile collector.
+        address: Of this node, where ``/metrics`` is served.
+    """
+
+    def __init__(self, logging: LoggingConfig, file: Path, address: str) -> None:
+        self._file = file
+        self._writes = logging.prometheus
+        self._exporter: Exporter | None = None
+        self._lock = threading.Lock()
+        self._has_ended = False
+        if logging.metrics_port is None:
+            return
+        try:
+            self._exporter = Exporter(address, logging.metrics_port)
+        except OSError as error:
+            print(
+                f"/metrics is not served at {address}:{logging.metrics_port}: {error.strerror}.",
+                file=sys.stderr,
+            )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody may read what is told."""
+        return self._writes or self._exporter is not None
+
+    def tell(self, text: str) -> None:
+        """Replace what was told before, until it has ended."""
+        if self._exporter is not None:
+            self._exporter.text = text
+        with self._lock, contextlib.suppress(OSError):
+            if self._writes and not self._has_ended:
+                write_atomically(self._file, text)
+
+    def end(self, text: str = "") -> None:
+        """Leave the file with this text; without any, none: it would be read as how the node is, for ever."""
+        with self._lock, contextlib.suppress(OSError):
+            self._has_ended = True
+            if self._writes and text:
+                write_atomically(self._file, text)
+            else:
+                self._file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Serve no longer."""
+        if self._exporter is not None:
+            self._exporter.close()

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What processes may have of this machine: cgroups of both versions, for which tests must be root's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from tests.waiting import wait_until
+
+__all__ = ["Limits", "first_of_all", "limited"]
+
+CGROUPS = Path("/sys/fs/cgroup")
+_IS_NEW = (CGROUPS / "cgroup.controllers").exists()
+
+
+class Limits:
+    """A cgroup for processes. Of version 2 it lies in the topmost, of version 1 in one of each controller.
+
+    What others do on this machine is not planted: processes in it come first, as far as its limits let them.
+
+    Args:
+        name: Its own.
+        controllers: What it limits.
+    """
+
+    def __init__(self, name: str, *controllers: str) -> None:
+        if _IS_NEW:
+            (CGROUPS / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in controllers))
+        tops = [CGROUPS] if _IS_NEW else [CGROUPS / one for one in controllers]
+        self._places = [top / name for top in tops]
+        for place in self._places:
+            place.mkdir()
+        weight, most = ("cpu.weight", 10_000) if _IS_NEW else ("cpu.shares", 262_144)
+        (self._places[0] / weight).write_text(str(most))
+
+    def take(self, process: int) -> None:
+        """Put a process, and all that it has started, into it."""
+        first = psutil.Process(process)
+        for one in [first, *first.children(recursive=True)]:
+            # Some end meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                for place in self._places:
+                    (place / "cgroup.procs").write_text(str(one.pid))
+
+    def processors(self, count: float | None) -> None:
+        """Limit the processors."""
+        quota = int(100_000 * count) if count else None
+        if _IS_NEW:
+            (self._places[0] / "cpu.max").write_text(f"{quota or 'max'} 100000")
+        else:
+            (self._places[0] / "cpu.cfs_quota_us").write_text(str(quota or -1))
+
+    def memory(self, size: int) -> None:
+        """Limit the memory, in bytes."""
+        (self._places[-1] / ("memory.max" if _IS_NEW else "memory.limit_in_bytes")).write_text(str(size))
+
+    def delays(self) -> dict[str, float]:
+        """Return for how many seconds each thread in it was ready and something else had the processor.
+
+        Source: the second field of ``schedstat`` (Documentation/scheduler/sched-stats.rst).
+        """
+        found = {}
+        for process in (self._places[0] / "cgroup.procs").read_text().split():
+            for task in Path("/proc", process, "task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):
+                    found[task.parent.name] = int(task.read_text().split()[1]) / 1e9
+        return found
+
+    def remove(self) -> None:
+        """Take it away, when nothing is in it any more."""
+        for place in self._places:
+            wait_until("it is empty", (place / "cgroup.procs").read_text, lambda text: not text)
+            place.rmdir()
+
+
+@contextlib.contextmanager
+def limited(*controllers: str) -> Iterator[Limits]:
+    """Have a cgroup that nothing is in yet."""
+    limits = Limits(f"rdm-test-{os.getpid()}-{time.time_ns()}", *controllers)
+    try:
+        yield limits
+    finally:
+        limits.remove()
+
+
+@contextlib.contextmanager
+def first_of_all() -> Iterator[Limits]:
+    """Let this process, and all that it starts meanwhile, come first on this machine."""
+    top = CGROUPS if _IS_NEW else CGROUPS / "cpu"
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    before = next(path for _, names, path in lines if names == ("" if _IS_NEW else "cpu"))
+    with limited("cpu") as limits:
+        limits.take(os.getpid())
+        try:
+            yield limits
+        finally:
+            (top / before.strip("/") / "cgroup.procs").write_text(str(os.getpid()))
