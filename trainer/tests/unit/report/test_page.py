@@ -62,7 +62,7 @@ def test_a_job_on_a_desk(tmp_path: Path, opened: Any) -> None:
         *("gpus0", "timeline0", "shares0", "fabric0", "bandwidth0"),
     }
     assert min(plots.values()) > 0, plots
-    assert plots["loss"] == 300
+    assert plots["loss"] == 300 + 2, "steps, and validation losses"
     assert plots["memory"] == 8 * 2
     assert plots["gpus0"] == 8 * 60
     text = shown.page.inner_text("main")
@@ -280,7 +280,7 @@ def test_two_jobs_are_compared(tmp_path: Path, opened: Any, capsys: pytest.Captu
     assert shown.page.inner_text("table:has-text('model.layers') >> nth=0").split() == [
         *("wide", "deep", "model.layers", "12", "24")
     ]
-    assert shown.plots()["loss"] == 600
+    assert shown.plots()["loss"] == 2 * (300 + 2), "steps, and validation losses"
     # What jobs had in their environment is nobody's business.
     assert "secret" not in (tmp_path / "both.html").read_text()
 
