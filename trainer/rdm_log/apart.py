@@ -292,8 +292,8 @@ def _stretches(own: TimerLines, headings: Integers, places: Integers, above: str
     import numpy as np
 
     # What stands right below a heading is nobody's, and what no name of this block is above, that one's.
-    numbers: dict[bytes, int] = {}
-    of_names = [numbers.setdefault(name, 2 + len(numbers)) for name in own.names]
+    numbers = {name: 2 + number for number, name in enumerate(dict.fromkeys(own.names))}
+    of_names = [numbers[name] for name in own.names]
     names = ["", above, *(name.decode("utf-8", "replace") for name in numbers)]
     # A heading stands before a name at the same line, and behind all of them is an end.
     lines = np.concatenate((headings, own.places))

@@ -33,11 +33,11 @@ __all__ = [
     "with_pieces",
 ]
 
-BLOCK = 512 * 1024
+BLOCK = 1024 * 1024
 """Bytes that are searched at once."""
 END = sys.maxsize
 """Behind the last byte of any file."""
-_LONGEST = 8 * BLOCK
+_LONGEST = 4 * BLOCK
 """A line may have as many bytes. One that has more is read in parts."""
 _TABLE = 16 * 1024
 """From so many bytes on lines of timers are cut out all at once."""

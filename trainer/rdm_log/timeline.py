@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 
 from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.rank_timers import layout
-from rdm_log.scan import BLOCK, TIMERS, pieces, with_pieces
+from rdm_log.scan import TIMERS, pieces, with_pieces
 from rdm_log.summary import summarise
 
 __all__ = [
+    "BLOCK",
     "KINDS",
     "TRACES",
     "VERSION",
@@ -47,6 +48,8 @@ KINDS = ("forward", "backward", "send", "receive", "reduce", "optimiser", "load"
 TRACES = "trace"
 """The directory of the traces in a job's."""
 VERSION = 1
+BLOCK = 512 * 1024
+"""Bytes that are looked through at once."""
 
 _COMPUTE = ("forward", "backward")
 _GAP = 64 * 1024

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from rdm_log.heads import HEAD
 from rdm_log.report.job import collect
 from rdm_log.report.plots import plots
-from rdm_log.scan import BLOCK
 from rdm_log.timeline import (
+    BLOCK,
     Span,
     Timeline,
     bubble,
