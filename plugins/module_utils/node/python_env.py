@@ -328,10 +328,8 @@ def require_unused(directory: str, cluster: str) -> None:
     for place in mine(directory, cluster):
         process = in_use(place)
         if process:
-            raise EnvironmentInUse(
-                "{0} is in use by process {1}: stop the job first (rdm-provision stop)".format(place, process),
-                process,
-            )
+            told = "{0} is in use by process {1}: stop the job first (rdm-provision stop)"
+            raise EnvironmentInUse(told.format(place, process), process)
 
 
 def _needed(pythons: str) -> bool:
