@@ -430,7 +430,9 @@ class Cluster(JobVerbs):
     def env_down(
         self, *, limit: str = "", tags: str | None = None, forks: int = 0, verbosity: int = 0
     ) -> Run:
-        """Take away what :meth:`env_up` made, and nothing else. Refused while a job uses the environment.
+        """Take away what :meth:`env_up` made, and nothing else.
+
+        Refused while a job uses the environment, or a node does not say whether one does.
 
         The errors are those of :meth:`up`.
 

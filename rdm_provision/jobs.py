@@ -221,7 +221,9 @@ class JobVerbs:
             tail: how many of the last lines of each node; 0 for all.
             follow: go on with what it writes, until it has ended.
             grep: only lines in which this regular expression is found, of the whole log.
-            rank: only lines that this rank wrote, as ``[rank3]:`` says, or that only it can have written.
+            rank: only lines that this rank wrote: those with its mark, of the program or of its launcher
+                (``[rank3]:``, ``[Rank 3]``, ``3: ``, ``[1,3]<stdout>:``, ``[default3]:``), the rest of a
+                traceback that begins with one, and all of a node that has no other rank.
             limit: only these nodes (Ansible's ``--limit`` pattern).
             forks: how many nodes at once; 0 for min(50, nodes).
             verbosity: how much ansible-playbook says in the record.

@@ -72,6 +72,11 @@ _THROUGH_JUMP_HOST = re.compile(
     r"\s*(?:stdio forwarding failed)?\s*(?:kex_exchange_identification: [^:]*?)?\s*"
     r"Connection (?:closed|reset) by UNKNOWN port 65535"
 )
+# As with ControlPersist, where ssh drops what a jump host's ssh says.
+_JUMP_HOST_UNTOLD = (
+    "its jump host cannot be reached or does not let it through, and ssh does not tell why: log in to the "
+    "jump host by hand, and from there to the node"
+)
 _OTHER_HOST_KEY = re.compile(
     r"Offending \S+ key in (?P<file>.+?):(?P<line>\d+) .*Host key for (?P<host>\S+) has changed"
 )
@@ -494,8 +499,12 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
             return _ENDED_WITHOUT_A_WORD
         message = _SSH_NOISE.sub("", message)
         if _THROUGH_JUMP_HOST.search(message):
-            said = _THROUGH_JUMP_HOST.sub("", message).strip(" .:") or "it closed the connection"
-            return f"its jump host does not let it through: {re.sub('^ssh: ', '', said)}"
+            said = _THROUGH_JUMP_HOST.sub("", message).strip(" .:")
+            if not said:
+                return _JUMP_HOST_UNTOLD
+            # Only this machine's own ssh says its name; what else is said, comes from the jump host.
+            what = "cannot be reached" if said.startswith("ssh: ") else "does not let it through"
+            return f"its jump host {what}: {said.removeprefix('ssh: ')}"
         if "Host key verification failed" in message:
             return (
                 "ssh knows no key of this host: log in once by hand and compare the fingerprint it shows "

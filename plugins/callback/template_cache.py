@@ -21,7 +21,7 @@ description:
   - Ansible compiles the templates of a task anew for each node, which is a quarter of what a first run costs
     on the controller. With this callback the first process to meet a template compiles it for all others.
   - The compiled code lies in the run's directory for temporary files and goes with it. What a template
-    evaluates to is not kept.
+    evaluates to is not kept, nor the code of one that may come from something encrypted.
   - It reaches into ansible-core 2.19. With another version, in which it does not find its place, templates
     are compiled as ever.
   - C(rdm-provision) sets it. For plain C(ansible-playbook), set
@@ -45,7 +45,7 @@ class CallbackModule(CallbackBase):
 
     def v2_playbook_on_start(self, playbook: Any) -> None:  # noqa: ARG002
         """Let the run's processes share what they compile."""
-        with contextlib.suppress(ImportError, AttributeError, OSError):
+        with contextlib.suppress(ImportError, AttributeError, TypeError, OSError):
             compiled = importlib.import_module(COMPILED)
             directory = Path(constants.DEFAULT_LOCAL_TMP, DIRECTORY)
             directory.mkdir(mode=0o700)

@@ -181,6 +181,10 @@ used:
   returned: when one is to be made
   type: list
   elements: str
+used_by:
+  description: A process that runs from the environment, which is not removed for it.
+  returned: when it failed for that, with O(state=absent)
+  type: int
 removed:
   description: What was removed.
   returned: with O(state=absent)
@@ -299,6 +303,8 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
+    except python_env.EnvironmentInUse as problem:
+        module.fail_json(msg=str(problem), used_by=problem.process, **echo(module))
     except EnvironmentProblem as problem:
         module.fail_json(msg=str(problem), **echo(module))
     module.exit_json(**result, **echo(module))

@@ -5,14 +5,20 @@ Ansible forks a process for each task and node, and compiles there every templat
 come from. Here the first one to meet a template leaves the compiled code in a directory of the run, where the
 others find it. What a template evaluates to is not kept.
 
-Code goes by the template's text and all that Jinja's compiler is told besides. Filters are looked up by their
-names, which mean the same all through a run.
+Code goes by the template's text and all that Jinja's compiler is told besides. Filters and tests are looked
+up by their names where the code is evaluated; only whether one is passed the context, as by Jinja's
+pass_context, is in the code. A short name that is of different kinds in two plays, by their keyword
+collections, would be taken for the one that was met first.
+
+Code has its template's text in it. So none is kept of a template that may come from something encrypted: a
+run that is killed leaves its directory behind.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import hashlib
 import marshal
 import os
@@ -22,11 +28,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from ansible._internal._datatag._tags import Origin, SourceWasEncrypted, VaultedValue
 from ansible._internal._templating._jinja_bits import (
     _TEMPLATE_OVERRIDE_FIELD_NAMES,
     AnsibleEnvironment,
     _TemplateCompileContext,
 )
+from ansible.parsing.vault import is_encrypted_file
 from jinja2.environment import TemplateExpression
 
 _expression: contextvars.ContextVar[str | None] = contextvars.ContextVar("expression", default=None)
@@ -63,7 +71,13 @@ class Store:
 
 
 def install(store: Store) -> None:
-    """Let Ansible's templates take their code from a store, in this process and those that it forks."""
+    """Let Ansible's templates take their code from a store, in this process and those that it forks.
+
+    Raises:
+        AttributeError, TypeError: this ansible-core does not have what a key is made of; nothing is changed.
+    """
+    with _TemplateCompileContext(escape_backslashes=True):
+        _key("template", AnsibleEnvironment(), Origin(path=__file__).tag(""))
     template: Callable[..., Any] = AnsibleEnvironment.compile
     expression: Callable[..., Any] = AnsibleEnvironment.compile_expression
 
@@ -91,10 +105,29 @@ def install(store: Store) -> None:
 
 
 def _key(kind: str, environment: AnsibleEnvironment, source: str) -> str | None:
-    """Return what names a template's code; None where Ansible does not ask, or is to show the source."""
+    """Return what names a template's code; None where it is not kept, or Ansible is to show the source."""
     context = _TemplateCompileContext.current(optional=True)
-    if context is None or environment._debuggable_template_source:
+    if context is None or environment._debuggable_template_source or not _is_open(source):
         return None
     settings = [getattr(environment, name) for name in _TEMPLATE_OVERRIDE_FIELD_NAMES]
     told = repr([kind, context.escape_backslashes, *settings])
     return hashlib.sha256("\0".join((told, source)).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _is_open(source: str) -> bool:
+    """Tell whether a template stands, for all who may read it, in a file that is not encrypted."""
+    origin = Origin.get_tag(source)
+    if origin is None or origin.path is None:
+        return False
+    encrypted = SourceWasEncrypted.is_tagged_on(source) or VaultedValue.is_tagged_on(source)
+    return not encrypted and _is_open_file(origin.path)
+
+
+@functools.cache
+def _is_open_file(path: str) -> bool:
+    """Tell the same of a file, of whose strings only the name is known."""
+    try:
+        with open(path, "rb") as file:
+            return not is_encrypted_file(file)
+    except OSError:
+        return False

@@ -19,6 +19,8 @@ Options = Mapping[str, Mapping[str, Any]]
 
 # Docker says no to other names only when the thing is made, after other things have been changed.
 DOCKER_NAMES = frozenset({"container_name", "network_name", "sriov_container_name"})
+# Modes of a container's network. With the host's, Docker refuses the sysctls that several rails need, too.
+_OF_DOCKER = frozenset({"bridge", "default", "host", "none"})
 _DOCKER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]+")
 
 
@@ -62,6 +64,9 @@ class RoleVariables:
             if name in DOCKER_NAMES and not _DOCKER_NAME.fullmatch(str(value)):
                 remedy = "use letters, digits, '_', '.' and '-', beginning with a letter or digit"
                 found.append(Problem(node, f"{name} {value!r}", "is not a name that Docker takes", remedy))
+            if name in ("network_name", "container_network") and str(value) in _OF_DOCKER:
+                reason = "is a word of Docker's own, and not a network on which a container has MY_IP"
+                found.append(Problem(node, f"{name} {value!r}", reason, "choose another name, such as ibnet"))
         return found
 
 

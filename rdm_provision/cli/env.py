@@ -51,7 +51,8 @@ def up(options: Options) -> int:
 def down(options: Options) -> int:
     """Take away what `env up` made, and nothing else.
 
-    What training jobs have left stays. Refused while a job uses the environment.
+    What training jobs have left stays. Refused while a job uses the environment,
+    or a node does not say whether one does.
     """
     cluster = options.cluster()
     again = f"env down{inventory_flag(options)}"

@@ -84,6 +84,8 @@ Examples:
                                                the same, with two cards in each and VFs of both
   rdm-provision lab up --hardware vm -n 2 --engine 20.10
                                                or with the Docker Engine that your nodes have
+  rdm-provision lab up --hardware vm -n 2 --rails 2 --kernel newest
+                                               and with a kernel whose soft RoCE knows namespaces
   rdm-provision lab up --trainer               for training; again after a change of trainer/
   rdm-provision lab up --slurm                 for a Slurm cluster, which `slurm up` makes of it
 """

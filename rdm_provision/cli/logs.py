@@ -48,7 +48,13 @@ Examples:
 @click.option(
     "--grep", default="", metavar="REGEX", help="Only lines in which this is found, of the whole log."
 )
-@click.option("--rank", type=click.IntRange(min=0), help="Only lines that this rank wrote, as marks say.")
+@click.option(
+    "--rank",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Only lines that this rank wrote: those with its mark, of the program or of its launcher, the rest "
+    "of a traceback that begins with one, and all of a node that has no other rank.",
+)
 @click.option("--fold", is_flag=True, help="Show a line once, with how often it came and on which nodes.")
 @limited_run_options
 def logs(

@@ -277,7 +277,7 @@ def test_a_jump_host_that_refuses_is_named(hosts: BareHosts, tmp_path: Path) -> 
     finally:
         hosts.on(JUMP, "sh", "-c", f"rm {closed}; pkill -HUP -o -x sshd")
     for node in ADDRESSES:
-        assert told["nodes"][node]["why"].startswith("its jump host does not let it through: ")
+        assert "does not let it through" in told["nodes"][node]["why"]
     assert changed(told) == []
 
 

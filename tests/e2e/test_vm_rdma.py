@@ -124,6 +124,8 @@ DROP_IN = "/run/systemd/system/rdm-sriov.service.d"
 APART = "apart"
 # Those that hold the devices, the first first.
 MODULES = ("rdma_rxe", "rdma_ucm", "ib_umad", "ib_ipoib", "ib_uverbs", "ib_uverbs_support", "ib_core")
+# The mode is set when the last of them is loaded.
+UNLOADED = tuple(f"if [ -d /sys/module/{module} ]; then modprobe -r {module}; fi" for module in MODULES)
 
 
 def script(lab: MachineLab, node: str, *lines: str) -> str:
@@ -151,31 +153,36 @@ def exclusive(machines: MachineLab) -> Iterator[str]:
 
     Soft RoCE goes with its interface, and is no child of a PCI function. So it is on ib0, which stays, and
     what rdm-sriov finds at /sys/class/infiniband says of it what a card's driver says of a function's device.
-    All else is the kernel's: the mode, the device and its way into namespaces and back.
+    All else is the kernel's: the mode, the device and its way into namespaces and back. Devices that
+    containers of n1 had before are gone.
     """
     function = machines.functions("n1")[-1]
     path = machines.on("n1", "readlink", "-f", f"/sys/class/net/ib0/device/virtfn{function['vf']}").strip()
-    script(
-        machines,
-        "n1",
-        *(f"if [ -d /sys/module/{module} ]; then modprobe -r {module}; fi" for module in MODULES),
-        "modprobe ib_core netns_mode=0",
-    )
-    soft_roce(machines, "n1", "ib0")
-    script(
-        machines,
-        "n1",
-        f"mkdir -p {SHOWN}/rxe0 {DROP_IN}",
-        f"ln -sfn {path} {SHOWN}/rxe0/device",
-        f"printf '[Service]\nBindReadOnlyPaths={SHOWN}:/sys/class/infiniband\n' >{DROP_IN}/test.conf",
-        "systemctl daemon-reload",
-        "systemctl restart rdm-sriov",
-    )
     try:
+        script(machines, "n1", *UNLOADED, "modprobe ib_core netns_mode=0")
+        soft_roce(machines, "n1", "ib0")
+        script(
+            machines,
+            "n1",
+            f"mkdir -p {SHOWN}/rxe0 {DROP_IN}",
+            f"ln -sfn {path} {SHOWN}/rxe0/device",
+            f"printf '[Service]\nBindReadOnlyPaths={SHOWN}:/sys/class/infiniband\n' >{DROP_IN}/test.conf",
+            "systemctl daemon-reload",
+            "systemctl restart rdm-sriov",
+        )
         yield str(function["address"])
     finally:
+        # Which gives its function and its device back while the plugin knows of them.
         machines.on("n1", "docker", "rm", "-f", APART, check=False)
-        script(machines, "n1", f"rm -r {DROP_IN} {SHOWN}", "systemctl daemon-reload")
+        script(
+            machines,
+            "n1",
+            f"rm -rf {DROP_IN} {SHOWN}",
+            "systemctl daemon-reload",
+            "systemctl restart rdm-sriov",
+            *UNLOADED,
+            "modprobe ib_core",
+        )
 
 
 def test_in_the_mode_exclusive_a_device_follows_its_container_and_comes_back(

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,12 @@ NODES = ("n1", "n2")
 
 
 def play(
-    node: Node, directory: str, *flags: str, part: str = "make", **more: Any
+    node: Node, directory: str, *flags: str, part: str = "make", dead: Collection[str] = (), **more: Any
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
-    """Run a part of the role on both nodes; return the exit code, each node's statistics, and the output."""
+    """Run a part of the role on both nodes; return the exit code, each node's statistics, and the output.
+
+    Nothing answers where the nodes of ``dead`` are said to be.
+    """
     folder = node.home
     lock = {"lock": node.lock, "torch_backend": ""}
     variables = {
@@ -57,7 +61,9 @@ def play(
     (folder / "play.yml").write_text(
         yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [task]}], sort_keys=False)
     )
-    hosts = {name: {"ansible_connection": "local", "mine": f"/{name}"} for name in NODES}
+    local = {"ansible_connection": "local"}
+    gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    hosts = {name: {**(gone if name in dead else local), "mine": f"/{name}"} for name in NODES}
     (folder / "hosts.yml").write_text(yaml.safe_dump({"workers": {"hosts": hosts}}))
     done = subprocess.run(
         [
@@ -175,3 +181,10 @@ def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> 
         job.communicate(b"\n")
     code, stats, output = play(node, directory, part="unused", python_env_shared=False)
     assert (code, [stats[name]["changed"] for name in NODES]) == (0, [0, 0]), output
+    # A job may run on a node that does not answer.
+    code, stats, output = play(node, directory, part="unused", dead=("n2",))
+    assert (code, stats["n1"]["failures"], stats["n2"]["unreachable"]) == (4, 1, 1), output
+    said = "a job may run on n2, which cannot be asked: mend that, or leave it out with --limit 'all:!n2'"
+    assert said in output
+    code, _, output = play(node, directory, "--limit=all:!n2", part="unused", dead=("n2",))
+    assert code == 0, output

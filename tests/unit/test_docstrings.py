@@ -27,6 +27,7 @@ WORDS = {
     "NAME",
     "NODE",
     "PCI",
+    "QOS",
     "RDMA",
     "TIME",
     "VF",

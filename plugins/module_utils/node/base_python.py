@@ -20,6 +20,8 @@ LOCK = ".rdm-provision.lock"
 """In PYENV_ROOT: who builds a Python there has it."""
 _LIMIT_S = 3600
 _LAST_LINES = 4
+_SHOWN = 600
+"""So many characters of what a program said."""
 
 
 class EnvironmentProblem(Exception):  # noqa: N818  # one sentence for fail_json
@@ -157,7 +159,7 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
         directory: where it runs.
 
     Raises:
-        EnvironmentProblem: it failed; the text has the last lines that it wrote, and where its log is.
+        EnvironmentProblem: it failed; the text has its error, the last that it wrote, and where its log is.
     """
     try:
         done = subprocess.run(
@@ -176,16 +178,26 @@ def run_program(argv: List[str], what: str, variables: Mapping[str, str], direct
     if done.returncode:
         wrote = done.stderr if done.stderr.strip() else done.stdout
         said = [line.strip() for line in wrote.splitlines() if line.strip()]
-        # What uv says of an error can be longer than the end of a log.
-        errors = [number for number, line in enumerate(said) if line.startswith("error: ")]
-        begin = max(0, min([len(said) - _LAST_LINES, *errors[-1:]]))
         log = re.search(r"Results logged to (\S+)", wrote)
         raise EnvironmentProblem(
             "{0} could not {1}: {2}{3}".format(
                 os.path.basename(argv[0]),
                 what,
-                " ".join(said[begin:])[-600:],
+                _in_short(said),
                 " (all of it is in {0})".format(log.group(1)) if log else "",
             )
         )
     return done.stdout
+
+
+def _in_short(lines: List[str]) -> str:
+    """Return what a program said last; of much, the beginning of its error and the end."""
+    # What uv says of an error can be longer than the end of a log.
+    errors = [number for number, line in enumerate(lines) if line.lower().startswith("error: ")]
+    text = " ".join(lines[max(0, min([len(lines) - _LAST_LINES, *errors[-1:]])) :])
+    if len(text) <= _SHOWN:
+        return text
+    if not errors:
+        return text[-_SHOWN:]
+    error, half = " ".join(lines[errors[-1] :]), _SHOWN // 2
+    return error if len(error) <= _SHOWN else "{0} ... {1}".format(error[:half], error[-half:])

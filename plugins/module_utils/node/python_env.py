@@ -40,6 +40,19 @@ _FIRST = "setuptools"
 """What builds the packages that are published as source only has to be there before."""
 
 
+class EnvironmentInUse(EnvironmentProblem):
+    """A process runs from what is to be removed.
+
+    Args:
+        text: one sentence.
+        process: its number.
+    """
+
+    def __init__(self, text: str, process: int) -> None:
+        super().__init__(text)
+        self.process = process
+
+
 class Wanted(NamedTuple):
     """The environment that is wanted.
 
@@ -295,7 +308,7 @@ def remove(directory: str, cluster: str) -> List[str]:
     """Remove what `make` has made for a cluster, and nothing else; return what was removed.
 
     Raises:
-        EnvironmentProblem: a process uses it.
+        EnvironmentInUse: a process runs from it.
     """
     found = mine(directory, cluster)
     require_unused(directory, cluster)
@@ -311,13 +324,12 @@ def remove(directory: str, cluster: str) -> List[str]:
 
 
 def require_unused(directory: str, cluster: str) -> None:
-    """Raise an EnvironmentProblem when a process of this node runs from an environment of the cluster's."""
+    """Raise EnvironmentInUse when a process of this node runs from an environment of the cluster's."""
     for place in mine(directory, cluster):
         process = in_use(place)
         if process:
-            raise EnvironmentProblem(
-                "{0} is in use by process {1}: stop the job first (rdm-provision stop)".format(place, process)
-            )
+            told = "{0} is in use by process {1}: stop the job first (rdm-provision stop)"
+            raise EnvironmentInUse(told.format(place, process), process)
 
 
 def _needed(pythons: str) -> bool:

@@ -447,23 +447,40 @@ def test_an_unknown_host_key_says_what_to_do(said: str) -> None:
         (
             "ssh: connect to host login port 22: Connection refused\r\n"
             "kex_exchange_identification: Connection closed by remote host\r\n",
-            "connect to host login port 22: Connection refused",
+            "its jump host cannot be reached: connect to host login port 22: Connection refused",
         ),
-        ("ops@login: Permission denied (publickey).\r\n", "ops@login: Permission denied (publickey)"),
+        (
+            "ssh: Could not resolve hostname login: Name or service not known\r\n",
+            "its jump host cannot be reached: Could not resolve hostname login: Name or service not known",
+        ),
+        (
+            "ops@login: Permission denied (publickey).\r\n",
+            "its jump host does not let it through: ops@login: Permission denied (publickey)",
+        ),
         (
             "channel 0: open failed: connect failed: No route to host\r\nstdio forwarding failed\r\n",
-            "channel 0: open failed: connect failed: No route to host",
+            "its jump host does not let it through: channel 0: open failed: connect failed: No route to host",
         ),
-        ("Host key verification failed.\r\n", "Host key verification failed"),
-        ("", "it closed the connection"),
+        (
+            "Host key verification failed.\r\n",
+            "its jump host does not let it through: Host key verification failed",
+        ),
+        *(
+            (
+                said,
+                "its jump host cannot be reached or does not let it through, and ssh does not tell why: "
+                "log in to the jump host by hand, and from there to the node",
+            )
+            for said in ("", "kex_exchange_identification: Connection closed by remote host\r\n")
+        ),
     ],
 )
-def test_a_jump_host_that_refuses_is_named_instead_of_the_node(said: str, why: str) -> None:
+def test_a_jump_host_in_the_way_is_named_instead_of_the_node(said: str, why: str) -> None:
     made = translator()
     head = "Failed to connect to the host via ssh: "
     text = f"Task failed: {head}{said}Connection closed by UNKNOWN port 65535"
     feed(made, outcome("unreachable", "a", {"msg": text}))
-    assert end(made, rc=4).nodes["a"].why == f"its jump host does not let it through: {why}"
+    assert end(made, rc=4).nodes["a"].why == why
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,13 @@ find "$modules/arch/x86" -name '*.ko.xz' -not -name 'crc32c-intel*' -delete
 find "$modules" -name '*.ko.xz' -exec xz --decompress {} +
 mkdir -p /usr/lib/modules
 cp -r "kernel/usr/lib/modules/$release" /usr/lib/modules/
-find kernel -name 'vmlinuz*' -type f -exec cp {} /boot/vmlinuz \;
+# shellcheck disable=SC2046  # words
+set -- $(find kernel -name 'vmlinuz*' -type f)
+if [ $# != 1 ]; then
+  echo "$package has $# kernels (vmlinuz), and a machine boots one${1:+: $*}" >&2
+  exit 1
+fi
+cp "$1" /boot/vmlinuz
 depmod "$release"
 
 # --- the initrd: busybox and the modules of the disk ---

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from ansible.parsing.vault import VaultLib, VaultSecret
+
 from rdm_provision import environment
 
 PLAY = """
@@ -20,12 +22,41 @@ PLAY = """
 """
 
 
+SECRETS = """
+- hosts: all
+  connection: local
+  gather_facts: false
+  vars_files: [vault.yml]
+  tasks:
+    - ansible.builtin.debug:
+        msg: >-
+          open {{ whole }} {{ lookup('ansible.builtin.template', 'vault.j2') }}
+          kept {{ lookup('ansible.builtin.pipe', 'grep -rhao -e open -e se[c]ret run | sort -u') }}.
+"""
+
+
+def play(folder: Path, *flags: str) -> str:
+    """Run a folder's play for two hosts, one after the other, and return what it says."""
+    env = {**os.environ, **environment.ansible_environment(), "ANSIBLE_LOCAL_TEMP": str(folder / "run")}
+    argv = [environment.program("ansible-playbook"), "-f", "1", "-i", "a,b", str(folder / "play.yml"), *flags]
+    done = subprocess.run(argv, env=env, check=False, text=True, capture_output=True, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_was_encrypted_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "play.yml").write_text(SECRETS, encoding="utf-8")
+    vault = VaultLib([("default", VaultSecret(b"a password"))])
+    (tmp_path / "password").write_text("a password\n", encoding="utf-8")
+    for name, text in (("vault.yml", "whole: secret {{ 1 + 1 }}\n"), ("vault.j2", "secret {{ 3 }}")):
+        (tmp_path / name).write_bytes(vault.encrypt(text))
+    done = play(tmp_path, f"--vault-password-file={tmp_path / 'password'}")
+    assert done.count("open secret 2 secret 3 kept open.") == 2, done
+
+
 def test_the_next_process_finds_what_one_has_compiled(tmp_path: Path) -> None:
     (tmp_path / "play.yml").write_text(PLAY, encoding="utf-8")
-    env = {**os.environ, **environment.ansible_environment(), "ANSIBLE_LOCAL_TEMP": str(tmp_path / "run")}
-    argv = [environment.program("ansible-playbook"), "-f", "1", "-i", "a,b", str(tmp_path / "play.yml")]
-    done = subprocess.run(argv, env=env, check=False, text=True, capture_output=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "a finds 1" in done.stdout
-    assert "b finds 1" in done.stdout, "the second one has compiled more"
+    said = play(tmp_path)
+    assert "a finds 1" in said
+    assert "b finds 1" in said, "the second one has compiled more"
     assert list((tmp_path / "run").iterdir()) == [], "it is left behind"

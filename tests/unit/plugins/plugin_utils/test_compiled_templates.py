@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible import constants
+from ansible._internal._datatag._tags import Origin, SourceWasEncrypted, VaultedValue
 from ansible._internal._templating._jinja_bits import AnsibleEnvironment
 from ansible.errors import AnsibleError
+from ansible.module_utils._internal._datatag import AnsibleDatatagBase, AnsibleTagHelper
 from ansible.template import Templar, trust_as_template
+from ansible_collections.rdm.provision.plugins.callback import template_cache
+from ansible_collections.rdm.provision.plugins.plugin_utils import compiled_templates
 from ansible_collections.rdm.provision.plugins.plugin_utils.compiled_templates import Store, install
 
 
@@ -36,14 +41,20 @@ def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], lis
     return another
 
 
+HERE = Origin(path=__file__)
+
+
+def written(text: str) -> Any:
+    """Return a template as Ansible has it from a file."""
+    return trust_as_template(HERE.tag(text))
+
+
 def template(text: str, escape_backslashes: bool = True, **variables: Any) -> Any:
-    return Templar(variables=variables).template(
-        trust_as_template(text), escape_backslashes=escape_backslashes
-    )
+    return Templar(variables=variables).template(written(text), escape_backslashes=escape_backslashes)
 
 
 def holds(text: str, **variables: Any) -> Any:
-    return Templar(variables=variables).evaluate_expression(trust_as_template(text))
+    return Templar(variables=variables).evaluate_expression(written(text))
 
 
 def test_another_process_compiles_nothing_again(process: Callable[[], list[str]]) -> None:
@@ -61,7 +72,7 @@ def test_values_keep_their_types(process: Callable[[], list[str]]) -> None:
     for _ in range(2):
         process()
         assert template("{{ [number, {'a': none}] }}", number=3) == [3, {"a": None}]
-        assert template("{{ inner }}", inner=trust_as_template("{{ 1 + 1 }}")) == 2
+        assert template("{{ inner }}", inner=written("{{ 1 + 1 }}")) == 2
 
 
 def test_a_condition_is_not_the_template_of_the_same_text(process: Callable[[], list[str]]) -> None:
@@ -119,3 +130,52 @@ def test_a_directory_that_is_gone_costs_only_time(process: Callable[[], list[str
     process()
     tmp_path.rmdir()
     assert template("{{ one }}", one=1) == 1
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        [],
+        [Origin(description="from a plugin")],
+        [Origin(path="/not/there")],
+        [HERE, SourceWasEncrypted()],
+        [HERE, VaultedValue(ciphertext="6162")],
+    ],
+)
+def test_what_may_be_secret_is_not_kept(
+    process: Callable[[], list[str]], tmp_path: Path, tags: list[AnsibleDatatagBase]
+) -> None:
+    """What a file has that is encrypted as a whole: see the callback's test."""
+
+    def tagged(text: str) -> Any:
+        return trust_as_template(AnsibleTagHelper.tag(text, tags))
+
+    compiled = process()
+    assert Templar(variables={"one": 1}).template(tagged("secret {{ one }}")) == "secret 1"
+    assert Templar(variables={"one": 1}).evaluate_expression(tagged("'secret' ~ one")) == "secret1"
+    assert len(compiled) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def broken(environment: pytest.MonkeyPatch, name: str) -> None:
+    """Take away what another ansible-core does not have."""
+    if name == "_TEMPLATE_OVERRIDE_FIELD_NAMES":
+        environment.setattr(compiled_templates, name, ("another_string",))
+    elif name == "_TemplateCompileContext":
+        environment.setattr(compiled_templates, name, lambda: None)
+    else:
+        environment.delattr(AnsibleEnvironment, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["_debuggable_template_source", "_TEMPLATE_OVERRIDE_FIELD_NAMES", "_TemplateCompileContext"]
+)
+def test_an_ansible_that_has_not_what_a_key_is_made_of_compiles_as_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    methods = [AnsibleEnvironment.compile, AnsibleEnvironment.compile_expression]
+    monkeypatch.setattr(constants, "DEFAULT_LOCAL_TMP", str(tmp_path))
+    with monkeypatch.context() as other:
+        broken(other, name)
+        template_cache.CallbackModule().v2_playbook_on_start(None)
+    assert [AnsibleEnvironment.compile, AnsibleEnvironment.compile_expression] == methods

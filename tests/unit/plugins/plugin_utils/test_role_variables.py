@@ -21,6 +21,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "images_password": {"type": "int", "no_log": True},
     "container_name": {"type": "str", "default": "rdm"},
+    "network_name": {"type": "str", "default": "ibnet"},
+    "container_network": {"type": "str", "default": "ibnet"},
     "userns": {"type": "str", "choices": ["", "host"]},
     "level": {"type": "int", "choices": [1, 2]},
 }
@@ -61,6 +63,14 @@ def test_name_that_docker_would_not_take_is_refused(name: str) -> None:
     (said,) = sentences(container_name=name)
     assert said.startswith(f"container_name {name!r} is not a name that Docker takes: use letters")
     assert sentences(container_name="rdm-2.x_y") == []
+
+
+@pytest.mark.parametrize("variable", ["network_name", "container_network"])
+@pytest.mark.parametrize("name", ["bridge", "default", "host", "none"])
+def test_a_network_that_has_no_address_for_a_container_is_refused(variable: str, name: str) -> None:
+    (said,) = sentences(**{variable: name})
+    assert said.startswith(f"{variable} {name!r} is a word of Docker's own, and not a network on which")
+    assert sentences(container_name=name, network_name=f"{name}net") == []
 
 
 def test_secret_value_is_not_shown() -> None:

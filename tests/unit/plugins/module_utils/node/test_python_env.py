@@ -267,6 +267,27 @@ def test_nodes_that_share_pyenv_build_one_after_the_other(tmp_path: Path) -> Non
         assert [node.result() for node in nodes] == [f"{place}/python3"] * 2
 
 
+@pytest.mark.parametrize(
+    ("said", "begins", "ends"),
+    [
+        # uv's chain of causes, and pip's last word with much after it.
+        (["before", "error: no", *["cause"] * 300, "end"], "error: no cause", "cause end"),
+        (["before", "ERROR: no", "x" * 2000, "end"], "ERROR: no xxx", "xxx end"),
+        (["x" * 2000, "error: no", "end"], "error: no end", "error: no end"),
+        (["y" * 2000, "a", "b", "c", "d"], "a b c d", "a b c d"),
+        (["y" * 2000 + "end"], "yyy", "yend"),
+    ],
+)
+def test_what_a_program_says_in_short_has_its_error(said: list[str], begins: str, ends: str) -> None:
+    script = "import sys; sys.exit('\\n'.join(sys.argv[1:]))"
+    with pytest.raises(EnvironmentProblem) as problem:
+        base_python.run_program([sys.executable, "-c", script, *said], "do it", {})
+    told = str(problem.value).partition(" could not do it: ")[2]
+    assert told.startswith(begins)
+    assert told.endswith(ends)
+    assert len(told) < 620
+
+
 def test_what_a_killed_build_has_left_is_named(tmp_path: Path) -> None:
     python = tmp_path / "versions" / "3.99.1" / "bin" / "python3"
     python.parent.mkdir(parents=True)
