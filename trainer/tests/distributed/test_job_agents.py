@@ -337,13 +337,19 @@ def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes
     nodes.run(job, "launcher.max_restarts=2")
     nodes.end(1, "fail 0")
     nodes.wait_for_attempt(job, 1)
-    os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+    master = JobDirectory(nodes.folder / "n1" / job, "n1")
+
+    def lose_master() -> None:
+        os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+        wait_until("the master's agent is gone", lambda: not master.has_agent)
+
+    lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
     nodes.wait_for_attempt(job, 2)
-    known = JobDirectory(nodes.folder / "n1" / job, "n1").read_state()
+    known = master.read_state()
     assert known.restarts == 2
     assert [(failure.node, failure.rank) for failure in known.failures] == [("n2", 1), ("n1", None)]
-    os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+    lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
     state = nodes.ended(job)
     assert state["state"] == "failed", "it was restarted as often as it may be"
