@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 
 from rdm_job import metrics, outlet
+from rdm_job.directory import write_atomically
+from rdm_job.measure import measure
+from rdm_job.processes import JOB_VARIABLE
 from rdm_trainer import config as configuration
 from rdm_trainer import prometheus
 from rdm_trainer.distributed.collective import Collective
+from rdm_trainer.pace import NODE_VARIABLE
 from rdm_trainer.progress import Progress
 from rdm_trainer.prometheus import telling
 from tests.waiting import wait_until
@@ -34,9 +39,9 @@ ALONE = cast(Collective, Alone())
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "_EACH_S", 0.01)
-    monkeypatch.setattr(prometheus.dist, "get_rank", lambda: 0)
-    monkeypatch.setenv(prometheus.NODE_VARIABLE, "n1")
-    monkeypatch.delenv(prometheus.JOB_VARIABLE, raising=False)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setenv(NODE_VARIABLE, "n1")
+    monkeypatch.delenv(JOB_VARIABLE, raising=False)
 
 
 @pytest.fixture
@@ -48,11 +53,10 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
     tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tried: list[str] = []
-    write = outlet.write_atomically
 
     def counted(path: Path, text: str) -> None:
         tried.append(text)
-        write(path, text)
+        write_atomically(path, text)
 
     monkeypatch.setattr(outlet, "write_atomically", counted)
     job = tmp_path / "job"
@@ -73,7 +77,6 @@ def test_a_measurement_that_fails_is_said_once_and_made_again(
     tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     measured: list[int] = []
-    measure = prometheus.measure
 
     def fails(*arguments: Any) -> Any:
         measured.append(os.getpid())
