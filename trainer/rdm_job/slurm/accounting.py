@@ -271,7 +271,7 @@ def _association(known: Accounting, account: str, partition: Partition) -> Assoc
 
 
 def _of_qos(asked: str | None, qos: str, known: Accounting, mine: Association, partition: Partition) -> str:
-    """Return why a job may not have its QOS; empty where it may.
+    """Return why a job may not have its quality of service; empty where it may.
 
     Args:
         asked: What the job names; empty or None for none.
