@@ -28,8 +28,12 @@ QUOTA = 0.4
 """The processors of each node while the second gets half of them."""
 EQUAL_S = 45.0
 """For so long all have the same quota, and none may be named: twice as long as it would take."""
-DELAYS = 'cd /proc && grep -s . $(printf "%s/task/*/schedstat " $(pgrep -f rdm_job)) || true'
-"""Prints what each thread of the job has waited for a processor; some end meanwhile."""
+DELAYS = """\
+cd /proc && grep -sH . $(printf "%s/task/*/schedstat " $(pgrep -f rdm_job))
+grep -hs ^throttled_ /sys/fs/cgroup/cpu.stat /sys/fs/cgroup/cpu/cpu.stat || true
+"""
+"""Prints for how long each thread of the job was ready and did not run, and its container's limit kept all of
+them from running; some end meanwhile."""
 GIB = 1024**3
 
 
@@ -69,13 +73,29 @@ def arguments(cluster: Containers) -> tuple[str, ...]:
     return ("watch.json", ENDLESS, "launcher.devices_per_node=1", "--name", JOB, "--detach")
 
 
-def delays(cluster: Containers) -> dict[str, float]:
-    """Return for how many seconds others had the processor and a thread on the master was ready, by thread.
+def delays(cluster: Containers) -> dict[str, dict[str, float]]:
+    """Return for how many seconds threads were ready and did not run, of each node by thread.
 
+    Others had the processor, or the container's own limit held them back: ``throttled``, of all together.
     Source: the second field of ``schedstat`` (Documentation/scheduler/sched-stats.rst).
     """
-    lines = [line.split() for line in in_container(cluster, "n1", "sh", "-c", DELAYS).splitlines()]
-    return {words[0].partition(":")[0]: int(words[1]) / 1e9 for words in lines}
+    found = {}
+    for node in NODES:
+        found[node] = {"throttled": 0.0}
+        for line in in_container(cluster, node, "sh", "-c", DELAYS).splitlines():
+            name, count, *_ = line.split()
+            if name.startswith("throttled_"):
+                found[node]["throttled"] = int(count) / (1e6 if name == "throttled_usec" else 1e9)
+            else:
+                found[node][name.partition(":")[0]] = int(count) / 1e9
+    return found
+
+
+def others_delay(before: dict[str, float], now: dict[str, float]) -> float:
+    """Return for how many seconds others' work kept a thread of a node from a processor, at most."""
+    gained = {name: now[name] - before[name] for name in now.keys() & before.keys()}
+    own = gained.pop("throttled")
+    return max(0.0, max(gained.values(), default=0.0) - own)
 
 
 def lose_agent(cluster: Containers) -> None:
@@ -129,7 +149,7 @@ def test_each_planted_fault_is_named(cluster: Containers) -> None:
         wait_until(is_named, f"{culprit} is named", GIVEN_UP_S, verdict)
         took, look = time.monotonic() - began, time.monotonic() - looked
         now = delays(cluster)
-        delayed = look + max((now[task] - before[task] for task in now.keys() & before.keys()), default=0.0)
+        delayed = look + max(others_delay(before[node], now[node]) for node in NODES)
         told = f"{took:5.1f} s, {delayed:.1f} of delay: {kind}"
         print(f"{told}: {verdict()['evidence']}")
         assert took <= PROMISED_S + delayed, told

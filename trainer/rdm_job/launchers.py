@@ -22,7 +22,6 @@ from rdm_trainer.config.schema import LauncherConfig
 __all__ = ["LAUNCHERS", "Attempt", "Launcher", "environment", "exports", "launcher_of"]
 
 RANK_MODULE = "rdm_job.rank"
-_TEE = "PET_TEE: '3'"
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,12 @@ class Launcher:
         everywhere: Each node's agent runs it; otherwise only the master's.
         programs: What it needs on the PATH.
         uses_ssh: It reaches the other nodes' places over ssh.
-        marks: What in ``launcher.env`` makes it mark each line with its rank, where that was seen to work.
     """
 
     command: Callable[[Attempt, int], list[str]]
     everywhere: bool
     programs: tuple[str, ...] = ()
     uses_ssh: bool = False
-    marks: str = ""
 
 
 def environment(attempt: Attempt) -> dict[str, str]:
@@ -172,16 +169,10 @@ def _srun(attempt: Attempt, _node: int) -> list[str]:
 LAUNCHERS: dict[str, Launcher] = {
     "no_ssh": Launcher(_no_ssh, everywhere=True),
     "deepspeed": Launcher(_deepspeed, everywhere=False, programs=("pdsh", "ssh"), uses_ssh=True),
-    "torchrun": Launcher(_torchrun, everywhere=True, marks=_TEE),
-    "mpirun": Launcher(
-        _mpirun,
-        everywhere=False,
-        programs=("mpirun", "ssh"),
-        uses_ssh=True,
-        marks="OMPI_MCA_orte_tag_output: '1'",
-    ),
+    "torchrun": Launcher(_torchrun, everywhere=True),
+    "mpirun": Launcher(_mpirun, everywhere=False, programs=("mpirun", "ssh"), uses_ssh=True),
     # Slurm starts the agents, and each its node's processes by torch's launcher, which hands SIGTERM on.
-    "slurm": Launcher(_torchrun, everywhere=True, marks=_TEE),
+    "slurm": Launcher(_torchrun, everywhere=True),
 }
 _SLURM_RANKS = Launcher(_srun, everywhere=False)
 

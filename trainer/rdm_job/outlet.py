@@ -21,7 +21,7 @@ def file_of(directory: Path, node: str) -> Path:
 
 
 class Outlet:
-    """Hands Prometheus' text on. What is in the way of that ends no job.
+    """Hands Prometheus' text on. What is in the way of that ends no job, and is said once.
 
     Args:
         logging: What is wanted.
@@ -34,7 +34,7 @@ class Outlet:
         self._writes = logging.prometheus
         self._exporter: Exporter | None = None
         self._lock = threading.Lock()
-        self._has_ended = False
+        self._has_ended = self._has_complained = False
         if logging.metrics_port is None:
             return
         try:
@@ -54,18 +54,28 @@ class Outlet:
         """Replace what was told before, until it has ended."""
         if self._exporter is not None:
             self._exporter.text = text
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             if self._writes and not self._has_ended:
-                write_atomically(self._file, text)
+                self._write(text)
 
     def end(self, text: str = "") -> None:
         """Leave the file with this text; without any, none: it would be read as how the node is, for ever."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             self._has_ended = True
             if self._writes and text:
-                write_atomically(self._file, text)
-            else:
+                self._write(text)
+                return
+            with contextlib.suppress(OSError):
                 self._file.unlink(missing_ok=True)
+
+    def _write(self, text: str) -> None:
+        try:
+            write_atomically(self._file, text)
+        except OSError as error:
+            if not self._has_complained:
+                told = f"{self._file} cannot be written: {error.strerror}. It is tried again each time."
+                print(told, file=sys.stderr)
+            self._has_complained = True
 
     def close(self) -> None:
         """Serve no longer."""

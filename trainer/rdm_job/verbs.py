@@ -20,7 +20,6 @@ from rdm_job.check import read_config, with_slots
 from rdm_job.directory import NODE_VARIABLE, JobDirectory, jobs_root
 from rdm_job.health import of_state
 from rdm_job.info import job_info
-from rdm_job.launchers import launcher_of
 from rdm_job.part import Part
 from rdm_job.protocol import Request, State
 from rdm_job.rotation import end_of, gained
@@ -275,11 +274,12 @@ def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
     first = names.index(log) if log in names else 0
     if its is None or its.slots > 1:
         return Wanted(grep, rank, first=first)
-    # Where one launcher starts all nodes' processes, all of them write into the master's log.
-    is_own = launcher_of(configuration.load(job.resolved).launcher).everywhere or len(of_ranks) == 1
-    is_alone = is_own and log == its.name
-    # DeepSpeed's launcher knows nodes by their addresses.
-    return Wanted(grep, rank, is_alone=is_alone, nodes=(its.name, its.address), first=first)
+    # Ranks write into their own node's log, whoever starts them. What a launcher of all nodes writes into the
+    # master's has the names of others, or their addresses, as DeepSpeed's has.
+    others = [word for node in nodes if node is not its for word in (node.name, node.address)]
+    return Wanted(
+        grep, rank, is_alone=log == its.name, nodes=(its.name, its.address), others=others, first=first
+    )
 
 
 def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path]) -> dict[str, Any]:
@@ -296,15 +296,13 @@ def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path
         return {}
     if rank >= len(of_ranks):
         return {"ranks": len(of_ranks)}
-    launcher = launcher_of(configuration.load(job.resolved).launcher)
-    writes = of_ranks[rank] if launcher.everywhere else nodes[0].name
+    writes = of_ranks[rank]
     if writes not in paths or not end_of(paths[writes]):
         return {}
-    said = f"No line on {writes} says that rank {rank} wrote it. A program that prints has to say so, as "
-    said += f"[rank{rank}]: does"
-    if launcher.marks:
-        said += f", or the launcher that starts it, which does with launcher.env: {{{launcher.marks}}}"
-    return {"untold": f"{said}."}
+    return {
+        "untold": f"No line on {writes} says that rank {rank} wrote it. A program that prints has to say so "
+        f"itself, at the beginning of a line, as [rank{rank}]: does; its number is in the variable RANK."
+    }
 
 
 def sections(name: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from rdm_log import peers, rank_timers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
 from rdm_log.heads import HEAD, info_of, vocabulary_of
-from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step
+from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step, Throughput
 from rdm_log.runs import Run, followed
 from rdm_log.scan import records
 from rdm_log.summary import plain, progress
@@ -231,7 +231,7 @@ class Watch:
             self._info, self._vocabulary = info_of(text), vocabulary_of(text)
         for record in records(iter([block])):
             self._run = followed(self._run, record)
-            if isinstance(record, Checkpoint | Evaluation | Memory | Milestone | Step):
+            if isinstance(record, Checkpoint | Evaluation | Memory | Milestone | Step | Throughput):
                 self._moved = time.monotonic()
                 is_saving = isinstance(record, Checkpoint) and record.kind == "saving"
                 self._phase = "saving" if is_saving else ""

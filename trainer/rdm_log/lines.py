@@ -31,6 +31,7 @@ __all__ = [
     "Milestone",
     "Record",
     "Step",
+    "Throughput",
     "Timer",
     "field_name",
     "loss_name",
@@ -79,6 +80,18 @@ class EngineStep(NamedTuple):
 
     iteration: int
     values: dict[str, float]
+
+
+class Throughput(NamedTuple):
+    """What the first rank's engine of DeepSpeed says of its speed, below what it says of the same step.
+
+    Attributes:
+        values: ``samples per second``, of the step alone, under the name of training lines.
+        mebibytes: The rank's memory, as in ``Memory``.
+    """
+
+    values: dict[str, float]
+    mebibytes: dict[str, float]
 
 
 class Evaluation(NamedTuple):
@@ -142,7 +155,7 @@ class Argument(NamedTuple):
     value: str
 
 
-Record = Step | EngineStep | Evaluation | Memory | Milestone | Checkpoint | Timer | Argument
+Record = Step | EngineStep | Throughput | Evaluation | Memory | Milestone | Checkpoint | Timer | Argument
 
 # Every line that says something has one of these; a line without any of them is never looked at. Each of them
 # is searched for in the whole log, so they are few: ``time`` stands in five kinds of lines, told apart from
@@ -155,6 +168,7 @@ NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
     b" ........",
     b"loss at the end",
     b", skipped=",
+    b"CurrSamplesPerSec=",
     _SETUP,
 )
 
@@ -177,6 +191,9 @@ _PIPELINE = re.compile(
     rb"samples/sec: (\d+(?:\.\d*)?)(?![\d.])(\s?)"
 )
 _ENGINE = re.compile(rb"step=(\d{1,15}), skipped=(\d+), lr=\[([^\],]*)")
+_THROUGHPUT = re.compile(rb"global_step=\d{1,15}, (?=\w{1,40}=)")
+_SAMPLES = re.compile(rb"CurrSamplesPerSec=([^\s,]{1,40}),")
+_ALLOCATED = re.compile(rb"(Max|\b)MemAllocated=(\d+(?:\.\d+)?)GB")
 _TIME = re.compile(rb"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?\]?")
 _TAG = re.compile(rb"(\[[^\[\]\s]{1,60}\](?:<\w+>)?:?|[^\s:\[\]]{1,253}:)(?=\s|$)")
 
@@ -228,6 +245,8 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         found += _pipeline(line, whole)
     if b", skipped=" in line:
         found += _engine(line)
+    if b"CurrSamplesPerSec=" in line:
+        found += _throughputs(line)
     return found
 
 
@@ -372,3 +391,18 @@ def _engine(line: bytes) -> Iterator[EngineStep]:
             with contextlib.suppress(ValueError):
                 values["learning rate"] = float(match[3])
         yield EngineStep(int(match[1]), values)
+
+
+def _throughputs(line: bytes) -> Iterator[Throughput]:
+    """Yield what DeepSpeed's ``ThroughputTimer`` says in a line. Its average is of all steps until then."""
+    for text in _THROUGHPUT.split(line)[1:]:
+        values: dict[str, float] = {}
+        if samples := _SAMPLES.search(text):
+            with contextlib.suppress(ValueError):
+                values["samples per second"] = float(samples[1])
+        sizes = {
+            "max allocated" if most else "allocated": float(size) * 1024.0
+            for most, size in _ALLOCATED.findall(text)
+        }
+        if values or sizes:
+            yield Throughput(values, sizes)

@@ -31,6 +31,7 @@ from rdm_log.lines import (
     Milestone,
     Record,
     Step,
+    Throughput,
     Timer,
     loss_name,
 )
@@ -297,9 +298,7 @@ class Run:
             case Timer(name=name):
                 self.timers.setdefault(name, TimerFigures()).add(record)
             case Memory(rank=rank, mebibytes=sizes):
-                known = self.memory.setdefault(rank, {})
-                for key, size in sizes.items():
-                    known[key] = max(size, known.get(key, 0.0))
+                self._add_memory(rank, sizes)
             case Milestone(name=name, time=time):
                 self.milestones[name] = time
                 self._add_time(time)
@@ -317,12 +316,22 @@ class Run:
                 self.arguments[name] = value
             case EngineStep(iteration=iteration, values=values):
                 self._add_engine(iteration, values)
+            case Throughput(values=values, mebibytes=sizes):
+                self._add_memory(0, sizes)
+                # It counts its steps since the process began, and not since the training did.
+                if self.engine is not None:
+                    self._add_engine(self.engine.last_iteration, values)
             case Step():
                 self.add_step(record)
 
     def _add_time(self, time: str) -> None:
         self.first_time = min(self.first_time or time, time)
         self.last_time = max(self.last_time, time)
+
+    def _add_memory(self, rank: int, mebibytes: dict[str, float]) -> None:
+        known = self.memory.setdefault(rank, {})
+        for key, size in mebibytes.items():
+            known[key] = max(size, known.get(key, 0.0))
 
     def _add_engine(self, iteration: int, values: dict[str, float]) -> None:
         """Take note of what the engine says of a step, for runs that have no training lines."""

@@ -30,6 +30,7 @@ class Wanted:
         is_alone: That rank alone writes into the log, so that lines without a mark are its own, too.
         nodes: The name and the address of its node where that has no other rank: launchers such as pdsh mark
             lines with what they call it.
+        others: The same of the other nodes: no rank here wrote such lines.
         first: The first rank of the log's node: from there torchrun counts.
 
     Raises:
@@ -43,12 +44,13 @@ class Wanted:
         *,
         is_alone: bool = False,
         nodes: Sequence[str] = (),
+        others: Sequence[str] = (),
         first: int = 0,
     ) -> None:
         self._pattern = re.compile(grep) if grep else None
         self._rank = rank
         self._is_alone = is_alone
-        self._marks = tuple(f"{node}: " for node in nodes)
+        self._marks, self._others = (tuple(f"{node}: " for node in names) for names in (nodes, others))
         self._first = first
         # Whose traceback goes on in lines without a mark, and whether its exception has come, and that it is
         # part of another one.
@@ -102,6 +104,8 @@ class Wanted:
         """Return whether the rank wrote a line."""
         if line.startswith(self._marks):
             return True
+        if line.startswith(self._others):
+            return False
         text, rank = without_prefix(line, self._first)
         if rank is None and (named := _NAMED.match(text)):
             text, rank = text[named.end() :].lstrip(), int(named[1])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -67,7 +68,7 @@ def telling(config: Config, job_dir: Path, collective: Collective, progress: Pro
 
 
 class _Teller:
-    """Tells of one node, in a thread of its own."""
+    """Tells of one node, in a thread of its own. What is in the way ends no training, and is said once."""
 
     def __init__(
         self,
@@ -86,15 +87,26 @@ class _Teller:
         # On a cluster's nodes MY_IP is the address on the fabric.
         address = os.environ.get("MY_IP", _THIS_MACHINE)
         self._outlet = Outlet(config.logging, file_of(job_dir, node), address)
+        self._has_complained = False
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
     def _work(self) -> None:
         while True:
-            self._outlet.tell(self._text())
+            with self._complaining():
+                self._outlet.tell(self._text())
             if self._is_over.wait(_EACH_S):
                 return
+
+    @contextlib.contextmanager
+    def _complaining(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # drivers and file systems have errors of their own
+            if not self._has_complained:
+                print(f"Prometheus is told nothing now: {type(error).__name__}: {error}.", file=sys.stderr)
+            self._has_complained = True
 
     def _text(self) -> str:
         devices = self._sampler.devices()[: len(self._ranks)]
@@ -116,13 +128,16 @@ class _Teller:
         self._is_over.set()
         # A file system or a driver that hangs ends no training.
         self._thread.join(_EACH_S)
-        text = ""
-        if 0 in self._ranks:
-            far = self._progress.state
-            is_done = far["iteration"] >= far["train_iterations"]
-            word = "failed" if has_failed else "finished" if is_done else "stopped"
-            ended = self._state(word, "failed" if has_failed else "done")
-            ended.verdict.update(health.of_state(ended))
-            text = metrics.of_job(ended)
-        self._outlet.end(text)
+        with self._complaining():
+            self._outlet.end(self._last_text(has_failed=has_failed))
         self._outlet.close()
+
+    def _last_text(self, *, has_failed: bool) -> str:
+        if 0 not in self._ranks:
+            return ""
+        far = self._progress.state
+        is_done = far["iteration"] >= far["train_iterations"]
+        word = "failed" if has_failed else "finished" if is_done else "stopped"
+        ended = self._state(word, "failed" if has_failed else "done")
+        ended.verdict.update(health.of_state(ended))
+        return metrics.of_job(ended)

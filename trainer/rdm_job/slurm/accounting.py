@@ -9,6 +9,7 @@ association.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +35,8 @@ ASSOCIATION_FORMAT = (
 """What ``sacctmgr show associations`` is asked for. What a user's has from above is in it, but for groups."""
 QOS_FORMAT = "name,flags,maxwall,maxtres,maxtrespernode,maxtrespu,maxtrespa,grptres,mintres"
 """What ``sacctmgr show qos`` is asked for."""
+_UNITS = ("", "K", "M", "G", "T", "P")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)")
 _NORMAL = "normal"
 """The QOS of a job whose association has several and no default one."""
 
@@ -237,7 +240,7 @@ class _Limit:
 
     Attributes:
         name: Slurm's name for such limits.
-        whose: Who may have it.
+        whose: Who may have it: of two associations never the same, since limits that are equal are one.
         resource: Slurm's name of the resource.
         most: How much.
         wanted: What a component asks for of a node; None where the limit is not one of nodes.
@@ -268,7 +271,7 @@ def _association(known: Accounting, account: str, partition: Partition) -> Assoc
 
 
 def _of_qos(asked: str | None, qos: str, known: Accounting, mine: Association, partition: Partition) -> str:
-    """Return why a job may not have its QOS; empty where it may.
+    """Return why a job may not have its quality of service; empty where it may.
 
     Args:
         asked: What the job names; empty or None for none.
@@ -384,11 +387,17 @@ def _limits(part: Component, known: Accounting, mine: Association, chosen: Seque
             ][:1]
         if not any(name in one.group for one in chosen):
             found += [
-                _Limit("GrpTRES", f"all jobs of account {one.account}", name, one.group[name], is_shared=True)
+                _Limit("GrpTRES", _all_jobs_of(one), name, one.group[name], is_shared=True)
                 for one in (mine, *known.above(mine.account))
                 if name in one.group
             ]
     return found
+
+
+def _all_jobs_of(one: Association) -> str:
+    """Return who has the limit of all jobs of an association: a user has one for each of some partitions."""
+    where = f" in partition {one.partition}" if one.partition else ""
+    return f"all {'your ' if one.user else ''}jobs of account {one.account}{where}"
 
 
 _EXACT = ("node", "gres/gpu")
@@ -434,9 +443,11 @@ def _resources(text: str) -> dict[str, int]:
     found = {}
     for word in filter(None, text.split(",")):
         name, _, value = word.partition("=")
-        number, unit = (value[:-1], value[-1:]) if value[-1:] in "KMGT" else (value, "")
-        if number.isdigit():
-            found[name] = mebibytes(number + (unit or "M")) if name == "mem" else int(number)
+        of = "M" if name == "mem" else ""
+        if match := _AMOUNT.fullmatch(value):
+            number, unit = match[1], match[2] or of
+            # Slurm writes halves, too: 1.50T.
+            found[name] = int(float(number) * 1024.0 ** (_UNITS.index(unit) - _UNITS.index(of)))
     return found
 
 

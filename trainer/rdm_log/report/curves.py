@@ -23,6 +23,7 @@ _NAMED = 3
 _VALIDATED = re.compile(r"iteration (\d+)(?: on validation set)?")
 """Where a validation loss was measured; newer Megatrons name the set, which may be the test's."""
 TGS = "tokens per gpu per second (tgs)"
+SAMPLES = "samples per second"
 MFU = ("MFU (%)",)
 TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
@@ -257,11 +258,14 @@ def speed(jobs: Sequence[Job]) -> Choice:
             return list(_points(job, TGS)), "tokens/s per GPU"
         found, unit = [], ""
         for run in job.runs:
-            points, batch = (run.get("series") or {}).get(MILLISECONDS), run.get("global_batch_size")
-            if points and batch:
+            series, batch = run.get("series") or {}, run.get("global_batch_size")
+            if (points := series.get(MILLISECONDS)) and batch:
                 factor, unit = token_rate(job, run)
                 rate = 1000.0 * batch * factor
                 found.append([[x, *(rate / time for time in times if time)] for x, *times in points])
+            elif points := series.get(SAMPLES):
+                factor, unit = token_rate(job, run)
+                found.append([[x, *(rate * factor for rate in rates)] for x, *rates in points])
         return [points for points in found if all(len(point) == 4 for point in points)], unit
 
     return choose
@@ -269,7 +273,8 @@ def speed(jobs: Sequence[Job]) -> Choice:
 
 def speed_note(jobs: Sequence[Job]) -> str:
     """Return where the speed comes from, when the lines do not tell it."""
-    if any(any(_points(job, TGS)) for job in jobs):
+    batches = any(run.get("global_batch_size") for job in jobs for run in job.runs)
+    if not batches or any(any(_points(job, TGS)) for job in jobs):
         return ""
     return "From the global batch and the time of a step."
 

@@ -8,15 +8,28 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from tests.waiting import wait_until
 
-__all__ = ["Limits", "first_of_all", "limited"]
+__all__ = ["Delays", "Limits", "first_of_all", "limited"]
 
 CGROUPS = Path("/sys/fs/cgroup")
 _IS_NEW = (CGROUPS / "cgroup.controllers").exists()
+
+
+class Delays(NamedTuple):
+    """For how long threads did not run, in seconds.
+
+    Attributes:
+        threads: Each, when it was ready: others had the processor, or its own limit held it back.
+        throttled: All, because of their limit, on all processors together.
+    """
+
+    threads: dict[str, float]
+    throttled: float
 
 
 class Limits:
@@ -60,17 +73,26 @@ class Limits:
         """Limit the memory, in bytes."""
         (self._places[-1] / ("memory.max" if _IS_NEW else "memory.limit_in_bytes")).write_text(str(size))
 
-    def delays(self) -> dict[str, float]:
-        """Return for how many seconds each thread in it was ready and something else had the processor.
+    def delays(self) -> Delays:
+        """Return for how long its threads did not run, until now.
 
         Source: the second field of ``schedstat`` (Documentation/scheduler/sched-stats.rst).
         """
-        found = {}
+        threads = {}
         for process in (self._places[0] / "cgroup.procs").read_text().split():
             for task in Path("/proc", process, "task").glob("*/schedstat"):
                 with contextlib.suppress(OSError):
-                    found[task.parent.name] = int(task.read_text().split()[1]) / 1e9
-        return found
+                    threads[task.parent.name] = int(task.read_text().split()[1]) / 1e9
+        told = dict(line.split() for line in (self._places[0] / "cpu.stat").read_text().splitlines())
+        throttled = int(told["throttled_usec"]) / 1e6 if _IS_NEW else int(told["throttled_time"]) / 1e9
+        return Delays(threads, throttled)
+
+    def delayed_since(self, before: Delays) -> float:
+        """Return for how many seconds others' work kept a thread in it from a processor, at most."""
+        now = self.delays()
+        both = now.threads.keys() & before.threads.keys()
+        most = max((now.threads[task] - before.threads[task] for task in both), default=0.0)
+        return max(0.0, most - (now.throttled - before.throttled))
 
     def remove(self) -> None:
         """Take it away, when nothing is in it any more."""

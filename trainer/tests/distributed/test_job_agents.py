@@ -25,6 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rdm_job import network, wire
 from rdm_job.blame import SETTLE_S
 from rdm_job.directory import JobDirectory
+from tests.distributed.doors import open_doors
 from tests.distributed.nodes import PROGRAM, Nodes, running
 from tests.waiting import wait_until
 
@@ -73,6 +74,24 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     assert (nodes.folder / "n2" / job).is_dir()
     (nodes.folder / "n1" / job).symlink_to(nodes.folder / "n2" / job)
     assert "is a link" in nodes.ask("n1", "remove", job)["kept"][0]["reason"]
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+def test_a_ranks_lines_are_told_apart_when_its_program_does_what_logs_say(
+    nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, launcher: str
+) -> None:
+    """Of two on a node. One that is alone there needs no mark, whoever started it."""
+    mark = "import os, sys\nprint(f\"[rank{os.environ['RANK']}]: here\", file=sys.stderr, flush=True)\n"
+    (nodes.folder / "program.py").write_text(mark + PROGRAM)
+    nodes.nodes[0]["slots"] = 2
+    job = f"marked-{launcher}"
+    with open_doors(nodes, tmp_path_factory.mktemp("doors")):
+        nodes.run(job, f"launcher.kind={launcher}")
+        assert nodes.ask("n2", "logs", job, "--rank", "2")["text"] == "rank 2 of 3 at 127.0.0.1\n"
+        said = nodes.ask("n1", "logs", job, "--rank", "1")["untold"]
+        assert "as [rank1]: does; its number is in the variable RANK" in said
+        marked = nodes.ask("n1", "logs", job, "--rank", "1", "--stream", "err")
+        assert (marked["text"], marked.get("untold")) == ("[rank1]: here\n", None)
 
 
 SPEAKS = """
@@ -318,13 +337,19 @@ def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes
     nodes.run(job, "launcher.max_restarts=2")
     nodes.end(1, "fail 0")
     nodes.wait_for_attempt(job, 1)
-    os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+    master = JobDirectory(nodes.folder / "n1" / job, "n1")
+
+    def lose_master() -> None:
+        os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+        wait_until("the master's agent is gone", lambda: not master.has_agent)
+
+    lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
     nodes.wait_for_attempt(job, 2)
-    known = JobDirectory(nodes.folder / "n1" / job, "n1").read_state()
+    known = master.read_state()
     assert known.restarts == 2
     assert [(failure.node, failure.rank) for failure in known.failures] == [("n2", 1), ("n1", None)]
-    os.kill(nodes.agent_of("n1", job), signal.SIGKILL)
+    lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
     state = nodes.ended(job)
     assert state["state"] == "failed", "it was restarted as often as it may be"

@@ -71,6 +71,8 @@ def _train(folder: str, port: int, variables: dict[str, str], fails: bool) -> di
                 return name in told and (rank > 0 or told[name][0][1] == 2)
 
             seen["served"] = wait_until("it is served", lambda: asked(address, port), has)
+            # It is served first.
+            wait_until("there is a file", file.exists)
             seen["written"] = wait_until("it is written", lambda: read(file.read_text()), has)
         if training.iteration == 2 and variables:
             seen["files"] = [path.name for path in job.glob("*.prom")]
@@ -90,6 +92,7 @@ def _train(folder: str, port: int, variables: dict[str, str], fails: bool) -> di
 
 @pytest.fixture
 def port() -> int:
+    """One that is free at all addresses, those of both nodes among them."""
     return (network.take_free_ports("127.0.0.2", 1, os.getpid()) or [0])[0]
 
 

@@ -48,11 +48,11 @@ class Watched:
 
     Args:
         job: Its directory on its master.
-        first: The cgroup that its processes are in.
+        groups: The cgroups that its processes are in, and those of who looks.
     """
 
-    def __init__(self, job: JobDirectory, first: Limits) -> None:
-        self.job, self._first = job, first
+    def __init__(self, job: JobDirectory, *groups: Limits) -> None:
+        self.job, self._groups = job, groups
         self.seen: list[dict[str, Any]] = []
 
     def verdict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Watched:
     def names(self, culprit: Culprit, plant: Callable[[], object], word: str = "suspect") -> None:
         """Plant a fault, and wait until it is named: within the time that is promised."""
         assert culprit not in self.named()
-        delays = self._first.delays()
+        before = [one.delays() for one in self._groups]
         plant()
         began = time.monotonic()
         found = wait_until(
@@ -94,8 +94,7 @@ class Watched:
             timeout=GIVEN_UP_S,
         )
         took = time.monotonic() - began
-        now = self._first.delays()
-        delayed = max(now[task] - delays[task] for task in now.keys() & delays.keys())
+        delayed = max(map(Limits.delayed_since, self._groups, before))
         load = os.getloadavg()[0]
         told = f"{took:5.1f} s, {delayed:.1f} of delay, load {load:.0f}: {culprit['kind']}"
         print(f"{told}: {' '.join(found['evidence'])}")
@@ -242,7 +241,7 @@ EQUAL_S = 45.0
 @pytest.mark.long
 def test_each_planted_fault_is_named(nodes: Nodes, limits: dict[str, Limits], first: Limits) -> None:
     job, folder, small = "planted", nodes.folder, limits["n2"]
-    watched = Watched(master(nodes, job), first)
+    watched = Watched(master(nodes, job), first, *limits.values())
     version = {"kind": "version", "node": "n2", "rank": None}
     watched.names(version, lambda: nodes.start(job, "checkpoint.interval=1000000"))
     small.memory(3 * GIB)

@@ -35,25 +35,19 @@ def test_who_wants_a_rank_that_the_job_does_not_have_is_told_how_many_there_are(
     assert "ranks" not in verbs.logs("gpt", stream="err")
 
 
-@pytest.mark.parametrize(("kind", "alone"), [("torchrun", True), ("mpirun", False)])
-def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(
-    job: JobDirectory, kind: str, alone: bool
-) -> None:
-    """Unless one launcher starts all of them, and their lines are in the log of the master."""
+def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(job: JobDirectory) -> None:
+    """But for what a launcher of all nodes wrote of another one."""
     job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "127.0.0.1", 1), Node("n2", "127.0.0.2", 1))))
-    job.write_resolved(f"name: gpt\nlauncher: {{kind: {kind}}}\n")
-    job.log("n1", "out").write_text("a\n[rank1]: b\nn1: c\n")
-    assert verbs.logs("gpt", rank=0)["text"] == ("a\nn1: c\n" if alone else "n1: c\n")
+    job.log("n1", "out").write_text("a\n[rank1]: b\nn1: c\nn2: d\n127.0.0.2: e\n")
+    assert verbs.logs("gpt", rank=0)["text"] == "a\nn1: c\n"
 
 
 def test_who_wants_a_rank_that_nothing_marks_is_told_what_would(job: JobDirectory) -> None:
-    job.write_resolved("name: gpt\nlauncher: {kind: torchrun}\n")
     assert "untold" not in verbs.logs("gpt", rank=1), "nothing is written yet"
     job.log("n1", "out").write_text("a line\n")
-    told = verbs.logs("gpt", rank=1)["untold"]
-    assert told.startswith("No line on n1 says that rank 1 wrote it.")
-    assert told.endswith(
-        "as [rank1]: does, or the launcher that starts it, which does with launcher.env: {PET_TEE: '3'}."
+    assert verbs.logs("gpt", rank=1)["untold"] == (
+        "No line on n1 says that rank 1 wrote it. A program that prints has to say so itself, at the "
+        "beginning of a line, as [rank1]: does; its number is in the variable RANK."
     )
     # Another node's log has its lines.
     assert "untold" not in verbs.logs("gpt", rank=3)
@@ -91,12 +85,6 @@ def test_the_ranks_of_a_job_of_slurm_are_known_when_it_has_begun(
         job.make(BEGUN)
         assert verbs.logs("gpt", rank=99)["ranks"] == 4
         assert verbs.logs("gpt", rank=99, offset="n1=0")["ranks"] == 4
-
-
-def test_a_launcher_that_cannot_mark_lines_is_not_named(job: JobDirectory) -> None:
-    job.write_resolved("name: gpt\nlauncher: {kind: deepspeed}\n")
-    job.log("n1", "out").write_text("a line\n")
-    assert verbs.logs("gpt", rank=1)["untold"].endswith("has to say so, as [rank1]: does.")
 
 
 def test_lines_of_deepspeeds_launcher_have_the_nodes_address(job: JobDirectory) -> None:

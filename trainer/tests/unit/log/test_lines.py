@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_log import lines, scan
-from rdm_log.lines import EngineStep, Evaluation, Memory, Milestone, Record, Step, Timer
+from rdm_log.lines import EngineStep, Evaluation, Memory, Milestone, Record, Step, Throughput, Timer
 from rdm_trainer import metrics
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -103,7 +103,7 @@ def steps(draw: st.DrawFn) -> tuple[str, Step]:
 @st.composite
 def others(draw: st.DrawFn) -> tuple[str, Record]:
     number = draw(st.integers(0, 10**6))
-    match draw(st.sampled_from(["memory", "milestone", "evaluation", "engine", "timer"])):
+    match draw(st.sampled_from(["memory", "milestone", "evaluation", "engine", "throughput", "timer"])):
         case "memory":
             sizes = draw(st.dictionaries(SIZES, st.floats(0, 1e6).map(lambda x: round(x, 6)), min_size=1))
             fields = "".join(f" | {name}: {value:f}" for name, value in sizes.items())
@@ -121,6 +121,14 @@ def others(draw: st.DrawFn) -> tuple[str, Record]:
             return (
                 f"steps: {number} loss: 2.5000 iter time (s): 0.500 samples/sec: 125.000",
                 EngineStep(number, {lines.MILLISECONDS: 500.0, "samples per second": 125.0, "lm loss": 2.5}),
+            )
+        case "throughput":
+            return (
+                "epoch=0/micro_step=8/global_step=4, RunningAvgSamplesPerSec=1.25, "
+                f"CurrSamplesPerSec={number}.5, MemAllocated=1.5GB, MaxMemAllocated=2.25GB",
+                Throughput(
+                    {"samples per second": number + 0.5}, {"allocated": 1536.0, "max allocated": 2304.0}
+                ),
             )
     name = draw(WORDS.filter(lambda word: word[0].isalpha()))
     return f"    {(name + ' ').ljust(48, '.')}: (1.00, {number}.25)", Timer(name, number + 0.25, None, 1.0)

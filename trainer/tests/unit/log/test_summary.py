@@ -155,6 +155,19 @@ def test_deepspeed_alone(tmp_path: Path) -> None:
     assert (run["learning_rate"], run["samples_per_second"]) == (0.001, 125)
 
 
+def test_deepspeed_without_a_pipeline(tmp_path: Path) -> None:
+    """It goes on from a checkpoint, from which its timer does not count."""
+    text = "".join(
+        f"[Rank 0] step={1000 + n}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]\n"
+        f"[timer.py:264:stop] epoch=0/micro_step={2 * n}/global_step={n}, RunningAvgSamplesPerSec=15.5, "
+        f"CurrSamplesPerSec={n}.25, MemAllocated=1.0GB, MaxMemAllocated={n}.5GB\n"
+        for n in (10, 30, 20)
+    )
+    (run,) = summary(tmp_path, n1=[text.replace("=1030,", "=1015,")])["runs"]
+    assert (run["lines"], run["last_iteration"], run["samples_per_second"]) == (3, 1020, 20.25)
+    assert run["memory_mib"] == {"0": {"allocated": 1024.0, "max allocated": 30.5 * 1024}}
+
+
 def test_timers_name_the_slowest_rank(tmp_path: Path) -> None:
     block = "times across ranks (ms):\n  forward-backward:\n     rank  0: 10.0\n     rank  1: 30.0\n"
     (run,) = summary(tmp_path, n1=[line(1), block, line(2), block])["runs"]

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rdm_job.slurm import accounting, limits
-from rdm_job.slurm.accounting import Accounting
+from rdm_job.slurm.accounting import Accounting, Association
 from rdm_trainer import config as configuration
 
 RECORDS = Path(__file__).parent / "records"
@@ -203,3 +205,50 @@ def test_a_limit_of_each_job_is_of_each_component() -> None:
     # Three nodes, of which a job may have two.
     assert problems(nodes={"hgx": 1, "gpu2": 2}, gres={"hgx": "gpu:2", "gpu2": "gpu:2"}) == []
     assert len(problems(nodes={"hgx": 1, "gpu2": 2}, gres="gpu:4")) == 1
+
+
+def test_equal_limits_of_two_partitions_are_two() -> None:
+    """A user's own, in each of them: each component has its own one, and not both one together."""
+    own = [Association("law", "rdm", one.name, "", ("normal",), group={"node": 1}) for one in PARTITIONS]
+    known = dataclasses.replace(KNOWN, associations=own)
+    there = {"hgx": 1, "gpu2": 1}
+    assert problems(known, account="law", nodes=there) == []
+    assert problems(known, account="law", nodes={**there, "gpu2": 2}) == [
+        "The job asks for 2 nodes, and all your jobs of account law in partition gpu2 may have 1 (GrpTRES)"
+        f"{MORE}"
+    ]
+    # What is one's for all partitions is one.
+    known = dataclasses.replace(KNOWN, associations=[dataclasses.replace(own[0], partition="")])
+    assert problems(known, account="law", nodes=there) == [
+        f"The job asks for 2 nodes, and all your jobs of account law may have 1 (GrpTRES){MORE}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("cpu=10K,node=4", {"cpu": 10240, "node": 4}),
+        ("mem=1.50T,gres/gpu:a10=8", {"mem": 1536 * 1024, "gres/gpu:a10": 8}),
+        ("mem=512M", {"mem": 512}),
+        ("mem=512", {"mem": 512}),
+        ("mem=2048K", {"mem": 2}),
+        ("billing=2.50M,mem=1P", {"billing": 2.5 * 1024**2, "mem": 1024**3}),
+        ("cpu=many,mem=", {}),
+    ],
+)
+def test_what_a_limit_says_of_resources(text: str, found: dict[str, int]) -> None:
+    (read,) = accounting.qualities(f"x|||{text}|||||").values()
+    assert read.most == found
+
+
+@given(
+    halves=st.integers(2, 2047),
+    power=st.integers(1, 3),
+    of=st.sampled_from([("mem", "MGTP"), ("cpu", " KMG")]),
+)
+def test_what_slurm_writes_of_a_number_is_that_number(halves: int, power: int, of: tuple[str, str]) -> None:
+    """It takes the greatest unit in which a number has no more than a half behind its point."""
+    name, units = of
+    written = f"{halves // 2}" if halves % 2 == 0 else f"{halves / 2:.2f}"
+    (read,) = accounting.qualities(f"x|||{name}={written}{units[power]}|||||").values()
+    assert read.most == {name: halves * 1024**power // 2}

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The speed that a report draws of a job whose lines do not tell it of each GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rdm_log.report.curves import speed, speed_note
+from rdm_log.report.job import collect
+from rdm_log.report.machines import memory
+
+
+def test_what_deepspeeds_engine_says_alone_is_drawn(tmp_path: Path) -> None:
+    lines = []
+    for n in (10, 20):
+        lines.append(f"[logging.py:128:log_dist] [Rank 0] step={n}, skipped=0, lr=[0.001], mom=[0.9]\n")
+        speeds = f"RunningAvgSamplesPerSec=1.5, CurrSamplesPerSec={n}.5, MaxMemAllocated=2.5GB"
+        lines.append(f"[timer.py:264:stop] epoch=0/micro_step={n}/global_step={n}, {speeds}\n")
+    (tmp_path / "n1.out").write_text("".join(lines))
+    job = collect(tmp_path)
+    assert speed([job])(job) == ([[[10, 10.5, 10.5, 10.5], [20, 20.5, 20.5, 20.5]]], "samples/s")
+    assert speed_note([job]) == ""
+    drawn = memory([job])
+    assert drawn is not None
+    assert "2.5" in str(drawn)
