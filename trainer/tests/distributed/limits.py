@@ -53,13 +53,17 @@ class Limits:
         (self._places[0] / weight).write_text(str(most))
 
     def take(self, process: int) -> None:
+        """Put a process into it, and with it all that it starts from now on."""
+        # It may have ended meanwhile.
+        with contextlib.suppress(ProcessLookupError):
+            for place in self._places:
+                (place / "cgroup.procs").write_text(str(process))
+
+    def take_all(self, process: int) -> None:
         """Put a process, and all that it has started, into it."""
         first = psutil.Process(process)
         for one in [first, *first.children(recursive=True)]:
-            # Some end meanwhile.
-            with contextlib.suppress(ProcessLookupError):
-                for place in self._places:
-                    (place / "cgroup.procs").write_text(str(one.pid))
+            self.take(one.pid)
 
     def processors(self, count: float | None) -> None:
         """Limit the processors."""
@@ -118,6 +122,7 @@ def first_of_all() -> Iterator[Limits]:
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     before = next(path for _, names, path in lines if names == ("" if _IS_NEW else "cpu"))
     with limited("cpu") as limits:
+        # Not what it has started: a forkserver of other tests stays.
         limits.take(os.getpid())
         try:
             yield limits

@@ -3,7 +3,8 @@
 
 What trains is our trainer, with what ``planted`` adds to it. For what a node has too little of, nodes have
 cgroups and a file system of their own, for which these tests must be root's. All that they start comes first
-on this machine, so that the time until a fault is named is that of a machine which is for nothing else.
+on this machine, so that the time until a fault is named is that of a machine which is for nothing else. That
+it is the promised one is asserted by what is `long`: no cgroup keeps others from the disk and the memory.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class Watched:
     Args:
         job: Its directory on its master.
         groups: The cgroups that its processes are in, and those of who looks.
+        within: Seconds until a fault is named, at most.
     """
 
-    def __init__(self, job: JobDirectory, *groups: Limits) -> None:
-        self.job, self._groups = job, groups
+    def __init__(self, job: JobDirectory, *groups: Limits, within: float = PROMISED_S) -> None:
+        self.job, self._groups, self._within = job, groups, within
         self.seen: list[dict[str, Any]] = []
 
     def verdict(self) -> dict[str, Any]:
@@ -82,7 +84,7 @@ class Watched:
         )
 
     def names(self, culprit: Culprit, plant: Callable[[], object], word: str = "suspect") -> None:
-        """Plant a fault, and wait until it is named: within the time that is promised."""
+        """Plant a fault, and wait until it is named."""
         assert culprit not in self.named()
         before = [one.delays() for one in self._groups]
         plant()
@@ -98,13 +100,19 @@ class Watched:
         load = os.getloadavg()[0]
         told = f"{took:5.1f} s, {delayed:.1f} of delay, load {load:.0f}: {culprit['kind']}"
         print(f"{told}: {' '.join(found['evidence'])}")
-        assert took <= PROMISED_S + delayed, told
+        assert took <= self._within + delayed, told
 
 
 @pytest.fixture(scope="module")
 def first() -> Iterator[Limits]:
     with first_of_all() as limits:
         yield limits
+
+
+@pytest.fixture
+def within(request: pytest.FixtureRequest) -> float:
+    """What is not long runs beside other tests."""
+    return PROMISED_S if request.node.get_closest_marker("long") else GIVEN_UP_S
 
 
 @pytest.fixture
@@ -118,9 +126,9 @@ def master(nodes: Nodes, job: str) -> JobDirectory:
     return JobDirectory(nodes.folder / "n1" / job, "n1")
 
 
-def test_who_is_slow_and_whose_loss_is_no_number_is_named(nodes: Nodes, first: Limits) -> None:
+def test_who_is_slow_and_whose_loss_is_no_number_is_named(nodes: Nodes, first: Limits, within: float) -> None:
     nodes.run("watched")
-    watched = Watched(master(nodes, "watched"), first)
+    watched = Watched(master(nodes, "watched"), first, within=within)
     watched.trains()
     watched.names(SLOW, lambda: (nodes.folder / "slow.1").write_text("0.8"))
     kinds = {SLOW["kind"], NAN["kind"]}
@@ -156,12 +164,17 @@ OTHERS = [
 
 @pytest.mark.parametrize(("launcher", "fault"), OTHERS)
 def test_every_launcher_s_faults_are_named(
-    nodes: Nodes, first: Limits, tmp_path_factory: pytest.TempPathFactory, launcher: str, fault: str
+    nodes: Nodes,
+    first: Limits,
+    within: float,
+    tmp_path_factory: pytest.TempPathFactory,
+    launcher: str,
+    fault: str,
 ) -> None:
     """A rank that sleeps, one with NaN, and at the end a rank or an agent that is killed."""
     with open_doors(nodes, tmp_path_factory.mktemp("doors")):
         nodes.start(launcher, f"launcher.kind={launcher}")
-        watched = Watched(master(nodes, launcher), first)
+        watched = Watched(master(nodes, launcher), first, within=within)
         if fault == "rank":
             names_what_is_planted(watched, nodes.folder, SLOW, NAN)
             lost, rank = nodes.process_of(1, launcher), 1
@@ -246,7 +259,7 @@ def test_each_planted_fault_is_named(nodes: Nodes, limits: dict[str, Limits], fi
     watched.names(version, lambda: nodes.start(job, "checkpoint.interval=1000000"))
     small.memory(3 * GIB)
     for node, one in limits.items():
-        one.take(nodes.agent_of(node, job))
+        one.take_all(nodes.agent_of(node, job))
     watched.trains()
 
     def planted(name: str, value: str) -> Callable[[], object]:
