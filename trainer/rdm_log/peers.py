@@ -30,7 +30,7 @@ _GROWN = 1.6
 _LEAST_S = 0.002
 """Differences below this are noise."""
 _RECORDS = 8
-_SURE_S = 20.0
+_SURE_S = 15.0
 """A rank's pace is that of so many records at least, over so many seconds at least…"""
 _WARM = 2
 """… without its first ones."""

@@ -435,22 +435,22 @@ def test_an_agent_sees_how_its_ranks_get_on(tmp_path: Path, job: JobDirectory) -
         found: dict[str, Any] = watch.told()["ranks"][0]
         return found
 
-    # The first two warm up, and less than 20 s are too few.
-    for step in range(1, 21):
+    # The first two warm up, and less than 15 s are too few.
+    for step in range(1, 16):
         assert "own_s" not in told(step, 9.0 if step < 3 else 0.5)
-    found = told(21, 0.5)
+    found = told(16, 0.5)
     assert (found["own_s"], found["least_s"], found["waited_s"]) == (0.5, pytest.approx(0.4), 0.2)
-    # One record of many names nobody, and twenty seconds of them do.
-    assert told(22, 4.0)["own_s"] == 0.5
-    for step in range(23, 40):
+    # One record of many names nobody, and fifteen seconds of them do.
+    assert told(17, 4.0)["own_s"] == 0.5
+    for step in range(18, 30):
         assert told(step, 4.0)["least_s"] == pytest.approx(0.4)
-    for step in range(40, 42):
+    for step in range(30, 32):
         found = told(step, 4.0)
     assert (found["own_s"], found["least_s"], found["before_s"]) == (4.0, pytest.approx(3.9), 0.5)
     with pace.waiting():
         watch.look([record])
         (found,) = watch.told()["ranks"]
-        assert (found["rank"], found["iteration"], found["waits"]) == (1, 41, True)
+        assert (found["rank"], found["iteration"], found["waits"]) == (1, 31, True)
         assert (found["group"], found["retries"]) == ("stage 0", 8)
     watch.look([record])
     assert not watch.told()["ranks"][0]["waits"]
