@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rdm_log.bulk import PROBE, Many, RankTimes, ShortestLongest
 from rdm_log.decimals import ending_at
+from rdm_log.figures import ascending
 from rdm_log.lines import Timer, parse
 from rdm_log.rank_lines import RankLines, TimerLines
 
@@ -185,7 +186,15 @@ class Ranks(Apart):
 
         own = slice(first, last)
         names, (who, begins, ends) = self._stretches.names, (one[own] for one in self._stretches[1:4])
-        for number in dict.fromkeys(who.tolist()):
+        numbers = who.tolist()
+        different = dict.fromkeys(numbers)
+        if len(different) == len(numbers):
+            for number, begin, end in zip(numbers, begins.tolist(), ends.tolist(), strict=True):
+                yield _rank_times(
+                    names[number], self._lines.ranks[begin:end], self._lines.milliseconds[begin:end]
+                )
+            return
+        for number in different:
             which = np.flatnonzero(who == number)
             sizes = ends[which] - begins[which]
             # Of those that a block's end has cut there are fewer.
@@ -197,10 +206,6 @@ class Ranks(Apart):
         """Yield stretches of so many lines each: as one where all are of the same ranks."""
         import numpy as np
 
-        if len(begins) == 1:
-            own = slice(begins[0], begins[0] + size)
-            yield _rank_times(name, self._lines.ranks[own], self._lines.milliseconds[own])
-            return
         lines = np.add.outer(begins, np.arange(size))
         ranks, milliseconds = self._lines.ranks[lines], self._lines.milliseconds[lines]
         if (ranks == ranks[0]).all():
@@ -211,7 +216,10 @@ class Ranks(Apart):
 
 
 def _rank_times(name: str, ranks: Integers, milliseconds: Floats) -> RankTimes:
-    return RankTimes(name, array("q", ranks.tobytes()), array("d", milliseconds.tobytes()))
+    told = array("q", ranks.tobytes())
+    usual = ascending(told[0], len(told))
+    # What many have is one, and is handed to another process once.
+    return RankTimes(name, usual if told == usual else told, array("d", milliseconds.tobytes()))
 
 
 def ranks_apart(

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 
 from rdm_log.columns import has_numpy
 
-__all__ = ["Curve", "Largest", "RankSums", "Sample", "Series", "most", "quantile", "total"]
+__all__ = ["Curve", "Largest", "RankSums", "Sample", "Series", "ascending", "most", "quantile", "total"]
 
 _MANY = 512
 """From so many numbers on numpy is worth its loading, where there is one."""
+_FEW = 8
+"""Fewer rows are added sooner one by one."""
 
 
 def total(values: array[float], begin: float) -> float:
@@ -25,8 +27,10 @@ def total(values: array[float], begin: float) -> float:
         return functools.reduce(operator.add, values, begin)
     import numpy as np
 
+    both = np.empty(len(values) + 1)
+    both[0], both[1:] = begin, np.frombuffer(values)
     # Unlike ``sum`` of either, it is rounded after each.
-    return float(np.add.accumulate(np.concatenate(([begin], values)))[-1])
+    return float(np.add.accumulate(both)[-1])
 
 
 def most(values: array[float]) -> float:
@@ -148,7 +152,7 @@ class RankSums:
         """
         first, count = ranks[0], len(ranks)
         behind = first + count
-        if behind > self._DENSE or ranks != _ascending(first, count):
+        if behind > self._DENSE or ranks != ascending(first, count):
             for rank, value in zip(itertools.cycle(ranks), values, strict=False):
                 self.add(rank, value)
             return
@@ -157,8 +161,12 @@ class RankSums:
         if len(values) >= _MANY and has_numpy():
             import numpy as np
 
-            rows = np.concatenate((sums, values)).reshape(-1, count)
-            sums = array("d", np.add.accumulate(rows)[-1].tobytes())
+            rows = np.frombuffer(values).reshape(-1, count)
+            if len(rows) < _FEW:
+                summed = functools.reduce(np.add, rows, np.frombuffer(sums))
+            else:
+                summed = np.add.accumulate(np.concatenate(([sums], rows)))[-1]
+            sums = array("d", summed.tobytes())
         else:
             for begin in range(0, len(values), count):
                 sums = array("d", map(operator.add, sums, values[begin : begin + count]))
@@ -181,7 +189,7 @@ class RankSums:
 
 
 @functools.lru_cache(maxsize=64)
-def _ascending(first: int, count: int) -> array[int]:
+def ascending(first: int, count: int) -> array[int]:
     """Return so many numbers from one on. Nobody changes them."""
     return array("q", range(first, first + count))
 
