@@ -14,6 +14,8 @@ from rdm_trainer.config import LoggingConfig
 
 __all__ = ["Outlet", "file_of"]
 
+_PATIENCE_S = 5.0
+
 
 def file_of(directory: Path, node: str) -> Path:
     """Return the file of a node's metrics in a job's directory."""
@@ -59,23 +61,27 @@ class Outlet:
                 self._write(text)
 
     def end(self, text: str = "") -> None:
-        """Leave the file with this text; without any, none: it would be read as how the node is, for ever."""
-        with self._lock:
-            self._has_ended = True
-            if self._writes and text:
-                self._write(text)
-                return
-            with contextlib.suppress(OSError):
-                self._file.unlink(missing_ok=True)
+        """Leave the file with this text, or else none: it would be read as how the node is, for ever."""
+        self._has_ended = True
+        # Whoever writes may hang with the file system, and then nothing can be done to the file.
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            return
+        try:
+            if not (self._writes and text and self._write(text, "What was told before is taken away.")):
+                with contextlib.suppress(OSError):
+                    self._file.unlink(missing_ok=True)
+        finally:
+            self._lock.release()
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, then: str = "It is tried again each time.") -> bool:
         try:
             write_atomically(self._file, text)
         except OSError as error:
             if not self._has_complained:
-                told = f"{self._file} cannot be written: {error.strerror}. It is tried again each time."
-                print(told, file=sys.stderr)
+                print(f"{self._file} cannot be written: {error.strerror}. {then}", file=sys.stderr)
             self._has_complained = True
+            return False
+        return True
 
     def close(self) -> None:
         """Serve no longer."""

@@ -82,8 +82,7 @@ class _Teller:
         self._job_dir, self._progress = job_dir, progress
         self._node, self._ranks, self._nodes = node, ranks, nodes
         self._job, self._started = job_dir.resolve().name, time.time()
-        accelerator = get_accelerator().device_name()
-        self._sampler = Sampler("rocm" if accelerator == "cuda" and torch.version.hip else accelerator)
+        self._sampler: Sampler | None = None
         # On a cluster's nodes MY_IP is the address on the fabric.
         address = os.environ.get("MY_IP", _THIS_MACHINE)
         self._outlet = Outlet(config.logging, file_of(job_dir, node), address)
@@ -109,6 +108,9 @@ class _Teller:
             self._has_complained = True
 
     def _text(self) -> str:
+        if self._sampler is None:
+            accelerator = get_accelerator().device_name()
+            self._sampler = Sampler("rocm" if accelerator == "cuda" and torch.version.hip else accelerator)
         devices = self._sampler.devices()[: len(self._ranks)]
         sample = measure(time.time(), self._job_dir, self._ranks, devices)
         text = metrics.of_node(self._job, self._node, sample)
@@ -126,11 +128,14 @@ class _Teller:
     def end(self, *, has_failed: bool) -> None:
         """Leave the file with how the job has ended, and those of other nodes not at all."""
         self._is_over.set()
-        # A file system or a driver that hangs ends no training.
+        # A driver that hangs ends no training.
         self._thread.join(_EACH_S)
+        text = ""
         with self._complaining():
-            self._outlet.end(self._last_text(has_failed=has_failed))
-        self._outlet.close()
+            text = self._last_text(has_failed=has_failed)
+        with self._complaining():
+            self._outlet.end(text)
+            self._outlet.close()
 
     def _last_text(self, *, has_failed: bool) -> str:
         if 0 not in self._ranks:

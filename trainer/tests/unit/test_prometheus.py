@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any, cast
 
@@ -64,7 +63,7 @@ def test_a_file_that_cannot_be_written_is_said_once_and_tried_again(
         wait_until("it was tried three times", lambda: len(tried) > 2)
         job.mkdir()
         wait_until("it is written", (job / "metrics.n1.prom").exists)
-        shutil.rmtree(job)
+        job.rename(tmp_path / "gone")
         before = len(tried)
         wait_until("it was tried three times more", lambda: len(tried) > before + 2)
     said = (
@@ -101,3 +100,24 @@ def test_the_trainings_own_error_is_the_one_that_is_raised(
     with pytest.raises(ZeroDivisionError) as raised, telling(CONFIG, tmp_path, ALONE, progress):
         raise ZeroDivisionError
     assert raised.value.__context__ is None
+    # Not what was told before, which would be read as how it is.
+    left = tmp_path / "metrics.n1.prom"
+    assert left.exists() == (where == "of_node")
+
+
+def test_a_file_that_cannot_be_written_at_the_end_says_nothing_more(
+    tmp_path: Path, progress: Progress, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "metrics.n1.prom"
+
+    def is_full(path: Path, text: str) -> None:
+        if "rdm_job_verdict{" in text:  # at the end
+            raise OSError(28, "No space left on device")
+        write_atomically(path, text)
+
+    monkeypatch.setattr(outlet, "write_atomically", is_full)
+    with telling(CONFIG, tmp_path, ALONE, progress):
+        wait_until("it is written", file.exists)
+    assert not file.exists()
+    said = "cannot be written: No space left on device. What was told before is taken away."
+    assert capfd.readouterr().err == f"{file} {said}\n"
