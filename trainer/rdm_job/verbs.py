@@ -267,7 +267,8 @@ def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
     """Return which lines are wanted of a node's log. A rank that is a node's only one needs no mark."""
     if rank is None:
         return Wanted(grep)
-    nodes = job.stored().nodes
+    request = job.stored()
+    nodes = request.nodes
     of_ranks = [node for node in nodes for _ in range(node.slots)]
     its = of_ranks[rank] if rank < len(of_ranks) else None
     names = [node.name for node in of_ranks]
@@ -276,7 +277,9 @@ def _wanted(job: JobDirectory, log: str, grep: str, rank: int | None) -> Wanted:
         return Wanted(grep, rank, first=first)
     # Ranks write into their own node's log, whoever starts them. What a launcher of all nodes writes into the
     # master's has the names of others, or their addresses, as DeepSpeed's has.
-    others = [word for node in nodes if node is not its for word in (node.name, node.address)]
+    others = []
+    if log == request.master.name:
+        others = [word for node in nodes if node is not its for word in (node.name, node.address)]
     return Wanted(
         grep, rank, is_alone=log == its.name, nodes=(its.name, its.address), others=others, first=first
     )

@@ -317,7 +317,8 @@ class Run:
             case EngineStep(iteration=iteration, values=values):
                 self._add_engine(iteration, values)
             case Throughput(values=values, mebibytes=sizes):
-                self._add_memory(0, sizes)
+                if sizes:
+                    self._add_memory(0, sizes)
                 # It counts its steps since the process began, and not since the training did.
                 if self.engine is not None:
                     self._add_engine(self.engine.last_iteration, values)

@@ -258,11 +258,11 @@ def speed(jobs: Sequence[Job]) -> Choice:
             return list(_points(job, TGS)), "tokens/s per GPU"
         found, unit = [], ""
         for run in job.runs:
-            series, batch = run.get("series") or {}, run.get("global_batch_size")
-            if (points := series.get(MILLISECONDS)) and batch:
+            series = run.get("series") or {}
+            if timed := _timed_batches(run):
                 factor, unit = token_rate(job, run)
-                rate = 1000.0 * batch * factor
-                found.append([[x, *(rate / time for time in times if time)] for x, *times in points])
+                rate = 1000.0 * run["global_batch_size"] * factor
+                found.append([[x, *(rate / time for time in times if time)] for x, *times in timed])
             elif points := series.get(SAMPLES):
                 factor, unit = token_rate(job, run)
                 found.append([[x, *(rate * factor for rate in rates)] for x, *rates in points])
@@ -273,10 +273,16 @@ def speed(jobs: Sequence[Job]) -> Choice:
 
 def speed_note(jobs: Sequence[Job]) -> str:
     """Return where the speed comes from, when the lines do not tell it."""
-    batches = any(run.get("global_batch_size") for job in jobs for run in job.runs)
-    if not batches or any(any(_points(job, TGS)) for job in jobs):
+    timed = any(_timed_batches(run) for job in jobs for run in job.runs)
+    if not timed or any(any(_points(job, TGS)) for job in jobs):
         return ""
     return "From the global batch and the time of a step."
+
+
+def _timed_batches(run: Mapping[str, Any]) -> list[list[float]]:
+    """Return the times of a run's steps, where their batch is known; none otherwise."""
+    series: Mapping[str, list[list[float]]] = run.get("series") or {}
+    return series.get(MILLISECONDS, []) if run.get("global_batch_size") else []
 
 
 def curve(

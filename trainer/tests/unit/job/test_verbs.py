@@ -36,10 +36,13 @@ def test_who_wants_a_rank_that_the_job_does_not_have_is_told_how_many_there_are(
 
 
 def test_a_rank_that_is_alone_on_its_node_wrote_all_of_its_log(job: JobDirectory) -> None:
-    """But for what a launcher of all nodes wrote of another one."""
-    job.make(dataclasses.replace(REQUEST, nodes=(Node("n1", "127.0.0.1", 1), Node("n2", "127.0.0.2", 1))))
+    """But for what a launcher of all nodes wrote of another one, which is on the master."""
+    both = (Node("n1", "127.0.0.1", 1), Node("n2", "127.0.0.2", 1))
+    job.make(dataclasses.replace(REQUEST, nodes=both))
     job.log("n1", "out").write_text("a\n[rank1]: b\nn1: c\nn2: d\n127.0.0.2: e\n")
     assert verbs.logs("gpt", rank=0)["text"] == "a\nn1: c\n"
+    job.make(dataclasses.replace(REQUEST, nodes=both[::-1]))
+    assert verbs.logs("gpt", rank=1)["text"] == job.log("n1", "out").read_text()
 
 
 def test_who_wants_a_rank_that_nothing_marks_is_told_what_would(job: JobDirectory) -> None:
