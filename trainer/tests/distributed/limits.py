@@ -26,10 +26,12 @@ class Delays(NamedTuple):
     Attributes:
         threads: Each, when it was ready: others had the processor, or its own limit held it back.
         throttled: All, because of their limit, on all processors together.
+        at: When.
     """
 
     threads: dict[str, float]
     throttled: float
+    at: float
 
 
 class Limits:
@@ -89,14 +91,17 @@ class Limits:
                     threads[task.parent.name] = int(task.read_text().split()[1]) / 1e9
         told = dict(line.split() for line in (self._places[0] / "cpu.stat").read_text().splitlines())
         throttled = int(told["throttled_usec"]) / 1e6 if _IS_NEW else int(told["throttled_time"]) / 1e9
-        return Delays(threads, throttled)
+        return Delays(threads, throttled, time.monotonic())
 
     def delayed_since(self, before: Delays) -> float:
-        """Return for how many seconds others' work kept a thread in it from a processor, at most."""
+        """Return for how many seconds others' work kept a thread in it from a processor, at most.
+
+        What its own limit may have done is none of it: of a cgroup that is often throttled it is too little.
+        """
         now = self.delays()
         both = now.threads.keys() & before.threads.keys()
         most = max((now.threads[task] - before.threads[task] for task in both), default=0.0)
-        return max(0.0, most - (now.throttled - before.throttled))
+        return max(0.0, most - min(now.throttled - before.throttled, now.at - before.at))
 
     def remove(self) -> None:
         """Take it away, when nothing is in it any more."""
