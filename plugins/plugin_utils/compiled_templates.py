@@ -11,7 +11,8 @@ pass_context, is in the code. A short name that is of different kinds in two pla
 collections, would be taken for the one that was met first.
 
 Code has its template's text in it. So none is kept of a template that may come from something encrypted: a
-run that is killed leaves its directory behind.
+run that is killed leaves its directory behind. Nor is that kept of one that stands in no file, as what an
+inventory script or a plugin has made: each process compiles it, as ever.
 """
 
 from __future__ import annotations

@@ -25,11 +25,18 @@ NODES = ("n1", "n2")
 
 
 def play(
-    node: Node, directory: str, *flags: str, part: str = "make", dead: Collection[str] = (), **more: Any
+    node: Node,
+    directory: str,
+    *flags: str,
+    part: str = "make",
+    dead: Collection[str] = (),
+    lost: Collection[str] = (),
+    **more: Any,
 ) -> tuple[int, dict[str, dict[str, Any]], str]:
     """Run a part of the role on both nodes; return the exit code, each node's statistics, and the output.
 
-    Nothing answers where the nodes of ``dead`` are said to be.
+    Nothing answers where the nodes of ``dead`` are said to be. Those of ``lost`` fail when they have done the
+    part, and the others do it again.
     """
     folder = node.home
     lock = {"lock": node.lock, "torch_backend": ""}
@@ -58,8 +65,10 @@ def play(
             "rolespec_validate": False,
         },
     }
+    fail = {"ansible.builtin.fail": {"msg": "as any task may"}, "when": f"inventory_hostname in {list(lost)}"}
+    tasks = [task, fail, task] if lost else [task]
     (folder / "play.yml").write_text(
-        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [task]}], sort_keys=False)
+        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": tasks}], sort_keys=False)
     )
     local = {"ansible_connection": "local"}
     gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
@@ -176,15 +185,28 @@ def test_while_a_job_of_one_node_runs_no_node_loses_anything(tmp_path: Path) -> 
     with subprocess.Popen(argv, stdin=subprocess.PIPE) as job:
         code, stats, output = play(node, directory, part="unused", python_env_shared=False)
         assert (code, [stats[name]["failures"] for name in NODES]) == (2, [1, 1])
-        assert f"is in use by process {job.pid}: stop the job first" in output
-        assert "nothing is taken away, because of another node: " in output
+        said = f"is in use by process {job.pid}: stop the job first"
+        assert "nothing is taken away: n2: " in output
+        assert said in output
+        # Nor does the node on which no job runs take it from the others.
+        code, _, output = play(node, directory, part="absent", python_env_shared=True)
+        assert (code, said in output) == (2, True), output
+        assert all((tmp_path / name / "bin" / "rdm-trainer").exists() for name in NODES)
         job.communicate(b"\n")
     code, stats, output = play(node, directory, part="unused", python_env_shared=False)
     assert (code, [stats[name]["changed"] for name in NODES]) == (0, [0, 0]), output
     # A job may run on a node that does not answer.
     code, stats, output = play(node, directory, part="unused", dead=("n2",))
     assert (code, stats["n1"]["failures"], stats["n2"]["unreachable"]) == (4, 1, 1), output
-    said = "a job may run on n2, which cannot be asked: mend that, or leave it out with --limit 'all:!n2'"
+    said = "a job may run on n2, which cannot be asked: mend that, or leave it out with --limit 'all,!n2'"
     assert said in output
-    code, _, output = play(node, directory, "--limit=all:!n2", part="unused", dead=("n2",))
+    code, _, output = play(node, directory, "--limit=all,!n2", part="unused", dead=("n2",))
     assert code == 0, output
+    _, _, output = play(node, directory, "--limit=workers:!n3", part="unused", dead=("n2",))
+    assert "leave it out with --limit 'workers,!n3,!n2'" in output
+
+
+def test_a_node_that_answers_and_is_lost_later_does_not_stop_the_others(tmp_path: Path) -> None:
+    code, stats, output = play(Node(tmp_path), str(tmp_path / "none"), part="unused", lost=("n2",))
+    assert (code, stats["n1"]["failures"], stats["n2"]["failures"]) == (2, 0, 1), output
+    assert "nothing is taken away" not in output

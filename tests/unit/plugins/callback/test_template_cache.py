@@ -22,6 +22,16 @@ PLAY = """
 """
 
 
+PRINTED = """
+- hosts: all
+  connection: local
+  gather_facts: false
+  tasks:
+    - ansible.builtin.debug:
+        msg: >-
+          open {{ whole }}
+          kept {{ lookup('ansible.builtin.pipe', 'grep -rhao -e open -e se[c]ret run | sort -u') }}.
+"""
 SECRETS = """
 - hosts: all
   connection: local
@@ -35,10 +45,23 @@ SECRETS = """
 """
 
 
-def play(folder: Path, *flags: str) -> str:
+SCRIPT = """#!/bin/sh
+echo '{"all": {"hosts": ["a", "b"], "vars": {"whole": "secret {{ 1 + 1 }}"}}, "_meta": {"hostvars": {}}}'
+"""
+
+
+def play(folder: Path, *flags: str, inventory: str = "a,b") -> str:
     """Run a folder's play for two hosts, one after the other, and return what it says."""
     env = {**os.environ, **environment.ansible_environment(), "ANSIBLE_LOCAL_TEMP": str(folder / "run")}
-    argv = [environment.program("ansible-playbook"), "-f", "1", "-i", "a,b", str(folder / "play.yml"), *flags]
+    argv = [
+        environment.program("ansible-playbook"),
+        "-f",
+        "1",
+        "-i",
+        inventory,
+        str(folder / "play.yml"),
+        *flags,
+    ]
     done = subprocess.run(argv, env=env, check=False, text=True, capture_output=True, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -52,6 +75,16 @@ def test_what_was_encrypted_is_not_kept(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(vault.encrypt(text))
     done = play(tmp_path, f"--vault-password-file={tmp_path / 'password'}")
     assert done.count("open secret 2 secret 3 kept open.") == 2, done
+
+
+def test_what_an_inventory_script_has_printed_is_not_kept(tmp_path: Path) -> None:
+    """It stands in no file, and may be secret; the script's own text is none."""
+    (tmp_path / "play.yml").write_text(PRINTED, encoding="utf-8")
+    script = tmp_path / "inventory"
+    script.write_text(SCRIPT, encoding="utf-8")
+    script.chmod(0o755)
+    done = play(tmp_path, inventory=str(script))
+    assert done.count("open secret 2 kept open.") == 2, done
 
 
 def test_the_next_process_finds_what_one_has_compiled(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the looks at an environment have found, to sentences about why it is not taken away."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ansible.inventory.manager import split_host_pattern
+
+DOCUMENTATION = r"""
+name: environment_users
+short_description: Why an environment is not taken away, one sentence for each reason
+description:
+  - Names every host on which a job uses the environment, and every host that has not said whether one does.
+author:
+  - The rdm-provision developers
+positional: _input
+options:
+  _input:
+    description: >-
+      By hosts, the last that each has registered of M(rdm.provision.python_env); empty where that is nothing.
+    type: dict
+    required: true
+  limit:
+    description: The run's C(--limit), which a host that cannot be asked is left out of; empty without one.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: Refuse while a host uses it
+  ansible.builtin.assert:
+    that: problems | length == 0
+    fail_msg: "{{ problems | join('; ') }}"
+  vars:
+    problems: "{{ {inventory_hostname: registered} | rdm.provision.environment_users }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The sentences.
+  type: list
+  elements: str
+"""
+
+
+def environment_users(looks: Mapping[str, Mapping[str, Any]], limit: str = "") -> list[str]:
+    """Return a sentence for each host that uses the environment, and one for all that have not answered."""
+    problems = [f"{host}: {look['msg']}" for host, look in looks.items() if "used_by" in look]
+    silent = [host for host, look in looks.items() if "used_by" not in look and not _answered(look)]
+    if silent:
+        problems.append(
+            f"a job may run on {', '.join(silent)}, which cannot be asked: mend that, or leave it out with "
+            f"--limit {shlex.quote(limit_without(limit, silent))}"
+        )
+    return problems
+
+
+def limit_without(limit: str, hosts: Iterable[str]) -> str:
+    """Return what ``--limit`` takes to have the same hosts as before but these."""
+    # Ansible takes a pattern in which there is a comma apart nowhere else.
+    return ",".join([*(split_host_pattern(limit) or ["all"]), *(f"!{host}" for host in hosts)])
+
+
+def _answered(look: Mapping[str, Any]) -> bool:
+    return bool(look) and not look.get("failed") and not look.get("unreachable")
+
+
+class FilterModule:
+    """What Ansible asks for the filters of this file."""
+
+    def filters(self) -> dict[str, Any]:
+        """Return the filters by name."""
+        return {"environment_users": environment_users}

@@ -1,0 +1,58 @@
+"""Why an environment is not taken away: every host is named, and the limit that is told only leaves out."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.filter.environment_users import (
+    environment_users,
+    limit_without,
+)
+
+from rdm_provision.selection import select
+
+NODES = ("n1", "n2", "n3", "n4")
+GROUPS = {"master": ["n1"], "workers": ["n2", "n3", "n4"]}
+UNUSED: dict[str, Any] = {"changed": True, "failed": False}
+USED = {"failed": False, "used_by": 12, "msg": "/env is in use by process 12: stop the job first"}
+UNREACHABLE = {"changed": False, "unreachable": True, "msg": "no route"}
+
+
+def test_who_has_answered_that_nothing_uses_it_is_not_told() -> None:
+    assert environment_users({"n1": UNUSED, "n2": UNUSED}) == []
+
+
+def test_all_who_use_it_and_all_who_are_silent_are_told() -> None:
+    looks = {"n1": USED, "n2": UNREACHABLE, "n3": USED, "n4": {}, "n5": {"failed": True, "msg": "no Python"}}
+    first, second, silent = environment_users(looks)
+    assert first == f"n1: {USED['msg']}"
+    assert second == f"n3: {USED['msg']}"
+    assert silent == (
+        "a job may run on n2, n4, n5, which cannot be asked: mend that, or leave it out with "
+        "--limit 'all,!n2,!n4,!n5'"
+    )
+
+
+def test_the_limit_is_one_word_of_a_shell() -> None:
+    (said,) = environment_users({"n2": UNREACHABLE}, "workers:&rack1")
+    assert shlex.split(said)[-2:] == ["--limit", "workers,&rack1,!n2"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [
+        ("", ("n1", "n3", "n4")),
+        ("workers", ("n3", "n4")),
+        ("master:workers", ("n1", "n3", "n4")),
+        ("n1,n2", ("n1",)),
+        ("workers:!n4", ("n3",)),
+        ("workers,!n4", ("n3",)),
+        ("workers[0:1]", ("n3",)),
+        ("!n1", ("n3", "n4")),
+        ("~n[12]", ("n1",)),
+    ],
+)
+def test_the_limit_leaves_out_and_takes_nobody_in(limit: str, left: tuple[str, ...]) -> None:
+    assert select(limit_without(limit, ["n2"]), NODES, GROUPS) == left
