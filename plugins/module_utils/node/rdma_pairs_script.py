@@ -21,7 +21,8 @@ as it has all:
 
     {"done": true, "round": 7, "of": 7, "pairs": {peer: [sent, received, latency]}, "errors": {peer: text}}
 
-Bandwidths are in Gb/s, the latency in microseconds, limits in seconds; what is missing is null.
+Bandwidths are in Gb/s, the latency in microseconds, limits in seconds; what is missing is null. A slow
+link gets fewer tries.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 MARK = "RDM_VERIFY_RUN"  # in the environment of this program and of all that it starts
 BEAT = 1.0
@@ -50,6 +51,7 @@ FREE_PORTS = (20000, 32000)  # below those of outgoing connections
 PR_SET_PDEATHSIG = 1
 GONE = "its part of the measurement ended before its time"
 BANDWIDTH, LATENCY = "ib_write_bw", "ib_write_lat"
+FEWEST_TRIES = 20
 
 Stream = Tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -335,17 +337,18 @@ class Node:
         # perftest's client sends to its server.
         for program, first_serves in ((BANDWIDTH, False), (BANDWIDTH, True), (LATENCY, True)):
             serves = first == first_serves
-            value = await (self.serve if serves else self.use)(channel, program)
+            how = options(self.settings, program, found)
+            value = await (self.serve if serves else self.use)(channel, program, how)
             found[2 if program == LATENCY else 1 if serves else 0] = value
 
-    async def serve(self, channel: Channel, program: str) -> float:
+    async def serve(self, channel: Channel, program: str, how: List[str]) -> float:
         """Run perftest's server for a partner and return what the partner measured.
 
         Raises:
             PairError: something failed, here or there.
         """
         port = free_port(self.settings.address)
-        process = await started(self.command(program, port))
+        process = await started([*self.command(program, port), *how])
         try:
             until = time.monotonic() + LISTENING
             while not listens(port):
@@ -358,7 +361,7 @@ class Node:
         finally:
             end(process)
 
-    async def use(self, channel: Channel, program: str) -> float:
+    async def use(self, channel: Channel, program: str, how: List[str]) -> float:
         """Run perftest's client against a partner's server and return the result.
 
         Raises:
@@ -368,7 +371,7 @@ class Node:
         if "port" not in answer:
             return self.value(answer)
         address = channel.writer.get_extra_info("peername")[0]
-        process = await started([*self.command(program, int(answer["port"])), address])
+        process = await started([*self.command(program, int(answer["port"])), *how, address])
         try:
             output, said = await process.communicate()
         finally:
@@ -380,14 +383,12 @@ class Node:
         return value
 
     def command(self, program: str, port: int) -> List[str]:
-        """Return the command line of a perftest program, the same for its server and its client."""
+        """Return how a perftest program is called, the same for its server and its client."""
         settings = self.settings
         argv = [program, "-F", "-d", settings.device, "-i", str(settings.ib_port), "-p", str(port)]
         if settings.gid_index is not None:
             argv += ["-x", str(settings.gid_index)]
-        if program == LATENCY:
-            return [*argv, "-s", "2", "-n", str(settings.tries)]
-        return [*argv, "-s", str(settings.size), "-D", str(settings.seconds), "--report_gbits"]
+        return argv
 
     def failed(self, channel: Channel, program: str, said: bytes) -> PairError:
         """Return why perftest failed here, and tell the partner."""
@@ -520,6 +521,22 @@ def latency(text: str) -> Optional[float]:
     """Return the typical latency in microseconds from what ib_write_lat printed; None when it is missing."""
     row = row_below(text, r"#bytes\s+#iterations\s+t_min\[(usec)\]\s+t_max\[usec\]\s+t_typical\[usec\]")
     return float(row[1][4]) if row is not None and len(row[1]) > 4 else None
+
+
+def options(settings: Settings, program: str, found: Sequence[Optional[float]]) -> List[str]:
+    """Return how much a perftest program measures, the same for its server and its client.
+
+    Args:
+        settings: of this node, or its partner's.
+        program: which.
+        found: what has been measured, in Gb/s; here and there in another order.
+    """
+    if program == BANDWIDTH:
+        return ["-s", str(settings.size), "-D", str(settings.seconds), "--report_gbits"]
+    # Where few large messages went in that time, many small ones would take longer than there is.
+    slowest = min(value for value in found if value is not None)
+    sent = settings.seconds * slowest * 1e9 / (8 * settings.size)
+    return ["-s", "2", "-n", str(max(FEWEST_TRIES, min(settings.tries, int(sent))))]
 
 
 def row_below(text: str, header: str) -> Optional[Tuple[str, List[str]]]:

@@ -108,6 +108,16 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
             process.wait()
 
 
+@pytest.mark.parametrize(
+    ("sent", "received", "tries"), [(190.0, 198.0, 100), (0.0089, 0.0298, 20), (0.0298, 0.0267, 50)]
+)
+def test_a_slow_link_gets_fewer_tries(tmp_path: Path, sent: float, received: float, tries: int) -> None:
+    settings = script.Settings(**Cluster(tmp_path, {"n1": "mlx5_0", "n2": "mlx5_0"}).settings["n1"])
+    for found in ([sent, received, None], [received, sent, None]):
+        assert script.options(settings, script.LATENCY, found) == ["-s", "2", "-n", str(tries)]
+    assert "-D" in script.options(settings, script.BANDWIDTH, [None, None, None])
+
+
 def of_run(run: str) -> set[int]:
     """Return the processes that carry a run's mark."""
     found = set()
