@@ -123,9 +123,16 @@ SHOWN = "/run/rdm-test-infiniband"
 DROP_IN = "/run/systemd/system/rdm-sriov.service.d"
 APART = "apart"
 # Those that hold the devices, the first first.
-MODULES = ("rdma_rxe", "rdma_ucm", "ib_umad", "ib_ipoib", "ib_uverbs", "ib_uverbs_support", "ib_core")
+MODULES = (
+    *("rdma_rxe", "rdma_ucm", "rdma_cm", "iw_cm", "ib_cm", "ib_umad", "ib_ipoib"),
+    *("ib_uverbs", "ib_uverbs_support", "ib_core"),
+)
 # The mode is set when the last of them is loaded.
-UNLOADED = tuple(f"if [ -d /sys/module/{module} ]; then modprobe -r {module}; fi" for module in MODULES)
+UNLOADED = (
+    f"for module in {' '.join(MODULES)}; do",
+    "  [ ! -d /sys/module/$module ] || modprobe -r $module || { grep $module /proc/modules >&2; exit 1; }",
+    "done",
+)
 
 
 def script(lab: MachineLab, node: str, *lines: str) -> str:
