@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 from typing import Any, Collection, Dict, List, NamedTuple, Optional, Tuple
+from urllib.parse import urlsplit
 
 from ansible_collections.rdm.provision.plugins.module_utils.node import apex
 from ansible_collections.rdm.provision.plugins.module_utils.node.base_python import (
@@ -136,6 +137,10 @@ class Sources(NamedTuple):
             "HTTP_PROXY": self.proxy,
             "HTTPS_PROXY": self.proxy,
         }
+        # Whoever says http:// means it, uv needs no more, and the lock has the digest of all that comes.
+        plain = [urlsplit(one) for one in (self.index_url, *extra, *self.find_links)]
+        trusted = {one.netloc.rpartition("@")[2] for one in plain if one.scheme == "http"}
+        found["PIP_TRUSTED_HOST"] = " ".join(sorted(trusted))
         if self.torch_backend:
             extra.append("https://download.pytorch.org/whl/" + self.torch_backend)
         found["PIP_EXTRA_INDEX_URL"] = " ".join(extra)

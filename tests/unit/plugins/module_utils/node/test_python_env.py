@@ -496,14 +496,35 @@ class Asked(SimpleHTTPRequestHandler):
         """Write nothing."""
 
 
-@pytest.fixture
-def served(python_mirror: Path) -> Iterator[str]:
-    """The address of the mirror."""
+@contextlib.contextmanager
+def serving(directory: Path) -> Iterator[str]:
+    """Serve a directory; give the address."""
     Asked.paths.clear()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Asked, directory=str(python_mirror))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Asked, directory=str(directory))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture
+def served(python_mirror: Path) -> Iterator[str]:
+    """The address of the mirror."""
+    with serving(python_mirror) as address:
+        yield address
+
+
+@pytest.mark.parametrize("method", ["system", "uv"])
+def test_packages_come_from_a_mirror_that_only_the_proxy_reaches(node: Node, method: str) -> None:
+    """Real pip and uv. A proxy is asked for whole addresses, which are paths below what it serves here."""
+    index = "http://index.invalid/simple"
+    place = Path(node.home, "web", *index.split("/"), "helper")
+    place.mkdir(parents=True)
+    shutil.copy(node.package, place)
+    with serving(node.home / "web") as proxy:
+        node.sources = Sources(index, proxy=proxy, cache=str(node.home / "cache"))
+        node.make(node.wanted(method))
+    assert f"{index}/helper/{node.package.name}" in Asked.paths
+    assert python_env.drift(node.directory, node.wanted(method)) == ""
 
 
 def test_uv_takes_a_python_that_the_node_lacks_from_the_mirror(
@@ -683,3 +704,9 @@ def test_addresses_with_passwords_are_in_the_environment_only() -> None:
     assert found["PIP_INDEX_URL"] == found["UV_DEFAULT_INDEX"] == "https://u:p@index/simple"
     assert found["PIP_EXTRA_INDEX_URL"] == "https://more https://download.pytorch.org/whl/cu128"
     assert (found["UV_INDEX"], found["UV_TORCH_BACKEND"]) == ("https://more", "cu128")
+    assert "PIP_TRUSTED_HOST" not in found
+
+
+def test_pip_takes_packages_without_tls_only_from_the_hosts_that_are_named_so() -> None:
+    sources = Sources("http://u:p@index:8080/simple", extra_index_urls=["https://more"], find_links=["/srv"])
+    assert sources.variables()["PIP_TRUSTED_HOST"] == "index:8080"
