@@ -49,7 +49,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.network_options impo
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN, UPSTREAM, UPSTREAM_IMAGE
-from ansible_collections.rdm.provision.plugins.plugin_utils.python_sources import source_problems
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_sources import (
+    source_problems,
+    version_problems,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import (
     Rail,
     name_problems,
@@ -256,7 +259,7 @@ def _check_roles(
         if bare and accelerator == "rocm":
             wrong += _torch_problems(reader, host)
         if bare:
-            wrong += source_problems(host, given)
+            wrong += source_problems(host, given) + version_problems(host, given)
         # Where these refer to what only the node knows, they are judged when that is known.
         known_now = IMAGE_VARIABLES.intersection(present) <= set(given) and accelerator in ACCELERATORS
         # A bare host has no containers, and so no images.
