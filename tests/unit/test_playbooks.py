@@ -62,3 +62,9 @@ def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
     ]
     assert len(strategies) > 30
     assert [one for one in strategies if one[2] != "ansible.builtin.linear"] == []
+
+
+def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
+    (play,) = _read(PLAYBOOKS / "env_up.yml")
+    roles = {task.get("ansible.builtin.import_role", {}).get("name"): task["tags"] for task in play["tasks"]}
+    assert roles["rdm.provision.preflight"] == ["always"]
