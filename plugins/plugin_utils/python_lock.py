@@ -21,7 +21,6 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 
 LOCK_FILE = "python_env.lock"
 """Beside the inventory, so that everybody who uses that makes the same environments."""
-_MARK = "# Made by rdm-provision of "
 _NEEDS = "install it: pip install 'rdm-provision[env]'"
 _SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_log", "rdm_trainer")
 
@@ -80,6 +79,13 @@ def requirements_of(text: str, torch: str) -> str:
     return "".join(f"{torch if torch and line.startswith('torch==') else line}\n" for line in lines)
 
 
+def first_line(requirements: str, python: str, torch_backend: str) -> str:
+    """Return the first line of a lock file, which says by a digest what it was made of."""
+    of = hashlib.sha256("\0".join([requirements, python, torch_backend]).encode()).hexdigest()[:16]
+    why = "Commit it: what it names is all that goes into the environments."
+    return f"# Made by rdm-provision of {of}. {why}\n"
+
+
 def lock(
     file: Path, requirements: str, python: str, sources: Sources, write: bool, keep: bool = False
 ) -> tuple[str, bool]:
@@ -96,8 +102,7 @@ def lock(
     Raises:
         Refused: it cannot be made, or would have to be made anew.
     """
-    of = hashlib.sha256("\0".join([requirements, python, sources.torch_backend]).encode()).hexdigest()[:16]
-    head = f"{_MARK}{of}. Commit it: what it names is all that goes into the environments.\n"
+    head = first_line(requirements, python, sources.torch_backend)
     try:
         text = file.read_text(encoding="utf-8")
     except OSError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -106,10 +105,8 @@ def test_the_role_makes_and_activates_an_environment_and_takes_it_away(tmp_path:
     """All of the role, on this machine: the trainer's own wheel, a lock file of one package beside it."""
     node = Node(tmp_path)
     pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
-    of = [python_lock.requirements_of(pins, ""), PYTHON, ""]
-    head = f"{python_lock._MARK}{hashlib.sha256(chr(0).join(of).encode()).hexdigest()[:16]}. Commit it: "
-    head += "what it names is all that goes into the environments.\n"
-    (tmp_path / "python_env.lock").write_text(head + node.lock)
+    first = python_lock.first_line(python_lock.requirements_of(pins, ""), PYTHON, "")
+    (tmp_path / "python_env.lock").write_text(first + node.lock)
     home = tmp_path / "home"
     home.mkdir()
     (home / ".bashrc").write_text("# mine\n")

@@ -7,19 +7,22 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
+from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
 
 from tests.conftest import COLLECTIONS, ROOT
 
-PLAY = """
+PYTHON = "3.11"
+PLAY = f"""
 - name: Lock
   hosts: all
   gather_facts: false
   tasks:
     - name: Lock
       rdm.provision.python_lock:
-        python: "3.11"
+        python: "{PYTHON}"
         torch_backend: auto
         gpus: gpus
         # Nothing answers there.
@@ -28,8 +31,8 @@ PLAY = """
 """
 
 
-def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
-    """Run it with three nodes of two drivers; return who refuses, and the one problem."""
+def decision(folder: Path, *flags: str, play: str = PLAY) -> dict[str, Any]:
+    """Run it with three nodes of two drivers; return its result."""
     hosts = {
         "n1": {"gpus": {"nvidia": "550.54.15", "amd": []}},
         "n2": {"gpus": {"nvidia": "550.90.07", "amd": []}},
@@ -41,7 +44,7 @@ def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
     }
     listing = {"all": {"vars": {"rdm_accelerator": "cuda"}, "children": cluster}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(listing, sort_keys=False))
-    (folder / "play.yml").write_text(PLAY)
+    (folder / "play.yml").write_text(play)
     done = subprocess.run(
         [Path(sys.executable).with_name("ansible-playbook"), "--inventory=hosts.yml", "play.yml", *flags],
         cwd=folder,
@@ -58,7 +61,14 @@ def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
     )
     (task,) = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
     (result,) = task["hosts"].values()
-    assert "problems" in result, done.stdout
+    assert isinstance(result, dict)
+    return result
+
+
+def refusal(folder: Path, *flags: str) -> tuple[str, dict[str, str]]:
+    """Return who refuses, and the one problem."""
+    result = decision(folder, *flags)
+    assert "problems" in result, result
     (problem,) = result["problems"]
     return result["rdm_refused"], problem
 
@@ -74,3 +84,19 @@ def test_a_few_nodes_do_not_rewrite_the_lock_file_of_all(tmp_path: Path) -> None
     who, problem = refusal(tmp_path, "--limit=n3")
     assert (who, problem["value"]) == ("inventory", "python_env.lock")
     assert (tmp_path / "python_env.lock").read_text() == "# of all\n"
+
+
+def test_each_node_has_the_lock_file_of_its_own_build_where_it_may(tmp_path: Path) -> None:
+    """With lock files that are there already: what they name is in PyTorch's own indexes."""
+    pins = (ROOT / "trainer" / "requirements" / "runtime.txt").read_text(encoding="utf-8")
+    for backend in ("cu118", "cu129"):
+        first = python_lock.first_line(python_lock.requirements_of(pins, ""), PYTHON, backend)
+        (tmp_path / python_lock.lock_file(backend)).write_text(f"{first}# {backend}\n")
+    result = decision(tmp_path, play=PLAY.replace("gpus: gpus", "gpus: gpus\n        per_node: true"))
+    assert {node: one["torch_backend"] for node, one in result["nodes"].items()} == {
+        "n1": "cu129",
+        "n2": "cu129",
+        "n3": "cu118",
+    }
+    assert all(one["lock"].endswith(f"# {one['torch_backend']}\n") for one in result["nodes"].values())
+    assert not result["made"]
