@@ -7,6 +7,7 @@ Nothing of it is done as root but the installation of pdsh and Open MPI.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -194,7 +195,45 @@ def test_env_up_makes_hosts_ready_that_only_a_jump_host_reaches(hosts: BareHosts
                 assert hosts.on(node, *words).strip() == other
 
 
+def test_this_machines_own_ssh_goes_through_the_jump_host(hosts: BareHosts, tmp_path: Path) -> None:
+    """In another home than that of who runs the tests. ssh itself takes no other, and is told each file."""
+    hosts.json("env", "up")
+
+    def run(verb: str) -> Any:
+        asked = hosts.argv("env", verb, "--json", "--tags", "ssh_config", "-e", "ssh_config_controller=true")
+        return json.loads(hosts.product.run("rdm-provision", *asked, HOME=str(tmp_path)).stdout)
+
+    own = tmp_path / ".ssh"
+    own.mkdir()
+    (own / "config").write_text("Host mine\n  Port 2222\n")
+    assert changed(run("up")) == ["n1"], "which has this machine's files in its report"
+    assert changed(run("up")) == []
+    assert "Include ~/.ssh/rdm-provision/bare/config" in (own / "config").read_text()
+    (listing,) = yaml.safe_load((hosts.inventory / "hosts.yml").read_text(encoding="utf-8")).values()
+    of = listing["vars"]
+    jump = of["ssh_config_jump_host"].partition("@")[2]
+    known = next(one for one in shlex.split(of["ansible_ssh_common_args"]) if one.startswith("UserKnown"))
+    config = tmp_path / "config"
+    config.write_text(
+        f"Include {own}/rdm-provision/bare/config\nHost {jump}\n  {known.replace('=', ' ', 1)}\n"
+        f"  IdentityFile {of['ansible_ssh_private_key_file']}\n  StrictHostKeyChecking yes\n"
+    )
+    believed = f"UserKnownHostsFile={own}/rdm-provision/bare/known_hosts"
+    for node in ADDRESSES:
+        ssh = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "-o", believed]
+        said = subprocess.run([*ssh, node, "uname", "-n"], capture_output=True, text=True, timeout=120)
+        assert said.stdout == f"{node}\n", said.stderr
+        # Not past it.
+        past = subprocess.run([*ssh, "-o", "ProxyJump=none", node, "true"], capture_output=True, timeout=120)
+        assert past.returncode == 255
+    run("down")
+    assert (own / "config").read_text() == "Host mine\n  Port 2222\n"
+    assert not (own / "rdm-provision").exists()
+
+
 CURVES = {launcher: f"tiny-{launcher.replace('_', '-')}" for launcher in LAUNCHERS}
+# Those of the document's scripts.
+NAMES = {launcher: "mdx" if launcher in ("deepspeed", "mpirun") else "plain" for launcher in LAUNCHERS}
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +241,9 @@ def curves(hosts: BareHosts, config: str) -> dict[str, dict[str, Any]]:
     """The same training under each launcher: how each job was at its end."""
     hosts.json("env", "up")
     return {
-        launcher: hosts.json("train", config, "--launcher", launcher, "--name", job)["job"]
+        launcher: hosts.json(
+            "train", config, f"logging.names={NAMES[launcher]}", "--launcher", launcher, "--name", job
+        )["job"]
         for launcher, job in CURVES.items()
     }
 
@@ -220,6 +261,23 @@ def test_every_launcher_has_the_loss_of_containers(
     # Nothing of the jobs is left in /tmp.
     for node in ADDRESSES:
         assert [name for name in hosts.on(node, "ls", "/tmp").split() if name.startswith("rdm-")] == []
+
+
+def test_what_a_job_leaves_is_found_under_the_names_of_the_document(
+    hosts: BareHosts, curves: dict[str, dict[str, Any]]
+) -> None:
+    theirs = [job for launcher, job in CURVES.items() if NAMES[launcher] == "mdx"]
+    for node in ADDRESSES:
+        for kind, name, there in (
+            ("log", f"gpt_*_{node}_*.log", f"logs/{node}.out"),
+            ("log", f"gpt_*_{node}_*.err", f"logs/{node}.err"),
+            ("checkpoint", "gpt_*", "checkpoints"),
+        ):
+            place = f"{hosts.directory(node, 'outputs')}/{kind}"
+            links = hosts.on(node, "find", place, "-type", "l", "-name", name).split()
+            assert {*hosts.on(node, "readlink", "-e", *links).split()} == {
+                f"{hosts.directory(node, job)}/{there}" for job in theirs
+            }
 
 
 class TestBareHosts(Promises):
@@ -241,6 +299,20 @@ class TestBareHosts(Promises):
 def test_bad_input_is_a_sentence_and_nothing_has_changed(
     hosts: BareHosts, curves: dict[str, dict[str, Any]], config: str
 ) -> None:
+    wrong = ("-e", "python_env_version=3.10.10", "-e", "python_env_method=pyen")
+    told = hosts.json("env", "up", *wrong, expect=2)
+    assert {(problem["node"], problem["value"].split()[0]) for problem in told["problems"]} == {
+        (node, f"python_env_{what}") for node in ADDRESSES for what in ("method", "version")
+    }
+
+    elsewhere = BareHosts(hosts.product, hosts.name, user="elsewhere")
+    shutil.copytree(hosts.inventory, elsewhere.inventory)
+    listing = elsewhere.inventory / "hosts.yml"
+    listing.write_text(listing.read_text(encoding="utf-8").replace(ADDRESSES["n2"], "10.2.72.99"))
+    (problem,) = elsewhere.json("env", "up", expect=2)["problems"]
+    assert (problem["node"], problem["value"]) == ("n2", "my_ip 10.2.72.99")
+    assert f"is no address of the host, which has {ADDRESSES['n2']}" in problem["reason"]
+
     other = "/home/rdm/other"
     there = ("-e", f"python_env_directory={other}/env")
     for word, said in (
