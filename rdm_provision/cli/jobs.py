@@ -46,7 +46,7 @@ Examples:
   rdm-provision jobs gpt-1121-081512 --verdict || mail -s "look at it" me@example.org < /dev/null
   rdm-provision jobs gpt-1121-081512 --sections  the ends of its logs, as get_result shows them
   rdm-provision jobs log2/10932251 --sections    those of a directory here, of anybody's job
-  rdm-provision jobs log2/10932251 --verdict     likewise, whether that job is well
+  rdm-provision jobs log2/10932251 --verdict     likewise, whether that job is well; or of one log
   rdm-provision jobs --prune 30d                 remove those that ended a month ago
   rdm-provision jobs --json | jq -r '.jobs[] | select(.state == "running").job'
 """
@@ -54,7 +54,7 @@ Examples:
 @click.argument("job", required=False, default="", metavar="[JOB]")
 @click.option("-w", "--watch", is_flag=True, help="Watch the job until it has ended.")
 @click.option("--verdict", is_flag=True, help="Say only whether it is well, and exit with 0, 1 or 4.")
-@untold_options("With --verdict of a directory")
+@untold_options("With --verdict of a directory or log")
 @click.option("--sections", is_flag=True, help="Show the ends of its logs, and the times of its steps.")
 @click.option(
     "--prune", "older", default="", metavar="OLDER", help="Remove jobs that ended so long ago: 30d, 12h."
@@ -88,11 +88,14 @@ def jobs(
     answer, stays.
 
     With --sections and --verdict JOB may be a directory here that has NODE.out, NODE.err and NODE.gpu, or a
-    job's; it needs neither a cluster nor a trainer. With --state and --conf the verdict knows
-    what stands in none of its logs: the scheduler's word, and what was asked for.
+    job's, and with --verdict a log; it needs neither a cluster nor a trainer. What has a `/`, or is a file or
+    directory here, is one. With --state and --conf the verdict knows what stands in none of its logs: the
+    scheduler's word, and what was asked for.
     """
-    is_directory = (sections or verdict) and "/" in job and not (sections and verdict) and not watch
-    if (state or conf) and not (is_directory and verdict and not older):
+    # An empty name is this directory's.
+    is_path = "/" in job or bool(job and Path(job).exists())
+    is_read_here = (sections or verdict) and is_path and not (sections and verdict) and not watch
+    if (state or conf) and not (is_read_here and verdict and not older):
         raise click.UsageError("--state and --conf are for --verdict of a directory, such as log2/10932251.")
     if older:
         if job or watch or verdict or sections:
@@ -100,15 +103,18 @@ def jobs(
                 "--prune is of all jobs, and not with JOB, --watch, --verdict or --sections."
             )
         return prune(options, older, yes=yes)
-    if is_directory:
+    if is_read_here:
         words = ["sections"] if sections else ["verdict", f"--state={state}"]
         words += [f"--conf={conf}"] if conf else []
-        return _read_directory(Path(job), words, as_json=options.as_json)
+        return _read_here(Path(job), words, as_json=options.as_json)
     if verdict and (watch or sections or not job):
         raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
     if "/" in job:
         what = "is a path here, and no job of the cluster" if Path(job).exists() else "is no name of a job"
-        hint = f"a directory goes with --verdict or --sections; a page of it: rdm-provision report {job}"
+        hint = (
+            f"a directory goes with --verdict or --sections, a log with --verdict; a page of it: "
+            f"rdm-provision report {job}"
+        )
         raise InputError(f"{job} {what}", hint=hint)
     cluster = options.cluster()
     if sections:
@@ -209,21 +215,23 @@ def _sections(cluster: Cluster, options: Options, job: str) -> int:
     return result.exit_code
 
 
-def _read_directory(directory: Path, words: Sequence[str], *, as_json: bool) -> int:
-    """Have a directory read by the program that knows logs; nothing of it is imported here.
+def _read_here(path: Path, words: Sequence[str], *, as_json: bool) -> int:
+    """Have a directory or a log read by the program that knows logs; nothing of it is imported here.
 
     Args:
-        directory: One with NODE.out files, or a job's.
+        path: A directory with NODE.out files, or a job's; for a verdict also a log.
         words: The verb of `rdm-trainer log`, and its options.
         as_json: Whether to print JSON.
     """
     from rdm_provision import environment
 
-    if directory.is_file():
-        hint = f"give the directory that it is in, or make a page of it: rdm-provision report {directory}"
-        raise InputError(f"{directory} is a file, and --{words[0]} is of a directory", hint=hint)
-    if not directory.is_dir():
-        raise InputError(f"there is no directory {directory}", hint="give one with NODE.out files")
-    command = [sys.executable, "-P", "-m", "rdm_trainer", "log", *words, str(directory)]
+    if path.is_file() and words[0] == "sections":
+        hint = f"give the directory that it is in, or make a page of it: rdm-provision report {path}"
+        raise InputError(f"{path} is a file, and --sections is of a directory", hint=hint)
+    if not path.exists():
+        hint = "give one with NODE.out files" + (", or a log" if words[0] == "verdict" else "")
+        raise InputError(f"there is no directory {path}", hint=hint)
+    options = [*words, *(["--json"] if as_json else [])]
+    command = [sys.executable, "-P", "-m", "rdm_trainer", "log", *options, "--", str(path)]
     env = {**os.environ, "PYTHONPATH": str(environment.collection() / "trainer")}
-    return subprocess.run([*command, *(["--json"] if as_json else [])], env=env, check=False).returncode
+    return subprocess.run(command, env=env, check=False).returncode

@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,14 @@ class Agent:
             self.state = changed
             self.directory.write_state(changed)
 
-    def finish(self, state: str, reason: str = "") -> None:
-        """End: nothing of the job runs here any more when others read this."""
+    def finish(self, state: str, reason: str = "", verdict: Mapping[str, Any] | None = None) -> None:
+        """End: nothing of the job runs here any more when others read this.
+
+        Args:
+            state: How it ended.
+            reason: Why.
+            verdict: On it, where more is known than that.
+        """
         self.part.kill()
         ended = replace(
             self.state,
@@ -108,7 +115,8 @@ class Agent:
             ended=time.time() if state in FINAL else None,
             progress=self.directory.progress() or self.state.progress,
         )
-        self.write(**{**vars(ended), "verdict": health.of_state(ended)})
+        told = {**verdict, "since": ended.ended} if verdict else health.of_state(ended)
+        self.write(**{**vars(ended), "verdict": told})
 
 
 class Worker:
@@ -328,14 +336,18 @@ class Master:
         for name, report in reports.items():
             ranks = set(report["ranks"].values())
             states[name] = "failed" if "failed" in ranks else "done" if ranks == {"done"} else "running"
-        verdict = agent.state.verdict
+        verdict = self._verdict(agent.state) or agent.state.verdict
+        agent.write(progress=self._progress(), gpu=gpu, nodes=states, verdict=verdict)
+
+    def _verdict(self, state: State) -> dict[str, Any]:
+        """Return the verdict on the job; nothing when it cannot be judged, which must never end it."""
         try:
-            verdict = self._health.verdict(agent.state, reports)
-        except Exception as error:  # to judge a job must never end it
+            return self._health.verdict(state, self._reports)
+        except Exception as error:
             if repr(error) != self._not_judged:
                 self._not_judged = repr(error)
                 traceback.print_exc()
-        agent.write(progress=self._progress(), gpu=gpu, nodes=states, verdict=verdict)
+        return {}
 
     def _progress(self) -> dict[str, Any]:
         """Return how far the training is: what it says itself, or else what a node read in its log."""
@@ -491,7 +503,9 @@ class Master:
         newest = self._progress()
         agent.part.kill()
         agent.write(nodes=nodes, progress=newest)
-        agent.finish(state, reason)
+        # What was seen may speak against its result.
+        seen = self._verdict(replace(agent.state, state=state)) if state == "finished" else None
+        agent.finish(state, reason, seen)
         if newest.get("time", 0) > agent.state.progress.get("time", 0):
             agent.write(progress=newest)
 

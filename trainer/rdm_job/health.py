@@ -16,7 +16,7 @@ from rdm_log import peers
 from rdm_log.errors import Finding
 from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
-from rdm_log.verdict import Observed, judge
+from rdm_log.verdict import DONE, Observed, judge
 from rdm_trainer.config import Config
 
 __all__ = ["Health", "observed", "of_state"]
@@ -48,6 +48,8 @@ class Health:
         self._steps = -1
         self._moved = time.monotonic()
         self._busy_since: dict[str, float] = {}
+        self._telling = 0
+        self._first_nan: list[Sign] = []
 
     def verdict(self, state: State, reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return the verdict as plain data, with ``since``: when its word became this one.
@@ -62,6 +64,9 @@ class Health:
         top = max((one.iteration for one in ranks), default=-1)
         if top != self._steps:
             self._steps, self._moved = top, now
+        if len(ranks) >= self._telling:
+            # Those that have ended tell no more, and the others alone would name somebody else.
+            self._telling, self._first_nan = len(ranks), peers.first_nan(ranks)
         seen = observed(
             state,
             told,
@@ -70,6 +75,7 @@ class Health:
             asked=self._asked,
             running_s=now - self._began,
             step_s=now - self._moved if ranks else None,
+            first_nan=self._first_nan,
             slow=self._lasting(
                 peers.slow(
                     ranks,
@@ -101,6 +107,7 @@ def observed(
     asked: Mapping[str, str],
     running_s: float,
     step_s: float | None,
+    first_nan: Sequence[Sign] = (),
     slow: Sequence[Sign] = (),
 ) -> Observed:
     """Return what is known of a job. Pure.
@@ -113,6 +120,7 @@ def observed(
         asked: What its processes are to say of themselves; see ``info.asked``.
         running_s: Since the attempt began.
         step_s: Since any rank has begun a step; None where ranks do not say it.
+        first_nan: Whose loss was no number first.
         slow: Ranks that are slow, for some time now.
     """
     runs = [watch["run"] for watch in told.values() if watch["run"] and watch["run"]["lines"]]
@@ -150,7 +158,7 @@ def observed(
         sees_steps=step_s is not None,
         vocabulary=model.vocab_size + model.vocab_extra_ids if is_ours else padded,
         signs=[
-            *peers.first_nan(ranks),
+            *first_nan,
             *slow,
             *peers.strained(ranks),
             *signs,
@@ -176,14 +184,30 @@ def of_state(state: State) -> dict[str, Any]:
     """Return the verdict on a job of which no agent tells: it waits in a queue, or has ended."""
     last = state.failures[-1] if state.failures else None
     failure = Sign("failure", state.reason or last.reason, last.node, last.rank) if last else None
-    iteration = int(state.progress.get("iteration") or 0)
-    run = {"lines": 1, "last_iteration": iteration}
+    run = _run_of(state.progress)
     found = judge(
         Observed(
             state=state.state,
             reason=state.reason,
             failure=failure if state.has_ended else None,
-            runs=[run] if iteration and state.has_ended else [],
+            runs=[run] if run["last_iteration"] and state.has_ended else [],
         )
     )
     return {**found.to_json(), "since": state.ended or state.started or time.time()}
+
+
+def _run_of(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run that what a training says of its progress is of."""
+    iteration = int(progress.get("iteration") or 0)
+    lines = [int(step) for step, _ in progress.get("losses") or ()][-2:]
+    return {
+        "lines": 2,
+        "first_iteration": lines[0] if len(lines) == 2 else iteration - 1,
+        "last_iteration": iteration,
+        "train_iterations": int(progress.get("train_iterations") or 0),
+        "loss": {"name": "loss", "curve": [], "not_finite": 0},
+        "skipped": 0,
+        "nan": 0,
+        # It says so itself, also where it ends before its last step because it was told to.
+        "milestones": {DONE: ""} if progress.get("phase") == "done" else {},
+    }

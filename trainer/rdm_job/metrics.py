@@ -61,6 +61,7 @@ def of_job(state: State) -> str:
         ),
         ("rdm_job_restarts_total", "counter", "How often it was restarted.", [(job, state.restarts)]),
         ("rdm_job_start_time_seconds", "gauge", "When it began, in Unix time.", [(job, state.started)]),
+        ("rdm_job_end_time_seconds", "gauge", "When it ended, in Unix time.", [(job, state.ended)]),
         (
             "rdm_job_verdict",
             "gauge",

@@ -30,8 +30,8 @@ from rdm_log import peers, rank_timers, signs
 from rdm_log.errors import Findings
 from rdm_log.figures import Sample
 from rdm_log.heads import HEAD, info_of, vocabulary_of
-from rdm_log.lines import Checkpoint, Evaluation, Memory, Milestone, Step, Throughput
-from rdm_log.runs import Run, followed
+from rdm_log.lines import Checkpoint, EngineStep, Evaluation, Memory, Milestone, Step, Throughput
+from rdm_log.runs import Run, followed, with_engine
 from rdm_log.scan import records
 from rdm_log.summary import plain, progress
 from rdm_trainer import flops, pace
@@ -53,6 +53,8 @@ _PACES = 64
 _LATELY = 8
 """So many of a rank's records are remembered, and so many are lately."""
 _TIMES = 4096
+_MOVES = (Checkpoint, EngineStep, Evaluation, Memory, Milestone, Step, Throughput)
+"""Lines that tell of a training that gets on."""
 # What a verdict asks of a run, of all that a summary tells.
 _OF_RUN = (
     *("lines", "first_iteration", "last_iteration", "train_iterations", "loss", "step_ms", "skipped", "nan"),
@@ -223,7 +225,7 @@ class Watch:
         return self._request.node == self._request.master.name
 
     def _read_out(self) -> None:
-        before = self._run.lines, self._run
+        before = with_engine(self._run).lines, self._run
         block = self._out.block()
         if block and len(self._head) < HEAD:
             self._head += block[:HEAD]
@@ -231,17 +233,18 @@ class Watch:
             self._info, self._vocabulary = info_of(text), vocabulary_of(text)
         for record in records(iter([block])):
             self._run = followed(self._run, record)
-            if isinstance(record, Checkpoint | Evaluation | Memory | Milestone | Step | Throughput):
+            if isinstance(record, _MOVES):
                 self._moved = time.monotonic()
                 is_saving = isinstance(record, Checkpoint) and record.kind == "saving"
                 self._phase = "saving" if is_saving else ""
-        if (self._run.lines, self._run) != before:
-            found = plain(self._run)
+        run = with_engine(self._run)
+        if (run.lines, self._run) != before:
+            found = plain(run)
             found["loss"]["curve"] = found["loss"]["curve"][-32:]
             self._plain = {key: found[key] for key in _OF_RUN}
             # Our trainer says it itself, and knows more.
-            if self._config.launcher.program and self._run.lines:
-                far = progress(self._run)
+            if self._config.launcher.program and run.lines:
+                far = progress(run)
                 self._progress = {**far, "losses": thinned(far["losses"]), "time": time.time()}
 
     def _arguments(self, ranks: Sequence[Mapping[str, Any]]) -> dict[str, str]:

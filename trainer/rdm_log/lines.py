@@ -60,6 +60,7 @@ class Step(NamedTuple):
             milliseconds, as ``MILLISECONDS``.
         tag: What stands before the line: a launcher's name of the rank or node; mostly empty.
         time: ``YYYY-MM-DD HH:MM:SS`` where the line has it, as newer Megatron-LM's.
+        is_cut: Fields may be missing at its end.
     """
 
     iteration: int
@@ -67,6 +68,7 @@ class Step(NamedTuple):
     values: dict[str, float]
     tag: str = ""
     time: str = ""
+    is_cut: bool = False
 
 
 class EngineStep(NamedTuple):
@@ -76,10 +78,12 @@ class EngineStep(NamedTuple):
         iteration: The step.
         values: Under the names of training lines: ``lm loss``, ``learning rate``, ``samples per second``,
             ``MILLISECONDS``; and ``skipped``, the number of skipped steps since the start.
+        time: ``YYYY-MM-DD HH:MM:SS.mmm``, where its logger writes it.
     """
 
     iteration: int
     values: dict[str, float]
+    time: str = ""
 
 
 class Throughput(NamedTuple):
@@ -195,6 +199,7 @@ _THROUGHPUT = re.compile(rb"global_step=\d{1,15}, (?=\w{1,40}=)")
 _SAMPLES = re.compile(rb"CurrSamplesPerSec=([^\s,]{1,40}),")
 _ALLOCATED = re.compile(rb"(Max|\b)MemAllocated=(\d+(?:\.\d+)?)GB")
 _TIME = re.compile(rb"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?\]?")
+_MOMENT = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3})\]")
 _TAG = re.compile(rb"(\[[^\[\]\s]{1,60}\](?:<\w+>)?:?|[^\s:\[\]]{1,253}:)(?=\s|$)")
 
 _MOST_NAMES = 4096
@@ -209,7 +214,7 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         whole: It ended with a newline. Otherwise a number at its very end may be cut, and does not count.
 
     >>> parse(b" iteration        2/       6 | lm loss: 9.9E+00 | TFLO")
-    [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='')]
+    [Step(iteration=2, train_iterations=6, values={'lm loss': 9.9}, tag='', time='', is_cut=False)]
     """
     step = _STEP.search(line)
     if (
@@ -219,10 +224,10 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         and b"loss at" not in line
     ):
         # By far the most frequent line, and nobody wrote into it.
-        return list(_steps(line, step))
+        return list(_steps(line, step, whole))
     found: list[Record] = []
     if step is not None:
-        found += _steps(line, step)
+        found += _steps(line, step, whole)
     if b"checkpoint" in line:
         found += [
             Checkpoint(match[1].decode(), int(match[2]))
@@ -297,7 +302,7 @@ def _fields(text: bytes) -> dict[str, float]:
     return values
 
 
-def _steps(line: bytes, match: re.Match[bytes]) -> Iterator[Step]:
+def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step]:
     """Yield the training lines in a line, where the first one's beginning is known."""
     before = 0
     following: re.Match[bytes] | None = match
@@ -306,18 +311,19 @@ def _steps(line: bytes, match: re.Match[bytes]) -> Iterator[Step]:
         start, end = match.span()
         following = _STEP.search(line, end)
         text = line[end : following.start()] if following else line[end:]
+        is_cut = not whole and following is None
         if b"[" in text:
             # Another rank wrote into the middle of this line.
-            text = text[: text.index(b"[")]
+            text, is_cut = text[: text.index(b"[")], True
         values = _fields(text)
         if SECONDS in values:
             values[MILLISECONDS] = values.pop(SECONDS) * 1000.0
         iteration, total = match.groups()
         tag, time = prefix(line[before:start]) if start - before > 1 else ("", "")
-        number, whole = int(iteration), 0 if total == b"infinity" else int(total)
+        number, most = int(iteration), 0 if total == b"infinity" else int(total)
         # What is beyond the end is no step, but somebody's garbage.
-        if number <= (whole or number):
-            yield Step(number, whole, values, tag, time)
+        if number <= (most or number):
+            yield Step(number, most, values, tag, time, is_cut)
         before = end + len(text)
 
 
@@ -380,7 +386,7 @@ def _pipeline(line: bytes, whole: bool) -> Iterator[EngineStep]:
             values["samples per second"] = float(match[4])
         with contextlib.suppress(ValueError):
             values["lm loss"] = float(match[2])
-        yield EngineStep(int(match[1]), values)
+        yield EngineStep(int(match[1]), values, _moment(line, match.start()))
 
 
 def _engine(line: bytes) -> Iterator[EngineStep]:
@@ -390,7 +396,13 @@ def _engine(line: bytes) -> Iterator[EngineStep]:
         if line[match.end() : match.end() + 1] in (b"]", b","):
             with contextlib.suppress(ValueError):
                 values["learning rate"] = float(match[3])
-        yield EngineStep(int(match[1]), values)
+        yield EngineStep(int(match[1]), values, _moment(line, match.start()))
+
+
+def _moment(line: bytes, end: int) -> str:
+    """Return the last time before a position, as DeepSpeed's logger writes it; empty where there is none."""
+    found = _MOMENT.findall(line, 0, end)
+    return found[-1].decode().replace(",", ".") if found else ""
 
 
 def _throughputs(line: bytes) -> Iterator[Throughput]:

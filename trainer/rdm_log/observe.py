@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import difflib
 import functools
 import glob
 import itertools
@@ -21,11 +22,22 @@ from rdm_log.heads import ARGUMENT_OF, head, info_of, info_of_job, vocabulary_of
 from rdm_log.parallel import of_each
 from rdm_log.scan import pieces
 from rdm_log.signs import WINDOW_S, Device, Sample, Sign, of_node
+from rdm_log.states import STATES, state_of
 from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed, Verdict
 
-__all__ = ["ENDED", "STREAM", "merged", "node_of_log", "observe", "of_json", "read_json", "to_json"]
+__all__ = [
+    "ENDED",
+    "STREAM",
+    "check_state",
+    "merged",
+    "node_of_log",
+    "observe",
+    "of_json",
+    "read_json",
+    "to_json",
+]
 
 ENDED = ("finished", "failed", "stopped")
 """The launcher's words for a job that is over."""
@@ -83,8 +95,9 @@ def observe(
         runs: What the logs tell of runs, where they have been read already.
 
     Raises:
-        NothingToRead: There are no logs, or what was asked for cannot be read.
+        NothingToRead: There are no logs, the state is none, or what was asked for cannot be read.
     """
+    check_state(state)
     outputs = [file for file in log_files(path) if not node or node_of_log(file) == node]
     if runs is None:
         runs = summarise(outputs, needs_steps=False).runs
@@ -130,6 +143,20 @@ def observe(
         silent_since=_minute(changed) if is_silent and changed is not None else "",
         watched=watched,
     )
+
+
+def check_state(said: str) -> None:
+    """Refuse what is no word for the state of a job; nothing, and a word that sacct has cut, are.
+
+    Raises:
+        NothingToRead: It is none.
+    """
+    word = state_of(said)
+    if not word or word in STATES:
+        return
+    near = difflib.get_close_matches(word, sorted(STATES), 1)
+    hint = f"did you mean {near[0].upper()}?" if near else "such as RUNNING, PENDING, COMPLETED or FAILED."
+    raise NothingToRead(f"{said.strip()} is no state of a job that Slurm or a launcher knows; {hint}")
 
 
 def merged(parts: Sequence[Observed]) -> Observed:

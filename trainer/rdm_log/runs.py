@@ -8,6 +8,8 @@ than the one that writes of starts.
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import math
 from array import array
 from collections import deque
@@ -36,7 +38,7 @@ from rdm_log.lines import (
     loss_name,
 )
 
-__all__ = ["OUTLIERS", "RECENT", "Loss", "Run", "TimerFigures", "followed", "merged", "runs"]
+__all__ = ["OUTLIERS", "RECENT", "Loss", "Run", "TimerFigures", "followed", "merged", "runs", "with_engine"]
 
 OUTLIERS = 20
 """So many of the slowest steps are remembered."""
@@ -47,8 +49,14 @@ RECENT = 8
 _SAME_TIME = 0.01
 """By so much may the time of a step differ between two ranks that both write it."""
 _EVALUATIONS = 1000
+_SECONDS = len("2026-11-22 10:11:12")
 _START = "after megatron is initialized"
 _SUMS = (SKIPPED, NAN)
+_BESIDE_STEPS = (
+    *("file", "first_time", "last_time", "memory", "milestones", "evaluations", "timers", "arguments"),
+    *("loaded", "saved", "checkpoints"),
+)
+"""What is not told by steps."""
 
 
 @dataclass
@@ -174,6 +182,8 @@ class Run:
     series: dict[str, Series] | None = None
     checkpoints: deque[int] = field(default_factory=lambda: deque(maxlen=_EVALUATIONS))
     engine: Run | None = None
+    _engine_tells_times: bool = False
+    _engine_line: tuple[int, str] | None = None
     _recent: dict[int, Step] = field(default_factory=dict)
     _unread: Steps | None = None
 
@@ -186,6 +196,14 @@ class Run:
             for rank, (milliseconds, count) in of_ranks.items():
                 found[rank] = found.get(rank, 0.0) + milliseconds / count
         return found
+
+    @property
+    def newest_values(self) -> dict[str, float]:
+        """The fields of the last line; of one that was cut those that it lacks, too, from the line above."""
+        last = list(self._recent.values())[-2:]
+        if len(last) < 2 or not last[-1].is_cut:
+            return self.last_values
+        return {**last[0].values, **self.last_values}
 
     @property
     def is_empty(self) -> bool:
@@ -314,8 +332,10 @@ class Run:
                     self.checkpoints.append(iteration)
             case Argument(name=name, value=value):
                 self.arguments[name] = value
-            case EngineStep(iteration=iteration, values=values):
-                self._add_engine(iteration, values)
+            case EngineStep(iteration=iteration, values=values, time=time):
+                if time:
+                    self._add_time(time[:_SECONDS])
+                self._add_engine(iteration, self._timed(iteration, values, time))
             case Throughput(values=values, mebibytes=sizes):
                 if sizes:
                     self._add_memory(0, sizes)
@@ -334,6 +354,22 @@ class Run:
         for key, size in mebibytes.items():
             known[key] = max(size, known.get(key, 0.0))
 
+    def _timed(self, iteration: int, values: dict[str, float], time: str) -> dict[str, float]:
+        """Return what the engine says of a step, with its time by the clock where it never says that itself.
+
+        An engine without a pipeline writes one line in so many steps, which has a time before it.
+        """
+        self._engine_tells_times |= MILLISECONDS in values
+        if not time or self._engine_tells_times:
+            return values
+        before, self._engine_line = self._engine_line, (iteration, time)
+        if before is None or iteration <= before[0]:
+            return values
+        passed = datetime.datetime.fromisoformat(time) - datetime.datetime.fromisoformat(before[1])
+        if passed < datetime.timedelta():
+            return values
+        return {**values, MILLISECONDS: passed.total_seconds() * 1000.0 / (iteration - before[0])}
+
     def _add_engine(self, iteration: int, values: dict[str, float]) -> None:
         """Take note of what the engine says of a step, for runs that have no training lines."""
         if self.engine is None:
@@ -345,7 +381,8 @@ class Run:
             known.values.update(values)
             engine._note(iteration, values)
         else:
-            engine.add_step(Step(iteration, 0, values))
+            # The next lines may tell more of it.
+            engine.add_step(Step(iteration, 0, values, is_cut=True))
 
 
 def _begins_anew(run: Run, record: Record) -> bool:
@@ -385,7 +422,7 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
             if run is not known:
                 found.append(run)
     run.settle()
-    return [_with_engine(run) for run in found if not run.is_empty]
+    return [with_engine(run) for run in found if not run.is_empty]
 
 
 def followed(run: Run, record: Record) -> Run:
@@ -400,25 +437,13 @@ def followed(run: Run, record: Record) -> Run:
     return run
 
 
-def _with_engine(run: Run) -> Run:
-    """Return a run with its engine's steps, if these are all that it has."""
-    engine, run.engine = run.engine, None
+def with_engine(run: Run) -> Run:
+    """Return a run as its engine tells of it, if it has no training lines."""
+    engine = run.engine
     if engine is None or run.lines:
         return run
-    for name in (
-        "memory",
-        "milestones",
-        "evaluations",
-        "timers",
-        "arguments",
-        "loaded",
-        "saved",
-        "checkpoints",
-        "file",
-    ):
-        setattr(engine, name, getattr(run, name))
-    engine.first_time, engine.last_time = run.first_time, run.last_time
-    return engine
+    told = {name: getattr(run, name) for name in _BESIDE_STEPS}
+    return dataclasses.replace(engine, **told)
 
 
 def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:

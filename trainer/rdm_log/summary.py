@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_log.figures import quantile
+from rdm_log.lines import SKIPPED
 from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
 from rdm_log.scan import pieces
@@ -121,7 +122,7 @@ def plain(run: Run) -> dict[str, Any]:
     """Return a run as plain data."""
     times = run.times.ordered()
     median = quantile(times, 0.5) if times else run.first_milliseconds
-    last = run.last_values
+    last = run.newest_values
     batch = last.get("global batch size")
     samples = last.get("samples per second")
     if batch and median:
@@ -167,7 +168,7 @@ def plain(run: Run) -> dict[str, Any]:
         "learning_rate": last.get("learning rate"),
         "grad_norm": {"last": last.get("grad norm"), "highest": run.highest_grad_norm},
         "loss_scale": last.get("loss scale"),
-        "skipped": _count(run.sums["number of skipped iterations"]),
+        "skipped": _count(_skipped(run)),
         "nan": _count(run.sums["number of nan iterations"]),
         "consumed_samples": last.get("consumed samples"),
         "memory_mib": {str(rank): sizes for rank, sizes in sorted(run.memory.items())},
@@ -230,6 +231,16 @@ def _sequence(run: Run) -> float | None:
         return tokens / samples
     text = run.arguments.get("seq_length", "")
     return float(text) if text.isdecimal() else None
+
+
+def _skipped(run: Run) -> float:
+    """Return how many steps were skipped; an engine says how many since the training began."""
+    last = run.last_values.get("skipped")
+    if last is None:
+        return run.sums[SKIPPED]
+    interval = (run.last_iteration - run.first_iteration) / max(1, run.lines - 1)
+    goes_on = run.lines > 1 and run.first_iteration > interval
+    return last - run.first_values.get("skipped", 0.0) if goes_on else last
 
 
 def _count(total: float) -> int:

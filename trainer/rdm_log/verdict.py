@@ -15,11 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rdm_log import states
 from rdm_log.errors import Finding
 from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
 
-__all__ = ["EXIT_CODES", "Observed", "Verdict", "Word", "judge"]
+__all__ = ["DONE", "EXIT_CODES", "Observed", "Verdict", "Word", "judge"]
 
 Word = Literal["healthy", "starting", "stalled", "suspect", "failed", "finished"]
 
@@ -32,12 +33,10 @@ EXIT_CODES: dict[Word, int] = {
     "suspect": 4,
 }
 
-# The launcher's states and Slurm's, in small letters.
-_FINISHED = {"finished", "completed"}
-_STOPPED = {"stopped", "cancelled"}
-_FAILED = {"failed", "timeout", "node_fail", "out_of_memory", "boot_fail", "deadline", "preempted"}
-_ENDED = _FINISHED | _STOPPED | _FAILED
-_WAITING = {"queued", "starting", "restarting", "pending", "configuring", "requeued"}
+DONE = "after training is done"
+"""The milestone of a training that has ended in order."""
+_TOLD_TO_EXIT = "exiting program"
+"""How Megatron's milestone begins when it ends before its last step because it was told to."""
 _PAUSES = {"saving", "loading", "evaluating"}
 
 _START_S = 900.0
@@ -186,7 +185,11 @@ def judge(seen: Observed) -> Verdict:
         seen = dataclasses.replace(seen, gpu_processes={}, seconds_since_step=None)
     found = _judged(seen)
     if (known := seen.watched) is not None:
-        if _state(seen) not in _ENDED or known.word != found.word:
+        if states.state_of(seen.state) not in states.ENDED:
+            return known
+        if (known.word, found.word) == ("finished", "suspect"):
+            known, found = found, known
+        elif known.word != found.word:
             return known
         # Why it ended, and then what its logs tell of that.
         return dataclasses.replace(known, evidence=tuple(dict.fromkeys(known.evidence + found.evidence)))
@@ -197,22 +200,20 @@ def judge(seen: Observed) -> Verdict:
     return found
 
 
-def _state(seen: Observed) -> str:
-    return seen.state.lower().split()[0].rstrip("+") if seen.state.strip() else ""
-
-
 def _judged(seen: Observed) -> Verdict:
-    state = _state(seen)
+    state = states.state_of(seen.state)
     errors = list(_errors(seen.findings))
     run = seen.run
-    if state in _FAILED or (not state and errors and not _is_done(run)):
+    if state in states.FAILED or (not state and errors and not _is_done(run)):
         reasons = [seen.failure or Sign("state", seen.reason)] if seen.failure or seen.reason else []
         return _verdict("failed", [*reasons, *errors] or [Sign("state", f"Its state is {seen.state}.")])
-    if state in _STOPPED:
+    if state in states.STOPPED:
         return _verdict("finished", [Sign("state", seen.reason or "It was stopped.")])
-    if state in _FINISHED or (not state and _is_done(run)):
-        end = f"It came to iteration {run['last_iteration']}." if run else "It has ended."
-        return _verdict("finished", [Sign("state", end), *errors])
+    if state in states.FINISHED or (not state and _is_done(run)):
+        end = Sign("state", _end(run))
+        if against := list(_against(seen, run)):
+            return _verdict("suspect", [*against, end, *errors])
+        return _verdict("finished", [end, *errors])
     idle = _idle(seen, state)
     signs = [
         *errors,
@@ -223,12 +224,14 @@ def _judged(seen: Observed) -> Verdict:
     ]
     suspicious = [sign for sign in signs if not sign.is_note]
     notes = _few([sign for sign in signs if sign.is_note])
+    if _is_done(run) and state not in states.WAITING:
+        notes.append(Sign("state", "Its training is done, and its program has yet to end.", is_note=True))
     late = [*(sign for sign in idle if not sign.node), *_late(seen, state)]
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
     if suspicious:
         return _verdict("suspect", [*suspicious, *notes])
-    if run is None or state in _WAITING:
+    if run is None or state in states.WAITING:
         return _verdict("starting", [Sign("progress", _beginning(seen, state)), *notes])
     return _verdict("healthy", [Sign("progress", _progress(run)), *notes])
 
@@ -255,7 +258,7 @@ def _few(notes: Sequence[Sign]) -> list[Sign]:
 
 
 def _beginning(seen: Observed, state: str) -> str:
-    if state in _WAITING and seen.reason:
+    if state in states.WAITING and seen.reason:
         return seen.reason
     if seen.tells_steps:
         return "It has not come to a step yet."
@@ -265,7 +268,33 @@ def _beginning(seen: Observed, state: str) -> str:
 def _is_done(run: Mapping[str, Any] | None) -> bool:
     if run is None:
         return False
-    return "after training is done" in run["milestones"] or run["last_iteration"] == run["train_iterations"]
+    told = any(name == DONE or name.startswith(_TOLD_TO_EXIT) for name in run["milestones"])
+    return told or run["last_iteration"] == run["train_iterations"]
+
+
+def _end(run: Mapping[str, Any] | None) -> str:
+    if run is None:
+        return "It has ended."
+    last, total = run["last_iteration"], run["train_iterations"]
+    why = next((name for name in run["milestones"] if name.startswith(_TOLD_TO_EXIT)), "")
+    of = f" of {total}" if total and total != last else ""
+    return f"It came to iteration {last}{of}{f': {why}' if why else ''}."
+
+
+def _against(seen: Observed, run: Mapping[str, Any] | None) -> Iterator[Sign]:
+    """Yield what speaks against the result of a job that has finished.
+
+    How its nodes were, and errors that did not keep it from its end, say nothing of that.
+    """
+    yield from _differences(seen)
+    yield from (sign for sign in seen.signs if sign.kind == "nan")
+    if run is None:
+        return
+    last, total = run["last_iteration"], run["train_iterations"]
+    # The last steps have no line of their own when the interval of lines does not end with them.
+    if total and total - last >= _interval(run) and not _is_done(run):
+        yield Sign("steps", f"It ended at iteration {last} of {total}, and does not say why.")
+    yield from (Sign("steps", text) for text in _about_loss(run, seen.vocabulary))
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:
@@ -360,7 +389,8 @@ def _about_loss(run: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]
     name = loss["name"]
     if loss["not_finite"] or run["nan"]:
         count = loss["not_finite"] or run["nan"]
-        yield f"The loss was not a number {count} time{'s' if count > 1 else ''}."
+        where = f", first at iteration {loss['not_finite_at']}" if loss.get("not_finite_at") else ""
+        yield f"The loss was not a number {count} time{'s' if count > 1 else ''}{where}."
     last = points[-_POINTS:]
     if len(last) == _POINTS:
         end = statistics.median(last[-5:])
@@ -388,7 +418,7 @@ def _idle(seen: Observed, state: str) -> list[Sign]:
     """
     running = seen.seconds_running
     grace = _IDLE_S if seen.run else _START_S
-    if state == "stopping" or state in _WAITING or (running is not None and running <= grace):
+    if state == "stopping" or state in states.WAITING or (running is not None and running <= grace):
         return []
     nodes = [node for node, count in seen.gpu_processes.items() if count == 0]
     if nodes and len(nodes) == len(seen.gpu_processes):
@@ -407,15 +437,20 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
         if running is not None and running > _START_S and may_be_late:
             yield from _held_up(seen, f"It has not come to a step in {running:.0f} s", "")
         return
-    usual = _usual_s(run, seen.sees_steps)
-    if seen.seconds_since_step is None or usual is None or state in _WAITING:
+    usual, since = _usual_s(run, seen.sees_steps), seen.seconds_since_step
+    if since is None or state in states.WAITING:
         return
-    limit = max(_LATE * usual, _LATE_S if seen.tells_phases else _SILENT_S)
-    if seen.phase in _PAUSES:
+    # Who does not say how long a step takes may write a line in minutes.
+    limit = _PAUSE_S if usual is None else max(_LATE * usual, _LATE_S if seen.tells_phases else _SILENT_S)
+    if seen.phase in _PAUSES or _is_done(run):
         limit = max(limit, _PAUSE_S)
-    if seen.seconds_since_step > limit:
-        text = f"No step for {seen.seconds_since_step:.0f} s after iteration {run['last_iteration']}"
-        yield from _held_up(seen, text, f"usual are {usual:.1f} s")
+    if since <= limit:
+        return
+    if _is_done(run):
+        yield Sign("late", f"Its training is done, and its program has not ended for {since:.0f} s.")
+    else:
+        text = f"No step for {since:.0f} s after iteration {run['last_iteration']}"
+        yield from _held_up(seen, text, "" if usual is None else f"usual are {usual:.1f} s")
 
 
 def _held_up(seen: Observed, text: str, usual: str) -> Iterator[Sign]:
@@ -440,10 +475,15 @@ def _usual_s(run: Mapping[str, Any], sees_steps: bool) -> float | None:
     median: float | None = run["step_ms"]["median"]
     if median is None or sees_steps:
         return median and median / 1000.0
-    interval: float = (run["last_iteration"] - run["first_iteration"]) / max(1, run["lines"] - 1)
+    return median / 1000.0 * _interval(run)
+
+
+def _interval(run: Mapping[str, Any]) -> float:
+    """Return how many steps there are from one line to the next."""
     if run["lines"] < 2:
-        interval = run["first_iteration"]
-    return median / 1000.0 * max(1.0, interval)
+        return max(1.0, float(run["first_iteration"]))
+    steps: float = (run["last_iteration"] - run["first_iteration"]) / (run["lines"] - 1)
+    return max(1.0, steps)
 
 
 def _progress(run: Mapping[str, Any]) -> str:

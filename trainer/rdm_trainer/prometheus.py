@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -143,6 +144,6 @@ class _Teller:
         far = self._progress.state
         is_done = far["iteration"] >= far["train_iterations"]
         word = "failed" if has_failed else "finished" if is_done else "stopped"
-        ended = self._state(word, "failed" if has_failed else "done")
+        ended = replace(self._state(word, "failed" if has_failed else "done"), ended=time.time())
         ended.verdict.update(health.of_state(ended))
         return metrics.of_job(ended)

@@ -101,7 +101,8 @@ def test_no_arguments_show_the_help(call: Call) -> None:
         (["jobs", "--prune"], ["--prune", "rdm-provision jobs --help"]),
         (["jobs", "log2/123"], ["log2/123", "--verdict or --sections", "rdm-provision report log2/123"]),
         (["jobs", "log2/123", "--watch"], ["log2/123", "--verdict or --sections"]),
-        (["jobs", "/etc/hosts", "--verdict"], ["/etc/hosts is a file", "rdm-provision report /etc/hosts"]),
+        (["jobs", "/etc/hosts", "--sections"], ["/etc/hosts is a file", "rdm-provision report /etc/hosts"]),
+        (["jobs", "log2/nosuch", "--verdict"], ["no directory log2/nosuch", "or a log"]),
         (["report", "log2/nosuch"], ["no file log2/nosuch", "the name of a job"]),
         (["exec"], ["COMMAND"]),
         (["completion", "tcsh"], ["bash"]),
@@ -569,6 +570,12 @@ def test_a_directory_is_read_without_a_trainer(
     assert (said.code, "lm loss: 9.3E+00" in said.out) == (0, True)
     said = call("jobs", f"{logs}/", "--verdict")
     assert (said.code, said.out) == (0, "finished: It came to iteration 3.\n")
+    # Of one log, too, also where its name has no directory before it.
+    monkeypatch.chdir(logs)
+    assert call("jobs", "n1.out", "--verdict").out == said.out
+    assert call("jobs", "n1.out", "--verdict", "--state", "FAILED").code == 1
+    refused = call("jobs", "n1.out", "--verdict", "--state", "RUNNINGG")
+    assert (refused.code, "did you mean RUNNING?" in refused.err) == (3, True)
     assert call("jobs", f"{logs}/", "--verdict", "--sections").code == 3
 
 
@@ -599,7 +606,13 @@ def fasop_layout(
     [
         ({}, {}, 0, "healthy", r"Iteration 400 of 5000, 0\.90 s a step, lm loss 5\.0000\."),
         ({}, {"state": "failed", "reason": "n061 is gone."}, 0, "failed", r"n061 is gone\."),
-        ({}, {"state": "finished"}, 0, "finished", r"It came to iteration 400\."),
+        (
+            {},
+            {"state": "finished"},
+            0,
+            "suspect",
+            r"It ended at iteration 400 of 5000, .*",
+        ),
         ({"gpus": GPU.format(0, 3)}, {}, 0, "suspect", r"No process is on the GPUs of n061\."),
         ({"err": "[rank3]: OSError: [Errno 28] No space left on device\n"}, {}, 0, "failed", "A disk or .*"),
         ({"layers": 12}, {}, 0, "suspect", r"num_layers is 12, and 24 was asked for\."),

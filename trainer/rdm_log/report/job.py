@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rdm_log.observe import STREAM, node_of_log, observe, of_json, read_json, to_json
+from rdm_log.observe import STREAM, check_state, node_of_log, observe, of_json, read_json, to_json
 from rdm_log.observe import merged as joined_observations
 from rdm_log.parallel import of_each
 from rdm_log.report import configuration as settings
@@ -124,8 +124,10 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
         conf: As for ``observe``, and not of ``PARTS`` either.
 
     Raises:
-        NothingToRead: There is nothing of a training there, or what was asked for cannot be read.
+        NothingToRead: There is nothing of a training there, the state is none, or what was asked for cannot
+            be read.
     """
+    check_state(state)
     if path.is_dir() and (parts := sorted(path.glob(PARTS))):
         whole_job = merged([_kept(part) for part in parts])
         known = {

@@ -79,7 +79,7 @@ def sections(directory: Path, as_json: bool) -> int:
 
 
 @log.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("path", type=click.Path(path_type=Path))
 @click.option("--state", default="", help="The scheduler's word, such as `sacct -nXo state -j JOBID`.")
 @click.option(
     "--conf",
@@ -87,8 +87,10 @@ def sections(directory: Path, as_json: bool) -> int:
     help="KEY=VALUE lines that were asked for, such as _00_conf.sh.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def verdict(directory: Path, state: str, conf: Path | None, as_json: bool) -> int:
-    """Judge the job whose logs are in DIRECTORY: healthy, starting, stalled, suspect, failed or finished.
+def verdict(path: Path, state: str, conf: Path | None, as_json: bool) -> int:
+    """Judge the job whose logs are in PATH: healthy, starting, stalled, suspect, failed or finished.
+
+    PATH is a job's directory, one with NODE.out, NODE.err and NODE.gpu, or one log.
 
     Exits with 0 when it is healthy, starting or finished, with 1 when it failed, with 3 when nothing of a
     training is there, with 4 when it stalls or is suspect.
@@ -100,10 +102,10 @@ def verdict(directory: Path, state: str, conf: Path | None, as_json: bool) -> in
     from rdm_log.verdict import judge
 
     try:
-        seen = observe(directory, state=state, conf=conf, now=time.time())
+        seen = observe(path, state=state, conf=conf, now=time.time())
         if seen.tells_nothing:
             # What the page refuses has no verdict, in the same words.
-            collect(directory)
+            collect(path)
         found = judge(seen)
     except NothingToRead as error:
         raise TrainerError(str(error)) from error

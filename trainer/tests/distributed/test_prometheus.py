@@ -120,12 +120,13 @@ def test_each_node_is_told_of_while_it_trains_and_the_job_afterwards(
                 states = [(labels["node"], labels["state"]) for labels, _ in found["rdm_job_node_state"]]
                 assert states == [("n0", "running"), ("n1", "running")]
                 # Nobody judges it.
-                assert "rdm_job_verdict" not in found
+                assert not {"rdm_job_verdict", "rdm_job_end_time_seconds"} & found.keys()
     (left,) = (tmp_path / "gpt-1").glob("*.prom")
     assert left.name == "metrics.n0.prom"
     ended = read(left.read_text())
     assert not [name for name in ended if name.startswith(("rdm_node", "rdm_rank"))]
     assert ended["rdm_job_iteration"][0][1] == iteration
+    assert ended["rdm_job_end_time_seconds"][0][1] >= ended["rdm_job_start_time_seconds"][0][1] > 0
     assert [labels["verdict"] for labels, is_so in ended["rdm_job_verdict"] if is_so] == [verdict]
 
 

@@ -257,6 +257,27 @@ def test_the_verdict_on_a_job_that_has_ended() -> None:
     assert found["culprits"] == [{"kind": "failure", "node": "n2", "rank": 3}]
     done = of_state(replace(STATE, state="finished", progress={"iteration": 50}))
     assert (done["verdict"], done["reason"]) == ("finished", "It came to iteration 50.")
+    short = {"iteration": 30, "train_iterations": 50, "phase": "done"}
+    # It was told to end there; otherwise it says nothing of why.
+    for phase, word in (("done", "finished"), ("training", "suspect")):
+        told = of_state(replace(STATE, state="finished", progress={**short, "phase": phase}))
+        assert told["verdict"] == word
+
+
+def test_whose_loss_was_no_number_is_known_when_its_process_has_ended(tmp_path: Path, clock: Clock) -> None:
+    health = Health(REQUEST, config(tmp_path))
+    broken = reports(r3={"nan_at": 38})
+    assert health.verdict(STATE, broken)["culprits"] == [{"kind": "nan", "node": "n2", "rank": 3}]
+    # Those that still tell are no culprits; and processes that have ended tell nothing.
+    for gone in ("n2", "n1"):
+        broken[gone]["watch"]["ranks"] = []
+        broken["n2"]["watch"]["run"] = {**run(5000), "nan": 3}
+        found = health.verdict(replace(STATE, state="finished"), broken)
+        assert (found["verdict"], found["exit_code"]) == ("suspect", 4)
+        assert found["culprits"] == [{"kind": "nan", "node": "n2", "rank": 3}]
+        assert "The loss was not a number 3 times." in found["evidence"]
+    health.begin()
+    assert health.verdict(replace(STATE, state="finished"), reports())["culprits"] == []
 
 
 # --- what an agent sees ---------------------------------------------------------------------------------
@@ -267,6 +288,18 @@ def job(tmp_path: Path) -> JobDirectory:
     made = JobDirectory(tmp_path / "gpt", "n1")
     made.make(REQUEST)
     return made
+
+
+def test_an_agent_sees_how_far_deepspeed_alone_is(tmp_path: Path, job: JobDirectory) -> None:
+    watch = Watch(job, REQUEST, config(tmp_path, launcher={"program": ["train.py"]}))
+    with job.log("n1", "out").open("a") as file:
+        for step in (10, 20, 30):
+            time = f"[2026-11-22 10:11:{step},000] [INFO] [logging.py:96:log_dist]"
+            file.write(f"{time} [Rank 0] step={step}, skipped=0, lr=[0.001], mom=[(0.9, 0.95)]\n")
+    watch.look([])
+    told = watch.told()
+    assert (told["run"]["last_iteration"], told["run"]["step_ms"]["median"]) == (30, 1000)
+    assert (told["progress"]["iteration"], told["progress"]["lr"]) == (30, 0.001)
 
 
 def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirectory) -> None:

@@ -168,6 +168,33 @@ def test_deepspeed_without_a_pipeline(tmp_path: Path) -> None:
     assert run["memory_mib"] == {"0": {"allocated": 1024.0, "max allocated": 30.5 * 1024}}
 
 
+@pytest.mark.parametrize("end", [40, 90, 130, 200, 260])
+def test_what_a_last_line_that_was_cut_lacks_is_from_the_line_above(end: int, tmp_path: Path) -> None:
+    before = [line(n, more=" tokens per gpu per second (tgs): 950.0 | TFLOPs: 41.5 |") for n in range(1, 4)]
+    cut = line(4, time=101.0, loss=4.0)[:end]
+    for text in ([*before, cut], [*before, cut, "[default1]: n2 writes into it\n"]):
+        (run,) = summary(tmp_path, n1=text)["runs"]
+        assert run["last_iteration"] == 4
+        assert run["samples_per_second"] == pytest.approx(8 / run["step_ms"]["median"] * 1000)
+        told = run["learning_rate"], run["grad_norm"]["last"], run["tflops"], run["tokens_per_gpu_per_second"]
+        assert told == (1e-4, 1.5, 41.5, 950.0)
+    # A line that is whole has the fields that it has.
+    (run,) = summary(tmp_path, n1=[*before, line(4)])["runs"]
+    assert run["tflops"] is None
+
+
+def test_skipped_steps_of_an_engine_are_those_since_the_training_began(tmp_path: Path) -> None:
+    def skipped(*steps: tuple[int, int]) -> int:
+        lines = [f"[Rank 0] step={step}, skipped={count}, lr=[0.001], mom=[]\n" for step, count in steps]
+        (run,) = summary(tmp_path, n1=lines)["runs"]
+        return int(run["skipped"])
+
+    assert skipped((10, 1), (20, 1), (30, 1)) == 1
+    assert skipped((10, 1), (20, 4)) == 4
+    # Those before the checkpoint that it goes on from are not this run's.
+    assert skipped((1010, 7), (1020, 7), (1030, 9)) == 2
+
+
 def test_timers_name_the_slowest_rank(tmp_path: Path) -> None:
     block = "times across ranks (ms):\n  forward-backward:\n     rank  0: 10.0\n     rank  1: 30.0\n"
     (run,) = summary(tmp_path, n1=[line(1), block, line(2), block])["runs"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
 import re
@@ -17,10 +18,10 @@ from hypothesis import strategies as st
 from rdm_log import heads
 from rdm_log.errors import findings
 from rdm_log.lines import Step
-from rdm_log.observe import observe
+from rdm_log.observe import check_state, observe
 from rdm_log.runs import runs
 from rdm_log.signs import Device, Sample, Sign
-from rdm_log.summary import plain, summarise
+from rdm_log.summary import NothingToRead, plain, summarise
 from rdm_log.verdict import EXIT_CODES, Observed, judge
 from rdm_trainer import cli
 
@@ -67,7 +68,9 @@ def test_healthy() -> None:
         ({"state": "failed", "reason": "Rank 3 on n2 is gone."}, "failed", "Rank 3 on n2 is gone."),
         ({"state": "OUT_OF_MEMORY"}, "failed", "Its state is OUT_OF_MEMORY."),
         ({"state": "CANCELLED by 1000"}, "finished", "It was stopped."),
-        ({"state": "COMPLETED"}, "finished", "It came to iteration 600."),
+        ({"state": "COMPLETED"}, "suspect", "It ended at iteration 600 of 5000, and does not say why."),
+        ({"state": "OUT_OF_ME+"}, "failed", "Its state is OUT_OF_ME+."),
+        ({"state": "REQUEUE_HOLD"}, "starting", "not come to a step"),
         ({"state": "PENDING", "runs": ()}, "starting", "not come to a step"),
         ({"state": "restarting", "seconds_since_step": 900}, "starting", ""),
         ({"runs": (), "seconds_running": 60}, "starting", ""),
@@ -100,7 +103,11 @@ def test_healthy() -> None:
             "suspect",
             "n3 has torch 2.9, others have 2.11.",
         ),
-        ({"runs": (run([*[9.0] * 30, math.nan]),)}, "suspect", "not a number 1 time."),
+        (
+            {"runs": (run([*[9.0] * 30, math.nan]),)},
+            "suspect",
+            "a number 1 time, first at iteration 310.",
+        ),
         ({"runs": (run(more={"number of nan iterations": 1.0}),)}, "suspect", "not a number 60 times."),
         (
             {"runs": (run([*[9 - n / 10 for n in range(40)], *[11.0] * 20]),)},
@@ -184,6 +191,136 @@ def test_a_job_with_only_harmless_lines_is_healthy(state: str, tmp_path: Path) -
     verdict = judge(replace(observe(tmp_path, now=now), state=state))
     assert verdict.word == ("suspect" if state else "failed")
     assert "A process of the training ended with an error" in verdict.reason
+
+
+DONE = {"after training is done": "2026-11-22 10:11:12"}
+ENDED = replace(HEALTHY, state="COMPLETED", gpu_processes={}, seconds_since_step=None)
+
+
+def ended(losses: list[float] | None = None, *, last: int = 600, **more: Any) -> dict[str, Any]:
+    """Return a run that came to its end, or to another iteration."""
+    losses = losses or [10 - 4 * n / COUNT for n in range(last // 10)]
+    return {**run(losses), "train_iterations": 600, **more}
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "finished", ""])
+@pytest.mark.parametrize(
+    ("one", "word", "evidence"),
+    [
+        (ended(), "finished", ["It came to iteration 600."]),
+        # The last line's interval did not end with the last step.
+        (
+            ended(train_iterations=605, milestones=DONE),
+            "finished",
+            ["It came to iteration 600 of 605."],
+        ),
+        (
+            ended([*[9.0] * 57, *[math.nan] * 3]),
+            "suspect",
+            [
+                "The loss was not a number 3 times, first at iteration 580.",
+                "It came to iteration 600.",
+            ],
+        ),
+        (
+            ended([10.83] * 60),
+            "suspect",
+            [
+                "The lm loss stays at 10.830, the logarithm of the vocabulary of 50304: nothing is learnt.",
+                "It came to iteration 600.",
+            ],
+        ),
+        # Megatron and ours say it when they end early as they were told.
+        (
+            ended(last=300, milestones={"exiting program at iteration 300": ""}),
+            "finished",
+            ["It came to iteration 300 of 600: exiting program at iteration 300."],
+        ),
+        (ended(last=300, milestones=DONE), "finished", ["It came to iteration 300 of 600."]),
+    ],
+)
+def test_a_job_that_is_done_is_judged_by_its_result(
+    state: str, one: dict[str, Any], word: str, evidence: list[str]
+) -> None:
+    verdict = judge(replace(ENDED, state=state, runs=(one,)))
+    assert (verdict.word, [*verdict.evidence]) == (word, evidence)
+    assert verdict.exit_code == EXIT_CODES[verdict.word]
+
+
+def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
+    done = replace(ENDED, runs=(ended(),))
+    assert judge(done).word == "finished"
+    # A node that was slow, and an error that did not keep it from its end, say nothing of the result.
+    slow = Sign("slow", "Rank 3 on n2 is slow.", "n2", 3)
+    broken = findings(["ValueError: no"])
+    told = judge(replace(done, signs=[slow], findings=broken))
+    assert (told.word, len(told.evidence)) == ("finished", 2)
+    other = judge(replace(done, told={"": {"PARTITION": "6-6-6-6"}}, findings=broken))
+    assert (other.word, other.reason) == (
+        "suspect",
+        "PARTITION is 6-6-6-6, and 0-11-8-8-8-8-5-0 was asked for.",
+    )
+    assert len(other.evidence) == 3
+    first = Sign("nan", "The loss of rank 3 on n2 was not a number first, at iteration 9.", "n2", 3)
+    assert [one.rank for one in judge(replace(done, signs=[first])).culprits] == [3]
+    # Who watched it before it said so had not looked at that.
+    watched = judge(done)
+    again = judge(replace(done, watched=watched, told={"": {"PARTITION": "6-6-6-6"}}))
+    assert (again.word, again.evidence[1:]) == ("suspect", watched.evidence)
+
+
+def test_a_job_whose_training_is_done_may_take_its_time_to_end() -> None:
+    done = replace(HEALTHY, state="RUNNING", runs=(ended(milestones=DONE),), seconds_since_step=480)
+    found = judge(done)
+    assert (found.word, found.evidence[1:]) == (
+        "healthy",
+        ("Its training is done, and its program has yet to end.",),
+    )
+    late = judge(replace(done, seconds_since_step=4000))
+    assert (late.word, late.reason) == (
+        "stalled",
+        "Its training is done, and its program has not ended for 4000 s.",
+    )
+
+
+@pytest.mark.parametrize(
+    "state", ["RUNNING", "running", "CANCELLED by 1000", "CANCELLED+", "  OUT_OF_ME+ ", ""]
+)
+def test_words_of_slurm_and_of_launchers_are_states(state: str) -> None:
+    check_state(state)
+
+
+def test_another_word_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n1.out").write_text(" iteration 3/ 5 | lm loss: 9.0 |\n")
+    for words in (["log", "verdict"], ["report", "-o", str(tmp_path / "x.html")]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*words, str(tmp_path), "--state", "COMPLETE"])
+        assert ended.value.code == 3
+        said = " ".join(capsys.readouterr().err.split())
+        assert "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?" in said
+    with pytest.raises(NothingToRead, match="such as RUNNING, PENDING, COMPLETED or FAILED"):
+        check_state("banana")
+
+
+@pytest.mark.parametrize("clock", [True, False])
+def test_deepspeed_alone_is_late_and_its_slow_steps_are_named(clock: bool, tmp_path: Path) -> None:
+    """It does not say how long a step takes: the times before its lines do, where there are any."""
+    now = datetime.datetime(2026, 11, 22, 10, 0)
+    text = ""
+    for number in range(10, 510, 10):
+        now += datetime.timedelta(seconds=90 if number == 300 else 5)
+        time = f"[{now:%Y-%m-%d %H:%M:%S},250] [INFO] [logging.py:96:log_dist] " if clock else ""
+        text += f"{time}[Rank 0] step={number}, skipped=1, lr=[0.001], mom=[(0.9, 0.95)]\n"
+    log = tmp_path / "n1.out"
+    log.write_text(text)
+    (one,) = summarise([log]).runs
+    if clock:
+        assert one["step_ms"]["median"] == 500
+        assert one["step_ms"]["outliers"] == [[300, 9000.0]]
+        assert (one["first_time"], one["last_time"]) == ("2026-11-22 10:00:05", "2026-11-22 10:05:35")
+    written = log.stat().st_mtime
+    for seconds, word in ((100, "healthy"), (480, "stalled" if clock else "healthy"), (2000, "stalled")):
+        assert judge(observe(log, now=written + seconds)).word == word
 
 
 def test_logs_alone() -> None:
