@@ -412,11 +412,13 @@ def node_bodies(
     engine: LabEngine, given: Dict[str, Any], files: Files, addresses: Mapping[str, str]
 ) -> Dict[str, Dict[str, Any]]:
     """Return what makes each node."""
+    told = engine.api.get("/info")
     common: Dict[str, Any] = {
         "lab": engine.name,
         "network": spec.object_name(engine.name),
         "directory": str(files.directory),
         "archives": given["archives"],
+        "cgroup_driver": str(told.get("CgroupDriver", "")),
     }
     if given["hardware"] == "vm":
         common.update(
@@ -429,12 +431,10 @@ def node_bodies(
             node: machine.machine_body(machine.MachineSpec(name=node, address=address, **common))
             for node, address in addresses.items()
         }
-    told = engine.api.get("/info")
     common.update(
         image=given["node_image"],
         capabilities=bounding_capabilities(engine.api),
         cgroup_version=str(told.get("CgroupVersion", "1")),
-        cgroup_driver=str(told.get("CgroupDriver", "")),
         slurm=given["slurm"],
     )
     return {

@@ -139,6 +139,44 @@ def test_one_container_more_than_there_are_functions_is_refused(machines: Machin
     assert_both_talk(machines)
 
 
+@pytest.mark.long
+def test_a_function_that_loses_its_driver_is_named_hurts_no_other_and_is_mended(
+    machines: MachineLab,
+) -> None:
+    """The kernel lets nobody unplug a single function: this is what can be taken from one."""
+    machines.provisioned()
+    before = machines.function("n2")
+    image, network = machines.container("n2", "{{.Image}} {{.HostConfig.NetworkMode}}").split()
+    others = [f"other-{number}" for number in range(FUNCTIONS - 1)]
+    run = ("docker", "run", "-d", "--init", "--network", network, "--name")
+    virtual = f"/sys/class/net/ib0/device/virtfn{before['vf']}"
+    assert not machines.there("n2", f"{virtual}/remove")
+    pci = machines.on("n2", "readlink", "-f", virtual).strip().rpartition("/")[2]
+    try:
+        machines.on("n2", *run, others[0], image, "sleep", "infinity")
+        pid, neighbour = machines.pid("n2", others[0]), machines.function("n2", others[0])["address"]
+        machines.on("n2", "sh", "-c", f"echo {pci} > {virtual}/driver/unbind")
+        found = machines.json("check")["work"]
+        assert list(found) == ["n2"]
+        assert [said for said in found["n2"]["sriov"] if said.startswith(f"VF {before['vf']} of ib0 is unb")]
+        lost = f"the container rdm is without its interface ({ADDRESSES['n2']}), not running"
+        assert found["n2"]["container"] == [lost]
+        # The plugin gives it to nobody, and says why there is none.
+        for name in others[1:]:
+            machines.on("n2", *run, name, image, "sleep", "infinity")
+        refused = machines.refusal("n2", *run, "one-more", image, "sleep", "infinity")
+        assert f"containers have all {FUNCTIONS - 1}, and {pci} has no driver" in refused
+        # While others have all others.
+        assert machines.json("up")["ok"]
+        assert machines.function("n2")["address"] == before["address"]
+        assert machines.function("n2", others[0])["address"] == neighbour
+        assert machines.pid("n2", others[0]) == pid
+        assert_both_talk(machines)
+    finally:
+        machines.on("n2", "docker", "rm", "-f", *others, "one-more", check=False)
+    assert changed(machines.json("up")) == []
+
+
 PERFTEST = ("ib_write_bw", "--ib-dev=rxe0", "--duration=2", "--report_gbits", "--CPU-freq")
 LOOK = """
 - hosts: all

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from tests.integration.engines import ENGINES, engine_directory, inside, is_of, 
 from tests.integration.images import busybox_rootfs, import_image
 
 FUNCTIONS = 7
+CONTAINERS = 50
+"""How many are started at once."""
 ROOT = Path(__file__).parents[2]
 NETWORK = "rdm-test-sriov"
 HANGS_S = 240.0
@@ -79,6 +82,21 @@ class Node:
     def run(self, name: str, *options: object, network: str = NETWORK) -> str:
         """Start a container on the plugin's network; return its id."""
         return self.docker("run", "-d", "--init", "--name", name, "--network", network, *options, BUSYBOX)
+
+    def race(self, count: int) -> tuple[list[str], list[str]]:
+        """Start containers at once; return those that run, and what was said of the others."""
+
+        def run(name: str) -> str:
+            try:
+                self.run(name)
+            except RuntimeError as error:
+                return str(error)
+            return ""
+
+        names = [f"race{number}" for number in range(count)]
+        with ThreadPoolExecutor(count) as pool:
+            said = dict(zip(names, pool.map(run, names), strict=True))
+        return [name for name in names if not said[name]], [words for words in said.values() if words]
 
     def remove(self, *names: str) -> None:
         """Remove containers."""

@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.plugin import 
 
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engines import ENGINES, newer_engine
-from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, sriov_node
+from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, NETWORK, Node, sriov_node
 
 
 @pytest.fixture(scope="module", params=[version for version, release in ENGINES.items() if release])
@@ -55,16 +55,27 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     node.stop_plugin(signal.SIGKILL)
     node.start_plugin()
     node.docker("restart", "-t", "1", "nb")
-    # Without a word to the plugin.
-    node.engine.kill()
-    node.engine.start()
-    assert node.comes_back("na", before)
+    # With a word to the plugin, and without.
+    for end in (node.engine.stop, node.engine.kill):
+        end()
+        node.engine.start()
+        assert node.comes_back("na", before)
     # Of what died with its engine nothing is held, whether or not the next engine says so.
     node.remove("na", "nb")
     names = [f"c{number}" for number in range(FUNCTIONS)]
     for name in names:
         node.run(name)
     node.remove(*names)
+    assert node.promised() == {}
+
+
+def test_more_containers_than_functions_at_once(node: Node) -> None:
+    started, refused = node.race(CONTAINERS)
+    assert len(started) == FUNCTIONS
+    for words in refused:
+        assert f"no virtual function of {node.parent} is free: containers have all {FUNCTIONS}" in words
+    assert len({node.address(name) for name in started}) == FUNCTIONS
+    node.remove(*(f"race{number}" for number in range(CONTAINERS)))
     assert node.promised() == {}
 
 

@@ -15,10 +15,9 @@ from ansible_collections.rdm.provision.plugins.modules import container_ready
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES
-from tests.integration.sriov_node import FUNCTIONS, NETWORK, Node, sriov_node
+from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, NETWORK, Node, sriov_node
 from tests.unit.plugins.modules.running import run_module
 
-CONTAINERS = 50
 OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
 
 
@@ -54,21 +53,12 @@ def test_a_container_keeps_its_address_over_every_restart(node: Node) -> None:
 
 
 def test_more_containers_than_functions_at_once(node: Node) -> None:
-    def run(number: int) -> str:
-        try:
-            node.run(f"c{number}")
-        except RuntimeError as error:
-            return str(error)
-        return ""
-
-    with ThreadPoolExecutor(CONTAINERS) as pool:
-        said = list(pool.map(run, range(CONTAINERS)))
-    started = [f"c{number}" for number, words in enumerate(said) if not words]
+    started, refused = node.race(CONTAINERS)
     assert len(started) == FUNCTIONS
-    for words in filter(None, said):
+    for words in refused:
         assert f"no virtual function of {node.parent} is free: containers have all {FUNCTIONS}" in words
     assert len({node.address(name) for name in started}) == FUNCTIONS
-    node.remove(*(f"c{number}" for number in range(CONTAINERS)))
+    node.remove(*(f"race{number}" for number in range(CONTAINERS)))
     assert node.promised() == {}
 
 

@@ -295,9 +295,7 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         binds.append("/sys/fs/cgroup:/sys/fs/cgroup")
     else:
         host["CgroupnsMode"] = "private"
-    if node.cgroup_driver == "cgroupfs":
-        # Else all containers of the engine together weigh as much as one process beside it.
-        host["CgroupParent"] = "/"
+    host.update(weight(node.cgroup_driver))
     if node.slurm:
         binds.append(f"{object_name(node.lab, 'shared')}:{SHARED_AT}")
     host["Binds"] = binds
@@ -313,6 +311,15 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
             "NetworkingConfig": endpoint(node.network, node.address, node.name),
         }
     )
+
+
+def weight(cgroup_driver: str) -> Dict[str, Any]:
+    """Return what lets a node weigh as much as a process of this machine, where the engine sees to that.
+
+    Args:
+        cgroup_driver: of the engine. With cgroupfs all its containers together weigh as much as one process.
+    """
+    return {"CgroupParent": "/"} if cgroup_driver == "cgroupfs" else {}
 
 
 def endpoint(network: str, address: str, node: str) -> Dict[str, Any]:

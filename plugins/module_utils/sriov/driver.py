@@ -332,10 +332,16 @@ class Driver:
                         mine.function, parents, owner[1]
                     )
                 )
-            taken = "the one" if len(pool) == 1 else "all {0}".format(len(pool))
+            idle = [one.key for one in pool if self._functions.is_idle(one)]
+            with_driver = len(pool) - len(idle)
+            taken = "the one" if with_driver == 1 else "all {0}".format(with_driver)
             if free:
                 taken = "{0} of {1}, and {2} wait for containers that are to start".format(
-                    len(pool) - len(free), len(pool), len(free)
+                    with_driver - len(free), with_driver, len(free)
+                )
+            if idle:
+                taken += ", and {0} {1} no driver".format(
+                    ", ".join(idle), "has" if len(idle) == 1 else "have"
                 )
             raise FunctionProblem("no {0} of {1} is free: containers have {2}".format(what, parents, taken))
         before = self._state.last.get(owner)

@@ -108,6 +108,11 @@ class Functions:
             return function.key if self._is_interface(function.key) else ""
         return partitions.free(self._directory(function))
 
+    def is_idle(self, function: Function) -> bool:
+        """Say whether a function has no driver, so that it has no interface to give to anybody."""
+        device = self._directory(function)
+        return os.path.isdir(device) and not os.path.exists(os.path.join(device, "driver"))
+
     def partition(self, function: Function, pkey: int, name: str) -> str:
         """Make the interface of a partition on a function's own, in place of what an earlier one has left.
 

@@ -22,6 +22,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.vf.identity import (
     guid_of,
 )
 
+_PROBE = "bus/pci/drivers_probe"
 _STATES = {policy: state for state, policy in POLICIES.items()}
 
 
@@ -93,10 +94,15 @@ def problems(found: Physical, wanted: Wanted, ending: int = 0) -> List[str]:
     if unfit:
         return [unfit]
     wrong = list(_wrong_settings(found, wanted))
+    unplugged = _unplugged(found, wanted)
+    if unplugged:
+        return [*wrong, unplugged]
     steps = next_steps(found, wanted)
     if not steps:
         return wrong
-    held = [vf for vf in found.vfs if vf.holder]
+    # To bind a VF that nobody has takes nothing from those who have another.
+    only_binds = all(step.path == _PROBE for step in steps)
+    held = [] if only_binds else [vf for vf in found.vfs if vf.holder]
     # Which VF is in which container the kernel does not say: more than there should be are others'.
     if len(held) > (ending if all(vf.holder == CONTAINER for vf in held) else 0):
         wrong.append(
@@ -142,7 +148,7 @@ def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
             steps.append(_number_step(device, found, wanted.number))
         return steps
     binds: List[Step] = []
-    for vf in found.vfs:
+    for vf in found.there:
         differences = list(_differences(found, vf, wanted))
         rebind = bool(vf.driver) and any(one.rebind for one in differences)
         if rebind:
@@ -151,7 +157,7 @@ def next_steps(found: Physical, wanted: Wanted) -> List[Step]:
         for difference in differences:
             steps += difference.steps
         if rebind or not vf.driver:
-            binds.append(Step("bind {0}".format(_name(vf, found)), "bus/pci/drivers_probe", vf.pci))
+            binds.append(Step("bind {0}".format(_name(vf, found)), _PROBE, vf.pci))
     # Last of all: a driver that udev loads meanwhile takes every VF that it may have, address or not.
     if binds and found.autoprobe is False:
         steps.append(_autoprobe(device, found, on=True))
@@ -238,6 +244,24 @@ def _unfit(found: Physical, wanted: Wanted) -> str:
     return ""
 
 
+def _unplugged(found: Physical, wanted: Wanted) -> str:
+    """Return that a VF was taken away alone, which the kernel cannot undo; empty when none was.
+
+    Its entry `virtfnN` stays (pci_iov_remove_virtfn() finds no device to remove it with), so that the next
+    one of this number fails with EEXIST, and all others with it: drivers/pci/iov.c.
+    """
+    gone = [str(vf.number) for vf in found.vfs if not vf.pci and vf.number < wanted.number]
+    if not gone:
+        return ""
+    return (
+        "{0} has lost VF {1}, unplugged by itself, and the kernel makes none in its place while it knows the "
+        "card: end what uses {0} and its VFs, let the card be found anew (echo 1 > "
+        "/sys/{2}/{3}/remove, then echo 1 > /sys/bus/pci/rescan) or restart the node, then run again".format(
+            found.name, ", ".join(gone), PCI_DEVICES, found.pci
+        )
+    )
+
+
 def _in_firmware(found: Physical, number: int) -> str:
     if found.driver == "mlx5_core":
         command = "mlxconfig -d {0} set SRIOV_EN=1 NUM_OF_VFS={1}"
@@ -267,7 +291,7 @@ def _wrong_settings(found: Physical, wanted: Wanted) -> Iterator[str]:
             yield "{0} is InfiniBand, whose VFs have no {1}: leave it out".format(
                 found.name, " or ".join(asked)
             )
-        mute = [vf for vf in found.vfs if vf.pci and not vf.policy and not vf.address]
+        mute = [vf for vf in found.there if not vf.policy and not vf.address]
         if mute and (wanted.policy or wanted.addresses):
             yield (
                 "neither sysfs nor ip link shows policy and GUIDs of the VFs of {0}: its driver {1} "
@@ -288,11 +312,11 @@ def _needs(found: Physical, wanted: Wanted) -> Iterator[str]:
     if found.number != wanted.number:
         yield "it has {0} VFs, not {1}".format(found.number, wanted.number)
     elif not found.whole:
-        there = {vf.number for vf in found.vfs if vf.pci}
+        there = {vf.number for vf in found.there}
         gone = [str(number) for number in range(found.number) if number not in there]
         yield "VF {0} has vanished".format(", ".join(gone))
     else:
-        for vf in found.vfs:
+        for vf in found.there:
             wrong = [
                 "{0.what} {0.found}, not {0.wanted}".format(one) for one in _differences(found, vf, wanted)
             ]

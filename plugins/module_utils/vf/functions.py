@@ -48,7 +48,7 @@ class Virtual(NamedTuple):
 
     Attributes:
         number: which VF of its PF.
-        pci: its PCI address, empty when it has vanished.
+        pci: its PCI address, empty when it has vanished and its PF still has an entry for it.
         driver: what it is bound to, empty for nothing.
         interface: its network interface in this network namespace, or empty.
         mac: hardware address of that interface, or empty.
@@ -111,9 +111,14 @@ class Physical(NamedTuple):
     vfs: Tuple[Virtual, ...]
 
     @property
+    def there(self) -> Tuple[Virtual, ...]:
+        """The VFs that have not vanished."""
+        return tuple(vf for vf in self.vfs if vf.pci)
+
+    @property
     def whole(self) -> bool:
         """Whether every VF is there that is counted."""
-        return sum(1 for vf in self.vfs if vf.pci) == self.number
+        return len(self.there) == self.number
 
 
 def physical(

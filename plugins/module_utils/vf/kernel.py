@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from typing import Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, Collection, List, Mapping, Optional, Sequence, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.network_state import IpMissing, ip
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import (
@@ -104,12 +104,19 @@ class Kernel:
         if refused:
             raise VfProblem("cannot {0}: {1}".format(step.says, refused))
 
-    def settle(self, parent: str) -> None:
-        """Wait until the VFs of a PF have their drivers and interfaces, or until it has taken too long."""
+    def settle(self, parent: str, held: Collection[int] = ()) -> None:
+        """Wait until the VFs of a PF have their drivers and interfaces, or until it has taken too long.
+
+        Args:
+            parent: the PF.
+            held: the numbers of those whose interfaces are in containers.
+        """
 
         def settled() -> bool:
             found = self.look(parent)
-            ready = found.autoprobe is False or all(vf.driver and vf.interface for vf in found.vfs)
+            ready = found.autoprobe is False or all(
+                vf.driver and (vf.interface or vf.number in held) for vf in found.there
+            )
             return found.whole and ready
 
         self._until(settled)
@@ -187,5 +194,5 @@ def bring(kernel: Kernel, wanted: Wanted) -> bool:
         for step in steps:
             kernel.do(step)
         done += steps
-        kernel.settle(wanted.parent)
+        kernel.settle(wanted.parent, {vf.number for vf in found.vfs if vf.holder})
     raise VfProblem("the kernel let one {0}, and shows no effect".format(done[-1].says))

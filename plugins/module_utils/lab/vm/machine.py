@@ -47,6 +47,7 @@ class MachineSpec(NamedTuple):
         machine: the directory of disk, kernel and initrd.
         kvm: this machine has a device of that name, which may or may not work.
         rails: how many cards it has, each on a switch of its own.
+        cgroup_driver: of this machine's engine.
     """
 
     lab: str
@@ -59,6 +60,7 @@ class MachineSpec(NamedTuple):
     machine: str
     kvm: bool
     rails: int = 1
+    cgroup_driver: str = ""
 
 
 def checked_request(driver: str, trainer: bool, source: str = "packages") -> None:
@@ -228,6 +230,7 @@ def machine_body(machine: MachineSpec) -> Dict[str, Any]:
                 ],
                 "Tmpfs": {"/run": "mode=755"},
                 "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+                **spec.weight(machine.cgroup_driver),
             },
             "NetworkingConfig": spec.endpoint(machine.network, machine.address, machine.name),
         }

@@ -28,6 +28,7 @@ class Machine(Functions):
         self.count = count
         self.ethernet = ethernet
         self.away: set[str] = set()
+        self.idle: set[str] = set()
         self.set: list[tuple[str, object]] = []
 
     def virtual(self, parent: str) -> list[Function]:
@@ -41,7 +42,10 @@ class Machine(Functions):
         return Function(f"pci-{name}", name, -1)
 
     def interface(self, function: Function) -> str:
-        return "" if function.key in self.away else f"if-{function.key}"
+        return "" if function.key in self.away | self.idle else f"if-{function.key}"
+
+    def is_idle(self, function: Function) -> bool:
+        return function.key in self.idle
 
     def address(self, interface: str) -> str:
         return f"mac-of-{interface}"
@@ -414,6 +418,29 @@ def test_an_interface_that_is_handed_on_whole_can_be_reserved(tmp_path: Path) ->
 def test_a_function_that_vanished_is_named(plugin: Plugin) -> None:
     plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
     plugin.machine.count = 0
+    with pytest.raises(FunctionProblem, match=r"ib0\.0, which this container was to get, is gone"):
+        plugin.call("Join", NetworkID=NETWORK, EndpointID="a")
+
+
+def test_a_function_without_a_driver_is_given_to_nobody_and_hurts_nobody(tmp_path: Path) -> None:
+    plugin = Plugin(tmp_path, Machine(3))
+    plugin.network()
+    assert plugin.container("a", "192.169.16.100/24") == "ib0.0"
+    assert plugin.container("b", "192.169.16.101/24") == "ib0.1"
+    plugin.machine.idle.add("ib0.0")
+    plugin.end("a")
+    assert plugin.container("a2", "192.169.16.100/24") == "ib0.2"
+    assert plugin.reserve("192.169.16.101/24")["pci"] == "ib0.1"
+    refused = r"no virtual function of ib0 is free: containers have all 2, and ib0\.0 has no driver$"
+    with pytest.raises(FunctionProblem, match=refused):
+        plugin.container("c")
+    plugin.machine.idle.clear()
+    assert plugin.container("c") == "ib0.0"
+
+
+def test_a_function_that_loses_its_driver_before_its_container_has_it_is_named(plugin: Plugin) -> None:
+    plugin.call("CreateEndpoint", NetworkID=NETWORK, EndpointID="a", Interface={})
+    plugin.machine.idle.add("ib0.0")
     with pytest.raises(FunctionProblem, match=r"ib0\.0, which this container was to get, is gone"):
         plugin.call("Join", NetworkID=NETWORK, EndpointID="a")
 

@@ -59,6 +59,14 @@ def test_an_interface_is_found_under_the_name_that_it_came_back_with(tmp_path: P
     assert functions.interface(second) == "", "it is in a container"
 
 
+def test_a_function_without_a_driver_is_idle_and_one_in_a_container_is_not(tmp_path: Path) -> None:
+    physical(tmp_path, "ib0", "0000:3b:00.0", {0: "0000:3b:00.2", 1: "0000:3b:00.3"})
+    (tmp_path / "bus/pci/devices/0000:3b:00.3/driver").symlink_to(tmp_path)
+    functions = Functions(str(tmp_path))
+    assert [functions.is_idle(one) for one in functions.virtual("ib0")] == [True, False]
+    assert not functions.is_idle(Function("veth1", "veth1", -1)), "what is no PCI device has none"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -116,10 +116,14 @@ class FakeKernel(Kernel):
             raise _error(errno.EBUSY)
         name = _interface(device)
         for link in device.glob("virtfn*"):  # going down, even while a container has one
-            shutil.rmtree(link.resolve(), ignore_errors=True)
-            link.unlink()
+            if link.exists():  # else its entry stays
+                shutil.rmtree(link.resolve(), ignore_errors=True)
+                link.unlink()
         shutil.rmtree(device / "sriov", ignore_errors=True)
         self._shown.pop(name, None)
+        (device / "sriov_numvfs").write_text("0\n")
+        if any((device / f"virtfn{one}").is_symlink() for one in range(number)):
+            raise _error(errno.EEXIST)
         for one in range(number):
             self._add(device, name, one)
         (device / "sriov_numvfs").write_text(f"{number}\n")
@@ -208,10 +212,14 @@ class FakeKernel(Kernel):
         return net.name
 
     def unplug(self, interface: str, number: int) -> None:
-        """Let a VF vanish."""
-        directory = self.vf(interface, number)
-        (self.sys / "class/net" / interface / "device" / f"virtfn{number}").unlink()
-        shutil.rmtree(directory)
+        """Let a VF vanish. Its PF's entry for it stays."""
+        shutil.rmtree(self.vf(interface, number))
+
+    def find_anew(self, interface: str) -> None:
+        """Take a card out, and find it again."""
+        self.make(self.pci(interface), 0)
+        for entry in (self.sys / "class/net" / interface / "device").glob("virtfn*"):
+            entry.unlink()
 
     def interface_address(self, interface: str, number: int) -> str:
         """The address of a VF's interface."""

@@ -173,11 +173,49 @@ def test_a_function_is_found_by_its_pci_address(kernel: FakeKernel) -> None:
     assert kernel.look("ib1").number == 4
 
 
-def test_a_vf_that_has_vanished_is_made_anew(kernel: FakeKernel) -> None:
+def test_a_vf_that_was_unplugged_is_named_and_comes_back_with_its_card(kernel: FakeKernel) -> None:
     bring(kernel, wanted("ib0"))
+    kernel.hold("ib0", 0)
     kernel.unplug("ib0", 2)
+    # Nothing is tried: the kernel would take all away, and make none.
+    said = refusal(kernel, wanted("ib0"))
+    assert said == (
+        "ib0 has lost VF 2, unplugged by itself, and the kernel makes none in its place while it knows the "
+        "card: end what uses ib0 and its VFs, let the card be found anew (echo 1 > "
+        "/sys/bus/pci/devices/0000:41:00.0/remove, then echo 1 > /sys/bus/pci/rescan) or restart the node, "
+        "then run again"
+    )
+    # Preflight says the same, from facts; and so it stays with another number.
+    assert problems(from_fact(to_fact(kernel.look("ib0"))), wanted("ib0")) == [said]
+    assert refusal(kernel, wanted("ib0", 3)) == said
+    kernel.make("0000:41:00.0", 0)
+    assert refusal(kernel, wanted("ib0")) == said
+    # Those below it can be made.
+    assert bring(kernel, wanted("ib0", 2)) is True
+    kernel.find_anew("ib0")
     assert bring(kernel, wanted("ib0")) is True
     assert kernel.look("ib0").whole
+    assert [vf.address for vf in kernel.look("ib0").vfs] == [guid_of(one) for one in addresses(FIRST, 0, 4)]
+
+
+def test_a_vf_that_lost_its_driver_is_bound_though_a_container_has_another(kernel: FakeKernel) -> None:
+    bring(kernel, wanted("eth2"))
+    kernel.hold("eth2", 0)
+    kernel.unbind(kernel.vf("eth2", 2).name)
+    kernel.log.clear()
+    assert bring(kernel, wanted("eth2")) is True
+    assert kernel.log == [f"bus/pci/drivers_probe = {kernel.vf('eth2', 2).name}"]
+    assert kernel.interface_address("eth2", 2) == addresses(FIRST, 0, 4)[2]
+    # But not where more is to be done.
+    kernel.unbind(kernel.vf("eth2", 2).name)
+    assert "while a container has VF 0" in refusal(kernel, wanted("eth2", vlan=9))
+
+
+def test_vfs_one_of_which_was_unplugged_can_be_taken_away(kernel: FakeKernel) -> None:
+    bring(kernel, wanted("ib0"))
+    kernel.unplug("ib0", 2)
+    assert bring(kernel, Wanted("ib0", 0)) is True
+    assert bring(kernel, Wanted("ib0", 0)) is False
 
 
 USES = {
@@ -251,19 +289,24 @@ def test_any_state_leads_to_the_wanted_one_or_stays(
         for what, vf in changes:
             _happen(kernel, parent, what, vf)
         found = kernel.look(parent)
+        if any(not vf.pci and vf.number < number for vf in found.vfs):
+            assert "unplugged by itself" in refusal(kernel, goal)
+            kernel.find_anew(parent)
+            found = kernel.look(parent)
         held = any(vf.holder for vf in found.vfs)
         work = bool(next_steps(found, goal))
+        binds = all(step.path.endswith("/drivers_probe") for step in next_steps(found, goal))
         kernel.log.clear()
-        if held and work:
+        if held and work and not binds:
             assert "cannot be changed" in refusal(kernel, goal)
             return
         assert bring(kernel, goal) is work
-        assert held is False or kernel.log == []
+        assert held is False or binds
         after = kernel.look(parent)
         assert after.number == number
         assert after.whole
         if work:
-            assert all(vf.driver and vf.interface for vf in after.vfs)
+            assert all(vf.driver and (vf.interface or vf.holder) for vf in after.there)
         kernel.log.clear()
         assert bring(kernel, goal) is False  # a second run
         assert kernel.log == []

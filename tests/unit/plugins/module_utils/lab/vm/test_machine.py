@@ -109,6 +109,11 @@ def test_a_machine_has_few_rights_on_the_machine_below() -> None:
     assert [device["PathOnHost"] for device in without["Devices"]] == ["/dev/net/tun"]
 
 
+def test_a_machine_weighs_as_a_process_whatever_else_the_engine_runs() -> None:
+    assert machine.machine_body(node(cgroup_driver="cgroupfs"))["HostConfig"]["CgroupParent"] == "/"
+    assert "CgroupParent" not in machine.machine_body(node(cgroup_driver="systemd"))["HostConfig"]
+
+
 def test_the_container_is_a_node_of_the_lab_and_known_as_a_machine() -> None:
     body = machine.machine_body(node())
     assert body["Labels"][spec.LABEL] == "lab"
