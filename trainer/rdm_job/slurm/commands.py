@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from rdm_job.slurm import limits, states
+from rdm_job.slurm import limits, reasons, states
 from rdm_job.slurm.accounting import (
     ASSOCIATION_FORMAT,
     QOS_FORMAT,
@@ -207,8 +207,12 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
     """
     done = _ended(command, cwd)
     if done.returncode != 0:
-        said = [line for line in done.stderr.strip().splitlines() if line] or [f"exit code {done.returncode}"]
-        raise SlurmError(re.sub(r"^\w+: (error|fatal): ", "", said[-1]).rstrip(".") + ".")
+        said = [
+            re.sub(r"^\w+: (error|fatal): ", "", line) for line in done.stderr.splitlines() if line.strip()
+        ]
+        # Before the general word of all limits, of which it is one.
+        limit = next((reasons.why(line) for line in said if reasons.is_limit(line)), "")
+        raise SlurmError((limit or (said or [f"exit code {done.returncode}"])[-1]).rstrip(".") + ".")
     return done.stdout
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["NEVER", "REASONS", "never", "why"]
+__all__ = ["NEVER", "REASONS", "is_limit", "never", "why"]
 
 # The one reason that Slurm writes as a sentence.
 _DRAINED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
@@ -104,6 +104,11 @@ def never(reason: str) -> bool:
     """Whether a job with this reason waits for ever."""
     word = reason.strip("()").partition(",")[0].strip()
     return NEVER in (REASONS.get(word) or _of_limit(word))
+
+
+def is_limit(text: str) -> bool:
+    """Whether a text is Slurm's word for a limit of an account or a QOS, and nothing else."""
+    return _of_limit(text.strip()) != ""
 
 
 def _of_limit(word: str) -> str:

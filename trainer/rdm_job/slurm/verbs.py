@@ -23,7 +23,7 @@ from rdm_job.check import data_problems, program_missing, standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
 from rdm_job.protocol import Request, State
-from rdm_job.slurm import accounting, commands, container, image, image_paths, limits, rest, view
+from rdm_job.slurm import commands, container, image, image_paths, limits, policy, rest, view
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Access
 from rdm_job.slurm.script import OUTPUT, script
@@ -92,7 +92,7 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
             config = limits.with_gpus(config, request.accelerator, there, machines)
             problems += limits.without_gpus(config, request.accelerator, there, machines)
             problems += limits.problems(config, there, machines)
-            problems += accounting.problems(config, slurm.accounting(), there)
+            problems += policy.problems(config, slurm.accounting(), there)
             problems += [] if problems else _refused(request, config)
         except SlurmError as error:
             silent = f"Slurm does not answer on {request.node}: {error}"

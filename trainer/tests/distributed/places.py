@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,12 @@ class Place(Protocol):
     def watcher(self, job: str) -> subprocess.Popen[bytes]:
         """A process that waits for news of a job."""
 
+    def node_dies(self, job: str) -> str:
+        """Kill all that a job has on its last node, as a loss of power does, and return the node's name."""
+
+    def node_returns(self, job: str, node: str) -> None:
+        """Have a node that died begin again, when it is missed."""
+
 
 class Agents:
     """Agents that are started on each node, as in containers and on bare hosts."""
@@ -72,6 +79,20 @@ class Agents:
 
     def watcher(self, job: str) -> subprocess.Popen[bytes]:
         return _watcher(job, {**os.environ, "RDM_JOBS": str(self.folder / "n1")})
+
+    def node_dies(self, job: str) -> str:
+        for number in (self._nodes.agent_of("n2", job), self._nodes.process_of(1, job)):
+            os.kill(number, signal.SIGKILL)
+        return "n2"
+
+    def node_returns(self, job: str, node: str) -> None:
+        wait_until(
+            f"{job} misses {node}",
+            lambda: state(self, job)["nodes"],
+            lambda nodes: nodes[node] == "lost",
+        )
+        # What a container does when it starts.
+        assert self._nodes.ask(node, "revive")["revived"] == [job]
 
 
 class InSlurm:
@@ -102,6 +123,18 @@ class InSlurm:
 
     def watcher(self, job: str) -> subprocess.Popen[bytes]:
         return _watcher(job, self._slurm.environment)
+
+    def node_dies(self, job: str) -> str:
+        node = str(max(state(self, job)["nodes"]))
+        self._slurm.node_dies(node)
+        return node
+
+    def node_returns(self, job: str, node: str) -> None:
+        words = ("sinfo", "-h", "-n", node, "-p", "gpu2", "-o", "%T")
+        wait_until(
+            f"Slurm misses {node}", lambda: self._slurm.slurm(*words), lambda said: said.startswith("down")
+        )
+        self._slurm.node_up(node)
 
 
 def _watcher(job: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -41,7 +41,7 @@ class AccountedSlurm(Slurm):
     more_configuration = (
         "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
         "AccountingStoragePort={ports[4]}\nAccountingStoragePass={folder}/munge.socket\n"
-        "AccountingStorageEnforce=associations,limits,qos\nAccountingStorageTRES=gres/gpu\nMinJobAge=2\n"
+        "AccountingStorageEnforce=safe,qos\nAccountingStorageTRES=gres/gpu\nMinJobAge=2\n"
     )
 
     def accounting_up(self, port: int) -> None:

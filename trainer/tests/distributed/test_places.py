@@ -98,6 +98,22 @@ def test_a_rank_that_is_killed_is_named_and_costs_a_restart(place: Place, name: 
 
 
 @pytest.mark.long
+def test_a_node_that_dies_is_named_and_costs_a_restart(place: Place, name: str) -> None:
+    job = f"loses-a-node-{name}"
+    place.submit(job, "launcher.max_restarts=1")
+    begins(place, job)
+    node = place.node_dies(job)
+    place.node_returns(job, node)
+    told = wait_until(
+        "it begins again",
+        lambda: state(place, job),
+        lambda one: (one["state"], one["restarts"]) == ("running", 1),
+    )
+    assert node in {failure["node"] for failure in told["failures"]}, told["failures"]
+    let_end(place, job)
+
+
+@pytest.mark.long
 def test_the_gpt_stops_with_a_checkpoint_and_goes_on_in_another_layout_with_the_same_losses(
     place: Place, name: str
 ) -> None:

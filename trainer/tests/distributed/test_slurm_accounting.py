@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 USER = getpass.getuser()
 ASSOCIATION = ("user", USER, "where", f"account={ACCOUNT}", "set")
 MINE = f"launcher.slurm.account={ACCOUNT}"
-ENDED = "Slurm lets it wait for ever."
+MORE = ": ask for no more, or Slurm lets it wait for ever."
 
 
 @pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.long)])
@@ -40,7 +40,7 @@ def slurm(
             "maxtres=gres/gpu=4",
             ("nodes=2", "gres=gpu:a10:4"),
             ("nodes=2", "gres=gpu:a10:2"),
-            f"The job asks for 8 GPUs, and a job of account {ACCOUNT} may have 4 (MaxTRES)",
+            f"The job asks for 8 GPUs, and a job of account {ACCOUNT} may have 4 (MaxTRES){MORE}",
             "AssocMaxGRESPerJob",
         ),
         pytest.param(
@@ -48,7 +48,8 @@ def slurm(
             "maxtrespernode=gres/gpu=2",
             ("gres=gpu:a10:3",),
             ("nodes=2", "gres=gpu:a10:2"),
-            f"The job asks for 3 GPUs of a node, and a job of account {ACCOUNT} may have 2 (MaxTRESPerNode)",
+            f"The job asks for 3 GPUs of a node, and a job of account {ACCOUNT} may have 2 "
+            f"(MaxTRESPerNode){MORE}",
             "AssocMaxGRESPerNode",
             marks=pytest.mark.long,
         ),
@@ -58,7 +59,7 @@ def slurm(
             "grptres=cpu=3",
             ("nodes=2", "cpus=2"),
             ("cpus=3",),
-            f"The job asks for 4 CPUs, and all jobs of account {ABOVE} may have 3 (GrpTRES)",
+            f"The job asks for 4 CPUs, and all jobs of account {ABOVE} may have 3 (GrpTRES){MORE}",
             "AssocGrpCpuLimit",
             marks=pytest.mark.long,
         ),
@@ -67,7 +68,8 @@ def slurm(
             "grptres=mem=1000M",
             ("nodes=2", "mem=600M"),
             ("nodes=2", "mem=500M"),
-            f"The job asks for 1200 MiB of memory, and all jobs of account {ACCOUNT} may have 1000 (GrpTRES)",
+            f"The job asks for 1200 MiB of memory, and all jobs of account {ACCOUNT} may have 1000 "
+            f"(GrpTRES){MORE}",
             "AssocGrpMemLimit",
             marks=pytest.mark.long,
         ),
@@ -76,7 +78,7 @@ def slurm(
             "maxtresperuser=gres/gpu=4",
             ("qos=long", "nodes=2", "gres=gpu:a10:4"),
             ("qos=long", "nodes=2", "gres=gpu:a10:2"),
-            "The job asks for 8 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser)",
+            f"The job asks for 8 GPUs, and a user of the QOS long may have 4 (MaxTRESPerUser){MORE}",
             "QOSMaxGRESPerUser",
             marks=pytest.mark.long,
         ),
@@ -85,7 +87,7 @@ def slurm(
             "maxtresperaccount=node=1",
             ("qos=long", "nodes=2"),
             ("qos=long",),
-            "The job asks for 2 nodes, and an account of the QOS long may have 1 (MaxTRESPerAccount)",
+            f"The job asks for 2 nodes, and an account of the QOS long may have 1 (MaxTRESPerAccount){MORE}",
             "MaxNodePerAccount",
             marks=pytest.mark.long,
         ),
@@ -94,8 +96,82 @@ def slurm(
             "grptres=node=1",
             ("qos=long", "nodes=2"),
             ("qos=long",),
-            "The job asks for 2 nodes, and all jobs of the QOS long may have 1 (GrpTRES)",
+            f"The job asks for 2 nodes, and all jobs of the QOS long may have 1 (GrpTRES){MORE}",
             "QOSGrpNodeLimit",
+            marks=pytest.mark.long,
+        ),
+        (
+            ASSOCIATION,
+            "maxtresmins=gres/gpu=100",
+            ("gres=gpu:a10:2", "time='60'"),
+            ("gres=gpu:a10:2", "time='50'"),
+            f"The job asks for 120 minutes of GPUs, and a job of account {ACCOUNT} may have 100 (MaxTRESMins)"
+            f"{MORE}",
+            "AssocMaxGRESMinutesPerJob",
+        ),
+        pytest.param(
+            ("account", ACCOUNT, "set"),
+            "grptresrunmins=cpu=100",
+            ("cpus=2", "time='60'"),
+            ("cpus=2", "time='50'"),
+            f"The job asks for 120 minutes of CPUs, and all jobs of account {ACCOUNT} may have 100 "
+            f"(GrpTRESRunMins){MORE}",
+            "AssocGrpCPURunMinutesLimit",
+            marks=pytest.mark.long,
+        ),
+        # Of what is left, jobs of the past have used a little.
+        pytest.param(
+            ("account", ABOVE, "set"),
+            "grptresmins=mem=30000",
+            ("mem=600M", "time='60'"),
+            ("mem=300M", "time='60'"),
+            f"The job asks for 36000 minutes of MiB of memory, and all jobs of account {ABOVE} may have "
+            "30000 "
+            f"(GrpTRESMins){MORE}",
+            "AssocGrpMemMinutes",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("qos", "long", "set"),
+            "maxtresmins=node=100",
+            ("qos=long", "nodes=2", "time='60'"),
+            ("qos=long", "nodes=2", "time='50'"),
+            "The job asks for 120 minutes of nodes, and a job of the QOS long may have 100 "
+            f"(MaxTRESMins){MORE}",
+            "QOSMaxNodeMinutesPerJob",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("account", ABOVE, "set"),
+            "grpwall=50",
+            ("time='60'",),
+            ("time='40'",),
+            f"launcher.slurm.time 60 is more than the 00:50:00 of all jobs of account {ABOVE} "
+            f"(GrpWall){MORE}",
+            "AssocGrpWallLimit",
+            marks=pytest.mark.long,
+        ),
+        # Slurm counts each component, and gives no reason.
+        pytest.param(
+            ("account", ABOVE, "set"),
+            "grpjobs=1",
+            ("nodes={hgx: 1, gpu2: 1}",),
+            ("nodes={gpu2: 1}",),
+            f"Of all jobs of account {ABOVE}, 1 may run at a time (GrpJobs), and the job's 2 components "
+            "are 2: "
+            "Slurm would let it wait for ever.",
+            "",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("qos", "long", "set"),
+            "maxjobsperuser=1",
+            ("qos=long", "nodes={hgx: 1, gpu2: 1}"),
+            ("qos=long", "nodes={gpu2: 1}"),
+            "Of a user of the QOS long, 1 may run at a time (MaxJobsPerUser), and the job's 2 components "
+            "are 2: "
+            "Slurm would let it wait for ever.",
+            "",
             marks=pytest.mark.long,
         ),
     ],
@@ -120,21 +196,45 @@ def test_what_a_limit_would_never_let_run_is_refused_and_what_it_allows_runs(
         # slurmctld hears of it by itself.
         request = slurm.request(over, *more)
         checked = slurm.ask("check", request=request)
-        assert checked["problems"] == [f"{said}: ask for no more, or {ENDED}"]
+        assert checked["problems"] == [said]
         # Slurm takes the very same job, and lets it wait for that.
         assert slurm.ask("start", request={**request, "offer": checked["offer"]})["started"]
         told = wait_until(
             "it waits for the limit",
             lambda: slurm.state(over),
-            lambda one: f"({waits})" in one["reason"] or one["state"] != "queued",
+            lambda one: f"({waits})" in one["reason"] or not waits or one["state"] != "queued",
         )
         assert told["state"] == "queued", told
-        slurm.ask("stop", over)
         slurm.submit(under, *less)
         assert slurm.reaches(under, "running", "failed")["state"] == "running"
+        assert slurm.state(over)["state"] == "queued"
     finally:
         slurm.slurm("scancel", f"--user={USER}")
         slurm.sacctmgr("modify", *whose, f"{limit.rpartition('=')[0]}=-1")
+        wait_until("all nodes are idle", slurm.idle)
+
+
+def test_a_queue_that_takes_no_more_is_said_with_its_limit(slurm: AccountedSlurm) -> None:
+    def said(most: int) -> list[str]:
+        slurm.sacctmgr("modify", *ASSOCIATION, f"maxsubmitjobs={most}")
+        found: list[str] = slurm.ask("check", request=slurm.request("more", MINE))["problems"]
+        return found
+
+    try:
+        assert said(0) == [
+            f"Of your jobs of account {ACCOUNT}, none may be in the queue (MaxSubmitJobs), and the job "
+            "is one: "
+            "Slurm would refuse it."
+        ]
+        assert said(1) == []
+        slurm.submit("only", MINE)
+        assert said(1) == [
+            "Slurm refuses the job: its user has as many jobs in the queue as the account allows "
+            "(AssocMaxSubmitJobLimit)."
+        ]
+    finally:
+        slurm.slurm("scancel", f"--user={USER}")
+        slurm.sacctmgr("modify", *ASSOCIATION, "maxsubmitjobs=-1")
         wait_until("all nodes are idle", slurm.idle)
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.slurm import accounting, limits
-from rdm_job.slurm.accounting import Accounting, Association
+from rdm_job.slurm import accounting, limits, policy
+from rdm_job.slurm.accounting import Accounting, Association, Qos
 from rdm_trainer import config as configuration
 
 RECORDS = Path(__file__).parent / "records"
@@ -27,17 +27,59 @@ KNOWN = Accounting(
     accounting.qualities((RECORDS / "qos-22.05.txt").read_text()),
 )
 """physics is below science, and its user may use chemistry in the partition hgx."""
+SAFE = dataclasses.replace(KNOWN, enforced=accounting.enforced("safe,qos"))
 
 
 def problems(known: Accounting = KNOWN, partitions: Any = PARTITIONS, **slurm: Any) -> list[str]:
     config = configuration.from_dict({"launcher": {"kind": "slurm", "slurm": slurm}})
-    return accounting.problems(config, known, partitions)
+    return policy.problems(config, known, partitions)
 
 
 def with_qos(name: str, **more: Any) -> Accounting:
     """The same accounting with another QOS."""
     return dataclasses.replace(
         KNOWN, qos={**KNOWN.qos, name: dataclasses.replace(KNOWN.qos["normal"], name=name, **more)}
+    )
+
+
+def of_qos(**words: str) -> Qos:
+    """A QOS as sacctmgr prints it, of which only these columns say something."""
+    words.setdefault("name", "x")
+    row = "|".join(words.get(column, "") for column in accounting.QOS_FORMAT.split(","))
+    return accounting.qualities(row)[words["name"]]
+
+
+def test_what_sacctmgr_printed() -> None:
+    of_account = {(one.account, one.user): one for one in KNOWN.associations or ()}
+    science, mine = of_account["science", ""], of_account["chemistry", "rdm"]
+    assert science.counts == {"GrpJobs": 40, "GrpSubmitJobs": 90}
+    assert (science.group, science.group_minutes, science.group_seconds) == (
+        {"gres/gpu": 6},
+        {"gres/gpu": 600_000, "mem": 100 * 1024},
+        40 * 86400,
+    )
+    assert (mine.minutes, mine.counts) == ({"cpu": 5000}, {"MaxJobs": 0, "MaxSubmitJobs": 20})
+    assert of_account["physics", ""].running_minutes == {"cpu": 6000}
+    qos = KNOWN.qos["long"]
+    assert qos.counts == {
+        "GrpJobs": 12,
+        "GrpSubmitJobs": 60,
+        "MaxJobsPerUser": 3,
+        "MaxJobsPerAccount": 9,
+        "MaxSubmitJobsPerUser": 30,
+        "MaxSubmitJobsPerAccount": 50,
+    }
+    assert (qos.is_first, qos.safe_factor, qos.least, qos.of_user) == (
+        True,
+        0.5,
+        {"gres/gpu": 1},
+        {"gres/gpu": 4},
+    )
+    assert (qos.most_seconds, qos.group_seconds) == (2 * 86400, 7 * 86400)
+    assert (qos.minutes, qos.group_minutes, qos.running_minutes) == (
+        {"mem": 2048, "node": 5000},
+        {"cpu": 1_000_000},
+        {"mem": 5120},
     )
 
 
@@ -82,11 +124,14 @@ def test_what_the_accounting_lets_run(slurm: dict[str, Any]) -> None:
 def test_accounts_are_the_same_in_upper_case() -> None:
     assert problems(account="Physics") == []
     assert problems(account="CHEMISTRY", partition="hgx") == [
-        f"Account chemistry lets you run no jobs (MaxJobs){WAITS}"
+        "Of your jobs of account chemistry in partition hgx, none may run at a time (MaxJobs), and the "
+        "job is "
+        f"one{WAITS}"
     ]
 
 
 WAITS = ": Slurm would let it wait for ever."
+REFUSES = ": Slurm would refuse it."
 MORE = ": ask for no more, or Slurm lets it wait for ever."
 
 
@@ -106,7 +151,7 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
         ),
         (
             {"account": "chemistry", "partition": "hgx"},
-            f"Account chemistry lets you run no jobs (MaxJobs){WAITS}",
+            f"none may run at a time (MaxJobs), and the job is one{WAITS}",
         ),
         (
             {"nodes": 3},
@@ -224,6 +269,133 @@ def test_equal_limits_of_two_partitions_are_two() -> None:
     ]
 
 
+def limited(account: str, user: str = "", known: Accounting = KNOWN, **limits: Any) -> Accounting:
+    """The same accounting, in which an account, or its user, has other limits."""
+    return dataclasses.replace(
+        known,
+        associations=[
+            dataclasses.replace(one, **limits) if (one.account, one.user) == (account, user) else one
+            for one in known.associations or ()
+        ],
+    )
+
+
+TWO = {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:1", "gpu2": "gpu:1"}}
+"""A job that Slurm counts as two."""
+
+
+@pytest.mark.parametrize(
+    ("known", "slurm", "said"),
+    [
+        (
+            limited("science", counts={"GrpJobs": 0}),
+            {},
+            f"Of all jobs of account science, none may run at a time (GrpJobs), and the job is one{WAITS}",
+        ),
+        (
+            limited("physics", "rdm", counts={"MaxJobs": 1}),
+            TWO,
+            "Of your jobs of account physics, 1 may run at a time (MaxJobs), and the job's 2 components are 2"
+            f"{WAITS}",
+        ),
+        (
+            limited("physics", "rdm", counts={"MaxSubmitJobs": 0}),
+            {},
+            "Of your jobs of account physics, none may be in the queue (MaxSubmitJobs), and the job is one"
+            f"{REFUSES}",
+        ),
+        (
+            with_qos("normal", counts={"MaxSubmitJobsPerUser": 1}),
+            TWO,
+            "Of a user of the QOS normal, 1 may be in the queue (MaxSubmitJobsPerUser), and the job's 2 "
+            f"components are 2{REFUSES}",
+        ),
+    ],
+)
+def test_jobs_of_which_there_may_be_fewer_than_this_one_is(
+    known: Accounting, slurm: dict[str, Any], said: str
+) -> None:
+    assert problems(known, **slurm) == [said]
+
+
+def test_of_numbers_of_jobs_that_of_the_qos_goes_before_the_accounts() -> None:
+    known = limited(
+        "physics", "rdm", with_qos("normal", counts={"MaxJobsPerAccount": 1}), counts={"MaxJobs": 0}
+    )
+    assert problems(known) == []
+    known = limited("science", "", with_qos("normal", counts={"GrpJobs": 1}), counts={"GrpJobs": 0})
+    assert problems(known) == []
+    # It is another kind.
+    known = limited("science", "", with_qos("normal", counts={"MaxJobsPerUser": 1}), counts={"GrpJobs": 0})
+    assert len(problems(known)) == 1
+
+
+@pytest.mark.parametrize(
+    ("known", "slurm", "said"),
+    [
+        (
+            limited("physics", "rdm", minutes={"gres/gpu": 119}),
+            {"gres": "gpu:2", "time": "01:00:00"},
+            "The job asks for 120 minutes of GPUs, and a job of account physics may have 119 "
+            f"(MaxTRESMins){MORE}",
+        ),
+        # Each component is a job.
+        (limited("physics", "rdm", minutes={"gres/gpu": 60}), {**TWO, "time": "01:00:00"}, ""),
+        (
+            limited("science", running_minutes={"gres/gpu": 119}),
+            {**TWO, "time": "01:00:00"},
+            "The job asks for 120 minutes of GPUs, and all jobs of account science may have 119 "
+            "(GrpTRESRunMins)"
+            f"{MORE}",
+        ),
+        (
+            with_qos("normal", minutes={"cpu": 5}),
+            {"cpus": 2, "time": "2:30"},
+            f"The job asks for 6 minutes of CPUs, and a job of the QOS normal may have 5 (MaxTRESMins){MORE}",
+        ),
+        # Slurm gives it a time that its limits allow.
+        (limited("physics", "rdm", minutes={"gres/gpu": 1}), {"gres": "gpu:2"}, ""),
+        # Others' jobs may have used it up, or none.
+        (limited("science", group_minutes={"cpu": 1}, group_seconds=60), {"time": "60"}, ""),
+        (
+            limited("science", group_minutes={"cpu": 0}),
+            {"time": "60"},
+            "The job asks for 60 minutes of CPUs, and all jobs of account science may have 0 "
+            f"(GrpTRESMins){MORE}",
+        ),
+        (
+            limited("science", known=SAFE, group_minutes={"cpu": 59}),
+            {"time": "60"},
+            "The job asks for 60 minutes of CPUs, and all jobs of account science may have 59 "
+            f"(GrpTRESMins){MORE}",
+        ),
+        (
+            limited("science", known=SAFE, group_seconds=3540),
+            {"time": "60"},
+            "launcher.slurm.time 60 is more than the 00:59:00 of all jobs of account science (GrpWall)"
+            f"{MORE}",
+        ),
+    ],
+)
+def test_minutes_of_a_job_that_says_how_long_it_takes(
+    known: Accounting, slurm: dict[str, Any], said: str
+) -> None:
+    assert problems(known, **slurm) == ([said] if said else [])
+
+
+def test_minutes_count_as_much_as_the_qos_says_where_that_is_safe() -> None:
+    of_accounts = limited("science", known=SAFE, group_minutes={"cpu": 59})
+    known = dataclasses.replace(
+        of_accounts,
+        qos={"normal": of_qos(name="normal", flags="UsageFactorSafe", usagefactor="0.500000")},
+    )
+    assert problems(known, time="60") == []
+    dear = {"normal": of_qos(name="normal", flags="UsageFactorSafe", usagefactor="2.000000")}
+    assert "asks for 80 minutes of CPUs" in problems(dataclasses.replace(known, qos=dear), time="40")[0]
+    plain = {"normal": of_qos(name="normal", usagefactor="2.000000")}
+    assert problems(dataclasses.replace(known, qos=plain), time="40") == []
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -237,8 +409,7 @@ def test_equal_limits_of_two_partitions_are_two() -> None:
     ],
 )
 def test_what_a_limit_says_of_resources(text: str, found: dict[str, int]) -> None:
-    (read,) = accounting.qualities(f"x|||{text}|||||").values()
-    assert read.most == found
+    assert of_qos(maxtres=text).most == found
 
 
 @given(
@@ -250,5 +421,4 @@ def test_what_slurm_writes_of_a_number_is_that_number(halves: int, power: int, o
     """It takes the greatest unit in which a number has no more than a half behind its point."""
     name, units = of
     written = f"{halves // 2}" if halves % 2 == 0 else f"{halves / 2:.2f}"
-    (read,) = accounting.qualities(f"x|||{name}={written}{units[power]}|||||").values()
-    assert read.most == {name: halves * 1024**power // 2}
+    assert of_qos(maxtres=f"{name}={written}{units[power]}").most == {name: halves * 1024**power // 2}

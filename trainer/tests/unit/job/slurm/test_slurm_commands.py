@@ -89,8 +89,8 @@ def test_what_the_accounting_tells_of_a_user_without_a_name_in_the_system(
     stand_in("scontrol", f"echo '{SETTINGS}'")
     stand_in(
         "sacctmgr",
-        'case "$*" in *associations*cluster=c1*) echo "physics|3999999999|||normal||||||";; '
-        '*users*name=3999999999*) echo physics;; *qos*) echo "normal||||||||";; esac',
+        f'case "$*" in *associations*cluster=c1*) echo "physics|3999999999|||normal{"|" * 13}";; '
+        f'*users*name=3999999999*) echo physics;; *qos*) echo "normal{"|" * 19}";; esac',
     )
     known = commands.accounting()
     assert (known.user, known.cluster, known.accounts) == ("3999999999", "c1", ["physics"])
@@ -103,6 +103,18 @@ def test_an_accounting_that_does_not_answer_is_not_one_without_accounts(stand_in
     stand_in("sacctmgr", 'echo "sacctmgr: error: Problem talking to the database" >&2; exit 1')
     known = commands.accounting()
     assert (known.associations, "associations" in known.enforced) == (None, True)
+
+
+def test_a_limit_for_which_slurm_refuses_a_job_is_in_words(stand_in: StandIn, tmp_path: Path) -> None:
+    # What 22.05 printed.
+    policy = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    words = f"allocation failure: {policy}"
+    stand_in("sbatch", f'echo "sbatch: error: AssocMaxSubmitJobLimit" >&2; echo "{words}" >&2; exit 1')
+    assert commands.would_run(tmp_path / "job.sbatch") == (
+        "its user has as many jobs in the queue as the account allows (AssocMaxSubmitJobLimit)."
+    )
+    stand_in("sbatch", f'echo "{words}" >&2; exit 1')
+    assert commands.would_run(tmp_path / "job.sbatch") == f"{words}."
 
 
 def test_without_slurmdbd_there_is_no_accounting_to_ask(stand_in: StandIn, tmp_path: Path) -> None:

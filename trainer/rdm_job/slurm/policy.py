@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What of a job Slurm's accounting would never let run. Pure functions.
+
+Slurm takes a job that asks for more than its account or its QOS may ever have, and lets it wait for ever. So
+limits are compared before anything is submitted, where Slurm enforces them (``AccountingStorageEnforce``).
+Which of several limits holds is as in Slurm's "Resource Limits": the partition's QOS, the job's, the user's
+association.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rdm_job.slurm.accounting import Accounting, Association, Limits, Qos
+from rdm_job.slurm.limits import Partition, its_partition, mebibytes, near, span
+from rdm_trainer.config import Config
+from rdm_trainer.config.slurm import Component, components, limit_seconds
+
+__all__ = ["problems"]
+
+_NORMAL = "normal"
+"""The QOS of a job whose association has several and no default one."""
+_MINUTES = "-minutes"
+"""Behind the name of a resource, where it is that times the minutes that a job may take."""
+
+
+def problems(config: Config, known: Accounting, there: Sequence[Partition]) -> list[str]:
+    """Return what of a job the accounting would never let run, one sentence each.
+
+    Args:
+        config: The job's, without a problem in itself.
+        known: What the accounting says of its user.
+        there: The partitions.
+    """
+    slurm = config.launcher.slurm
+    if slurm.qos and known.qos and slurm.qos not in known.qos:
+        return [f"Slurm has no QOS {slurm.qos}; {_near(slurm.qos, known.qos)}"]
+    if known.associations is None:
+        return []
+    mine = known.accounts
+    if not mine:
+        if "associations" not in known.enforced:
+            return []
+        return [
+            f"Slurm takes jobs only of users who have an account, and {known.user} has none on the cluster "
+            f"{known.cluster}; whoever runs it adds one with: sacctmgr add user {known.user} account=ACCOUNT."
+        ]
+    if slurm.account and slurm.account.lower() not in mine:
+        return [f"launcher.slurm.account {slurm.account} is none of yours; {_near(slurm.account, mine)}"]
+    found: dict[str, None] = {}
+    held: list[tuple[dict[str, int], list[_Limit]]] = []
+    jobs: Counter[_OfJobs] = Counter()
+    for part in components(config):
+        if (partition := its_partition(part, there)) is None:
+            continue
+        under = _association(known, (slurm.account or known.default_account).lower(), partition)
+        if isinstance(under, str):
+            found[under] = None
+        elif under is not None:
+            qos = slurm.qos or under.default_qos or (under.qos[0] if len(under.qos) == 1 else _NORMAL)
+            if refused := _of_qos(slurm.qos, qos, known, under, partition):
+                found[refused] = None
+            elif "limits" in known.enforced:
+                chosen = _chosen(known, partition.qos, qos)
+                found |= dict.fromkeys(_of_time(slurm.time, known, under, chosen))
+                found |= dict.fromkeys(_too_little(part, chosen))
+                wanted = _wanted(part) | _of_minutes(part, slurm.time, known, qos)
+                held.append((wanted, _limits(wanted, part, known, under, chosen)))
+                jobs.update(_of_jobs(known, under, chosen))
+    return [*_too_many(jobs), *found, *dict.fromkeys(_too_much(held))]
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """What may be had of a resource.
+
+    Attributes:
+        name: Slurm's name for such limits.
+        whose: Who may have it: of two associations never the same, since limits that are equal are one.
+        resource: Slurm's name of the resource.
+        most: How much.
+        wanted: What a component asks for of a node; None where the limit is not one of nodes.
+        is_shared: Whether all components of a job have it together.
+    """
+
+    name: str
+    whose: str
+    resource: str
+    most: int
+    wanted: int | None = None
+    is_shared: bool = False
+
+
+@dataclass(frozen=True)
+class _OfJobs:
+    """How many jobs there may be.
+
+    Attributes:
+        name: Slurm's name of the limit.
+        who: Whose jobs; of two associations never the same.
+        most: How many.
+    """
+
+    name: str
+    who: str
+    most: int
+
+
+def _association(known: Accounting, account: str, partition: Partition) -> Association | str | None:
+    """Return what a job runs under in a partition; why it may not; None where that is not known."""
+    own = [one for one in known.mine if one.account == account]
+    # One for the partition goes before one for all.
+    for wanted in (partition.name, ""):
+        if mine := next((one for one in own if one.partition == wanted), None):
+            return mine
+    if not own or "associations" not in known.enforced:
+        return None
+    return (
+        f"You may use account {account} only in {_and(one.partition for one in own)}, and not in "
+        f"partition {partition.name}."
+    )
+
+
+def _of_qos(asked: str | None, qos: str, known: Accounting, mine: Association, partition: Partition) -> str:
+    """Return why a job may not have its quality of service; empty where it may.
+
+    Args:
+        asked: What the job names; empty or None for none.
+        qos: What it has.
+        known: What the accounting says.
+        mine: The association that it would run under.
+        partition: Where.
+    """
+    if asked and "qos" in known.enforced and asked not in mine.qos:
+        return f"Account {mine.account} may not use the QOS {asked}; {_near(asked, mine.qos)}"
+    is_allowed = partition.qos_allowed is None or qos in partition.qos_allowed
+    if is_allowed and qos not in partition.qos_denied:
+        return ""
+    allowed = partition.qos_allowed or [one for one in mine.qos if one not in partition.qos_denied]
+    return f"Partition {partition.name} takes no jobs of the QOS {qos}; {_near(qos, allowed)}"
+
+
+def _chosen(known: Accounting, *names: str) -> list[Qos]:
+    """Return the QOS whose limits hold, that which goes before the other first."""
+    chosen = [known.qos[name] for name in dict.fromkeys(names) if name in known.qos]
+    if len(chosen) > 1 and chosen[1].is_first:
+        chosen.reverse()
+    return chosen
+
+
+def _of_time(time: str | None, known: Accounting, mine: Association, chosen: Sequence[Qos]) -> Iterator[str]:
+    """Yield why a job may never run so long."""
+    limits = [(f"a job of the QOS {one.name}", one.most_seconds) for one in chosen]
+    limits.append((f"your jobs of account {mine.account}", mine.most_seconds))
+    held = [("MaxWall", limits)]
+    # What has been used of it already is not known here.
+    if "safe" in known.enforced:
+        of_qos = [(f"all jobs of the QOS {one.name}", one.group_seconds) for one in chosen]
+        above = (mine, *known.above(mine.account))
+        held += [("GrpWall", [*of_qos, (_all_jobs_of(one), one.group_seconds)]) for one in above]
+    for name, kind in held:
+        whose, seconds = next(((whose, most) for whose, most in kind if most is not None), ("", None))
+        if time and seconds is not None and limit_seconds(time) > seconds:
+            yield (
+                f"launcher.slurm.time {time} is more than the {span(seconds)} of {whose} ({name}): ask "
+                "for no "
+                "more, or Slurm lets it wait for ever."
+            )
+
+
+def _of_jobs(known: Accounting, mine: Association, chosen: Sequence[Qos]) -> Iterator[_OfJobs]:
+    """Yield what holds the number of jobs of a component: of each kind the first that is set."""
+    for jobs in ("Jobs", "SubmitJobs"):
+        set_by_qos = set()
+        for name, whose in (
+            (f"Grp{jobs}", "all jobs of the QOS"),
+            (f"Max{jobs}PerAccount", "an account of the QOS"),
+            (f"Max{jobs}PerUser", "a user of the QOS"),
+        ):
+            if qos := next((one for one in chosen if name in one.counts), None):
+                set_by_qos.add(name)
+                yield _OfJobs(name, f"{whose} {qos.name}", qos.counts[name])
+        own = f"Max{jobs}"
+        if own in mine.counts and not set_by_qos & {f"{own}PerAccount", f"{own}PerUser"}:
+            yield _OfJobs(own, f"your jobs of account {_where(mine)}", mine.counts[own])
+        group = f"Grp{jobs}"
+        if group not in set_by_qos:
+            for one in (mine, *known.above(mine.account)):
+                if group in one.counts:
+                    yield _OfJobs(group, _all_jobs_of(one), one.counts[group])
+
+
+def _too_many(jobs: Counter[_OfJobs]) -> Iterator[str]:
+    """Yield why a job may never run, or not be submitted: Slurm counts each of its components.
+
+    Args:
+        jobs: How many components are held to each limit.
+    """
+    for limit, count in jobs.items():
+        if count <= limit.most:
+            continue
+        one = "the job is one" if count == 1 else f"the job's {count} components are {count}"
+        does = "refuse it" if "Submit" in limit.name else "let it wait for ever"
+        where = "in the queue" if "Submit" in limit.name else "at a time"
+        yield (
+            f"Of {limit.who}, {limit.most or 'none'} may {'be' if 'Submit' in limit.name else 'run'} {where} "
+            f"({limit.name}), and {one}: Slurm would {does}."
+        )
+
+
+def _too_little(part: Component, chosen: Sequence[Qos]) -> Iterator[str]:
+    """Yield what a component asks for too little of."""
+    wanted = _wanted(part)
+    for name in _EXACT:
+        whose, least = next(((one.name, one.least[name]) for one in chosen if name in one.least), ("", 0))
+        if wanted[name] < least:
+            yield (
+                f"The job asks for {wanted[name]} {_word(name)}, and a job of the QOS {whose} must ask for "
+                f"{least} (MinTRES): Slurm would let it wait for ever."
+            )
+
+
+def _too_much(held: Sequence[tuple[Mapping[str, int], Sequence[_Limit]]]) -> Iterator[str]:
+    """Yield what a job asks for that it may never have; of each resource the least of what it may.
+
+    Args:
+        held: What each component asks for, and what holds it.
+    """
+    for wanted, limits in held:
+        for name, count in wanted.items():
+            asked = {
+                limit: sum(other.get(name, 0) for other, its in held if limit in its)
+                if limit.is_shared
+                else limit.wanted
+                if limit.wanted is not None
+                else count
+                for limit in limits
+                if limit.resource == name
+            }
+            over = [limit for limit, much in asked.items() if much > limit.most]
+            if over:
+                limit = min(over, key=lambda one: one.most)
+                of = " of a node" if limit.wanted is not None else ""
+                yield (
+                    f"The job asks for {asked[limit]} {_word(name)}{of}, and {limit.whose} may have "
+                    f"{limit.most} ({limit.name}): ask for no more, or Slurm lets it wait for ever."
+                )
+
+
+def _limits(
+    wanted: Iterable[str], part: Component, known: Accounting, mine: Association, chosen: Sequence[Qos]
+) -> list[_Limit]:
+    """Return what holds for a component: of each kind the first that is set, of groups those of all accounts.
+
+    Args:
+        wanted: The resources that it asks for.
+        part: It.
+        known: What the accounting says.
+        mine: The association that it would run under.
+        chosen: The QOS, the one that goes before first.
+    """
+    jobs: list[tuple[str, Limits]] = [(f"a job of the QOS {one.name}", one) for one in chosen]
+    jobs.append((f"a job of account {mine.account}", mine))
+    found = []
+    for name in wanted:
+        each = _of_a_node(part).get(name)
+        firsts: list[tuple[str, int | None, bool, list[tuple[str, Mapping[str, int]]]]] = [
+            ("MaxTRES", None, False, [(who, one.most) for who, one in jobs]),
+            ("MaxTRESMins", None, False, [(who, _by_minutes(one.minutes)) for who, one in jobs]),
+            ("MaxTRESPerNode", each, False, [(who, one.of_node) for who, one in jobs if each is not None]),
+            (
+                "MaxTRESPerUser",
+                None,
+                True,
+                [(f"a user of the QOS {one.name}", one.of_user) for one in chosen],
+            ),
+            (
+                "MaxTRESPerAccount",
+                None,
+                True,
+                [(f"an account of the QOS {one.name}", one.of_account) for one in chosen],
+            ),
+        ]
+        for limit, of_node, is_shared, kind in firsts:
+            found += [
+                _Limit(limit, who, name, most[name], of_node, is_shared) for who, most in kind if name in most
+            ][:1]
+        of_qos = [(f"all jobs of the QOS {one.name}", _of_group(one, known)) for one in chosen]
+        above = (mine, *known.above(mine.account))
+        of_accounts = [(_all_jobs_of(one), _of_group(one, known)) for one in above]
+        for limit in ("GrpTRES", "GrpTRESMins", "GrpTRESRunMins"):
+            first = [(who, group[limit]) for who, group in of_qos if name in group[limit]][:1]
+            held = first or [(who, group[limit]) for who, group in of_accounts if name in group[limit]]
+            found += [_Limit(limit, who, name, most[name], is_shared=True) for who, most in held]
+    return found
+
+
+def _of_group(one: Limits, known: Accounting) -> dict[str, Mapping[str, int]]:
+    """Return what all jobs together may have, by Slurm's names of the limits."""
+    # Otherwise a job begins for which too little is left, and is ended when that is used up.
+    is_held = "safe" in known.enforced
+    return {
+        "GrpTRES": one.group,
+        "GrpTRESMins": _by_minutes(
+            {name: most for name, most in one.group_minutes.items() if is_held or most == 0}
+        ),
+        "GrpTRESRunMins": _by_minutes(one.running_minutes),
+    }
+
+
+def _by_minutes(most: Mapping[str, int]) -> dict[str, int]:
+    return {f"{name}{_MINUTES}": count for name, count in most.items()}
+
+
+def _all_jobs_of(one: Association) -> str:
+    """Return who has the limit of all jobs of an association: a user has one for each of some partitions."""
+    return f"all {'your ' if one.user else ''}jobs of account {_where(one)}"
+
+
+def _where(one: Association) -> str:
+    return f"{one.account} in partition {one.partition}" if one.partition else one.account
+
+
+_EXACT = ("node", "gres/gpu")
+"""What a job gets as much of as it asks for, and no more."""
+
+
+def _wanted(part: Component) -> dict[str, int]:
+    """Return what a component asks for at least, by Slurm's names."""
+    wanted = {"node": part.nodes, "cpu": part.nodes * int(part.cpus or 1)}
+    if memory := mebibytes(part.mem):
+        wanted["mem"] = part.nodes * memory
+    for name, count in part.generic.items():
+        # Of one with a type, all types together are counted, too.
+        for known_as in dict.fromkeys((name, name.partition(":")[0])):
+            wanted[f"gres/{known_as}"] = wanted.get(f"gres/{known_as}", 0) + part.nodes * count
+    # There may be a least number.
+    wanted.setdefault("gres/gpu", 0)
+    return wanted
+
+
+def _of_minutes(part: Component, time: str | None, known: Accounting, qos: str) -> dict[str, int]:
+    """Return what a component asks for times the minutes that it may take; nothing where it does not say.
+
+    Args:
+        part: It.
+        time: The job's time limit; Slurm gives one to a job without, which is within what limits allow.
+        known: What the accounting says.
+        qos: What the job has.
+    """
+    if not time:
+        return {}
+    is_safe = "safe" in known.enforced and qos in known.qos
+    minutes = math.ceil(limit_seconds(time) / 60) * (known.qos[qos].safe_factor if is_safe else 1.0)
+    return _by_minutes({name: math.floor(count * minutes) for name, count in _wanted(part).items()})
+
+
+def _of_a_node(part: Component) -> dict[str, int]:
+    """Return what a component asks for at least of each node."""
+    wanted = _wanted(replace(part, nodes=1))
+    del wanted["node"]
+    return wanted
+
+
+def _word(name: str) -> str:
+    if name.endswith(_MINUTES):
+        return f"minutes of {_word(name.removesuffix(_MINUTES))}"
+    plain = {"node": "nodes", "cpu": "CPUs", "mem": "MiB of memory", "gres/gpu": "GPUs"}
+    return plain.get(name, name.removeprefix("gres/"))
+
+
+def _near(value: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    there = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}." if names else "there is none."
+    return near(value, names) or there
+
+
+def _and(names: Iterable[str]) -> str:
+    return " and ".join(sorted(names))
