@@ -280,6 +280,33 @@ def test_what_a_job_leaves_is_found_under_the_names_of_the_document(
             }
 
 
+WRITE_TOKENS = """
+import sys, numpy
+from rdm_trainer.data.indexed_dataset import IndexedWriter
+with IndexedWriter(sys.argv[1], numpy.uint16) as writer:
+    for number in range(100):
+        writer.add(numpy.arange(100) % 256)
+        writer.end_document()
+"""
+
+
+def test_data_that_were_brought_are_named_as_in_containers(
+    hosts: BareHosts, curves: dict[str, dict[str, Any]], config: str, tmp_path: Path
+) -> None:
+    """Each node has them in another directory, and one configuration is for all, and for containers."""
+    made = "/tmp/tokens"
+    hosts.on("n1", "/home/rdm/.rdm/n1/python/bin/python", "-c", WRITE_TOKENS, f"{made}/text")
+    source = f"rdm-lab-{hosts.name}-n1:{made}"
+    subprocess.run(["docker", "cp", "--quiet", source, str(tmp_path)], check=True)
+    said = hosts.rdm("data", str(tmp_path / "tokens")).stdout
+    assert "to n1, n2: data in the directory of the jobs" in " ".join(said.split())
+    data = ["data.mock=false", "data.blend=[/jobs/data/text]"]
+    told = hosts.json("train", config, *data, "optimisation.train_iterations=2", "--name", "data")["job"]
+    assert (told["state"], told["iteration"]) == ("finished", 2)
+    refused = hosts.json("train", config, "data.mock=false", "data.blend=[/jobs/data/txt]", expect=2)
+    assert "/home/rdm/.rdm/n1/jobs/data/txt" in json.dumps(refused["problems"])
+
+
 class TestBareHosts(Promises):
     """What every place promises, under every launcher."""
 

@@ -9,6 +9,7 @@ import yaml
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 ROLES = Path(__file__).parents[2] / "roles"
+PREFLIGHT = "rdm.provision.preflight"
 ENGINE = "{{ {'DOCKER_HOST': 'unix://' ~ rdm_docker_socket} if rdm_docker_socket | default('') else {} }}"
 
 
@@ -66,5 +67,6 @@ def test_every_play_says_which_strategy_it_has_been_made_for() -> None:
 
 def test_a_part_of_env_up_has_the_plan_that_it_goes_by() -> None:
     (play,) = _read(PLAYBOOKS / "env_up.yml")
-    roles = {task.get("ansible.builtin.import_role", {}).get("name"): task["tags"] for task in play["tasks"]}
-    assert roles["rdm.provision.preflight"] == ["always"]
+    roles = [task.get("ansible.builtin.import_role", {}).get("name") for task in play["tasks"]]
+    plan = [task["tags"] for task, role in zip(play["tasks"], roles, strict=True) if role == PREFLIGHT]
+    assert plan == [["always"]] * 2

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import rdm_trainer
-from rdm_job import devices, network, wire
+from rdm_job import data_place, devices, network, wire
 from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
@@ -169,7 +169,7 @@ def data_problems(config: Config) -> list[str]:
     # It needs numpy, whose import takes a third as long as everything else that is asked about a job.
     from rdm_trainer import data
 
-    return data.checks(config)
+    return data.checks(data_place.here(config, jobs_root()))
 
 
 def _beside(request: Request, rest: Config | None) -> list[str]:

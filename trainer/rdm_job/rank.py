@@ -181,9 +181,10 @@ def _work(directory: JobDirectory, arguments: Sequence[str]) -> tuple[int, list[
     program = list(config.launcher.program)
     if program:
         return _run([sys.executable, *program, *arguments])
+    from rdm_job import data_place
     from rdm_trainer.train import run
 
-    return run(config, directory.path), []
+    return run(data_place.here(config, directory.path.parent), directory.path), []
 
 
 def _run(command: list[str]) -> tuple[int, list[str]]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rdm_job.check import data_problems
+from rdm_job.data_place import moved
 from rdm_trainer.config import Config
-from rdm_trainer.config.schema import Blend
 
 __all__ = ["is_there", "problems"]
 
@@ -116,24 +115,4 @@ def _outside(config: Config, mounts: Sequence[tuple[str, str]]) -> Config:
         mount = _mount(path, mounts)
         return _joined(mount) if mount else path
 
-    def blends(of: Sequence[Blend]) -> tuple[Blend, ...]:
-        return tuple(replace(blend, prefix=to(blend.prefix)) for blend in of)
-
-    named = config.data
-    tokenizer = named.tokenizer
-    if tokenizer is not None:
-        tokenizer = replace(
-            tokenizer,
-            vocab=tokenizer.vocab and to(tokenizer.vocab),
-            merges=tokenizer.merges and to(tokenizer.merges),
-            file=tokenizer.file and to(tokenizer.file),
-        )
-    changed = replace(
-        named,
-        blend=blends(named.blend),
-        train=blends(named.train),
-        valid=blends(named.valid),
-        test=blends(named.test),
-        tokenizer=tokenizer,
-    )
-    return replace(config, data=changed)
+    return moved(config, to)

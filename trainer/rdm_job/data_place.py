@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where a configuration's data are, where that is not as it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rdm_job.directory import JOBS
+from rdm_trainer.config import Config
+from rdm_trainer.config.schema import Blend
+
+__all__ = ["here", "moved"]
+
+
+def here(config: Config, root: Path) -> Config:
+    """Return a configuration whose data below ``/jobs``, as containers have them, are where jobs are here.
+
+    So a job is the same in a container and on a bare host, each with a directory of its own. A host that has
+    a ``/jobs`` means that.
+
+    Args:
+        config: The job's.
+        root: The directory of all jobs on this node.
+    """
+    if root == JOBS or JOBS.exists():
+        return config
+
+    def to(path: str) -> str:
+        return str(root / Path(path).relative_to(JOBS)) if Path(path).is_relative_to(JOBS) else path
+
+    return moved(config, to)
+
+
+def moved(config: Config, to: Callable[[str], str]) -> Config:
+    """Return a configuration whose data and tokenizer have other paths.
+
+    Args:
+        config: The job's.
+        to: Gives the path in place of one.
+    """
+
+    def blends(of: Sequence[Blend]) -> tuple[Blend, ...]:
+        return tuple(replace(blend, prefix=to(blend.prefix)) for blend in of)
+
+    named = config.data
+    tokenizer = named.tokenizer
+    if tokenizer is not None:
+        tokenizer = replace(
+            tokenizer,
+            vocab=tokenizer.vocab and to(tokenizer.vocab),
+            merges=tokenizer.merges and to(tokenizer.merges),
+            file=tokenizer.file and to(tokenizer.file),
+        )
+    changed = replace(
+        named,
+        blend=blends(named.blend),
+        train=blends(named.train),
+        valid=blends(named.valid),
+        test=blends(named.test),
+        index_cache=named.index_cache and to(named.index_cache),
+        tokenizer=tokenizer,
+    )
+    return replace(config, data=changed)

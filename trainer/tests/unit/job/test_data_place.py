@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Data that a configuration names as containers have them, on a host whose jobs are elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rdm_job import data_place
+from rdm_job.check import check
+from rdm_job.directory import JOBS
+from rdm_job.protocol import Node, Request
+from rdm_trainer import config as configuration
+
+CONFIG = """\
+model: {layers: 2, attention_heads: 4, hidden_size: 64}
+optimisation: {global_batch_size: 4, train_iterations: 10}
+data:
+  blend: [/jobs/data/tokens, {prefix: /srv/tokens, weight: 2}]
+  index_cache: /jobs/data/maps
+  tokenizer: {kind: gpt2, vocab: /jobs/data/vocab.json, merges: /jobsite/merges.txt}
+"""
+
+
+def test_what_is_below_jobs_is_where_the_host_has_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpt.yaml").write_text(CONFIG)
+    config = configuration.load(tmp_path / "gpt.yaml", [])
+    found = data_place.here(config, Path("/home/me/jobs")).data
+    assert [blend.prefix for blend in found.blend] == ["/home/me/jobs/data/tokens", "/srv/tokens"]
+    assert found.index_cache == "/home/me/jobs/data/maps"
+    assert found.tokenizer is not None
+    assert (found.tokenizer.vocab, found.tokenizer.merges) == (
+        "/home/me/jobs/data/vocab.json",
+        "/jobsite/merges.txt",
+    )
+    assert data_place.here(config, JOBS) is config
+    monkeypatch.setattr(data_place, "JOBS", tmp_path)
+    assert data_place.here(config, Path("/home/me/jobs")) is config, "the host has such a directory"
+
+
+def test_data_that_is_not_there_is_named_where_the_host_would_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),), config=CONFIG))["problems"]
+    assert any(f"{tmp_path}/data/tokens.bin" in problem for problem in said), said
