@@ -155,7 +155,7 @@ def check_state(said: str) -> None:
     if not word or word in STATES:
         return
     near = difflib.get_close_matches(word, sorted(STATES), 1)
-    hint = f"did you mean {near[0].upper()}?" if near else "such as RUNNING, PENDING, COMPLETED or FAILED."
+    hint = f"did you mean {near[0].upper()}?" if near else "give one such as RUNNING, COMPLETED or FAILED."
     raise NothingToRead(f"{said.strip()} is no state of a job that Slurm or a launcher knows; {hint}")
 
 

@@ -210,10 +210,10 @@ def _judged(seen: Observed) -> Verdict:
     if state in states.STOPPED:
         return _verdict("finished", [Sign("state", seen.reason or "It was stopped.")])
     if state in states.FINISHED or (not state and _is_done(run)):
-        end = Sign("state", _end(run))
-        if against := list(_against(seen, run)):
-            return _verdict("suspect", [*against, end, *errors])
-        return _verdict("finished", [end, *errors])
+        end, against = Sign("state", _end(run)), list(_against(seen, run))
+        if run is not None and _is_short(run):
+            return _verdict("suspect", [end, *against, *errors])
+        return _verdict("suspect" if against else "finished", [*against, end, *errors])
     idle = _idle(seen, state)
     signs = [
         *errors,
@@ -272,10 +272,19 @@ def _is_done(run: Mapping[str, Any] | None) -> bool:
     return told or run["last_iteration"] == run["train_iterations"]
 
 
+def _is_short(run: Mapping[str, Any]) -> bool:
+    """Whether it ended before its last step, and does not say why."""
+    left = run["train_iterations"] - run["last_iteration"]
+    # The last steps have no line of their own when the interval of lines does not end with them.
+    return not _is_done(run) and left >= _interval(run)
+
+
 def _end(run: Mapping[str, Any] | None) -> str:
     if run is None:
         return "It has ended."
     last, total = run["last_iteration"], run["train_iterations"]
+    if _is_short(run):
+        return f"It ended at iteration {last} of {total}, and does not say why."
     why = next((name for name in run["milestones"] if name.startswith(_TOLD_TO_EXIT)), "")
     of = f" of {total}" if total and total != last else ""
     return f"It came to iteration {last}{of}{f': {why}' if why else ''}."
@@ -288,13 +297,8 @@ def _against(seen: Observed, run: Mapping[str, Any] | None) -> Iterator[Sign]:
     """
     yield from _differences(seen)
     yield from (sign for sign in seen.signs if sign.kind == "nan")
-    if run is None:
-        return
-    last, total = run["last_iteration"], run["train_iterations"]
-    # The last steps have no line of their own when the interval of lines does not end with them.
-    if total and total - last >= _interval(run) and not _is_done(run):
-        yield Sign("steps", f"It ended at iteration {last} of {total}, and does not say why.")
-    yield from (Sign("steps", text) for text in _about_loss(run, seen.vocabulary))
+    if run is not None:
+        yield from (Sign("steps", text) for text in _about_loss(run, seen.vocabulary))
 
 
 def _errors(findings: Sequence[Finding]) -> Iterator[Sign]:

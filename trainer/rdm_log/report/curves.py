@@ -178,12 +178,14 @@ def loss(jobs: Sequence[Job]) -> Plot | None:
 def step_time(jobs: Sequence[Job]) -> Plot | None:
     """Return the plot of the time of a step, with the slowest ones named."""
     data: list[dict[str, Any]] = []
-    words = []
+    words, is_less = [], False
     for number, job in enumerate(jobs):
         # The first line of a run has its building and warming up in it.
-        segments = [points[1:] if len(points) > 1 else points for points in _points(job, MILLISECONDS)]
+        told = list(_points(job, MILLISECONDS))
+        segments = [points[1:] if len(points) > 1 else points for points in told]
         if not segments:
             continue
+        is_less |= segments != told
         data += _band(number, segments)
         data.append(_line(number, jobs, segments, "ms"))
         slow = sorted(
@@ -211,13 +213,14 @@ def step_time(jobs: Sequence[Job]) -> Plot | None:
         for iteration, time in slow[:_NAMED] if len(jobs) == 1 else ():
             words.append(f"step {iteration:,} took {time / 1000:.1f} s, {time / median:.1f} times the median")
     layout = {**_steps_axis(jobs), "yaxis": {"title": {"text": "ms"}, "rangemode": "tozero"}}
-    note = f"{'; '.join(words)}." if words else ""
+    note = f"{'; '.join(words)}. " if words else ""
+    note = note[:1].upper() + note[1:] + "A run's first line, with what it builds, is left out." * is_less
     return plot(
         "steptime",
         "Time of a step",
         data,
         layout,
-        note=note[:1].upper() + note[1:],
+        note=note,
         controls=("log", "smooth"),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rdm_log.report.devices import MEASURES
@@ -14,6 +14,14 @@ from rdm_log.report.job import Job
 
 __all__ = ["bandwidth", "devices", "devices_word", "fabric", "memory"]
 
+_MARKED = 16
+"""So few ranks each have a mark."""
+_BARS_WIDE = 6
+"""Bars are as if there were so many ranks at least."""
+_READABLE = 8
+"""Between so few nodes the values are written into the matrix."""
+_UNLIKE = 1.5
+"""A link that is so many times worse than the median is named."""
 _GPU_ROWS = 96
 """Up to so many GPUs each has a row of the heat map; beyond, each node."""
 
@@ -45,11 +53,19 @@ def memory(jobs: Sequence[Job]) -> Plot | None:
             else:
                 data.append({"type": "bar", "marker": {"color": colour_of(number)}, **common})
     layout = {
-        "xaxis": {"title": {"text": "rank"}, "dtick": 1 if data and len(data[0]["x"]) <= 16 else None},
+        "xaxis": {"title": {"text": "rank"}, **(_few(data[0]["x"]) if data else {})},
         "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"},
         "barmode": "group",
     }
     return plot("memory", "Memory per rank", data, layout, note="The most that each rank had at any time.")
+
+
+def _few(ranks: Sequence[int]) -> dict[str, Any]:
+    """Return an axis on which few ranks each have a mark, and a bar is no wall."""
+    if len(ranks) > _MARKED:
+        return {}
+    middle, reach = (ranks[0] + ranks[-1]) / 2, max(_BARS_WIDE, ranks[-1] - ranks[0] + 1) / 2
+    return {"tickvals": list(ranks), "range": [middle - reach, middle + reach]}
 
 
 def devices_word(job: Job) -> str:
@@ -197,9 +213,8 @@ def fabric(job: Job, number: int, which: str) -> Plot | None:
     if job.fabric is None or not job.fabric["rtt_us"]:
         return None
     nodes = list(job.fabric.get("nodes") or job.fabric["rtt_us"])
-    return _between(
-        f"fabric{number}", f"Round-trip times{which} between nodes", nodes, job.fabric["rtt_us"], "µs"
-    )
+    title = f"Round-trip times{which} between nodes"
+    return _between(f"fabric{number}", title, nodes, job.fabric["rtt_us"], "µs", worst=max)
 
 
 def bandwidth(job: Job, number: int, which: str) -> Plot | None:
@@ -208,13 +223,40 @@ def bandwidth(job: Job, number: int, which: str) -> Plot | None:
         return None
     nodes = list(job.rdma.get("nodes") or job.rdma["bandwidth_gbit"])
     title = f"RDMA bandwidth{which} between nodes"
-    return _between(f"bandwidth{number}", title, nodes, job.rdma["bandwidth_gbit"], "Gbit/s")
+    return _between(f"bandwidth{number}", title, nodes, job.rdma["bandwidth_gbit"], "Gbit/s", worst=min)
 
 
 def _between(
-    name: str, title: str, nodes: Sequence[str], values: Mapping[str, Mapping[str, float]], unit: str
+    name: str,
+    title: str,
+    nodes: Sequence[str],
+    values: Mapping[str, Mapping[str, float]],
+    unit: str,
+    *,
+    worst: Callable[[Iterable[float]], float],
 ) -> Plot | None:
-    """Return a matrix of values from node to node."""
+    """Return a matrix of values from node to node, which names the one that is unlike the others.
+
+    Args:
+        name: The plot's, in the page.
+        title: Above it.
+        nodes: In their order.
+        values: By the node from which, and that to which.
+        unit: Of the values.
+        worst: ``max`` where more is worse, otherwise ``min``.
+    """
+    links = {
+        f"{one} to {other}": value
+        for one, of_one in values.items()
+        for other, value in of_one.items()
+        if one != other and value
+    }
+    note = ""
+    if len(links) > 2:
+        value, median = worst(links.values()), statistics.median(links.values())
+        if max(value, median) > _UNLIKE * min(value, median):
+            link = next(link for link, known in links.items() if known == value)
+            note = f"{link}: {value:.4g} {unit}, others {median:.4g}."
     data = {
         "type": "heatmap",
         "x": nodes,
@@ -224,6 +266,7 @@ def _between(
         "colorbar": {"title": {"text": unit}, "thickness": 12},
         "hoverongaps": False,
         "hovertemplate": f"%{{y}} to %{{x}}: %{{z}} {unit}<extra></extra>",
+        **({"texttemplate": "%{z:.4~g}"} if len(nodes) <= _READABLE else {}),
     }
     layout = {
         "xaxis": {"type": "category", "title": {"text": "to"}},
@@ -235,4 +278,4 @@ def _between(
         },
         "height": max(320, min(800, 90 + 18 * len(nodes))),
     }
-    return plot(name, title, [data], layout)
+    return plot(name, title, [data], layout, note=note)

@@ -45,6 +45,10 @@ def page(jobs: Sequence[Job], *, title: str = "", made: str = "") -> str:
     """
     title = title or " and ".join(job.name for job in jobs)
     drawn = plots(jobs)
+    narrow = [plot for plot in drawn if not plot["wide"]]
+    if len(narrow) % 2:
+        # Two are beside each other.
+        narrow[-1]["wide"] = True
     body = [f"<h1>{_text(title)}</h1>" if len(jobs) > 1 else ""]
     body += [_head(job, jobs) for job in jobs]
     body.append(_tiles(jobs[0]) if len(jobs) == 1 else _comparison(jobs))
@@ -199,7 +203,7 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "Tokens/s per GPU", f"{tokens:,.0f}", whole
     elif run["samples_per_second"] is not None:
         factor, unit = token_rate(job, run)
-        yield unit.capitalize(), f"{run['samples_per_second'] * factor:,.4g}", ""
+        yield unit.capitalize(), _count(run["samples_per_second"] * factor), ""
     if mfu:
         yield "MFU", f"{mfu:.1f} %", f"{rate:.1f} TFLOP/s per GPU" if rate is not None else ""
     elif rate:
@@ -220,7 +224,8 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
         if value is not None
     ]
     if busy:
-        yield f"{devices_word(job)} busy", f"{statistics.fmean(busy):.0f} %", f"{len(job.devices)} nodes"
+        nodes = f"{len(job.devices)} node{'s' * (len(job.devices) > 1)}"
+        yield f"{devices_word(job)} busy", f"{statistics.fmean(busy):.0f} %", nodes
     if job.timeline is not None and (share := bubble(timeline_of(job.timeline))) is not None:
         yield "Pipeline bubble", f"{100 * share:.0f} %", "of the passes' time"
     slow = sum(len(one["step_ms"]["outliers"]) for one in job.runs)
@@ -238,6 +243,11 @@ def _newest(run: Mapping[str, Any], key: str, *fields: str) -> float | None:
         return float(run[key])
     series = run.get("series") or {}
     return next((points[-1][1] for name in fields if (points := series.get(name))), None)
+
+
+def _count(value: float) -> str:
+    """Return how many, in so many digits as say something: 45.77, 637,600."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _time(milliseconds: float) -> str:

@@ -247,6 +247,22 @@ def test_a_job_that_is_done_is_judged_by_its_result(
     assert verdict.exit_code == EXIT_CODES[verdict.word]
 
 
+def test_a_job_that_is_done_before_its_last_step_says_why() -> None:
+    short = replace(ENDED, runs=(ended([*[9.0] * 28, math.nan, 9.0]),))
+    verdict = judge(short)
+    assert (verdict.word, verdict.evidence) == (
+        "suspect",
+        (
+            "It ended at iteration 300 of 600, and does not say why.",
+            "The loss was not a number 1 time, first at iteration 290.",
+        ),
+    )
+    # The steps of a last interval have no line when that is not full.
+    assert judge(replace(ENDED, runs=(ended(train_iterations=609),))).word == "finished"
+    # Where nobody says that it has ended, it may go on.
+    assert judge(replace(short, state="", runs=(ended(last=300),))).word == "healthy"
+
+
 def test_what_was_asked_for_counts_also_when_a_job_is_done() -> None:
     done = replace(ENDED, runs=(ended(),))
     assert judge(done).word == "finished"
@@ -298,7 +314,7 @@ def test_another_word_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert ended.value.code == 3
         said = " ".join(capsys.readouterr().err.split())
         assert "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?" in said
-    with pytest.raises(NothingToRead, match="such as RUNNING, PENDING, COMPLETED or FAILED"):
+    with pytest.raises(NothingToRead, match="such as RUNNING, COMPLETED or FAILED"):
         check_state("banana")
 
 

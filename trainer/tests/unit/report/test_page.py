@@ -298,6 +298,34 @@ def test_what_a_log_says_cannot_become_a_script(tmp_path: Path, opened: Any) -> 
     assert "CUDA error: </script>" in shown.page.inner_text("header")
 
 
+def test_figures_are_written_as_people_read_them_and_no_place_is_left_empty(
+    tmp_path: Path, opened: Any
+) -> None:
+    line = (
+        " iteration {:8d}/    5000 | elapsed time per iteration (ms): 822.0 | global batch size:   256 |"
+        " lm loss: 3.0 | consumed samples: {:d} | consumed tokens: {:d} |{}\n"
+    )
+    memory = "[Rank 0] (after 1 iterations) memory (MB) | allocated: 1.0 | max allocated: 2048.0\n"
+    steps = [line.format(n, 256 * n, 256 * 2048 * n, "") for n in range(1, 41)]
+    log = tmp_path / "n1.out"
+    log.write_text("".join([*steps, memory]))
+    write([log], tmp_path / "page.html")
+    shown = opened(tmp_path / "page.html")
+    # 256 samples of 2048 tokens in 0.822 s.
+    assert "Tokens/s\n637,820" in shown.page.inner_text(".tiles")
+    assert "A run's first line, with what it builds, is left out." in shown.page.inner_text("#steptime")
+    # One rank's memory is no wall, and the last of an odd number of plots has the whole width.
+    bars = shown.page.eval_on_selector_all(
+        "#memory .point path", "(all) => all.map((one) => one.getBoundingClientRect().width)"
+    )
+    assert sum(bars) < 0.25 * shown.page.locator("#memory .drawing").bounding_box()["width"]
+    boxes = [one.bounding_box() for one in shown.page.locator("figure.plot").all()]
+    wide = max(box["width"] for box in boxes)
+    rows = [sum(box["width"] for box in boxes if box["y"] == y) for y in {box["y"] for box in boxes}]
+    assert min(rows) > 0.95 * wide
+    assert shown.wrong == []
+
+
 def test_the_documents_sample_and_a_single_log(tmp_path: Path, opened: Any) -> None:
     write([CORPUS / "sample.txt"], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
@@ -316,7 +344,13 @@ def test_the_address_plan_with_its_rails_and_the_bandwidth_between_nodes_are_sho
     known = {
         "fabric": None,
         "plan": {"subnet": "192.169.16.0/24", "gateway": "192.169.16.1", "nodes": nodes},
-        "rdma": {"nodes": ["n000", "n001"], "bandwidth_gbit": {"n000": {"n001": 96.6}}},
+        "rdma": {
+            "nodes": ["n000", "n001", "n002"],
+            "bandwidth_gbit": {
+                "n000": {"n001": 96.6, "n002": 96.4},
+                "n001": {"n000": 11.2, "n002": 96.5},
+            },
+        },
     }
     (job / "network.json").write_text(json.dumps(known))
     shown = collect(job)
@@ -328,7 +362,8 @@ def test_the_address_plan_with_its_rails_and_the_bandwidth_between_nodes_are_sho
     ):
         assert "".join(f"<td>{cell}</td>" for cell in cells) in text
     drawn = {plot["id"]: plot["variants"][0]["data"][0] for plot in plots([shown])}
-    assert drawn["bandwidth0"]["z"] == [[None, 96.6], [None, None]]
+    assert drawn["bandwidth0"]["z"] == [[None, 96.6, 96.4], [11.2, None, 96.5], [None] * 3]
+    assert "<p>n001 to n000: 11.2 Gbit/s, others 96.45.</p>" in text
     assert "fabric0" not in drawn
     (job / "network.json").unlink()
     assert "Address plan" not in page([collect(job)])
