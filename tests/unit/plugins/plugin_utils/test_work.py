@@ -82,7 +82,8 @@ def test_what_is_written_with_a_container_has_no_play_and_all_else_has_one(
     cluster: dict[str, tuple[set[str], set[str]]],
 ) -> None:
     found = {node: {role: ["a reason"] for role in has} for node, (has, _) in cluster.items()}
-    wanted, absent = {node: list(ROLES) for node in cluster}, {node: [] for node in cluster}
+    wanted = {node: list(ROLES) for node in cluster}
+    absent: dict[str, list[str]] = {node: [] for node in cluster}
     apart = decide(found, wanted, absent)
     work = decide(found, wanted, absent, beside=BESIDE)
     assert apart.beside == {}
