@@ -118,9 +118,10 @@ bench: setup-dev ## print the tables of docs/performance.md, measured here and n
 	python benchmarks/scale.py
 	python benchmarks/sriov_plugin.py
 
-docs: setup-dev ## write docs/variables.md and docs/training-configuration.md from what they describe
+docs: setup-dev ## write docs/variables.md, docs/training-configuration.md and the pictures of CONTRIBUTING.md
 	python docs/generate_variables.py
 	python docs/generate_training_configuration.py
+	python docs/generate_pictures.py
 
 wheel: setup-dev ## build the wheel that carries the CLI, the API and the collection
 	python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .

@@ -277,25 +277,32 @@ def docker_network(node: Node, parameters: Parameters) -> Result:
 def container(node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.container`."""
     containers, name = node.kind("containers"), parameters["name"]
-    made_anew = {"recreate", "restart"}
-    wanted = digest({key: value for key, value in given(parameters).items() if key not in made_anew})
+    passing = {"directories", "files", "blocks", "claims", "receipt", "recreate"}
+    wanted = digest({key: value for key, value in given(parameters).items() if key not in passing})
     was = containers.get(name, {"state": "absent", "digest": ""})
-    changed = was != {**was, "state": "running", "digest": wanted} or any(map(parameters.get, made_anew))
+    claims = parameters.get("claims") or [None]
+    written = node_files(node, {**parameters, "claim": claims[0]})
+    anew = parameters.get("recreate") or written["made"]
+    changed = bool(was != {**was, "state": "running", "digest": wanted} or anew)
     labels = {LABEL_CLUSTER: parameters["cluster"], LABEL_ROLE: "container"}
     containers[name] = {"digest": wanted, "state": "running", "labels": labels}
     node.state["my_ip"] = (parameters.get("env") or {}).get("MY_IP", "")
+    if parameters.get("receipt"):
+        receipt(node, {**parameters, **parameters["receipt"]})
     result: Result = {
-        "changed": changed,
+        "changed": changed or written["changed"],
+        "paths": written["paths"],
         "actions": ["make" if was["state"] == "absent" else "replace"] if changed else [],
         "running": [],
         "container": {"name": name, "state": "running", "image": parameters["image"]},
         "invocation": {},
     }
     if parameters["_ansible_diff"]:
-        result["diff"] = {
+        own = {
             "after": {"exists": True, "running": True},
             "before": {"exists": was["state"] != "absent", "running": not changed},
         }
+        result["diff"] = [*written["diff"], own] if written["paths"] else own
     return result
 
 

@@ -9,7 +9,7 @@ from ansible import context
 from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
-from ansible_collections.rdm.provision.plugins.plugin_utils.work import decide
+from ansible_collections.rdm.provision.plugins.plugin_utils.work import BESIDE, decide
 
 
 class ActionModule(Decision):
@@ -24,6 +24,8 @@ class ActionModule(Decision):
         receipts = options["receipts"]
         bare = [host for host in found if receipts[host]["bare"]]
         engineless = [host for host, node in found.items() if not node["docker"] and host not in bare]
+        parts = [*(variables.get("ansible_run_tags") or ["all"]), *(variables.get("ansible_skip_tags") or [])]
+        whole = parts == ["all"] and not context.CLIARGS.get("step")
         work = decide(
             {host: node["work"] for host, node in found.items()},
             {
@@ -33,12 +35,12 @@ class ActionModule(Decision):
             {host: receipts[host]["absent"] for host in found},
             recheck=options["recheck"],
             engineless=engineless if self._task.check_mode else (),
+            beside=BESIDE if whole else (),
         )
-        parts = [*(variables.get("ansible_run_tags") or ["all"]), *(variables.get("ansible_skip_tags") or [])]
-        if parts != ["all"] or self._task.check_mode or context.CLIARGS.get("step"):
+        if not whole or self._task.check_mode:
             # Some parts of the run left the node as it is to be, and others may not have.
             work.plays["receipt"] = []
         if bare:
             # The fabric is measured from containers, and a receipt is compared with what an engine has.
             work.plays["receipt"] = work.plays["verify"] = []
-        return {"why": work.why, "plays": work.plays}
+        return work._asdict()

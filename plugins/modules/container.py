@@ -15,15 +15,19 @@ description:
   - Looks for training jobs right before it would end them, and refuses.
   - Finds what others have changed since, such as limits and the restart policy (C(docker update)), further
     networks, and a tag that has moved to another image. In check mode it says the same without doing it.
+  - Before that it writes the files that the container reads, as M(rdm.provision.node_files) does, and where a
+    directory was made for them, starts a running container again, since a mount is of the one that was there.
+    Nothing is written where it refuses for a job. With O(receipt) it ends by keeping one.
 author:
   - The rdm-provision developers
+extends_documentation_fragment: rdm.provision.files
 attributes:
   check_mode:
     support: full
     description: Says what would be done, and which jobs would end.
   diff_mode:
     support: full
-    description: Shows the settings that differ, values of the environment among them.
+    description: Shows the lines of files and the settings that differ, values of the environment among them.
   idempotent:
     support: full
     description: A second run changes nothing.
@@ -143,10 +147,6 @@ options:
     description: Digest of what it reads only when it starts, so that another one is another container.
     type: str
     default: ""
-  restart:
-    description: Whether it has to start again, since a directory that it has mounted was made anew.
-    type: bool
-    default: false
   recreate:
     description: Whether it has to be made anew in any case.
     type: bool
@@ -169,6 +169,45 @@ options:
     description: Seconds to wait for that.
     type: int
     default: 30
+  claims:
+    description: Claims on the directories of the files, each as O(rdm.provision.node_files#module:claim).
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Absolute path of the file; C(~) is the user that the module runs as.
+        type: str
+        required: true
+      name:
+        description: Who claims the directory.
+        type: str
+        required: true
+  receipt:
+    description: The receipt to keep when all is done; none unless given, and none in check mode.
+    type: dict
+    suboptions:
+      directory:
+        description: As O(rdm.provision.receipt#module:directory).
+        type: str
+        required: true
+      worked:
+        description: As O(rdm.provision.receipt#module:worked).
+        type: list
+        elements: str
+        required: true
+      inputs:
+        description: As O(rdm.provision.receipt#module:inputs).
+        type: dict
+        required: true
+      watch:
+        description: As O(rdm.provision.receipt#module:watch).
+        type: dict
+        required: true
+      hardware:
+        description: As O(rdm.provision.receipt#module:hardware).
+        type: str
+        required: true
 """
 
 EXAMPLES = r"""
@@ -196,6 +235,12 @@ running:
   returned: success
   type: list
   elements: str
+paths:
+  description: The files and directories that were changed, or would be.
+  returned: success
+  type: list
+  elements: str
+  sample: [/etc/rdm/ssh/config]
 container:
   description: The container's C(name), C(state) and C(image).
   returned: success
@@ -219,7 +264,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swa
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady
+from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_arguments import CLAIM, FILE_ARGUMENTS
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import Plan, Problem, claimed
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
@@ -258,12 +306,14 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     },
     "stop_timeout": {"type": "int", "default": 10},
     "reads": {"type": "str", "default": ""},
-    "restart": {"type": "bool", "default": False},
     "recreate": {"type": "bool", "default": False},
     "image_comes": {"type": "str", "default": ""},
     "spare_jobs": {"type": "bool", "default": True},
     "ready_line": {"type": "str", "default": ""},
     "ready_timeout": {"type": "int", "default": 30},
+    **FILE_ARGUMENTS,
+    "claims": {**CLAIM, "type": "list", "elements": "dict", "default": []},
+    "receipt": {"type": "dict", "options": receipt.ARGUMENTS},
 }
 
 _PATIENCE = 60.0
@@ -274,29 +324,41 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     """Look, and do what is to be done.
 
     Raises:
-        DockerProblem, NotReady, PluginProblem, RdmaProblem, Refused: it is not as it should be; the text
-            says why.
+        DockerProblem, NotReady, PluginProblem, Problem, RdmaProblem, Refused: it is not as it should be; the
+            text says why.
+        OSError: a file cannot be written.
     """
     wanted = dict(module.params, env={name: str(value) for name, value in module.params["env"].items()})
     check, name = module.check_mode, wanted["name"]
+    files = Plan(claimed(wanted, wanted["claims"]))
+    paths = files.changes()
     api = DockerAPI(timeout=_PATIENCE + wanted["stop_timeout"])
     found, gone = settled(api, name, wanted["cluster"], check)
     functions = Functions(api, wanted["plugin_socket"], ends(wanted), wanted["rdma"])
     before = settings_of(found) if found else {}
     wanted["functions"] = functions.settings(found, before.get("functions") or {}, check)
     image = wanted["image_comes"] if check else ""
-    todo = steps(api, wanted, found, wanted["restart"] or functions.incomplete, wanted["recreate"], image)
+    # A mount is of the directory that was there when the container started.
+    restart = bool(files.made) or functions.incomplete
+    todo = steps(api, wanted, found, restart, wanted["recreate"], image)
     actions = ["remove {0}".format(one) for one in gone] + todo.todo
     running = jobs_in(found, wanted["node"]) if set(ENDS).intersection(todo.todo) else []
-    result: Dict[str, Any] = {"changed": bool(actions), "actions": actions, "running": running}
+    result: Dict[str, Any] = {"changed": bool(actions or paths), "actions": actions, "running": running}
+    result["paths"] = paths
     if module._diff:
         before = {"exists": found is not None, "running": bool(found and _runs(found))}
-        result["diff"] = {
+        difference = {
             "before": dict(before, **(todo.differs.before if todo.differs else {})),
             "after": dict({"exists": True, "running": True}, **(todo.differs.after if todo.differs else {})),
         }
+        result["diff"] = [*files.diff(), difference] if paths else difference
     if not check:
-        Change(api, wanted, found, functions).make(todo)
+        change = Change(api, wanted, found, functions)
+        change.spare_jobs(todo)
+        files.apply(module)
+        change.make(todo)
+        if wanted["receipt"]:
+            receipt.keep(wanted["receipt"], api)
     now = inspect(api, "containers", name) if not check else found
     state = now["State"]["Status"] if now else "created"
     return dict(result, container={"name": name, "state": state, "image": wanted["image"]})
@@ -311,8 +373,11 @@ def main() -> None:
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     try:
         result = run(module)
-    except (DockerProblem, NotReady, PluginProblem, RdmaProblem, Refused) as problem:
+    except (DockerProblem, NotReady, PluginProblem, Problem, RdmaProblem, Refused) as problem:
         module.fail_json(msg=str(problem), **echo(module))
+    except OSError as error:
+        where = error.filename or "cannot write"
+        module.fail_json(msg="{0}: {1}".format(where, error.strerror or error), **echo(module))
     module.exit_json(**{**result, **echo(module)})
 
 

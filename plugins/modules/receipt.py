@@ -73,54 +73,24 @@ kept:
   type: bool
 """
 
-import os
 from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
-from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
-from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 
-ARGUMENT_SPEC: Dict[str, Any] = {
-    "directory": {"type": "str", "required": True},
-    "worked": {"type": "list", "elements": "str", "required": True},
-    "inputs": {"type": "dict", "required": True},
-    "watch": {"type": "dict", "required": True},
-    "hardware": {"type": "str", "required": True},
-    "docker_socket": {"type": "str", "default": ""},
-}
-
-
-def keep(params: Dict[str, Any]) -> bool:
-    """Write the receipt; return whether there is one now.
-
-    Raises:
-        DockerProblem: the engine does not answer.
-        OSError: it cannot be written.
-    """
-    directory = local_path(params["directory"])
-    if read_text(os.path.join(directory, "cluster")).strip() != params["watch"]["cluster"]:
-        return False  # there is nothing of the cluster on this node
-    found = receipt.observe(params["watch"], params["hardware"], DockerAPI(params["docker_socket"]))
-    found = receipt.renewed(receipt.read(directory), found, params["worked"])
-    text = receipt.text(params["inputs"], params["watch"], found)
-    write_whole(os.path.join(directory, receipt.FILE_NAME), text.encode(), 0o600)
-    return True
+ARGUMENT_SPEC: Dict[str, Any] = {**receipt.ARGUMENTS, "docker_socket": {"type": "str", "default": ""}}
 
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
     result: Dict[str, Any] = {"changed": False, **echo(module)}
-    if set(module.params["watch"]) != set(receipt.WATCH):
-        msg = "watch must have just these keys: {0}".format(", ".join(receipt.WATCH))
-        module.fail_json(msg=msg, **echo(module))
+    api = DockerAPI(module.params["docker_socket"])
     try:
-        result["kept"] = False if module.check_mode else keep(module.params)
-    except DockerProblem as problem:
+        result["kept"] = not module.check_mode and receipt.keep(module.params, api)
+    except (DockerProblem, ValueError) as problem:
         module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:
         msg = "{0}: {1}".format(error.filename or "cannot write", error.strerror or error)

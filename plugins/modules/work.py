@@ -45,6 +45,11 @@ why:
   returned: always
   type: dict
   sample: {n2: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}}
+beside:
+  description: For each node, what the call that runs its container writes, too, and no play of its own does.
+  returned: always
+  type: dict
+  sample: {n3: [my_ip, hostfile, receipt]}
 plays:
   description:
     - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt) and C(verify).

@@ -16,6 +16,9 @@ FOLLOWERS: Mapping[str, Sequence[str]] = {
 }
 """What has to look again when another role has worked: a container is made of an image, on a network."""
 
+BESIDE = ("my_ip", "hostfile", "receipt")
+"""What the call that runs a node's container can write in passing; a call of its own is 0.1 CPU s a node."""
+
 Why = dict[str, list[str]]
 """Role -> why it has something to do, in sentences."""
 
@@ -25,6 +28,7 @@ class Work(NamedTuple):
 
     Attributes:
         why: node -> its roles with work, in their order, and the reasons; nodes without work are left out.
+        beside: node -> what is written with its container, and in no play of its own.
         plays: role -> the hosts of its play; also `inspect`, for image archives, `absent`, where something is
             to be taken away, `receipt` and `verify`. After the nodes with work there is one more, where there
             is one: when every host of a play has failed, Ansible ends the whole run, and nobody else's work
@@ -32,6 +36,7 @@ class Work(NamedTuple):
     """
 
     why: dict[str, Why]
+    beside: dict[str, list[str]]
     plays: dict[str, list[str]]
 
 
@@ -41,6 +46,7 @@ def decide(
     absent: Mapping[str, Sequence[str]],
     recheck: bool = False,
     engineless: Sequence[str] = (),
+    beside: Sequence[str] = (),
 ) -> Work:
     """Decide who has what to do.
 
@@ -51,6 +57,8 @@ def decide(
         recheck: let every wanted role look again, whatever was found.
         engineless: nodes without an engine in a run that changes nothing: what follows the engine cannot even
             be looked at there.
+        beside: what may be written with the container. Where a run is to do some parts only, each has to be
+            a task of its own.
     """
     why: dict[str, Why] = {}
     for node, reasons in found.items():
@@ -66,12 +74,23 @@ def decide(
         roles = ["docker_engine"] if node in engineless else wanted[node]
         if mine := {role: mine[role] for role in ROLES if role in mine and role in roles}:
             why[node] = mine
-    plays = {role: [node for node in why if role in why[node]] for role in ROLES}
+    together = {
+        node: [part for part in beside if part in mine or part == "receipt"]
+        for node, mine in why.items()
+        if beside and "container" in mine
+    }
+    plays = {
+        part: [
+            node
+            for node, mine in why.items()
+            if (part in mine or part == "receipt") and part not in together.get(node, ())
+        ]
+        for part in (*ROLES, "receipt")
+    }
     plays["inspect"] = plays["images"]
     plays["absent"] = [node for node in found if absent[node] and node not in engineless]
-    plays["receipt"] = list(why)
     plays = {play: _accompanied(nodes, found) for play, nodes in plays.items()}
-    return Work(why, {**plays, "verify": [node for node in found if node not in engineless]})
+    return Work(why, together, {**plays, "verify": [node for node in found if node not in engineless]})
 
 
 def _accompanied(nodes: Sequence[str], all_nodes: Mapping[str, object]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels
+from ansible_collections.rdm.provision.plugins.module_utils.node.receipt import WATCH, read
 from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
 
 from tests.integration.engine import Engine
@@ -242,11 +244,13 @@ def test_a_job_that_has_just_started_is_spared(api: DockerAPI, options: Options,
     before = found(api)
     with (tmp_path / "jobs" / "gpt" / ".agent.n1.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        ends: list[Options] = [{"env": {}}, {"restart": True}]
+        mounted = tmp_path / "etc"
+        ends: list[Options] = [{"env": {}}, {"directories": [{"path": str(mounted)}]}]
         for other in ends:
             assert up(options, check=True, **other)["running"] == ["gpt"]
             with pytest.raises(Failed, match="the job gpt has started in it: run it again when it has ended"):
                 up(options, **other)
+        assert not mounted.exists()
         now = found(api)
         assert (now["Id"], now["State"]["StartedAt"]) == (before["Id"], before["State"]["StartedAt"])
         assert names(api) == ["/rdm"]
@@ -326,3 +330,57 @@ def test_a_container_of_an_earlier_version_is_replaced_once(api: DockerAPI, opti
     api.post("/containers/create", spec, name="rdm")
     assert up(options)["actions"] == ["replace"]
     assert not up(options)["changed"]
+
+
+def watch(**more: Any) -> dict[str, Any]:
+    """What a receipt looks at, of which there is nothing here but for what is given."""
+    none: dict[str, Any] = {name: [] for name in WATCH}
+    return {**none, "cluster": "c", "job_directory": "", "system": False, "paths": {}, "plugin": {}, **more}
+
+
+def test_files_are_written_before_it_starts_and_a_receipt_when_it_is_ready(
+    api: DockerAPI, options: Options, tmp_path: Path
+) -> None:
+    home = tmp_path / "etc"
+    files: Options = {
+        "claims": [{"path": str(home / "cluster"), "name": "c"}],
+        "directories": [{"path": str(home)}],
+        "files": [
+            {"path": str(home / "key"), "secret_content": "hush", "mode": "0600"},
+            {"path": str(home / "nodes"), "content": "n1 10.231.8.9\n"},
+        ],
+        "volumes": [*options["volumes"], f"{home}:/etc/home:ro"],
+    }
+    kept = {"worked": ["container"], "inputs": {"container": "1"}, "hardware": "none"}
+    files["receipt"] = {**kept, "directory": str(home), "watch": watch(config_dirs=[str(home)])}
+    predicted = up(options, check=True, **files)
+    assert not home.exists()
+    done = up(options, **files)
+    written = [str(home), *(str(home / name) for name in ("key", "nodes", "cluster"))]
+    assert (done["changed"], done["paths"], done["actions"]) == (True, written, ["make"])
+    assert {key: predicted[key] for key in ("paths", "actions", "diff")} == {
+        key: done[key] for key in ("paths", "actions", "diff")
+    }
+    assert "hush" not in str(done)
+    assert read(str(home))["inputs"] == {"container": "1"}
+    before = found(api)["State"]["StartedAt"]
+
+    (home / "nodes").write_text("stray\n")
+    again = up(options, **files)
+    assert (again["paths"], again["actions"]) == ([str(home / "nodes")], [])
+    assert found(api)["State"]["StartedAt"] == before
+    assert not up(options, **files)["changed"]
+
+    with pytest.raises(Failed, match="belongs to the cluster c"):
+        up(options, **{**files, "claims": [{"path": str(home / "cluster"), "name": "other"}]}, env={})
+    # The directory that it has mounted is another one then.
+    shutil.rmtree(home)
+    assert up(options, **files)["actions"] == ["restart"]
+
+
+def test_no_receipt_is_kept_of_a_container_that_does_not_come_up(options: Options, tmp_path: Path) -> None:
+    (tmp_path / "cluster").write_text("c")
+    receipt = {"worked": [], "inputs": {}, "watch": watch(), "hardware": ""}
+    with pytest.raises(Failed, match="status 3"):
+        up(options, command=["sh", "-c", "exit 3"], receipt={**receipt, "directory": str(tmp_path)})
+    assert not (tmp_path / "receipt").exists()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.rdm.provision.plugins.doc_fragments.attributes import ModuleDocFragment
 
 from tests.conftest import ROOT
 from tests.unit.plugins.modules.running import documented_options
@@ -20,24 +20,33 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(f"ansible_collections.rdm.provision.plugins.modules.{request.param}")
 
 
+def whole(module: ModuleType) -> dict[str, Any]:
+    """Return the documentation with that of its fragments, as `ansible-doc` shows it."""
+    found: dict[str, Any] = yaml.safe_load(module.DOCUMENTATION)
+    names = found.get("extends_documentation_fragment") or []
+    for name in [names] if isinstance(names, str) else names:
+        file, _, part = name.removeprefix("rdm.provision.").partition(".")
+        fragments = importlib.import_module(f"ansible_collections.rdm.provision.plugins.doc_fragments.{file}")
+        shared = yaml.safe_load(getattr(fragments.ModuleDocFragment, part.upper() or "DOCUMENTATION"))
+        for kind in ("options", "attributes"):
+            found[kind] = {**shared.get(kind, {}), **(found.get(kind) or {})}
+    return found
+
+
 def test_documented_options_are_the_argument_spec(module: ModuleType) -> None:
-    assert documented_options(module.DOCUMENTATION) == documented_options(module.ARGUMENT_SPEC)
+    assert documented_options(yaml.safe_dump(whole(module))) == documented_options(module.ARGUMENT_SPEC)
 
 
 def test_documentation_has_its_parts(module: ModuleType) -> None:
-    documentation = yaml.safe_load(module.DOCUMENTATION)
+    documentation = whole(module)
     assert documentation["module"] == module.__name__.rpartition(".")[2]
     assert documentation["short_description"]
     assert documentation["description"]
-    attributes = dict(documentation.get("attributes", {}))
-    if fragment := documentation.get("extends_documentation_fragment"):
-        shared = getattr(ModuleDocFragment, fragment.removeprefix("rdm.provision.attributes.").upper())
-        attributes |= yaml.safe_load(shared)["attributes"]
-    assert {"check_mode", "diff_mode", "idempotent"} <= set(attributes)
+    assert {"check_mode", "diff_mode", "idempotent"} <= set(documentation["attributes"])
 
 
 def test_every_option_is_described(module: ModuleType) -> None:
-    options = yaml.safe_load(module.DOCUMENTATION).get("options") or {}
+    options = whole(module).get("options") or {}
     assert [name for name, option in options.items() if not option.get("description")] == []
 
 

@@ -43,7 +43,8 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import 
 Container = Dict[str, Any]
 """A container, as inspect() returns it."""
 
-ENDS = ("restart", "replace")
+_FATES = {"restart": "restarted", "replace": "made anew"}
+ENDS = tuple(_FATES)
 """The steps that end what runs in the container."""
 
 
@@ -154,6 +155,12 @@ class Change:
         self._name = wanted["name"]
         self._found = found
 
+    def spare_jobs(self, todo: Steps) -> None:
+        """Raise Refused where the steps would end a job that runs now; they look again themselves."""
+        for step, fate in _FATES.items():
+            if self._found is not None and step in todo.todo:
+                self._spare_jobs(self._found, fate)
+
     def make(self, todo: Steps) -> None:
         """Take the steps, and wait until the container is ready.
 
@@ -188,7 +195,7 @@ class Change:
             elif step == "start":
                 self._start(found["Id"])
             elif step == "restart":
-                self._spare_jobs(found, "restarted")
+                self._spare_jobs(found, _FATES[step])
                 self._api.post(path + "/restart", t=self._wanted["stop_timeout"])
 
     def _replace(self) -> None:
@@ -198,7 +205,7 @@ class Change:
         successor = self._create(self._name + NEXT)
         try:
             # Minutes may have passed since anybody looked for jobs.
-            self._spare_jobs(old, "made anew")
+            self._spare_jobs(old, _FATES["replace"])
             if old["State"]["Paused"]:
                 self._api.post("/containers/{0}/unpause".format(old["Id"]))
             if was_running:

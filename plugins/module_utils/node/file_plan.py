@@ -13,7 +13,7 @@ import os
 import pwd
 import re
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import (
     SHOWN_WHOLE,
@@ -123,9 +123,9 @@ class Plan:
     """
 
     def __init__(self, params: Dict[str, Any]) -> None:
-        self.owner = _owner(params["owner"], params["group"])
+        self.owner = _owner(params.get("owner"), params.get("group"))
         # What is all ours is ours also when somebody has given it to another user.
-        self.own = self.owner if params["owner"] else self.owner._replace(uid=os.geteuid())
+        self.own = self.owner if params.get("owner") else self.owner._replace(uid=os.geteuid())
         self.entries: Dict[str, Entry] = {}
         self.made: List[str] = []
         self.moded: List[str] = []
@@ -195,7 +195,8 @@ class Plan:
                 mode = _DIRECTORY_MODE if _is_marked(path) else stat.S_IMODE(now.st_mode)
             self._modes[path] = mode
             owner = self.own if _is_marked(path) else self.owner
-            if stat.S_IMODE(now.st_mode) != mode or _differs(owner, Owner(now.st_uid, now.st_gid)):
+            differs = stat.S_IMODE(now.st_mode) != mode or _differs(owner, Owner(now.st_uid, now.st_gid))
+            if differs and path not in self.moded:
                 self.moded.append(path)
             return
         self._make_new(path, _DIRECTORY_MODE if mode is None else mode)
@@ -280,11 +281,14 @@ class Plan:
             raise Problem("{0} cannot be written: there is no directory {1}".format(path, parent))
 
 
-def claimed(params: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the parameters with the claim among the files, or without what is in a directory of others."""
-    claim = params["claim"]
-    if not claim:
-        return params
+def claimed(params: Dict[str, Any], claims: Iterable[Dict[str, str]]) -> Dict[str, Any]:
+    """Return the parameters with the claims among the files, or without what is in a directory of others."""
+    for claim in claims:
+        params = _claimed(params, claim)
+    return params
+
+
+def _claimed(params: Dict[str, Any], claim: Dict[str, str]) -> Dict[str, Any]:
     path = _absolute(claim["path"])
     home = os.path.dirname(path)
     before = _read(path)[0]

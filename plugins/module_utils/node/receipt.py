@@ -30,11 +30,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_fun
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import lost_addresses
 from ansible_collections.rdm.provision.plugins.module_utils.node import shell_files
-from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import installed
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import installed, read_text
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import BlockError, read_block
-from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import TEMPORARY
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import TEMPORARY, write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation, networks
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import state_of
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical, vf_links
@@ -57,6 +57,14 @@ WATCH = (
 Found = Dict[str, Dict[str, str]]
 """Role -> what it is in charge of -> its state, as text that is equal when nothing has changed."""
 
+ARGUMENTS: Dict[str, Any] = {
+    "directory": {"type": "str", "required": True},
+    "worked": {"type": "list", "elements": "str", "required": True},
+    "inputs": {"type": "dict", "required": True},
+    "watch": {"type": "dict", "required": True},
+    "hardware": {"type": "str", "required": True},
+}
+"""What :func:`keep` is told, as the modules take it."""
 MISSING = "missing"
 RUNNING = "running"
 
@@ -179,6 +187,30 @@ def read(config_dir: str) -> Dict[str, Any]:
     parts = [receipt.get(key) if isinstance(receipt, dict) else None for key in ("inputs", "found", "watch")]
     fits = all(isinstance(part, dict) for part in parts) and set(receipt["watch"]) == set(WATCH)
     return receipt if fits and all(isinstance(states, dict) for states in receipt["found"].values()) else {}
+
+
+def keep(params: Mapping[str, Any], api: DockerAPI) -> bool:
+    """Write the receipt of this node; return whether there is one now.
+
+    Args:
+        params: as the module ``receipt`` documents them.
+        api: the engine.
+
+    Raises:
+        DockerProblem: the engine does not answer.
+        ValueError: it is not known what is to be looked at.
+        OSError: it cannot be written.
+    """
+    if set(params["watch"]) != set(WATCH):
+        raise ValueError("watch must have just these keys: {0}".format(", ".join(WATCH)))
+    directory = local_path(params["directory"])
+    if read_text(os.path.join(directory, "cluster")).strip() != params["watch"]["cluster"]:
+        return False  # there is nothing of the cluster on this node
+    found = observe(params["watch"], params["hardware"], api)
+    found = renewed(read(directory), found, params["worked"])
+    whole = text(params["inputs"], params["watch"], found)
+    write_whole(os.path.join(directory, FILE_NAME), whole.encode(), 0o600)
+    return True
 
 
 def renewed(receipt: Mapping[str, Any], found: Found, worked: Iterable[str]) -> Found:

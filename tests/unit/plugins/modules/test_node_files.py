@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
 from ansible_collections.rdm.provision.plugins.modules import node_files
 
-from tests.unit.plugins.modules.running import Failed, documented_options, run_module
+from tests.unit.plugins.modules.running import Failed, run_module
 
 
 def run(*, check: bool = False, diff: bool = False, **params: Any) -> dict[str, Any]:
@@ -19,10 +19,6 @@ def run(*, check: bool = False, diff: bool = False, **params: Any) -> dict[str, 
 
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
-
-
-def test_the_documentation_says_what_the_module_takes() -> None:
-    assert documented_options(node_files.DOCUMENTATION) == documented_options(node_files.ARGUMENT_SPEC)
 
 
 def everything(root: Path, secret: str = "hush") -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.work import FOLLOWERS, ROLES, decide
+from ansible_collections.rdm.provision.plugins.plugin_utils.work import BESIDE, FOLLOWERS, ROLES, decide
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +75,24 @@ def test_where_nothing_is_changed_a_node_without_an_engine_is_asked_for_nothing_
 def test_what_is_to_be_absent_is_taken_away_in_a_play_of_its_own() -> None:
     work = decide({"a": {}, "b": {}}, {"a": [], "b": []}, {"a": ["container"], "b": []})
     assert work.plays["absent"] == ["a", "b"]
+
+
+@given(clusters)
+def test_what_is_written_with_a_container_has_no_play_and_all_else_has_one(
+    cluster: dict[str, tuple[set[str], set[str]]],
+) -> None:
+    found = {node: {role: ["a reason"] for role in has} for node, (has, _) in cluster.items()}
+    wanted = {node: list(ROLES) for node in cluster}
+    absent: dict[str, list[str]] = {node: [] for node in cluster}
+    apart = decide(found, wanted, absent)
+    work = decide(found, wanted, absent, beside=BESIDE)
+    assert apart.beside == {}
+    assert work.why == apart.why
+    assert set(work.beside) == {node for node, mine in work.why.items() if "container" in mine}
+    for part in (*ROLES, "receipt"):
+        due = [node for node, mine in work.why.items() if part in mine or part == "receipt"]
+        passing = [node for node in due if part in work.beside.get(node, ())]
+        alone = [node for node in due if node not in passing]
+        assert work.plays[part][: len(alone)] == alone
+        assert set(passing).isdisjoint(work.plays[part][: len(alone)])
+        assert passing == ([node for node in due if node in work.beside] if part in BESIDE else [])

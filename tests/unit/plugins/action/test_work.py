@@ -1,0 +1,31 @@
+"""What a run writes in one call on simulated nodes, and what has tasks of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.scale import Cluster
+from benchmarks.simulated.node import Node
+
+FILES, CONTAINER, RECEIPT = (f"rdm.provision.{name}" for name in ("node_files", "container", "receipt"))
+
+
+def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "cluster", 2)
+
+    def kept() -> list[bool]:
+        return ["receipt" in Node(cluster.state, name).state for name in cluster.nodes]
+
+    chosen = cluster.playbook("site", "--tags", "my_ip,hostfile").expect(0)
+    assert (chosen.changed, chosen.calls[FILES], chosen.calls[CONTAINER]) == (cluster.nodes, 4, 0)
+    rest = cluster.playbook("site", "--skip-tags", "hostfile").expect(0)
+    assert (rest.changed, rest.calls[FILES], rest.calls[CONTAINER]) == (cluster.nodes, 2, 2)
+    assert kept() == [False, False]
+
+    whole = cluster.playbook().expect(0)
+    assert (whole.changed, whole.calls[FILES], whole.calls[RECEIPT], whole.calls[CONTAINER]) == ([], 0, 0, 2)
+    assert kept() == [True, True]
+    cluster.remove_container("n2")
+    checked = cluster.playbook("site", "--check").expect(0)
+    assert (checked.changed, checked.calls[CONTAINER]) == (["n2"], 1)
+    assert cluster.playbook().expect(0).changed == ["n2"]
