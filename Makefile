@@ -53,10 +53,11 @@ demo-down: setup ## take the demo's cluster away
 test: packages ## everything that CI runs
 	@# One environment is made beside the other; it is ready when its lint begins.
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint lint-trainer
-	@# Two at a time: what waits beside what computes. Each that ends makes room for the next, the shortest last.
+	@# Two at a time: what waits beside what computes. Each that ends makes room for the next, the longest first: many
+	@# short ones at the end leave neither core idle for long.
 	@# Two virtual machines need both cores: alone, and also where something else was red.
 	@status=0; \
-	$(MAKE) --no-print-directory --jobs=2 --keep-going suite-e2e suite-trainer suite-collection suite-molecule || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=2 --keep-going suite-e2e suite-trainer suite-integration suite-unit suite-molecule || status=$$?; \
 	$(MAKE) --no-print-directory suite-machines || status=$$?; \
 	exit $$status
 
@@ -67,18 +68,19 @@ test-long: setup-dev setup-trainer ## what is too long for `make test`, on a mac
 test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its torch (PYTHON=python3)
 	cd trainer && $(PYTHON) -m pytest -m gpu tests/gpu
 
-test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="collection molecule trainer e2e")
+test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="unit integration molecule trainer e2e")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)
 
 ROUNDS ?= 10
-SUITES ?= collection molecule trainer e2e
+SUITES ?= unit integration molecule trainer e2e
 MACHINES := tests/e2e/test_vm.py
 
-suite-collection: SUITE = pytest tests/unit tests/integration
 suite-e2e: SUITE = pytest tests/e2e --ignore=$(MACHINES)
+suite-integration: SUITE = pytest tests/integration
 suite-machines: SUITE = pytest $(MACHINES)
 suite-molecule: SUITE = pytest tests/molecule
 suite-trainer: SUITE = $(TRAINER)/bin/pytest trainer/tests
+suite-unit: SUITE = pytest tests/unit
 
 # Each line with the name of its suite.
 suite-%: setup-dev setup-trainer

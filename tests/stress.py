@@ -1,6 +1,6 @@
 """Run test suites again and again beside a CPU burner, and say which round failed and in what.
 
-    python tests/stress.py --rounds 10 collection molecule trainer e2e
+    python tests/stress.py --rounds 10 unit integration molecule trainer e2e
 
 A suite is what `make suite-NAME` runs. The output of one that fails is kept in `.artifacts/stress/`. The exit
 code is 0 when every round was green, 1 when not.
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("collection", "molecule", "trainer", "e2e", "machines")
+SUITES = ("unit", "integration", "molecule", "trainer", "e2e", "machines")
 KEPT = ROOT / ".artifacts" / "stress"
 
 # It ends with whoever started it, however that ends.

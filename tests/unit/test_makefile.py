@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-SUITES = ["suite-collection", "suite-e2e", "suite-machines", "suite-molecule", "suite-trainer"]
+NAMES = ("e2e", "integration", "machines", "molecule", "trainer", "unit")
+SUITES = [f"suite-{name}" for name in NAMES]
 SHELL = """#!/bin/bash
 case "$2" in
   *"s/^/"*": /'"*)

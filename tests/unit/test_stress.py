@@ -145,7 +145,7 @@ def test_a_suite_that_fails_without_a_test_is_named(
 
 def test_the_names_of_a_summary() -> None:
     text = (
-        "collection: ERROR tests/e2e/test_x.py - ModuleNotFoundError: No module named 'x'\n"
+        "unit: ERROR tests/e2e/test_x.py - ModuleNotFoundError: No module named 'x'\n"
         "FAILED tests/test_y.py::test_z\n"
         "FAILED tests/test_y.py::test_z\n"
         "1 failed, ERROR in the middle\n"
@@ -160,7 +160,8 @@ def test_the_names_of_a_summary() -> None:
         (["--rounds", "x", "e2e"], "'x' is no number of rounds; give 1 or more"),
         (
             ["nothing"],
-            "invalid choice: 'nothing' (choose from 'collection', 'molecule', 'trainer', 'e2e', 'machines')",
+            "invalid choice: 'nothing' (choose from "
+            "'unit', 'integration', 'molecule', 'trainer', 'e2e', 'machines')",
         ),
     ],
 )
