@@ -314,7 +314,8 @@ def _blocks(console: Console, state: JobState) -> Iterator[Any]:
     if state.seconds is not None:
         end.append(f"   in {view.seconds(state.seconds)}", "dim")
     yield end
-    if state.verdict is not None and not state.ended:
+    # How it ended, and why, is told; not what speaks against its result.
+    if state.verdict is not None and (not state.ended or state.verdict.verdict == "suspect"):
         others = [Text(f"  {sentence}", "dim") for sentence in state.verdict.evidence[1:]]
         yield Group(verdict(state.verdict), *others)
 

@@ -728,6 +728,12 @@ def test_a_job_and_the_list_of_jobs_show_the_verdict() -> None:
     assert re.search(r"job +state +verdict +iteration", text)
     assert re.search(r"demo-1 +running +suspect +30/50", text)
     assert re.search(r"demo-1 +running +- +30/50", text)
+    # What speaks against the result of a job that is done stays said; that it is done is said already.
+    done = {**TOLD, "state": "finished", "ended": NOW}
+    for verdict, is_told in ((SLOW, True), ({**WELL, "verdict": "finished"}, False)):
+        console = screen()
+        job_view.ending(console, JobState.of({**done, "verdict": verdict}, "/d", NOW))
+        assert (str(verdict["reason"]) in console.export_text()) == is_told
 
 
 @pytest.mark.parametrize(("verdict", "code"), [(SLOW, 4), (WELL, 0)])

@@ -96,20 +96,29 @@ def test_a_ranks_lines_are_told_apart_when_its_program_does_what_logs_say(
 
 SPEAKS = """
 
-def tell(iteration):
+def tell(iteration, loss="9.0E+00"):
     if rank == 1:
         print(f" iteration {iteration:8d}/      50 | elapsed time per iteration (ms): 500.0 |"
-              " learning rate: 1.0E-04 | global batch size: 4 | lm loss: 9.0E+00 |", flush=True)
+              f" learning rate: 1.0E-04 | global batch size: 4 | lm loss: {loss} |", flush=True)
 
 """
 
 
-def test_how_far_a_program_of_the_user_s_came_is_known_to_its_last_line(nodes: Nodes) -> None:
+@pytest.mark.parametrize(
+    ("loss", "word", "reason"),
+    [
+        ("8.0E+00", "finished", "It came to iteration 50."),
+        ("nan", "suspect", "The loss was not a number 1 time, first at iteration 50."),
+    ],
+)
+def test_what_a_program_of_the_user_s_came_to_is_known_to_its_last_line(
+    nodes: Nodes, loss: str, word: str, reason: str
+) -> None:
     """Another node than the master's has the lines, and the last one comes just before the end."""
     before, after = PROGRAM.split("signal.signal(", 1)
-    text = f"{before}{SPEAKS}tell(30)\nsignal.signal({after}\ntell(50)\n"
+    text = f"{before}{SPEAKS}tell(30)\nsignal.signal({after}\ntell(50, {loss!r})\n"
     (nodes.folder / "program.py").write_text(text)
-    job = "speaks"
+    job = f"speaks-{word}"
     nodes.run(job, "launcher.kind=torchrun")
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
     found = wait_until(
@@ -120,7 +129,8 @@ def test_how_far_a_program_of_the_user_s_came_is_known_to_its_last_line(nodes: N
     nodes.end(1)
     state = nodes.ended(job)
     assert (state["state"], state["progress"]["iteration"]) == ("finished", 50)
-    assert state["verdict"]["reason"] == "It came to iteration 50."
+    assert (state["verdict"]["verdict"], state["verdict"]["reason"]) == (word, reason)
+    assert state["verdict"]["since"] == state["ended"]
 
 
 def test_a_killed_process_ends_the_job_everywhere(nodes: Nodes) -> None:
