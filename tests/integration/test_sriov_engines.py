@@ -53,7 +53,10 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     before = node.address("na")
     node.docker("exec", "nb", "ping", "-c", "1", "-w", "5", "192.169.16.100")
     node.stop_plugin(signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=node.driver):
+        node.run("nc")
     node.start_plugin()
+    node.docker("start", "nc")
     node.docker("restart", "-t", "1", "nb")
     # With a word to the plugin, and without.
     for end in (node.engine.stop, node.engine.kill):
@@ -61,7 +64,7 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
         node.engine.start()
         assert node.comes_back("na", before)
     # Of what died with its engine nothing is held, whether or not the next engine says so.
-    node.remove("na", "nb")
+    node.remove("na", "nb", "nc")
     names = [f"c{number}" for number in range(FUNCTIONS)]
     for name in names:
         node.run(name)
