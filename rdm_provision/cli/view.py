@@ -1,4 +1,4 @@
-"""How things look in a terminal: tables, complaints, recaps. What is seen of a run that works is in live.py."""
+"""How things look in a terminal: tables, complaints, recaps. For what is seen of a run at work: live.py."""
 
 from __future__ import annotations
 
