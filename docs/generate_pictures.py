@@ -72,7 +72,7 @@ UP = Picture(
         Hop(2, 4, "every container asks every other", "ICMP, and a login"),
         Hop(1, 1, "fabric_verdict, once"),
         Hop(1, 0, "translator.py", "ansible-runner's events become ours"),
-        Hop(0, 0, "view.py", "lines, table, exit status"),
+        Hop(0, 0, "cli/live.py, cli/view.py", "lines, recap, exit status"),
     ),
 )
 

@@ -263,6 +263,22 @@ class Run:
                 self._lock.release()
             self._queue.put(None)
 
+    def _environment(self, folder: Path) -> dict[str, str]:
+        """Return what the run's ansible-playbook has in its environment besides this process's own."""
+        spec = self.spec
+        env = {**environment.ansible_environment(), **spec.env, **vault_environment(spec.vault)}
+        # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
+        env |= {"MAX_EVENT_RES": "1000000000"}
+        # Few read what Ansible prints, and ansible-runner keeps all of it in memory until the end.
+        env |= {"ANSIBLE_STDOUT_CALLBACK": "default" if spec.verbosity else "rdm.provision.no_diffs"}
+        # What ansible-playbook leaves behind when it is killed goes with the folder.
+        env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
+        env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}
+        env |= {"RDM_COLLECTIONS": str(environment.collections_root())}
+        if self._lock is not None and self._lock.held and spec.home is not None:
+            env["RDM_LOCKED"] = str(spec.home.resolve())
+        return env
+
     def _run_in(self, folder: Path) -> None:
         import ansible_runner
 
@@ -303,18 +319,6 @@ class Run:
             # ansible-runner hands this file to ansible-playbook.
             (folder / "env" / "extravars").write_text(variables + "\n", encoding="utf-8")
         emit(translator.begin())
-        env = {**environment.ansible_environment(), **spec.env, **vault_environment(spec.vault)}
-        # The default drops results beyond 700 kB; the plan of a large cluster is bigger.
-        env |= {"MAX_EVENT_RES": "1000000000"}
-        # Few read what Ansible prints, and ansible-runner keeps all of it in memory until the end.
-        env |= {"ANSIBLE_STDOUT_CALLBACK": "default" if spec.verbosity else "rdm.provision.no_diffs"}
-        # What ansible-playbook leaves behind when it is killed goes with the folder.
-        env |= {"ANSIBLE_LOCAL_TEMP": str(folder / "ansible")}
-        env |= {"RDM_PARENT": str(os.getpid()), "RDM_FOLDER": str(folder)}
-        env |= {DIRECTORY: str(answers)}
-        env |= {"RDM_COLLECTIONS": str(environment.collections_root())}
-        if self._lock is not None and self._lock.held and spec.home is not None:
-            env["RDM_LOCKED"] = str(spec.home.resolve())
         argv = ["-I", str(_SUPERVISED), environment.program("ansible-playbook")]
         argv.append(environment.playbook(spec.playbook))
         argv += [flag for flag, wanted in (("--check", spec.check), ("--diff", spec.diff)) if wanted]
@@ -328,7 +332,7 @@ class Run:
             forks=spec.effective_forks,
             verbosity=spec.verbosity or None,
             cmdline=shlex.join(argv),
-            envvars=env,
+            envvars={**self._environment(folder), DIRECTORY: str(answers)},
             settings={"pexpect_timeout": _POLL_S},
             quiet=True,
             event_handler=on_event,

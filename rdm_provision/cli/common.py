@@ -91,7 +91,7 @@ class Options:
         if self.show_command:
             click.echo(run.command)
             return None
-        from rdm_provision.cli.view import watch
+        from rdm_provision.cli.live import watch
 
         return watch(run, title=cluster.name, verbose=self.verbose, silent=self.as_json, brief=brief)
 

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from rdm_provision.cli import view
+from rdm_provision.cli import live, view
 from rdm_provision.cli.curve import curve
 from rdm_provision.cli.printable import printable
 from rdm_provision.events import Event, RunResult
@@ -106,7 +106,7 @@ class JobView:
         self.state: JobState | None = None
         self.leaving = False
         self.brief = brief
-        self._setting_up = view.View(console, title, brief=brief)
+        self._setting_up = live.View(console, title, brief=brief)
         self._told = ""
         self._judged = ""
         self._seen_at = time.monotonic()
@@ -220,10 +220,10 @@ def watch(
         shown.leaving = True
         run.cancel()
 
-    with view.signals(leave), contextlib.ExitStack() as stack:
+    with live.signals(leave), contextlib.ExitStack() as stack:
         run.start()
         if not silent and shown.live:
-            stack.enter_context(view.no_echo())
+            stack.enter_context(live.no_echo())
             stack.enter_context(Live(shown, console=console, refresh_per_second=4, transient=True))
         for event in run:
             if not silent:
@@ -248,7 +248,7 @@ def read(run: Run, *, follow: bool = False) -> tuple[RunResult, dict[str, str]]:
     def leave(_number: int, _frame: Any) -> None:
         run.cancel()
 
-    with view.signals(leave):
+    with live.signals(leave):
         for event in run:
             if isinstance(event, JobLines) and follow:
                 lines(event.node, event.text, run.spec.nodes)

@@ -304,7 +304,7 @@ def _carry_out(options: Options, lab: Lab, run: Run, about: str) -> RunResult | 
     if options.show_command:
         click.echo(run.command)
         return None
-    from rdm_provision.cli.view import watch
+    from rdm_provision.cli.live import watch
 
     return watch(run, title=lab.name, verbose=options.verbose, silent=options.as_json, about=about)
 

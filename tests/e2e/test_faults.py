@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.product import NODES, Lab, Product, changed, running_lab, wait_until
 from tests.labs import lab_name
 
-PHASES = ("preflight", "images", "network", "my_ip", "container", "hostfile")
+PHASES = ("preflight", "images", "network", "container")
 
 
 @pytest.fixture(autouse=True)

@@ -150,7 +150,7 @@ def test_a_run_on_a_lab_is_about_its_nodes(
         told.append(given["about"])
         return RunResult(verb="lab", message="it failed")
 
-    monkeypatch.setattr("rdm_provision.cli.view.watch", watch)
+    monkeypatch.setattr("rdm_provision.cli.live.watch", watch)
     call("lab", *words, "--name", "nosuch")
     assert told == [about]
 

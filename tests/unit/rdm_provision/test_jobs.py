@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from rdm_provision import Cluster
-from rdm_provision.cli import job_view, view
+from rdm_provision.cli import job_view, live, view
 from rdm_provision.cli import jobs as jobs_verb
 from rdm_provision.cli import logs as logs_verb
 from rdm_provision.cli import report as report_verb
@@ -400,7 +400,7 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
     result = RunResult(verb="jobs", nodes={"n1": NodeRecap(ok=1), "n2": NodeRecap(ok=1)}, returned=returned)
     monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, None))
     monkeypatch.setattr(job_view, "read", lambda *_, **__: (result, {}))
-    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     arguments = ["-i", str(make_inventory("n1", "n2")), "gtp-1", *words]
     said = CliRunner().invoke(verb, arguments, standalone_mode=False)
     assert isinstance(said.exception, InputError), said.output
@@ -430,7 +430,7 @@ def test_who_stops_a_job_learns_from_where_it_can_go_on(
     }
     nodes = {node: NodeRecap(ok=1, changed=changed) for node in ("n1", "n2")}
     result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
-    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     arguments = ["-i", str(make_inventory("n1", "n2")), "demo-1"]
     said = CliRunner().invoke(stop_verb.stop, arguments)
     assert words in said.output
@@ -459,7 +459,7 @@ def test_of_checkpoints_nothing_is_said_where_nobody_knows(
     told = {heard: [{"known": True, "job": {**TOLD, "state": "stopped", **changes}}]}
     nodes = {heard: NodeRecap(ok=1, changed=1)}
     result = RunResult(verb="stop", nodes=nodes, returned={"rdm.provision.job": told})
-    monkeypatch.setattr(view, "watch", lambda *_, **__: result)
+    monkeypatch.setattr(live, "watch", lambda *_, **__: result)
     said = CliRunner().invoke(stop_verb.stop, ["-i", str(make_inventory("n1", "n2")), "demo-1"])
     assert said.output.splitlines()[0] == f"demo-1 is stopped.{words}"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rdm_provision.cli import view
+from rdm_provision.cli import live, view
 from rdm_provision.cli.fabric import show_fabric
 from rdm_provision.cli.measured import show_collective, show_rdma
 from rdm_provision.events import (
@@ -60,7 +60,7 @@ def run_of(*nodes: str) -> list[Event]:
 
 def show(events: list[Event], **options: Any) -> str:
     made = console()
-    progress = view.View(made, "demo", **options)
+    progress = live.View(made, "demo", **options)
     for event in events:
         progress.handle(event)
     return text(made)
@@ -126,7 +126,7 @@ def test_long_names_do_not_repeat_in_every_phase() -> None:
 
 def test_the_live_display_says_who_is_still_busy() -> None:
     made = console(terminal=True)
-    progress = view.View(made, "demo")
+    progress = live.View(made, "demo")
     for event in [*run_of("a", "b"), result("a", Status.OK)]:
         progress.handle(event)
     made.print(progress)
@@ -368,7 +368,7 @@ def test_the_all_reduce_is_a_line_per_size() -> None:
 
 def test_how_far_a_task_is_is_a_line_each_away_from_a_terminal() -> None:
     made = console()
-    progress = view.View(made, "demo")
+    progress = live.View(made, "demo")
     progress.handle(TaskStarted(0.0, "verify", "Measure"))
     for round_ in ("round 1 of 3", "round 1 of 3", "round 3 of 3"):
         progress.handle(Progress(0.0, round_))
