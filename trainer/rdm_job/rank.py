@@ -23,9 +23,12 @@ from typing import Any
 from rdm_job.culprit import LINES, why_it_ended
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.environment import adopt_launcher_environment
+from rdm_job.marking import Marked
 from rdm_job.network import interface_of
 from rdm_job.processes import allow_files
 from rdm_job.profilers import PROFILED_VARIABLE, PROFILES, wrapped
+from rdm_trainer import config as configuration
+from rdm_trainer.config import LauncherConfig
 from rdm_trainer.errors import FAILED, TrainerError
 from rdm_trainer.pace import PACE_VARIABLE
 
@@ -59,7 +62,9 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault(NODE_VARIABLE, node)
     _redirect(directory, node)
     try:
-        _go_on_profiled(directory, arguments)
+        config = configuration.load(directory.resolved)
+        marked = Marked(int(os.environ["RANK"]), 1, 2) if config.logging.mark_ranks else None
+        _go_on_profiled(config.launcher, directory, arguments)
     except TrainerError as refusal:
         print(f"Error: {refusal}", file=sys.stderr, flush=True)
         return refusal.exit_code
@@ -91,6 +96,11 @@ def main(arguments: Sequence[str]) -> int:
     code, error, lines = _outcome(lambda: _work(directory, arguments))
     state = "done" if code == 0 else "failed"
     record.update(state=state, exit=code, error=error, lines=lines, time=time.time())
+    if marked is not None:
+        # Who reads that this has ended finds all that it wrote.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        marked.end()
     with contextlib.suppress(OSError):
         directory.write_rank(rank, record)
     sys.stdout.flush()
@@ -109,13 +119,10 @@ def _own_directory() -> JobDirectory:
     return JobDirectory(path)
 
 
-def _go_on_profiled(directory: JobDirectory, arguments: Sequence[str]) -> None:
+def _go_on_profiled(launcher: LauncherConfig, directory: JobDirectory, arguments: Sequence[str]) -> None:
     """Become the profiler that the job wants for this rank, which starts this program again."""
-    from rdm_trainer import config as configuration
-
     if os.environ.pop(PROFILED_VARIABLE, None):
         return
-    launcher = configuration.load(directory.resolved).launcher
     command = [sys.executable, "-m", "rdm_job.rank", *arguments]
     rank = int(os.environ["RANK"])
     profiled = wrapped(launcher.profiler, launcher.profiler_ranks, rank, directory.path, command)
@@ -175,8 +182,6 @@ def _outcome(work: Callable[[], tuple[int, list[str]]]) -> tuple[int, str, list[
 
 
 def _work(directory: JobDirectory, arguments: Sequence[str]) -> tuple[int, list[str]]:
-    from rdm_trainer import config as configuration
-
     config = configuration.load(directory.resolved)
     program = list(config.launcher.program)
     if program:

@@ -303,8 +303,8 @@ def _ranks_instead(job: JobDirectory, rank: int | None, paths: Mapping[str, Path
     if writes not in paths or not end_of(paths[writes]):
         return {}
     return {
-        "untold": f"No line on {writes} says that rank {rank} wrote it. A program that prints has to say so "
-        f"itself, at the beginning of a line, as [rank{rank}]: does; its number is in the variable RANK."
+        "untold": f"No line on {writes} says that rank {rank} wrote it. With logging.mark_ranks each line of "
+        f"the next job does; or the program begins its lines as [rank{rank}]: does, by the variable RANK."
     }
 
 

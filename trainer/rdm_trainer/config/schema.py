@@ -330,6 +330,8 @@ class LoggingConfig:
     names: Literal["plain", "mdx"] = "plain"
     """`mdx`: beside the jobs, `outputs/log`, `outputs/checkpoint` and `outputs/tensorboard` have links to the
     job's own, under the names that the scripts of llm-jp/Megatron-DeepSpeed give them."""
+    mark_ranks: bool = False
+    """Each line that a rank writes begins with `[rank3]: `, for `rdm-provision logs JOB --rank 3`."""
     rotate_mebibytes: Natural = 256
     """A node's output, or errors, of more become `NODE.out.1`, and that `.2`; 0: they grow as long as it
     writes."""

@@ -76,9 +76,11 @@ def test_a_job_runs_to_its_end(nodes: Nodes, launcher: str) -> None:
     assert "is a link" in nodes.ask("n1", "remove", job)["kept"][0]["reason"]
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
-def test_a_ranks_lines_are_told_apart_when_its_program_does_what_logs_say(
-    nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, launcher: str
+@pytest.mark.parametrize(
+    ("launcher", "is_marked"), [("torchrun", False), ("mpirun", False), ("mpirun", True)]
+)
+def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs_say(
+    nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, launcher: str, is_marked: bool
 ) -> None:
     """Of two on a node. One that is alone there needs no mark, whoever started it."""
     mark = "import os, sys\nprint(f\"[rank{os.environ['RANK']}]: here\", file=sys.stderr, flush=True)\n"
@@ -86,10 +88,16 @@ def test_a_ranks_lines_are_told_apart_when_its_program_does_what_logs_say(
     nodes.nodes[0]["slots"] = 2
     job = f"marked-{launcher}"
     with open_doors(nodes, tmp_path_factory.mktemp("doors")):
-        nodes.run(job, f"launcher.kind={launcher}")
-        assert nodes.ask("n2", "logs", job, "--rank", "2")["text"] == "rank 2 of 3 at 127.0.0.1\n"
-        said = nodes.ask("n1", "logs", job, "--rank", "1")["untold"]
-        assert "as [rank1]: does; its number is in the variable RANK" in said
+        nodes.run(job, f"launcher.kind={launcher}", f"logging.mark_ranks={str(is_marked).lower()}")
+        mark = "[rank{}]: " if is_marked else ""
+        assert nodes.ask("n2", "logs", job, "--rank", "2")["text"] == (
+            f"{mark.format(2)}rank 2 of 3 at 127.0.0.1\n"
+        )
+        found = nodes.ask("n1", "logs", job, "--rank", "1")
+        if is_marked:
+            assert found["text"] == "[rank1]: rank 1 of 3 at 127.0.0.1\n"
+        else:
+            assert "With logging.mark_ranks each line of the next job does" in found["untold"]
         marked = nodes.ask("n1", "logs", job, "--rank", "1", "--stream", "err")
         assert (marked["text"], marked.get("untold")) == ("[rank1]: here\n", None)
 

@@ -49,8 +49,8 @@ def test_who_wants_a_rank_that_nothing_marks_is_told_what_would(job: JobDirector
     assert "untold" not in verbs.logs("gpt", rank=1), "nothing is written yet"
     job.log("n1", "out").write_text("a line\n")
     assert verbs.logs("gpt", rank=1)["untold"] == (
-        "No line on n1 says that rank 1 wrote it. A program that prints has to say so itself, at the "
-        "beginning of a line, as [rank1]: does; its number is in the variable RANK."
+        "No line on n1 says that rank 1 wrote it. With logging.mark_ranks each line of the next job does; or "
+        "the program begins its lines as [rank1]: does, by the variable RANK."
     )
     # Another node's log has its lines.
     assert "untold" not in verbs.logs("gpt", rank=3)

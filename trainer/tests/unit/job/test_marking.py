@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a rank writes comes into its node's log with its number, however it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.waiting import wait_until
+
+BEGIN = """
+import os, subprocess, sys, time
+from rdm_job.marking import Marked
+for stream, path in zip((1, 2), sys.argv[1:]):
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+marked = Marked(3, 1, 2)
+"""
+
+
+def run(folder: Path, program: str) -> int:
+    """Run what a rank does, and return how it ended. Its launcher reads what it was started with."""
+    files = [str(folder / name) for name in ("out", "err")]
+    started = subprocess.run(
+        [sys.executable, "-c", BEGIN + program, *files], capture_output=True, timeout=60, check=False
+    )
+    assert (started.stdout, started.stderr) == (b"", b"")
+    return started.returncode
+
+
+def logs(folder: Path) -> tuple[str, str]:
+    return (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def test_each_line_has_its_rank_those_of_its_programs_and_at_its_end(tmp_path: Path) -> None:
+    assert (
+        run(
+            tmp_path,
+            "os.write(1, b'one\\ntw'); os.write(1, b'o\\n[rank3]: three\\n')\n"
+            "subprocess.run([sys.executable, '-c', 'import os; os.write(2, b\"of a program\")'])\n"
+            "os.write(1, b'no newline')\n"
+            "marked.end()\n"
+            # It is all there, and what comes is as it was.
+            "assert open(sys.argv[1]).read().endswith('no newline')\n"
+            "os.write(2, b'\\nlast')\n",
+        )
+        == 0
+    )
+    assert logs(tmp_path) == (
+        "[rank3]: one\n[rank3]: two\n[rank3]: three\n[rank3]: no newline",
+        "[rank3]: of a program\nlast",
+    )
+
+
+def test_what_a_rank_wrote_before_it_was_killed_is_there(tmp_path: Path) -> None:
+    text = "print('x' * 100 + '\\n' * 2, end='', flush=True); " * 3
+    assert run(tmp_path, f"{text}os.killpg(os.setsid() or os.getpid(), 9)") == -9
+    expected = ("[rank3]: " + "x" * 100 + "\n[rank3]: \n") * 3
+    wait_until("it is in the log", lambda: logs(tmp_path)[0], lambda told: told == expected)
+
+
+def test_nobody_waits_for_what_goes_on_writing(tmp_path: Path) -> None:
+    began = time.monotonic()
+    program = "import os, time\ntime.sleep(3)\nos.write(1, b'late')"
+    run(tmp_path, f"subprocess.Popen([sys.executable, '-c', {program!r}])\nmarked.end()\n")
+    assert logs(tmp_path)[0] == ""
+    wait_until("its line is marked", lambda: logs(tmp_path)[0], lambda told: told == "[rank3]: late")
+    assert time.monotonic() - began < 60
+
+
+def test_a_full_disk_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/dev/full")
+    text = "print('x' * 10000, flush=True)\n"
+    assert run(tmp_path, f"for _ in range(100):\n    {text}marked.end()\nos.write(2, b'done')\n") == 0
+    assert (tmp_path / "err").read_text() == "done"
