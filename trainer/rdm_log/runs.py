@@ -366,7 +366,7 @@ class Run:
         if before is None or iteration <= before[0]:
             return values
         passed = datetime.datetime.fromisoformat(time) - datetime.datetime.fromisoformat(before[1])
-        if passed < datetime.timedelta():
+        if passed <= datetime.timedelta():
             return values
         return {**values, MILLISECONDS: passed.total_seconds() * 1000.0 / (iteration - before[0])}
 
