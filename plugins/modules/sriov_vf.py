@@ -12,6 +12,7 @@ description:
     or its MAC, VLAN, trust and spoof check (Ethernet), and binds it anew where its driver has to learn them.
   - VFs are known by their PCI addresses. All PFs are judged before the first is changed.
   - A PF is never changed while a container, or a virtual machine, has one of its VFs. The kernel would do it.
+    Only a VF without a driver, which nobody has, is bound all the same.
   - The same code is left on the node as a program that a systemd unit starts before C(docker.service), since
     the kernel forgets VFs when it stops. Where systemd does not run, the answer says what to start.
   - For mlx5 with NVIDIA's driver or the kernel's, and for any PF that has C(sriov_numvfs) and is set up with
