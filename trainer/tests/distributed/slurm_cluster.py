@@ -24,16 +24,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
 from tests.distributed.slurm_root import inside, root
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["NODES", "PROGRAM", "RELEASES", "Image", "Slurm", "running"]
+__all__ = ["EACH_RELEASE", "NODES", "PROGRAM", "RELEASES", "Image", "Slurm", "running"]
 
-RELEASES = {"22.05": "", "24.11": "trixie"}
-"""Of Slurm, and the release of Debian that has it, which is empty for this machine's."""
+RELEASES = {"22.05": "", "24.11": "trixie", "26.05+": "forky"}
+"""Of Slurm, or from which on, and the release of Debian that has it, which is empty for this machine's."""
+EACH_RELEASE = [pytest.param(one, marks=[pytest.mark.long] if RELEASES[one] else []) for one in RELEASES]
 
 NODES = ("t1", "t2", "t3")
 DAEMONS = ("munged", "slurmctld", "slurmd")

@@ -20,7 +20,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.slurm import container
 from tests.distributed.places import reaches, state, tiny, trains
 from tests.distributed.registry import serving
-from tests.distributed.slurm_cluster import NODES, RELEASES, Image, Slurm, running
+from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RELEASES, Image, Slurm, running
 from tests.tiny import LOSSES
 from tests.waiting import wait_until
 
@@ -48,13 +48,14 @@ mpi.MPI_Finalize()
 """Adds up over all of its world; without a way to the others each process is a world of its own."""
 
 
-@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=EACH_RELEASE)
 def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """A cluster of each release that Debian has."""
     cluster = Slurm(tmp_path_factory.mktemp("slurm"), RELEASES[request.param])
     with running(cluster, "sbatch", "ch-run", "sqfstar"):
-        said = cluster.slurm("sinfo", "--version")
-        assert said.startswith(f"slurm-wlm {request.param}."), said
+        said = cluster.slurm("sinfo", "--version").split()[-1]
+        wanted = request.param.removesuffix("+")
+        assert said.startswith(f"{wanted}.") or (wanted != request.param and said > wanted), said
         yield cluster
 
 
@@ -120,6 +121,8 @@ def test_ranks_that_slurm_starts_fail_begin_again_and_are_stopped_as_any_others(
     assert (stopped["state"], stopped["reason"]) == ("stopped", "It saved and ended, as asked.")
 
 
+# Debian's packages of later ones have no plugin for PMIx.
+@pytest.mark.parametrize("slurm", EACH_RELEASE[:2], indirect=True)
 @pytest.mark.parametrize(
     ("job", "nodes", "on"),
     [
