@@ -162,8 +162,8 @@ def enter(path: Path) -> NoReturn:
     """
     try:
         _enter(path)
-    except (OSError, KeyError) as error:
-        # Such as a user without a name, or a file system without locks.
+    except OSError as error:
+        # Such as a file system without locks.
         raise TrainerError(f"{_node()} cannot enter the image: {error}.", exit_code=FAILED) from error
 
 
@@ -172,9 +172,6 @@ def _enter(path: Path) -> NoReturn:
     slurm = configuration.load(job.resolved).launcher.slurm
     assert slurm.image is not None
     runtime = _runtime(slurm)
-    if "USER" not in os.environ:
-        # Charliecloud asks for it, and Slurm may not have it.
-        os.environ["USER"] = pwd.getpwuid(os.getuid()).pw_name
     key = _key(slurm)
     image = container.ready(runtime, slurm.image, path.parent / _KEPT, key)
     if runtime == "enroot" and not slurm.reload_container:
@@ -195,10 +192,10 @@ def _enter(path: Path) -> NoReturn:
 
 
 def _runtime(slurm: SlurmConfig) -> str:
-    """Return the runtime to use on this node.
+    """Return the runtime to use on this node, whose programs find the user's name in the environment.
 
     Raises:
-        TrainerError: It is not here.
+        TrainerError: It is not here, or the user has no name.
     """
     wanted: list[str] = [slurm.container]
     if slurm.container == "auto":
@@ -208,12 +205,22 @@ def _runtime(slurm: SlurmConfig) -> str:
         wanted = ["enroot"]
     for runtime in wanted:
         if shutil.which(container.PROGRAMS[runtime]):
+            if "USER" not in os.environ:
+                # Charliecloud's programs ask for it, and Slurm may not have it.
+                os.environ["USER"] = _user()
             return runtime
     raise TrainerError(
         f"{_node()} has no {' or '.join(container.PROGRAMS[runtime] for runtime in wanted)}, which would run "
         f"launcher.slurm.image {slurm.image}.",
         exit_code=FAILED,
     )
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError as error:
+        raise TrainerError(f"{_node()} cannot enter the image: {error}.", exit_code=FAILED) from error
 
 
 def _created(image: str, name: str, kept: Path) -> str:

@@ -203,7 +203,8 @@ def _too_many(jobs: Counter[_OfJobs]) -> Iterator[str]:
         if count <= limit.most:
             continue
         one = "the job is one" if count == 1 else f"the job's {count} components are {count}"
-        does = "refuse it" if "Submit" in limit.name else "let it wait for ever"
+        # Of those that may run, later releases refuse some, too.
+        does = "refuse it" if "Submit" in limit.name else "never run it"
         where = "in the queue" if "Submit" in limit.name else "at a time"
         yield (
             f"Of {limit.who}, {limit.most or 'none'} may {'be' if 'Submit' in limit.name else 'run'} {where} "

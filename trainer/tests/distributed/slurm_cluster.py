@@ -24,16 +24,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 import rdm_trainer
 from rdm_job import network, processes
 from rdm_job.directory import JobDirectory
 from tests.distributed.slurm_root import inside, root
 from tests.waiting import DEADLINE_S, wait_until
 
-__all__ = ["NODES", "PROGRAM", "RELEASES", "Image", "Slurm", "running"]
+__all__ = ["EACH_RELEASE", "NODES", "PROGRAM", "RELEASES", "Image", "Slurm", "running"]
 
-RELEASES = {"22.05": "", "24.11": "trixie"}
-"""Of Slurm, and the release of Debian that has it, which is empty for this machine's."""
+RELEASES = {"22.05": "", "24.11": "trixie", "26.05+": "forky"}
+"""Of Slurm, or from which on, and the release of Debian that has it, which is empty for this machine's."""
+EACH_RELEASE = [pytest.param(one, marks=[pytest.mark.long] if RELEASES[one] else []) for one in RELEASES]
 
 NODES = ("t1", "t2", "t3")
 DAEMONS = ("munged", "slurmctld", "slurmd")
@@ -95,9 +98,14 @@ while not end.exists():
 
 
 class Image:
-    """A Docker archive of two layers, whose programs are this machine's own, by mounts."""
+    """A Docker archive of two layers, whose programs are this machine's own, by mounts.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Where it is made.
+        jobs: The directory of the jobs, for an image that is run as it is; it then has one for each mount.
+    """
+
+    def __init__(self, folder: Path, jobs: Path | None = None) -> None:
         self.archive = folder / "trainer.tar"
         self.mounts = sorted(
             {"/usr", sys.base_prefix, sys.prefix, str(Path(rdm_trainer.__file__).parents[1])}
@@ -106,6 +114,7 @@ class Image:
         lower = self._layer(
             *((name, None) for name in ("dev", "etc", "home", "proc", "run", "sys", "tmp", "var/tmp")),
             *((f"etc/{name}", "") for name in ("passwd", "group", "hosts", "resolv.conf", "environment")),
+            *((path.lstrip("/"), None) for path in ((*self.mounts, str(jobs)) if jobs else ())),
             *((name, f"usr/{name}") for name in ("bin", "lib", "lib64", "sbin")),
             ("opt/rdm-trainer", program),
             ("removed", ""),
@@ -118,6 +127,7 @@ class Image:
                 "os": "linux",
                 "config": {"Env": ["IN=image", "PATH=/usr/bin:/bin"]},
                 "rootfs": {"type": "layers", "diff_ids": digests},
+                "history": [{"created_by": "these tests"} for _ in digests],
             }
         ).encode()
         manifest = [{"Config": "c0ffee.json", "Layers": ["1/layer.tar", "2/layer.tar"]}]

@@ -19,7 +19,7 @@ from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Rest
 from rdm_job.slurm.script import script
 from rdm_trainer import config as configuration
-from tests.distributed.slurm_cluster import NODES, RELEASES, Slurm, running
+from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RELEASES, Slurm, running
 from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE
 from tests.unit.job.slurm.test_slurm_rest_forms import ALL
@@ -85,7 +85,8 @@ class RestSlurm(Slurm):
         return found
 
 
-@pytest.fixture(scope="module", params=["22.05", pytest.param("24.11", marks=pytest.mark.long)])
+# Later ones are not run as root, as here.
+@pytest.fixture(scope="module", params=EACH_RELEASE[:2])
 def slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestSlurm]:
     cluster = RestSlurm(tmp_path_factory.mktemp("slurm"), RELEASES[request.param])
     with running(cluster, "slurmrestd"):

@@ -126,11 +126,12 @@ def test_accounts_are_the_same_in_upper_case() -> None:
     assert problems(account="CHEMISTRY", partition="hgx") == [
         "Of your jobs of account chemistry in partition hgx, none may run at a time (MaxJobs), and the "
         "job is "
-        f"one{WAITS}"
+        f"one{NEVER}"
     ]
 
 
 WAITS = ": Slurm would let it wait for ever."
+NEVER = ": Slurm would never run it."
 REFUSES = ": Slurm would refuse it."
 MORE = ": ask for no more, or Slurm lets it wait for ever."
 
@@ -151,7 +152,7 @@ MORE = ": ask for no more, or Slurm lets it wait for ever."
         ),
         (
             {"account": "chemistry", "partition": "hgx"},
-            f"none may run at a time (MaxJobs), and the job is one{WAITS}",
+            f"none may run at a time (MaxJobs), and the job is one{NEVER}",
         ),
         (
             {"nodes": 3},
@@ -290,13 +291,13 @@ TWO = {"nodes": {"hgx": 1, "gpu2": 1}, "gres": {"hgx": "gpu:1", "gpu2": "gpu:1"}
         (
             limited("science", counts={"GrpJobs": 0}),
             {},
-            f"Of all jobs of account science, none may run at a time (GrpJobs), and the job is one{WAITS}",
+            f"Of all jobs of account science, none may run at a time (GrpJobs), and the job is one{NEVER}",
         ),
         (
             limited("physics", "rdm", counts={"MaxJobs": 1}),
             TWO,
             "Of your jobs of account physics, 1 may run at a time (MaxJobs), and the job's 2 components are 2"
-            f"{WAITS}",
+            f"{NEVER}",
         ),
         (
             limited("physics", "rdm", counts={"MaxSubmitJobs": 0}),

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pwd
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -145,6 +146,16 @@ def test_an_image_is_taken_as_it_is_where_containers_are_to_be_made_anew(
     assert (words.count("import"), words.count("create") > 0) == ((2, False) if reload else (1, True))
     (made,) = (tmp_path / "jobs" / ".images").glob("*.sqsh")
     assert all((str(made) in command) is reload for command in begun)
+
+
+def test_what_makes_an_image_is_told_whose_it_is(
+    tmp_path: Path, on_n2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("USER")
+    (on_n2 / "enroot").write_text('#!/bin/sh\necho "$USER" >"$3"\n')
+    image.prepare(job_in(tmp_path, image="docker://registry/train:1", container="enroot"))
+    (made,) = (tmp_path / "jobs" / ".images").glob("*.sqsh")
+    assert made.read_text().strip() == pwd.getpwuid(os.getuid()).pw_name
 
 
 def test_an_archive_is_held_to_its_digest_before_an_image_is_made_of_it(tmp_path: Path, on_n2: Path) -> None:
