@@ -297,7 +297,9 @@ def test_data_that_were_brought_are_named_as_in_containers(
     hosts.json("env", "up")
     # The engine does not look into /tmp, which is a file system of its own.
     made = "/srv/tokens"
-    hosts.on("n1", "/home/rdm/.rdm/n1/python/bin/python", "-c", WRITE_TOKENS, f"{made}/text")
+    hosts.on("n1", "install", "-d", "-o", "rdm", made)
+    rdm = ("runuser", "-u", "rdm", "--", "/home/rdm/.rdm/n1/python/bin/python")
+    hosts.on("n1", *rdm, "-c", WRITE_TOKENS, f"{made}/text")
     source = f"rdm-lab-{hosts.name}-n1:{made}"
     subprocess.run(["docker", "cp", "--quiet", source, str(tmp_path)], check=True)
     said = hosts.rdm("data", str(tmp_path / "tokens")).stdout
