@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rdm_provision import environment, outcomes
-from rdm_provision.constants import CLUSTER, PLAN_FILE, RUNTIME_HOST, STATE_DIR
+from rdm_provision.constants import CLUSTER, PLAN_FILE, RUNTIME_CONTAINER, RUNTIME_HOST, STATE_DIR
 from rdm_provision.errors import InputError, InventoryError
 from rdm_provision.events import RunResult
 from rdm_provision.inventory import find_inventory, members_of, read_inventory, similar_inventories
@@ -266,6 +266,14 @@ class Cluster(JobVerbs):
                 hint=instead,
             )
 
+    def _refuse_containers(self, verb: str, instead: str) -> None:
+        """Refuse a verb that is for bare hosts. What is misspelt the plan refuses."""
+        if self.nodes and self.nodes[0].variables.get("rdm_runtime", RUNTIME_CONTAINER) == RUNTIME_CONTAINER:
+            raise InputError(
+                f"{verb} is for bare hosts (rdm_runtime: host), and {self.inventory} has containers",
+                hint=instead,
+            )
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names that ``limit`` understands: nodes, then groups."""
@@ -425,6 +433,7 @@ class Cluster(JobVerbs):
         >>> Cluster.load("inventory/mdx").env_up().result().exit_code  # doctest: +SKIP
         0
         """
+        self._refuse_containers("env up", "rdm-provision up makes a cluster of them")
         return self._run("env-up", "env_up", limit, tags, forks, verbosity, exclusive=True, diff=True)
 
     def env_down(
@@ -445,6 +454,7 @@ class Cluster(JobVerbs):
         >>> Cluster.load("inventory/mdx").env_down().result().exit_code  # doctest: +SKIP
         0
         """
+        self._refuse_containers("env down", "rdm-provision down takes a cluster of them away")
         keep = frozenset({FILES_MODULE})
         return self._run("env-down", "env_down", limit, tags, forks, verbosity, exclusive=True, keep=keep)
 

@@ -11,6 +11,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (  
     LABEL_ROLE,
     LAUNCHERS,
     PLAN_FILE,
+    RUNTIME_CONTAINER,
     RUNTIME_HOST,
     STATE_DIR,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "LAB_MODULE",
     "LAUNCHERS",
     "PLAN_FILE",
+    "RUNTIME_CONTAINER",
     "RUNTIME_HOST",
     "STATE_DIR",
 ]

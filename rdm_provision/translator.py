@@ -44,6 +44,7 @@ PLAN_ACTION = "rdm.provision.plan"
 ASK_ACTION = "rdm.provision.ask_all"
 WORK_ACTION = "rdm.provision.work"
 FABRIC_ACTION = "rdm.provision.fabric_verdict"
+LAUNCH_ACTION = "rdm.provision.launch_programs"
 RDMA_ACTION = "rdm.provision.rdma_pairs"
 PROBE_ACTION = "rdm.provision.rdma_probe"
 COLLECTIVE_ACTION = "rdm.provision.collective_verdict"
@@ -234,7 +235,7 @@ class Translator:
         message = _why(res, unreachable=status is Status.UNREACHABLE) if bad else ""
         diff = sys.intern(unified_diff(res))  # the same on many nodes
         self.hidden.update(environment_values(res))
-        cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION, SPARE_ACTION)
+        cluster_wide = action in (PLAN_ACTION, FABRIC_ACTION, SPARE_ACTION, LAUNCH_ACTION)
         self._keep(action, node, res)
         if action == WORK_ACTION and "why" in res:
             self.work = dict(res["why"])

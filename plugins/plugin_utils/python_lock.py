@@ -146,7 +146,10 @@ def lock(
         )
     if done.returncode:
         said = " ".join(done.stderr.split())
-        remedy = "set python_env_index_url, python_env_find_links or python_env_torch"
+        remedy = (
+            "set python_env_index_url, python_env_controller_find_links, python_env_torch_backend or "
+            "python_env_torch"
+        )
         raise Refused([Problem(None, "the lock file", f"cannot be made: {said[-600:]}", remedy)])
     text = head + done.stdout
     if write:

@@ -36,8 +36,8 @@ def data(options: Options, directory: Path) -> int:
         again = f"rdm-provision data{inventory_flag(options)} {directory}"
         view.next_steps(console, view.mend(result, again))
     elif result.changed:
-        place = "data in the directory of the jobs" if cluster.is_bare else "/jobs/data in the containers"
-        console.print(f"Brought {directory} to {view.names(result.changed)}: {place}.")
+        where = "a job's configuration" if cluster.is_bare else "the containers"
+        console.print(f"Brought {directory} to {view.names(result.changed)}: /jobs/data in {where}.")
     else:
         console.print("Nothing was changed: every node has the data.")
     return result.exit_code

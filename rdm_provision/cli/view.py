@@ -199,7 +199,8 @@ def unhappy_end(result: RunResult) -> bool:
     if result.refused:
         console.print()
         what = count(len(_shared(result.problems)), "problem")
-        before = "a container was touched" if result.changed else "anything was changed"
+        more = "anything more was changed" if result.verb.startswith("env") else "a container was touched"
+        before = more if result.changed else "anything was changed"
         console.print(Text.assemble((f"Refused before {before}: ", "bold red"), what))
         problems(console, result.problems)
         warnings(console, result)

@@ -291,15 +291,19 @@ with IndexedWriter(sys.argv[1], numpy.uint16) as writer:
 
 
 def test_data_that_were_brought_are_named_as_in_containers(
-    hosts: BareHosts, curves: dict[str, dict[str, Any]], config: str, tmp_path: Path
+    hosts: BareHosts, config: str, tmp_path: Path
 ) -> None:
     """Each node has them in another directory, and one configuration is for all, and for containers."""
-    made = "/tmp/tokens"
-    hosts.on("n1", "/home/rdm/.rdm/n1/python/bin/python", "-c", WRITE_TOKENS, f"{made}/text")
+    hosts.json("env", "up")
+    # The engine does not look into /tmp, which is a file system of its own.
+    made = "/srv/tokens"
+    hosts.on("n1", "install", "-d", "-o", "rdm", made)
+    rdm = ("runuser", "-u", "rdm", "--", "/home/rdm/.rdm/n1/python/bin/python")
+    hosts.on("n1", *rdm, "-c", WRITE_TOKENS, f"{made}/text")
     source = f"rdm-lab-{hosts.name}-n1:{made}"
     subprocess.run(["docker", "cp", "--quiet", source, str(tmp_path)], check=True)
     said = hosts.rdm("data", str(tmp_path / "tokens")).stdout
-    assert "to n1, n2: data in the directory of the jobs" in " ".join(said.split())
+    assert "to n1, n2: /jobs/data in a job's configuration" in " ".join(said.split())
     data = ["data.mock=false", "data.blend=[/jobs/data/text]"]
     told = hosts.json("train", config, *data, "optimisation.train_iterations=2", "--name", "data")["job"]
     assert (told["state"], told["iteration"]) == ("finished", 2)

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 _AT_ONCE = 32
 _IN = {"container": "in the container", "host": "on the host"}
 _REMEDY = {"container": "use a training image", "host": "make its environment with rdm-provision env up"}
+_INSTALLS = {"pdsh": "pdsh_install", "mpirun": "openmpi_install"}
+"""What the inventory says for a launcher's program to be installed on the host."""
 _MOUNT = {"container": "; mount it with container_volumes", "host": ""}
 
 
@@ -242,10 +244,19 @@ def _launcher(request: Request, config: Config) -> Iterator[str]:
     launcher = LAUNCHERS[kind]
     missing = [program for program in launcher.programs if shutil.which(program) is None]
     if missing:
-        yield f"The launcher {kind} needs {' and '.join(missing)}, which the {here()} does not have."
+        wanted = " and ".join(missing)
+        yield f"The launcher {kind} needs {wanted}, which the {here()} does not have; {_brings(missing)}."
     elif launcher.uses_ssh and request.node == request.master.name and len(request.nodes) > 1:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             yield from filter(None, pool.map(_ssh, request.nodes))
+
+
+def _brings(programs: Sequence[str]) -> str:
+    """Return what brings a launcher's programs to where the job runs."""
+    if here() == "container":
+        return _REMEDY["container"]
+    said = [f"{_INSTALLS[program]}: true" for program in programs if program in _INSTALLS]
+    return f"set {' and '.join(said)} for rdm-provision env up" if said else "install it"
 
 
 def _ssh(node: Node) -> str:

@@ -314,18 +314,35 @@ def remove(directory: str, cluster: str) -> List[str]:
 
     Raises:
         EnvironmentInUse: a process runs from it.
+        EnvironmentProblem: something there is another user's.
     """
     found = mine(directory, cluster)
     require_unused(directory, cluster)
     if os.path.islink(directory) and os.path.realpath(directory) in map(os.path.realpath, found):
         os.unlink(directory)
     for place in found:
-        shutil.rmtree(place)
+        _remove_tree(place)
     pythons = os.path.join(os.path.dirname(directory), _PYTHONS)
     if found and receipt_of(pythons).get("cluster") == cluster and not _needed(pythons):
-        shutil.rmtree(pythons)
+        _remove_tree(pythons)
         found = [*found, pythons]
     return found
+
+
+def _remove_tree(place: str) -> None:
+    """Remove a directory, its receipt last: what is left by one that cannot be removed is known as ours."""
+    try:
+        for entry in sorted(os.scandir(place), key=lambda one: one.name == RECEIPT):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+        os.rmdir(place)
+    except OSError as error:
+        told = (
+            "{0} cannot be removed: {1}: remove what another user has written there, and run the same again"
+        )
+        raise EnvironmentProblem(told.format(place, _why(error))) from None
 
 
 def require_unused(directory: str, cluster: str) -> None:

@@ -265,7 +265,7 @@ def test_a_warning_is_told_once_and_names_its_nodes() -> None:
     assert end(made).warnings == ("a, b, c and 1 more: the disk is nearly full",)
 
 
-@pytest.mark.parametrize("action", ["plan", "spare_jobs"])
+@pytest.mark.parametrize("action", ["plan", "spare_jobs", "launch_programs"])
 def test_a_warning_about_the_cluster_names_no_node(action: str) -> None:
     made = translator()
     feed(made, outcome("ok", "a", {"nodes": {}, "warnings": ["not private"]}, f"rdm.provision.{action}"))

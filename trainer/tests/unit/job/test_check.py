@@ -76,3 +76,22 @@ def test_a_job_that_is_to_go_on_and_is_misspelt_is_told_with_the_nearest(
     request = Request("gpt-1121-08151", "n1", (Node("n1", "127.0.0.1", 4),), resume=True)
     said = list(standing_in_the_way(request))
     assert said == ["There is no job gpt-1121-08151 here to go on with; did you mean gpt-1121-081512?"]
+
+
+@pytest.mark.parametrize(
+    ("place", "remedy"),
+    [
+        ("host", "the host does not have; set openmpi_install: true for rdm-provision env up."),
+        ("container", "the container does not have; use a training image."),
+    ],
+)
+def test_a_launcher_whose_program_is_missing_says_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, remedy: str
+) -> None:
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    monkeypatch.setenv("RDM_PLACE", place)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "ssh").touch(mode=0o755)
+    text = CONFIG.replace("LAYERS", "2").replace("KIND", "mpirun").replace("TRACKERS", "")
+    said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
+    assert f"The launcher mpirun needs mpirun, which {remedy}" in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -188,6 +189,24 @@ def test_what_other_nodes_use_or_may_use_stays_where_they_share_it(node: Node) -
     assert python_env.mine(node.directory, "c") == sorted([first, second, third])
     fourth = make("4", [])
     assert python_env.mine(node.directory, "c") == [fourth]
+
+
+def test_what_another_user_has_written_there_is_named_and_the_rest_goes_later(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.make(node.wanted())
+    place = os.path.realpath(node.directory)
+
+    def denied(path: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "root.pyc")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", denied)
+        said = rf"{place} cannot be removed: Permission denied \(root\.pyc\): remove what another user"
+        with pytest.raises(EnvironmentProblem, match=said):
+            python_env.remove(node.directory, "c")
+    assert python_env.remove(node.directory, "c") == [place]
+    assert not Path(place).exists()
 
 
 def test_drift_of_packages_and_programs_is_seen(node: Node) -> None:
