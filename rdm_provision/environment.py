@@ -27,8 +27,9 @@ __all__ = [
 
 _SYSTEM_COLLECTIONS = "~/.ansible/collections:/usr/share/ansible/collections"
 COLLECTION = Path("ansible_collections", "rdm", "provision")
-CACHES = "rdm.provision.module_cache,rdm.provision.template_cache"
-"""The callbacks that let a run use the packed modules of the last one, and compile each template once."""
+CALLBACKS = "rdm.provision.module_cache,rdm.provision.template_cache,rdm.provision.garbage_collector"
+"""The callbacks that let a run use the packed modules of the last one, compile each template once, and search
+for garbage where there may be some."""
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -165,7 +166,7 @@ def ansible_environment(base: Mapping[str, str] | None = None) -> dict[str, str]
         "defaults", "callbacks_enabled", fallback=""
     )
     enabled = [name.strip() for name in str(callbacks).split(",") if name.strip()]
-    env["ANSIBLE_CALLBACKS_ENABLED"] = ",".join(dict.fromkeys([*enabled, *CACHES.split(",")]))
+    env["ANSIBLE_CALLBACKS_ENABLED"] = ",".join(dict.fromkeys([*enabled, *CALLBACKS.split(",")]))
     if ours := collections_path():
         theirs = base.get("ANSIBLE_COLLECTIONS_PATH") or configured.get(
             "defaults", "collections_path", fallback=_SYSTEM_COLLECTIONS

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,3 +17,9 @@ sys.path[:0] = [str(COLLECTIONS), str(ROOT)]
 # A busy machine is no finding.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare the search for garbage in what stays until the end: the tests, and what they import."""
+    gc.freeze()
+    gc.set_threshold(10_000)

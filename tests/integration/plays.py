@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from rdm_provision.environment import CACHES
+from rdm_provision.environment import CALLBACKS
 
 ROOT = Path(__file__).resolve().parents[2]
 HOST = "node1"
@@ -62,7 +62,7 @@ def run_plays(
         **os.environ,
         "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".collections"),
         "ANSIBLE_CONFIG": str(directory / "ansible.cfg"),
-        "ANSIBLE_CALLBACKS_ENABLED": CACHES,
+        "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
         "ANSIBLE_REMOTE_TEMP": str(directory / "remote"),
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerError
 
-from rdm_provision.environment import CACHES
+from rdm_provision.environment import CALLBACKS
 from tests.image_archives import MadeImage, digest, layer, oci_layout, saved
 from tests.integration.engine import Engine, private_engine
 
@@ -553,7 +553,7 @@ def ansible(engine: Engine, directory: Path, *flags: str, **options: Any) -> dic
             engine,
             ANSIBLE_COLLECTIONS_PATH=str(ROOT / ".collections"),
             ANSIBLE_CONFIG=str(directory / "ansible.cfg"),
-            ANSIBLE_CALLBACKS_ENABLED=CACHES,
+            ANSIBLE_CALLBACKS_ENABLED=CALLBACKS,
             ANSIBLE_LOAD_CALLBACK_PLUGINS="true",
             ANSIBLE_REMOTE_TEMP=str(directory / "remote"),
             ANSIBLE_PYTHON_INTERPRETER=sys.executable,

@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
 from ansible_collections.rdm.provision.plugins.plugin_utils.module_cache import cache_home
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import find_uv
 
-from rdm_provision.environment import CACHES
+from rdm_provision.environment import CALLBACKS
 from tests.conftest import COLLECTIONS, ROOT
 from tests.unit.plugins.module_utils.node.test_python_env import PYTHON, Node
 
@@ -86,7 +86,7 @@ def play(
             "HOME": str(folder / "home"),
             "XDG_CACHE_HOME": str(cache_home().parents[1]),
             "ANSIBLE_HOME": str(folder / "ansible"),
-            "ANSIBLE_CALLBACKS_ENABLED": CACHES,
+            "ANSIBLE_CALLBACKS_ENABLED": CALLBACKS,
             "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
             "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
             "ANSIBLE_REMOTE_TEMP": str(folder / "remote"),

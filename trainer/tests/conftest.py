@@ -3,8 +3,17 @@
 
 from __future__ import annotations
 
+import gc
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no finding.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare the search for garbage in what stays until the end: the tests, and what they import."""
+    gc.freeze()
+    gc.set_threshold(10_000)

@@ -460,21 +460,18 @@ def test_rails_share_the_places_of_the_plan_which_stays_as_it_is(cluster: Cluste
     assert "container_rail_subnets" in refused["problems"][0]["remedy"]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected", "paths"),
-    [
-        ({}, True, []),
-        ({"container_rdma": "all"}, False, ["/dev/infiniband/uverbs0", "/dev/infiniband/uverbs9"]),
-        ({"container_devices": ["/dev/zero"]}, False, ["/dev/infiniband/uverbs0"]),
-        ({"container_device_requests": []}, True, []),
-        ({"sriov_plugin": "upstream"}, None, ["/dev/infiniband/uverbs0"]),
-        ({"sriov_enabled": False}, None, ["/dev/infiniband/uverbs0"]),
-        ({"network_driver": "macvlan"}, None, ["/dev/infiniband/uverbs0"]),
-    ],
-)
-def test_who_says_which_rdma_devices_a_container_gets(
-    cluster: Cluster, given: dict[str, Any], expected: bool | None, paths: list[str]
-) -> None:
+def test_who_says_which_rdma_devices_a_container_gets(cluster: Cluster) -> None:
+    first, last = "/dev/infiniband/uverbs0", "/dev/infiniband/uverbs9"
+    # What a node sets, whether its container gets the devices of its function, and which others.
+    cases: dict[str, tuple[dict[str, Any], bool | None, list[str]]] = {
+        "nothing": ({}, True, []),
+        "every": ({"container_rdma": "all"}, False, [first, last]),
+        "devices": ({"container_devices": ["/dev/zero"]}, False, [first]),
+        "requests": ({"container_device_requests": []}, True, []),
+        "upstream": ({"sriov_plugin": "upstream"}, None, [first]),
+        "disabled": ({"sriov_enabled": False}, None, [first]),
+        "macvlan": ({"network_driver": "macvlan"}, None, [first]),
+    }
     devices = [
         {"name": f"mlx5_{number}", "netdevs": [name], "char_devices": [f"/dev/infiniband/uverbs{number}"]}
         for number, name in ((0, "ib0"), (9, "ib9"))
@@ -484,13 +481,15 @@ def test_who_says_which_rdma_devices_a_container_gets(
         docker_min_api_version="1.12",  # as upstream's plugin needs it
     )
     common = {**CPU, "network_driver": "sriov", "sriov_plugin": "rdm-sriov", "sriov_allow_tag": True}
-    cluster.write({"a": found}, {}, {**common, **given})
+    hosts = {name: {**found, **given} for name, (given, _, _) in cases.items()}
+    cluster.write({"nothing": hosts.pop("nothing")}, hosts, common)
     rc, result, output = cluster.run(stage="nodes")
     assert rc == 0, output
-    node = result["nodes"]["a"]
-    assert node.get("function_devices") == expected
-    assert [one.partition(":")[0] for one in node["container"]["devices"]] == paths
-    assert ("IPC_LOCK" in node["container"]["capabilities"]) == bool(paths)
+    for name, (_, expected, paths) in cases.items():
+        node = result["nodes"][name]
+        assert node.get("function_devices") == expected, name
+        assert [one.partition(":")[0] for one in node["container"]["devices"]] == paths, name
+        assert ("IPC_LOCK" in node["container"]["capabilities"]) == bool(paths), name
 
 
 def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
