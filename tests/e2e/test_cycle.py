@@ -40,9 +40,9 @@ def test_check_of_bare_nodes_says_what_would_be_made_and_makes_nothing(lab: Lab,
     assert not result["in_sync"]
     assert changed(result) == list(NODES)
     changes = [change for node in result["nodes"].values() for change in node["changes"]]
-    assert {change["phase"] for change in changes} == {"images", "network", "container"}
+    assert {change["phase"] for change in changes} >= {"images", "network", "container"}
     # What one call writes.
-    told = next(change["diff"] for change in changes if change["phase"] == "container")
+    told = "".join(change["diff"] for change in changes if change["phase"] == "container")
     for path in ("/etc/rdm/nodes", "/etc/environment", "/etc/rdm/ssh/config", "/etc/rdm/job/hostfile"):
         assert f"+++ {path}" in told, told
     assert not (lab.inventory / "address_plan.cfg").exists()
