@@ -331,7 +331,7 @@ def test_bad_input_is_a_sentence_and_nothing_has_changed(
     hosts: BareHosts, curves: dict[str, dict[str, Any]], config: str
 ) -> None:
     wrong = ("-e", "python_env_version=3.10.10", "-e", "python_env_method=pyen")
-    told = hosts.json("env", "up", *wrong, expect=2)
+    told = hosts.json("env", "up", *wrong, expect=3)
     assert {(problem["node"], problem["value"].split()[0]) for problem in told["problems"]} == {
         (node, f"python_env_{what}") for node in ADDRESSES for what in ("method", "version")
     }
