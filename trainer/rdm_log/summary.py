@@ -23,6 +23,18 @@ _TOKENS = "tokens per gpu per second (tgs)"
 _TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
 
+_UTF_16 = ("in UTF-16", "iconv -f UTF-16 -t UTF-8")
+_ENCODED = {
+    b"\x1f\x8b": ("compressed", "zcat"),
+    b"\x28\xb5\x2f\xfd": ("compressed", "zstdcat"),
+    b"\xfd7zX": ("compressed", "xzcat"),
+    b"BZh": ("compressed", "bzcat"),
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+}
+"""How files begin that are no plain text: what they are, and what writes them out."""
+
+
 class NothingToRead(Exception):  # noqa: N818  # its text is one sentence for whoever gave the files
     """What was given has no training in it; the text says what was found."""
 
@@ -109,6 +121,12 @@ def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
     verb = "has" if len(files) == 1 else "have"
     if not size:
         return f"{where} {'is' if len(files) == 1 else 'are'} empty."
+    for file in files:
+        with file.open("rb") as log:
+            begins = log.read(4)
+        for mark, (what, how) in _ENCODED.items():
+            if begins.startswith(mark):
+                return f"{file} is {what}: write it out as text first, with `{how}`."
     milestones = [name for run in told for name in run.milestones]
     found = f"{size:,} bytes"
     if milestones:

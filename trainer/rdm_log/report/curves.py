@@ -24,6 +24,7 @@ _VALIDATED = re.compile(r"iteration (\d+)(?: on validation set)?")
 """Where a validation loss was measured; newer Megatrons name the set, which may be the test's."""
 TGS = "tokens per gpu per second (tgs)"
 SAMPLES = "samples per second"
+TOKENS, SAMPLE_RATE = "tokens/s", "samples/s"
 MFU = ("MFU (%)",)
 TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
@@ -245,29 +246,35 @@ def token_rate(job: Job, run: Mapping[str, Any]) -> tuple[float, str]:
     """Return what turns samples per second of a run into the best unit of speed there is, and that unit."""
     samples, tokens = run.get("samples_per_second"), run.get("tokens_per_second")
     if samples and tokens:
-        return tokens / samples, "tokens/s"
+        return tokens / samples, TOKENS
     length = job.configuration.get("model.seq_length", "")
     if job.configuration.get("model.kind") == "gpt" and length.isdecimal():
-        return float(length), "tokens/s"
-    return 1.0, "samples/s"
+        return float(length), TOKENS
+    return 1.0, SAMPLE_RATE
 
 
 def speed(jobs: Sequence[Job]) -> Choice:
     """Return the choice of the best unit of speed that all jobs have."""
     per_gpu = all(any(_points(job, TGS)) for job in jobs)
+    # One axis has one unit.
+    tells_tokens = all(
+        token_rate(job, run)[1] == TOKENS
+        for job in jobs
+        for run in job.runs
+        if _timed_batches(run) or _rates(run)
+    )
 
     def choose(job: Job) -> tuple[list[list[list[float]]], str]:
         if per_gpu:
             return list(_points(job, TGS)), "tokens/s per GPU"
         found, unit = [], ""
         for run in job.runs:
-            series = run.get("series") or {}
+            factor, own = token_rate(job, run) if tells_tokens else (1.0, SAMPLE_RATE)
             if timed := _timed_batches(run):
-                factor, unit = token_rate(job, run)
-                rate = 1000.0 * run["global_batch_size"] * factor
+                unit, rate = own, 1000.0 * run["global_batch_size"] * factor
                 found.append([[x, *(rate / time for time in times if time)] for x, *times in timed])
-            elif points := series.get(SAMPLES):
-                factor, unit = token_rate(job, run)
+            elif points := _rates(run):
+                unit = own
                 found.append([[x, *(rate * factor for rate in rates)] for x, *rates in points])
         return [points for points in found if all(len(point) == 4 for point in points)], unit
 
@@ -286,6 +293,12 @@ def _timed_batches(run: Mapping[str, Any]) -> list[list[float]]:
     """Return the times of a run's steps, where their batch is known; none otherwise."""
     series: Mapping[str, list[list[float]]] = run.get("series") or {}
     return series.get(MILLISECONDS, []) if run.get("global_batch_size") else []
+
+
+def _rates(run: Mapping[str, Any]) -> list[list[float]]:
+    """Return the samples per second that a run's lines tell."""
+    series: Mapping[str, list[list[float]]] = run.get("series") or {}
+    return series.get(SAMPLES) or []
 
 
 def curve(

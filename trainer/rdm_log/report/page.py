@@ -187,11 +187,16 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
     total = run["train_iterations"]
     done = f"of {total:,} ({100 * run['last_iteration'] / total:.0f} %)" if total else ""
     yield "Step", f"{run['last_iteration']:,}", done
-    loss = run["loss"]
+    loss, since = run["loss"], run["loss"].get("not_finite_at")
     if loss["last"] is not None:
         first = next(one["loss"]["first"] for one in job.runs if one["loss"]["first"] is not None)
         lowest = f", lowest {loss['lowest']:.4g} at {loss['lowest_at']:,}"
-        yield loss["name"], f"{loss['last']:.4f}", f"from {first:.4g}{lowest}"
+        if since and loss["curve"][-1][0] < since:
+            yield loss["name"], "NaN", f"since {since:,}; {loss['last']:.4f} before, from {first:.4g}{lowest}"
+        else:
+            yield loss["name"], f"{loss['last']:.4f}", f"from {first:.4g}{lowest}"
+    elif since:
+        yield loss["name"], "NaN", f"since {since:,}"
     step = run["step_ms"]
     if step["median"] is not None:
         p95 = f"95 % below {_time(step['p95'])}" if step["p95"] is not None else ""

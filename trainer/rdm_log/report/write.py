@@ -17,19 +17,23 @@ from rdm_log.summary import NothingToRead
 
 __all__ = ["default_output", "main", "write"]
 
+PAGE = b"<!DOCTYPE html>"
+"""How a report begins."""
+
 
 def write(paths: Sequence[Path], output: Path, *, state: str = "", conf: Path | None = None) -> list[Job]:
     """Write the report of some jobs, and return them.
 
     Args:
         paths: Of each job what ``collect`` takes.
-        output: The file; it is replaced.
+        output: The file. A page that is there is replaced; nothing else is.
         state: As for ``observe``, of each.
         conf: As for ``observe``, of each.
 
     Raises:
         NothingToRead: There is nothing of a training in one of them, or the file cannot be written.
     """
+    _check_replaceable(output)
     jobs = [collect(path, state=state, conf=conf) for path in paths]
     if len({job.name for job in jobs}) < len(jobs):
         # Two logs of the same name from two places.
@@ -43,6 +47,19 @@ def write(paths: Sequence[Path], output: Path, *, state: str = "", conf: Path | 
     except OSError as error:
         raise NothingToRead(f"{output} cannot be written: {error.strerror}.") from error
     return jobs
+
+
+def _check_replaceable(output: Path) -> None:
+    """Raise NothingToRead where something else than a page is in the place, such as a log."""
+    try:
+        if not output.is_file() or not output.stat().st_size:
+            return
+        with output.open("rb") as file:
+            begins = file.read(len(PAGE))
+    except OSError as error:
+        raise NothingToRead(f"{output} cannot be written: {error.strerror}.") from error
+    if begins != PAGE:
+        raise NothingToRead(f"{output} is there and is no report, so it stays: give another output.")
 
 
 def default_output(paths: Sequence[Path]) -> Path:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -282,3 +284,20 @@ def test_runs_are_those_that_were(lengths: list[list[int]]) -> None:
         steps += [Step(n, 100, {"lm loss": number + n / 100}) for n in numbers]
         known.append((numbers[0], numbers[-1]))
     assert [(run.first_iteration, run.last_iteration) for run in runs(steps)] == known
+
+
+@pytest.mark.parametrize(
+    ("begins", "said"),
+    [
+        (gzip.compress(b" iteration 1/ 2 |"), "compressed: write it out as text first, with `zcat`."),
+        (
+            " iteration 1/ 2 |".encode("utf-16"),
+            "in UTF-16: write it out as text first, with `iconv -f UTF-16",
+        ),
+    ],
+)
+def test_a_log_that_is_no_plain_text_is_named_as_what_it_is(tmp_path: Path, begins: bytes, said: str) -> None:
+    log = tmp_path / "run.log"
+    log.write_bytes(begins)
+    with pytest.raises(NothingToRead, match=re.escape(f"run.log is {said}")):
+        summarise([log])

@@ -23,3 +23,22 @@ def test_what_deepspeeds_engine_says_alone_is_drawn(tmp_path: Path) -> None:
     drawn = memory([job])
     assert drawn is not None
     assert "2.5" in str(drawn)
+
+
+def test_jobs_of_which_one_tells_no_tokens_are_compared_by_samples(tmp_path: Path) -> None:
+    fields = {"tokens": " consumed tokens: {tokens} |", "samples": ""}
+    for name, field in fields.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "n1.out").write_text(
+            "".join(
+                f" iteration {n:8d}/ 4 | consumed samples: {8 * n} |{field.format(tokens=8 * n * 1024)}"
+                " elapsed time per iteration (ms): 500.0 | global batch size: 8 | lm loss: 3.0E+00 |\n"
+                for n in range(1, 5)
+            )
+        )
+    tokens, samples = (collect(tmp_path / name) for name in fields)
+    points, unit = speed([tokens])(tokens)
+    assert (points[0][1][1], unit) == (16 * 1024, "tokens/s")
+    choose = speed([tokens, samples])
+    assert choose(tokens) == choose(samples)
+    assert choose(tokens)[1] == "samples/s"
