@@ -27,7 +27,9 @@ PROGRAM_THAT_WAITS = """
 import os, signal, socket, sys, time
 
 place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-if "connected" in sys.argv and os.environ["RANK"] == "0":
+# Else torchrun itself listens there, as it tells torch.
+listens = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+if "connected" in sys.argv and listens:
     other, _ = socket.create_server(place).accept()
 elif "connected" in sys.argv:
     while True:
