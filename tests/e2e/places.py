@@ -140,18 +140,25 @@ def waits(place: Place, job: str) -> None:
         return {node: place.on(node, "cat", file, check=False) for node, file in files.items()}
 
     wait_until(lambda: all("at work" in log for log in logs().values()), f"{job} is at work", seen=logs)
-    wait_until(
-        lambda: read(place, job, "state.json").get("state") == "running",
-        f"{job} runs",
-        seen=lambda: read(place, job, "state.json"),
-    )
+    runs(place, job)
 
 
 def trains(place: Place, job: str, beyond: int = 0) -> None:
-    """Wait until a job has trained beyond a step."""
+    """Wait until a job has trained beyond a step, and is said to run."""
     wait_until(
         lambda: progress(place, job)["iteration"] > beyond,
         f"{job} trains beyond step {beyond}",
+        seen=lambda: read(place, job, "state.json"),
+    )
+    # A rank tells of its steps, an agent of the state, a little later.
+    runs(place, job)
+
+
+def runs(place: Place, job: str) -> None:
+    """Wait until a job is said to run."""
+    wait_until(
+        lambda: read(place, job, "state.json").get("state") == "running",
+        f"{job} runs",
         seen=lambda: read(place, job, "state.json"),
     )
 
