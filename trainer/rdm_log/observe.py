@@ -22,7 +22,7 @@ from rdm_log.heads import ARGUMENT_OF, head, info_of, info_of_job, vocabulary_of
 from rdm_log.parallel import of_each
 from rdm_log.scan import pieces
 from rdm_log.signs import WINDOW_S, Device, Sample, Sign, of_node
-from rdm_log.states import STATES, state_of
+from rdm_log.states import STATES, state_of, states_of
 from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
 from rdm_log.tails import tail, text_lines
 from rdm_log.verdict import Observed, Verdict
@@ -146,17 +146,17 @@ def observe(
 
 
 def check_state(said: str) -> None:
-    """Refuse what is no word for the state of a job; nothing, and a word that sacct has cut, are.
+    """Refuse what is no word for the state of a job, in any line; nothing, and a word that sacct has cut, are.
 
     Raises:
         NothingToRead: It is none.
     """
-    word = state_of(said)
-    if not word or word in STATES:
-        return
-    near = difflib.get_close_matches(word, sorted(STATES), 1)
-    hint = f"did you mean {near[0].upper()}?" if near else "give one such as RUNNING, COMPLETED or FAILED."
-    raise NothingToRead(f"{said.strip()} is no state of a job that Slurm or a launcher knows; {hint}")
+    for line in said.splitlines():
+        if all(word in STATES for word in states_of(line)):
+            continue
+        near = difflib.get_close_matches(state_of(line), sorted(STATES), 1)
+        hint = f"did you mean {near[0].upper()}?" if near else "give one such as RUNNING, COMPLETED or FAILED."
+        raise NothingToRead(f"{line.strip()} is no state of a job that Slurm or a launcher knows; {hint}")
 
 
 def merged(parts: Sequence[Observed]) -> Observed:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rdm_log import states
+from rdm_log.durations import duration
 from rdm_log.errors import Finding
 from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
@@ -206,7 +207,7 @@ def _judged(seen: Observed) -> Verdict:
     run = seen.run
     if state in states.FAILED or (not state and errors and not _is_done(run)):
         reasons = [seen.failure or Sign("state", seen.reason)] if seen.failure or seen.reason else []
-        return _verdict("failed", [*reasons, *errors] or [Sign("state", f"Its state is {seen.state}.")])
+        return _verdict("failed", [*reasons, *errors] or [Sign("state", f"Its state is {_said(seen.state)}.")])
     if state in states.STOPPED:
         return _verdict("finished", [Sign("state", seen.reason or "It was stopped.")])
     if state in states.FINISHED or (not state and _is_done(run)):
@@ -224,11 +225,11 @@ def _judged(seen: Observed) -> Verdict:
     ]
     suspicious = [sign for sign in signs if not sign.is_note]
     notes = _few([sign for sign in signs if sign.is_note])
-    if _is_done(run) and state not in states.WAITING:
-        notes.append(Sign("state", "Its training is done, and its program has yet to end.", is_note=True))
     late = [*(sign for sign in idle if not sign.node), *_late(seen, state)]
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
+    if _is_done(run) and state not in states.WAITING:
+        notes.append(Sign("state", "Its training is done, and its program has yet to end.", is_note=True))
     if suspicious:
         return _verdict("suspect", [*suspicious, *notes])
     if run is None or state in states.WAITING:
@@ -260,9 +261,17 @@ def _few(notes: Sequence[Sign]) -> list[Sign]:
 def _beginning(seen: Observed, state: str) -> str:
     if state in states.WAITING and seen.reason:
         return seen.reason
+    if state in states.WAITING and seen.run:
+        waits = "It starts anew" if state in states.STARTING else "It waits in the queue again"
+        return f"{waits}; its logs go to iteration {seen.run['last_iteration']}."
     if seen.tells_steps:
         return "It has not come to a step yet."
     return "Its program runs, and has written no line of a step that is understood."
+
+
+def _said(state: str) -> str:
+    """Return the word that counts as it was said, of those of several parts of a job."""
+    return next(line.strip() for line in state.splitlines() if states.state_of(line) == states.state_of(state))
 
 
 def _is_done(run: Mapping[str, Any] | None) -> bool:
@@ -451,7 +460,7 @@ def _late(seen: Observed, state: str) -> Iterator[Sign]:
     if since <= limit:
         return
     if _is_done(run):
-        yield Sign("late", f"Its training is done, and its program has not ended for {since:.0f} s.")
+        yield Sign("late", f"Its training is done, and its program has not ended for {duration(since)}.")
     else:
         text = f"No step for {since:.0f} s after iteration {run['last_iteration']}"
         yield from _held_up(seen, text, "" if usual is None else f"usual are {usual:.1f} s")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rdm_log.durations import duration
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -137,9 +139,9 @@ def _facts(job: Config, report: Report, accelerator: Accelerator | None) -> Iter
 def _time(report: Report, accelerator: Accelerator) -> str:
     seconds = report.seconds_per_step(accelerator, _UTILISATION)
     rate = report.tokens_per_step / seconds
-    whole = f", {_duration(seconds * report.iterations)} in all" if report.iterations else ""
+    whole = f", {duration(seconds * report.iterations)} in all" if report.iterations else ""
     return (
-        f"{_duration(seconds)} per step, {rate:,.0f} tokens/s{whole}, if each {accelerator.name} reaches "
+        f"{duration(seconds)} per step, {rate:,.0f} tokens/s{whole}, if each {accelerator.name} reaches "
         f"{_UTILISATION:.0%} of {accelerator.tflops:g} TFLOP/s outside of the bubble"
     )
 
@@ -273,10 +275,3 @@ def _gib(size: int) -> str:
     from rdm_trainer.dry_run import GIB
 
     return f"{size / GIB:.1f}" if size >= 0.05 * GIB else "-"
-
-
-def _duration(seconds: float) -> str:
-    for size, word in ((86400 * 365.25, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {word}"
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"

@@ -70,7 +70,17 @@ def test_healthy() -> None:
         ({"state": "CANCELLED by 1000"}, "finished", "It was stopped."),
         ({"state": "COMPLETED"}, "suspect", "It ended at iteration 600 of 5000, and does not say why."),
         ({"state": "OUT_OF_ME+"}, "failed", "Its state is OUT_OF_ME+."),
-        ({"state": "REQUEUE_HOLD"}, "starting", "not come to a step"),
+        (
+            {"state": "REQUEUE_HOLD"},
+            "starting",
+            "It waits in the queue again; its logs go to iteration 600.",
+        ),
+        ({"state": "PENDING"}, "starting", "in the queue again; its logs go to iteration 600."),
+        ({"state": "restarting"}, "starting", "It starts anew; its logs go to iteration 600."),
+        ({"state": "COMPLETED\n FAILED\nRUNNING\n"}, "failed", "Its state is FAILED."),
+        ({"state": "COMPLETED\nRUNNING\nPENDING"}, "healthy", ""),
+        ({"state": "COMPLETED\nPENDING"}, "starting", ""),
+        ({"state": "COMPLETED\nCANCELLED by 1000"}, "finished", "It was stopped."),
         ({"state": "PENDING", "runs": ()}, "starting", "not come to a step"),
         ({"state": "restarting", "seconds_since_step": 900}, "starting", ""),
         ({"runs": (), "seconds_running": 60}, "starting", ""),
@@ -293,14 +303,19 @@ def test_a_job_whose_training_is_done_may_take_its_time_to_end() -> None:
         ("Its training is done, and its program has yet to end.",),
     )
     late = judge(replace(done, seconds_since_step=4000))
-    assert (late.word, late.reason) == (
+    assert (late.word, late.evidence) == (
         "stalled",
-        "Its training is done, and its program has not ended for 4000 s.",
+        ("Its training is done, and its program has not ended for 66.7 minutes.",),
     )
+    assert judge(replace(done, seconds_since_step=172802)).reason.endswith(" has not ended for 2.0 days.")
 
 
 @pytest.mark.parametrize(
-    "state", ["RUNNING", "running", "CANCELLED by 1000", "CANCELLED+", "  OUT_OF_ME+ ", ""]
+    "state",
+    [
+        *("RUNNING", "running", "CANCELLED by 1000", "CANCELLED+", "  OUT_OF_ME+ ", ""),
+        "COMPLETED\n\nCANCELLED by 1000\n",
+    ],
 )
 def test_words_of_slurm_and_of_launchers_are_states(state: str) -> None:
     check_state(state)
@@ -316,6 +331,8 @@ def test_another_word_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?" in said
     with pytest.raises(NothingToRead, match="such as RUNNING, COMPLETED or FAILED"):
         check_state("banana")
+    with pytest.raises(NothingToRead, match="^FAILURE is no state"):
+        check_state("COMPLETED\nFAILURE")
 
 
 @pytest.mark.parametrize("clock", [True, False])
