@@ -179,7 +179,7 @@ MESSAGES: tuple[Message, ...] = (
     ),
     _error(
         "gpu-assert",
-        r"device-side assert triggered",
+        r"device-side assert triggered|\.(?:cuh?|hip):\d+: .*\bAssertion .* failed\.?$",
         "a kernel found an index out of range, such as a token beyond the vocabulary",
     ),
     _error(
@@ -275,7 +275,8 @@ MESSAGES: tuple[Message, ...] = (
     _error(
         "exit",
         r"exits with return code = (?!0\b)-?\d+|ChildFailedError|failed \(exitcode: -?\d+\)|"
-        r"^(?:mpirun|mpiexec|orterun|prterun) (?:noticed that process|detected that one or more processes) ",
+        r"^(?:mpirun|mpiexec|orterun|prterun) (?:noticed that process|detected that one or more processes) |"
+        r"\bMPI_ABORT was invoked on rank \d|\bPrimary job +terminated normally, but \d+ process",
         "a process of the training ended with an error",
     ),
     _error(
