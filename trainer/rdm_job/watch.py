@@ -133,7 +133,7 @@ class Watch:
     def _look(self, ranks: Sequence[Mapping[str, Any]]) -> None:
         self._read_out()
         for text in self._err.lines():
-            self._findings.add(text)
+            self._findings.add(f"{text}\n")
         told = self._ranks(ranks)
         progress = self._directory.progress()
         is_telling = float(progress.get("time") or 0) >= self._begun_at

@@ -20,17 +20,22 @@ _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _BEFORE = re.compile(
     r"^(?:\[(?:rank|(?P<local>default))?(?P<rank>\d+)\]: ?|\[\d+,(?P<mpi>\d+)\]<std\w+>: ?|(?P<srun>\d+): "
     # A node's name looks like a program's: it is one before what begins a line. So is its address.
-    r"|(?:(?!(?:srun|slurmstepd|error|fatal|warning):)[a-z][\w.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3}"
+    # So does an exception's.
+    r"|(?:(?!(?:srun|slurmstepd|error|fatal|warning|socket\.timeout|(?:[a-z_]\w*\.)+[A-Z]\w*):)[a-z][\w.-]{0,62}|\d{1,3}(?:\.\d{1,3}){3}"
     r"|(?=[\da-f]*:[\da-f]*:)[\da-f:]{2,39}): (?=\[|  |Traceback"
-    r"|(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Warning)|DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL"
+    r"|(?:[a-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Warning)|Exception\b)|DEBUG|INFO|WARN|ERROR|CRITICAL|FATAL"
     r"|[IWEF]?\d{4}[ -]|(?:fatal|collect2|\S*/ld): |MIOpen\("
     r"|Error: |Fatal (?:Python )?error: |free\(\): "
-    r"|KeyboardInterrupt|Killed$|\S+: line \d+: ))"
+    r"|KeyboardInterrupt|SystemExit|Killed$|\S+: line \d+: ))"
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _IGNORED = re.compile(r"^Exception ignored in")
-_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*Warning(?::|$)")
+# What Python writes of an exception, and programs before little else: not their WARNING, nor "Warning: ".
+_RAISED = re.compile(r"^(?:[^\W\d]\w*\.)*(?!Warning:)[A-Z]\w*[a-z]\w*(?:: |:?$)")
+# The same, of which a word in small letters may be one, and a node may stand before it.
+_NAMED = re.compile(r"^(?:[\w.-]+: )?(?:[^\W\d]\w*\.)*[^\W\d]\w*(?:: |:?$)")
 _EXCEPTION = next(message for message in MESSAGES if message.name == "exception")
+_ENDED = next(message for message in MESSAGES if message.name == "exit-in-order")
 _CUT = Message("traceback", "error", re.compile(re.escape(_TRACEBACK)), "a traceback was cut off")
 
 
@@ -114,6 +119,16 @@ def findings(lines: Iterable[str]) -> list[Finding]:
     return found.found()
 
 
+def _is_raised(message: Message, text: str) -> bool:
+    """Whether a line that ends a traceback is its exception, which the table does not know as an error.
+
+    An exception may have any name, and is one also when Python was told to raise warnings (-W error).
+    """
+    if message.kind == "error" or message is _ENDED:
+        return False
+    return bool(_RAISED.match(text) or (message is UNKNOWN and _NAMED.match(text)))
+
+
 class Findings:
     """What is wrong, from lines that come one after the other.
 
@@ -138,7 +153,7 @@ class Findings:
         text, rank = without_prefix(line, self._first)
         if not text:
             return
-        self._cut = None
+        self._end_cut()
         if _IGNORED.match(text):
             self._ignored.add(rank)
             return
@@ -151,13 +166,21 @@ class Findings:
         is_last = self._within.get(rank, False)
         counts = self._within.pop(rank, True)
         message = _of(text)
-        if is_last and message.kind != "error" and _RAISED.match(text):
-            # Python was told to raise warnings (-W error).
-            message = _EXCEPTION
-        if is_last and message is UNKNOWN and not line.endswith("\n"):
+        if _TRACEBACK in text:
+            # What a warning quotes is the warning's.
+            self._within[rank] = message is UNKNOWN or message.kind == "error"
+        elif is_last and message is UNKNOWN and not line.endswith("\n"):
             self._cut = text, rank
+        elif is_last and _is_raised(message, text):
+            message = _EXCEPTION
         if message.kind != "noise" and counts:
             self._note(message, text, rank)
+
+    def _end_cut(self) -> None:
+        """Take note that the line that ended a traceback is whole: another one has come."""
+        cut, self._cut = self._cut, None
+        if cut is not None and _is_raised(UNKNOWN, cut[0]):
+            self._note(_EXCEPTION, *cut)
 
     def end(self) -> None:
         """Take note that nothing comes any more: a traceback without its exception was cut off."""

@@ -120,6 +120,7 @@ MESSAGES: tuple[Message, ...] = (
     _noise("slurm-waits", r"^(?:srun|salloc): (?:job \d+ (?:queued|has been allocated)|Granted|Pending)"),
     _noise("pdsh-rc", r"^pdsh@\S+: \S+: \w+ exited with exit code 0$"),
     _noise("deepspeed-info", r"\] \[(?:INFO|DEBUG)\] \["),
+    _noise("exit-in-order", r"^SystemExit(?:: (?:0|None)|:?)$"),
     _noise("logged-info", r"^\[I(?:\d{4})? |^I\d{4} |^(?:INFO|DEBUG)\b|\[INFO\]| - INFO - "),
     *HARMLESS,
     # Errors also where a program only warns of them: the machine's faults, and what torch says when it cannot
@@ -315,7 +316,7 @@ MESSAGES: tuple[Message, ...] = (
     # By their form.
     _error(
         "exception",
-        r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)",
+        r"^(?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|Exception)\b(?::|$)",
         "Python raised an exception",
     ),
     _error(

@@ -155,7 +155,9 @@ def check_state(said: str) -> None:
         if all(word in STATES for word in states_of(line)):
             continue
         near = difflib.get_close_matches(state_of(line), sorted(STATES), 1)
-        hint = f"did you mean {near[0].upper()}?" if near else "give one such as RUNNING, COMPLETED or FAILED."
+        hint = (
+            f"did you mean {near[0].upper()}?" if near else "give one such as RUNNING, COMPLETED or FAILED."
+        )
         raise NothingToRead(f"{line.strip()} is no state of a job that Slurm or a launcher knows; {hint}")
 
 

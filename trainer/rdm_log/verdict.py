@@ -123,8 +123,9 @@ class Observed:
     @property
     def tells_nothing(self) -> bool:
         """There may be files, but nothing of a training is in them, and nobody says that it runs."""
-        known = (self.state, self.reason, self.watched, self.told, self.gpu_processes, self.runs)
-        if any(known) or any(not one.is_note for one in self.signs):
+        known = (self.state, self.reason, self.watched, self.told, self.runs)
+        counted = any(count is not None for count in self.gpu_processes.values())
+        if any(known) or counted or any(not one.is_note for one in self.signs):
             return False
         return self.vocabulary is None and not any(_errors(self.findings))
 
@@ -207,7 +208,9 @@ def _judged(seen: Observed) -> Verdict:
     run = seen.run
     if state in states.FAILED or (not state and errors and not _is_done(run)):
         reasons = [seen.failure or Sign("state", seen.reason)] if seen.failure or seen.reason else []
-        return _verdict("failed", [*reasons, *errors] or [Sign("state", f"Its state is {_said(seen.state)}.")])
+        return _verdict(
+            "failed", [*reasons, *errors] or [Sign("state", f"Its state is {_said(seen.state)}.")]
+        )
     if state in states.STOPPED:
         return _verdict("finished", [Sign("state", seen.reason or "It was stopped.")])
     if state in states.FINISHED or (not state and _is_done(run)):
@@ -271,7 +274,9 @@ def _beginning(seen: Observed, state: str) -> str:
 
 def _said(state: str) -> str:
     """Return the word that counts as it was said, of those of several parts of a job."""
-    return next(line.strip() for line in state.splitlines() if states.state_of(line) == states.state_of(state))
+    return next(
+        line.strip() for line in state.splitlines() if states.state_of(line) == states.state_of(state)
+    )
 
 
 def _is_done(run: Mapping[str, Any] | None) -> bool:

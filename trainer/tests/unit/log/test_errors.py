@@ -77,6 +77,51 @@ def test_of_a_traceback_the_exception_counts() -> None:
     assert (found.count, found.ranks) == (2, (2, 5))
 
 
+HEAD = ["Traceback (most recent call last):\n", '  File "/opt/train.py", line 3, in <module>\n']
+
+
+@pytest.mark.parametrize("before", ["", "[rank3]: "])
+@pytest.mark.parametrize("ending", ["\n", ""])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("Exception", "Exception: foo", "StopIteration", "queue.Empty", "hydra.Oops", "socket.timeout"),
+        *("socket.timeout: [Errno 110] Connection timed out", "my.Oops: [no]", "mypkg.Timeout: gone"),
+        *("mypkg.Timeout: [WARNING] of something that is deprecated", "SystemExit: 1"),
+    ],
+)
+def test_an_exception_may_have_any_name(line: str, ending: str, before: str) -> None:
+    (found,) = findings([f"{before}{one}" for one in (*HEAD, line + ending)])
+    assert (found.kind, found.line, found.count) == ("error", line, 1)
+    assert found.ranks == ((3,) if before else ())
+    (again,) = findings([f"{before}{one}" for one in (*HEAD, line + ending, "on it goes\n")])
+    assert (again.name, again.line, again.count) == ("exception", line, 1)
+
+
+@pytest.mark.parametrize("line", ["SystemExit", "SystemExit: 0", "SystemExit: None"])
+def test_an_exit_in_order_is_no_error(line: str) -> None:
+    assert findings([*HEAD, line + "\n"]) == findings([*HEAD, line]) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "kinds"),
+    [
+        ("WARNING: retry 1 after error: ", ["warning"]),
+        ("[2024-09-01 10:11:12,131] [WARNING] [x.py:1:f] tried again: ", ["warning"]),
+        ("INFO: the first try: ", []),
+        ("ERROR: it failed: ", ["error", "error"]),
+        ("Original ", ["error"]),
+    ],
+)
+def test_a_traceback_that_a_line_quotes_is_that_line_s(before: str, kinds: list[str]) -> None:
+    last = "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    lines = [before + HEAD[0], HEAD[1], last]
+    assert [one.kind for one in findings(lines)] == kinds
+    assert [one.kind for one in findings([f"[rank3]: {line}" for line in lines])] == kinds
+    # After it the traceback is over.
+    assert "error" in [one.kind for one in findings([*lines, last])]
+
+
 def test_what_python_ignores_while_a_process_ends_is_no_error() -> None:
     lines = [
         "Exception ignored in: <function ThreadPool.__del__ at 0x7f>",
@@ -104,7 +149,7 @@ def test_a_traceback_that_was_cut_off_is_an_error(end: str, line: str) -> None:
     (found,) = findings([f"[rank3]: {one}" for one in head] + ["[rank1]: on it goes\n"])
     assert (found.name, found.ranks) == ("traceback", (3,))
     assert findings(["Exception ignored in: <x>\n", *head, end]) == []
-    assert findings([*head, "an.own.Fault\n"]) == []
+    assert [one.name for one in findings([*head, "an.own.Fault\n"])] == ["exception"]
     assert [one.name for one in findings([*head, "RuntimeError"])] == ["exception"]
 
 

@@ -541,6 +541,8 @@ def test_what_has_nothing_of_a_training_has_neither_a_verdict_nor_a_page(
 ) -> None:
     (tmp_path / "n1.out").write_bytes(written)
     (tmp_path / "n1.err").write_bytes(written)
+    # No GPU is told of.
+    (tmp_path / "n1.gpu").write_bytes(written)
 
     def said(*arguments: str) -> tuple[object, str]:
         with pytest.raises(SystemExit) as ended:
