@@ -114,6 +114,7 @@ def observe(
     info = info_of_job([one.info for one in heads])
     run = next((run for run in reversed(runs) if run["lines"]), None)
     told = {**info, **(run["arguments"] if run else {})}
+    wanted = _as_told(_settings(conf), told) if conf else {}
 
     def of_nodes(ending: str) -> list[Path]:
         return sorted(folder.glob(f"{glob.escape(node) or '*'}{ending}")) if whole else []
@@ -126,7 +127,7 @@ def observe(
         # What a script says that it runs is asked of the program that it starts.
         asked={
             **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
-            **(_settings(conf) if conf else {}),
+            **wanted,
         },
         told={node: told} if told else {},
         gpu_processes=_processes(of_nodes(".gpu")),
@@ -136,6 +137,7 @@ def observe(
         vocabulary=next((one.vocabulary for one in heads if one.vocabulary is not None), None),
         signs=[
             *(_slow(run, told, heads, logs) if run else ()),
+            *(_not_compared(conf) if conf and not told.keys() & wanted.keys() else ()),
             *(_left_out(folder) if whole and not node else ()),
             # Those who watch it have looked at the same, and of what has ended nobody asks.
             *(() if watched or word in ENDED else itertools.chain(*of_each(_signs, of_nodes(STREAM)))),
@@ -146,7 +148,7 @@ def observe(
 
 
 def check_state(said: str) -> None:
-    """Refuse what is no word for the state of a job, in any line; nothing, and a word that sacct has cut, are.
+    """Refuse what is no word for a job's state, in any line; nothing, and a word that sacct has cut, are.
 
     Raises:
         NothingToRead: It is none.
@@ -320,6 +322,17 @@ def _settings(conf: Path) -> dict[str, str]:
         return dict(_SETTING.findall(conf.read_text(encoding="utf-8", errors="replace")))
     except OSError as error:
         raise NothingToRead(f"{conf} cannot be read: {error.strerror}.") from error
+
+
+def _as_told(settings: Mapping[str, str], told: Mapping[str, str]) -> dict[str, str]:
+    """Return what was asked for by the names that a job has for it: the script's, or else its arguments'."""
+    names = {key: ARGUMENT_OF.get(key, key.lower()) for key in settings if key not in told}
+    return {names[key] if names.get(key) in told else key: value for key, value in settings.items()}
+
+
+def _not_compared(conf: Path) -> list[Sign]:
+    text = f"Nothing of {conf.name} was compared: none of its keys is in what the logs say at their head."
+    return [Sign("configuration", text, is_note=True)]
 
 
 def _processes(files: Sequence[Path]) -> dict[str, int | None]:

@@ -23,7 +23,7 @@ _WORST_FIRST = (FAILED, RUNNING, WAITING, STOPPED, FINISHED)
 
 
 def state_of(said: str) -> str:
-    """Return the state that a launcher or scheduler says, in small letters; empty when it says none.
+    r"""Return the state that a launcher or scheduler says, in small letters; empty when it says none.
 
     Of several, of a job's parts, it is that of the job: it has failed when one has, and is over when all are.
 

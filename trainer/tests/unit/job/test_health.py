@@ -318,11 +318,11 @@ def test_an_agent_reads_only_what_its_logs_gained(tmp_path: Path, job: JobDirect
     with out.open("a") as file:
         file.write(LINE.format(20, 400.0, 8.0)[60:])
     with err.open("a") as file:
-        file.write("[rank1]: ValueError: of this one\n")
+        file.write("[rank1]: mypkg.Gone: of this one\n")
     watch.look([])
     told = watch.told()
     assert (told["run"]["last_iteration"], told["run"]["loss"]["last"]) == (20, 8.0)
-    assert [(one["line"], one["ranks"]) for one in told["findings"]] == [("ValueError: of this one", [1])]
+    assert [(one["line"], one["ranks"]) for one in told["findings"]] == [("mypkg.Gone: of this one", [1])]
     assert json.loads(json.dumps(told)) == {**told, "findings": json.loads(json.dumps(told["findings"]))}
     watch.begin()
     watch.look([])

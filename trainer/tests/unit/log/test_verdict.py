@@ -331,7 +331,7 @@ def test_another_word_is_no_state(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "COMPLETE is no state of a job that Slurm or a launcher knows; did you mean COMPLETED?" in said
     with pytest.raises(NothingToRead, match="such as RUNNING, COMPLETED or FAILED"):
         check_state("banana")
-    with pytest.raises(NothingToRead, match="^FAILURE is no state"):
+    with pytest.raises(NothingToRead, match=r"^FAILURE is no state"):
         check_state("COMPLETED\nFAILURE")
 
 
@@ -419,6 +419,46 @@ def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
     code, text = said("--json")
     assert (code, json.loads(text)["verdict"]) == (1, "failed")
     assert said("--conf", str(tmp_path / "absent"))[0] == 3
+
+
+ARGUMENTS = (
+    "------------------------ arguments ------------------------\n"
+    "  global_batch_size ............................... 64\n"
+    "  num_layers ...................................... 24\n"
+    "  tensor_model_parallel_size ...................... 2\n"
+    "-------------------- end of arguments ---------------------\n"
+)
+
+
+@pytest.mark.parametrize("head", ["", "NUM_LAYERS: 12\n"])
+def test_what_was_asked_for_is_compared_with_the_arguments_of_a_program_alone(
+    head: str, tmp_path: Path
+) -> None:
+    line = " iteration {:8d}/     {} | elapsed time per iteration (ms): 500.0 | lm loss: {:.3f}E+00 |\n"
+    steps = "".join(line.format(n, 500, 9 - n / 40) for n in range(1, 41))
+    log, conf = tmp_path / "run.log", tmp_path / "conf.sh"
+    log.write_text(head + ARGUMENTS + steps)
+    conf.write_text("GLOBAL_BATCH_SIZE=32\nNUM_LAYERS=24\nTENSOR_MP_SIZE=4\nNNODES=2\n")
+    now = log.stat().st_mtime
+    assert judge(observe(log, now=now, conf=conf)).evidence == (
+        "global_batch_size is 64, and 32 was asked for.",
+        "tensor_model_parallel_size is 2, and 4 was asked for.",
+    )
+    conf.write_text("GLOBAL_BATCH_SIZE=64\nNNODES=2\n")
+    assert len(judge(observe(log, now=now, conf=conf)).evidence) == 1
+    # Where there is nothing to compare with, that is said.
+    conf.write_text("NNODES=2\n")
+    for state, word in (
+        ("", "healthy"),
+        ("COMPLETED", "suspect"),
+        ("FAILED", "failed"),
+        ("CANCELLED", "finished"),
+    ):
+        found = judge(observe(log, now=now, conf=conf, state=state))
+        assert (found.word, found.evidence[-1]) == (
+            word,
+            "Nothing of conf.sh was compared: none of its keys is in what the logs say at their head.",
+        )
 
 
 def test_who_is_idle_is_named_once_and_nobody_where_all_are() -> None:
