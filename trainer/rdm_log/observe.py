@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rdm_log import rank_timers
-from rdm_log.errors import Finding, findings
+from rdm_log.errors import Finding, Findings, findings
 from rdm_log.heads import ARGUMENT_OF, head, info_of, info_of_job, vocabulary_of
 from rdm_log.parallel import of_each
-from rdm_log.scan import pieces
+from rdm_log.scan import pieces, with_pieces
 from rdm_log.signs import WINDOW_S, Device, Sample, Sign, of_node
 from rdm_log.states import STATES, state_of, states_of
 from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
@@ -58,6 +58,11 @@ _HEADS = 8
 _ERROR_LINES = 1_000_000
 _LEAST_LINES = 1000
 """So many lines of errors are looked through, of all nodes together, but of each node so many."""
+_MIXED_BYTES = 4 * 1024 * 1024
+"""So many bytes at the ends of logs with standard output and error together, of all nodes, but of each…"""
+_LEAST_MIXED, _MOST_MIXED = 16 * 1024, 256 * 1024
+"""… so many at least and at most: a line of output says less than one of errors."""
+_STEP = re.compile(r"\biteration +(\d{1,15})/ *\d")
 _SETTING = re.compile(
     r"""^(?:export +)?([A-Z][A-Z0-9_]*)=["']?([^"'#\s$`]+)["']?[ \t]*(?:#.*)?$""", re.MULTILINE
 )
@@ -123,7 +128,7 @@ def observe(
         state=word,
         reason=str(kept.get("reason", "")),
         runs=runs,
-        findings=_all_findings(of_nodes(".err")),
+        findings=[*_all_findings(of_nodes(".err")), *_all_mixed(_mixed(logs, whole), whole)],
         # What a script says that it runs is asked of the program that it starts.
         asked={
             **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
@@ -292,6 +297,42 @@ def _findings(share: int, file: Path) -> list[Finding]:
     except OSError:
         return []
     return [replace(one, node=file.stem) for one in found]
+
+
+def _mixed(logs: Sequence[Sequence[Path]], whole: bool) -> list[Path]:
+    """Return the logs that may have errors in them: all but those of nodes that have a file for them."""
+    files = [log[-1] for log in logs]
+    return [one for one in files if not (whole and _size(one.with_name(f"{node_of_log(one)}.err")))]
+
+
+def _size(file: Path) -> int:
+    """Return how many bytes a log and its pieces have."""
+    return sum(one.stat().st_size for one in with_pieces(file) if one.exists())
+
+
+def _all_mixed(files: Sequence[Path], whole: bool) -> list[Finding]:
+    """Return what is wrong by the ends of logs, of each of which as many bytes are read as of the others."""
+    share = min(_MOST_MIXED, max(_LEAST_MIXED, _MIXED_BYTES // max(1, len(files))))
+    found = itertools.chain(*of_each(functools.partial(_in_output, share), files))
+    # What one log is called says nothing of a node.
+    return list(found) if whole else [replace(one, node="") for one in found]
+
+
+def _in_output(share: int, file: Path) -> list[Finding]:
+    """Return what is wrong by the end of a log of standard output and error, of its last attempt."""
+    lines = tail(file, share, most=share)
+    found, last = Findings(), 0
+    # Of a longer log the first one is the end of a line.
+    for line in lines[_size(file) > share :]:
+        if step := _STEP.search(line):
+            if int(step[1]) < last:
+                found = Findings()
+            last = int(step[1])
+            if "rror" not in line:
+                continue
+        found.add(f"{line}\n")
+    found.end()
+    return [replace(one, node=node_of_log(file)) for one in found.found()]
 
 
 def _signs(file: Path) -> list[Sign]:

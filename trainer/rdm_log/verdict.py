@@ -75,7 +75,7 @@ class Observed:
         reason: Why it ended or waits, in the launcher's or scheduler's words.
         failure: The same, with the node and rank that it names.
         runs: Its runs, as ``Summary.runs`` has them; the last one counts.
-        findings: What is wrong on its standard error, since its newest run began.
+        findings: What is wrong by what it wrote, mostly on standard error, since its newest run began.
         asked: Its configuration, by the names of the job info; see ``sections``.
         told: The same, as the job itself wrote it, by the node that wrote it ("" where that is not known).
         versions: Of packages that must be equal on all nodes, by node.

@@ -421,6 +421,60 @@ def test_a_directory_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert said("--conf", str(tmp_path / "absent"))[0] == 3
 
 
+def lines_of_steps(first: int, last: int) -> str:
+    fields = "elapsed time per iteration (ms): 500.0 | lm loss: 9.0 |\n"
+    return "".join(f" iteration {n:8}/     500 | {fields}" for n in range(first, last + 1))
+
+
+FULL = (
+    "[rank3]: Traceback (most recent call last):\n"
+    '[rank3]:   File "x.py", line 3\n'
+    "[rank3]: OSError: [Errno 28] No space left on device\n"
+)
+
+
+@pytest.mark.parametrize("after", ["", lines_of_steps(41, 42)])
+def test_errors_in_a_log_of_both_streams_are_found(after: str, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(lines_of_steps(1, 40) + FULL + after)
+    verdict = judge(observe(log, now=log.stat().st_mtime))
+    assert (verdict.word, verdict.evidence) == (
+        "failed",
+        ("A disk or a quota is full (rank 3: OSError: [Errno 28] No space left on device).",),
+    )
+    assert [one.node for one in verdict.culprits] == []
+    # Those of an attempt before, and before the end of a long log, are past.
+    log.write_text(lines_of_steps(1, 40) + FULL + lines_of_steps(21, 60))
+    assert judge(observe(log, now=log.stat().st_mtime)).word == "healthy"
+    log.write_text(FULL + "on it goes\n" * 30_000 + lines_of_steps(1, 40))
+    assert judge(observe(log, now=log.stat().st_mtime)).word == "healthy"
+
+
+def test_errors_of_a_node_without_a_file_of_errors_are_in_its_output(tmp_path: Path) -> None:
+    out, errors = tmp_path / "n1.out", tmp_path / "n1.err"
+    (tmp_path / "n2.out").write_text(lines_of_steps(1, 40))
+    out.write_text(FULL)
+    now = out.stat().st_mtime
+    for _ in range(2):
+        verdict = judge(observe(tmp_path, now=now))
+        assert (verdict.word, [(one.node, one.rank) for one in verdict.culprits]) == ("failed", [("n1", 3)])
+        errors.write_text("")
+    errors.write_text("  warnings.warn(\n")
+    assert judge(observe(tmp_path, now=now)).word == "healthy"
+
+
+def test_what_programs_write_in_order_is_no_error(tmp_path: Path) -> None:
+    lines = (SAMPLE.parent / "lines.txt").read_text().splitlines(keepends=True)
+    # Into one another rank writes an error.
+    sound = [line for line in lines if "RuntimeError: at iteration" not in line]
+    assert len(sound) == len(lines) - 1
+    for text in ("".join(sound), SAMPLE.read_text(), ARGUMENTS + lines_of_steps(1, 9)):
+        assert [one.line for one in findings(text.splitlines(keepends=True)) if one.kind == "error"] == []
+        (tmp_path / "run.log").write_text(text)
+        seen = observe(tmp_path / "run.log", now=0.0)
+        assert [one.line for one in seen.findings if one.kind == "error"] == []
+
+
 ARGUMENTS = (
     "------------------------ arguments ------------------------\n"
     "  global_batch_size ............................... 64\n"
