@@ -468,7 +468,8 @@ def test_a_limit_that_is_none_widens_no_verb_to_all_nodes(
 def test_tags_that_are_none_widen_no_verb_to_all_parts(
     call: Call, make_inventory: MakeInventory, words: list[str]
 ) -> None:
-    said = call(*words, "-i", make_inventory(), "--show-command", "--tags", "")
+    inventory = make_inventory(rdm_runtime="host" if words[0] == "env" else "container")
+    said = call(*words, "-i", inventory, "--show-command", "--tags", "")
     assert (said.code, said.out) == (3, "")
     assert "--tags is empty" in said.err
 
