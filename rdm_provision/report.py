@@ -57,8 +57,10 @@ def write(
     except ValueError:
         raise InputError(f"the report was not made: {MODULE} ended with {ended.returncode}") from None
     if not said["ok"]:
-        first, *_ = said["problems"]
-        raise InputError(str(first)[:1].lower() + str(first)[1:].rstrip("."))
+        sentence = str(said["problems"][0]).rstrip(".")
+        if not sentence.startswith(tuple(map(str, (*paths, output, *([conf] if conf else []))))):
+            sentence = sentence[:1].lower() + sentence[1:]
+        raise InputError(sentence)
     verdicts: dict[str, Any] = said["jobs"]
     return verdicts
 

@@ -736,6 +736,10 @@ def test_a_report_of_a_path_needs_no_cluster_and_no_trainer(
     said = call("report", "one", "two", "--json")
     told = json.loads(said.out)
     assert (said.code, told["output"], set(told["jobs"])) == (0, "comparison.html", {"one", "two"})
+    (tmp_path / "Makefile").write_text("all:\n")
+    said = call("report", "./one", "-o", "Makefile")
+    stays = "Error: Makefile is there and is no report, so it stays: give another output\n"
+    assert (said.code, said.err) == (3, stays)
     said = call("report", "./three")
     hint = "give a job's directory, one with NODE.out files, a log, or the name of a job"
     assert (said.code, said.err) == (3, f"Error: there is no file three\nHint: {hint}\n")
