@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,3 +210,18 @@ def test_what_is_read_is_what_a_shell_has(statements: list[str]) -> None:
     # With `set -u` a name that is not set is an error there, too.
     ran = subprocess.run(["bash", "-fuc", script], capture_output=True, check=True, timeout=60)
     assert [found["A"], found["B"], found["C_1"]] == ran.stdout.decode().split("\0")[:3]
+
+
+def test_the_commands_of_the_documents_pages_are_accepted(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(imported(DOCUMENT).job))
+    root = CONFIGS.parents[1]
+    tried = 0
+    for page in ("from-tdpp.md", "from-slurm-scripts.md", "from-mdx.md"):
+        text = (root / "docs" / page).read_text(encoding="utf-8")
+        for command in re.findall(r"rdm-provision train ([^`\n]+\.yaml[^`\n]*)", text):
+            line = command.partition(" -i ")[0].replace("--launcher ", "launcher.kind=")
+            file, *overrides = shlex.split(line)
+            assert check(load(job if file == job.name else root / file, overrides)) == [], command
+            tried += 1
+    assert tried == 5
