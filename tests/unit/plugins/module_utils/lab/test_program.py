@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.unit.plugins.module_utils.lab import role_program
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("rdm_lab", str(ROOT / "roles/lab/files/rdm-lab"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = role_program.load("rdm-lab")
     module.NET = tmp_path  # type: ignore[attr-defined]
     return module
 

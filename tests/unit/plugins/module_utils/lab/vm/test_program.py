@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import socket
 import threading
 from pathlib import Path
@@ -11,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-PROGRAM = Path(__file__).parents[6] / "roles/lab/files/vm/rdm-lab"
+from tests.unit.plugins.module_utils.lab import role_program
 
 RUNS = "echo 'rdm-lab: the kernel runs'; exec sleep 60"
 # The last two words of QEMU's command line are `-accel WHAT`.
@@ -20,11 +18,7 @@ ONLY_WITHOUT_KVM = 'case "$*" in *" kvm") {broken};; esac; ' + RUNS
 
 @pytest.fixture
 def program(tmp_path: Path) -> ModuleType:
-    loader = importlib.machinery.SourceFileLoader("vm_rdm_lab", str(PROGRAM))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
+    module = role_program.load("vm/rdm-lab")
     (tmp_path / "kvm").touch()
     (tmp_path / "ib0/master").mkdir(parents=True)
     for name, path in (
