@@ -44,7 +44,7 @@ def test_the_control_process_is_killed_between_any_two_phases(lab: Lab) -> None:
 def test_a_node_that_goes_down_during_the_run(lab: Lab) -> None:
     note = ["--extra-vars", "container_env={NOTE: of this run}"]
     lab.provisioned()
-    run = lab.start("up", *note, ANSIBLE_TIMEOUT="5")
+    run = lab.start("up", *note, "--extra-vars", "ansible_timeout=20")
     run.after("preflight")
     lab.pull_the_plug("n3")
     said = run.end(expect=1)
