@@ -68,11 +68,11 @@ test-long: setup-dev setup-trainer ## what is too long for `make test`, on a mac
 test-gpu: ## the trainer's tests on an NVIDIA GPU, with the Python that has its torch (PYTHON=python3)
 	cd trainer && $(PYTHON) -m pytest -m gpu tests/gpu
 
-test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="unit integration molecule trainer e2e")
+test-stress: setup-dev setup-trainer ## the suites ten times beside a CPU burner (ROUNDS=10 SUITES="e2e trainer integration unit molecule")
 	@python tests/stress.py --rounds $(ROUNDS) $(SUITES)
 
 ROUNDS ?= 10
-SUITES ?= unit integration molecule trainer e2e
+SUITES ?= e2e trainer integration unit molecule
 MACHINES := tests/e2e/test_vm.py
 
 suite-e2e: SUITE = pytest tests/e2e --ignore=$(MACHINES)

@@ -1,9 +1,9 @@
 """Run test suites again and again beside a CPU burner, and say which round failed and in what.
 
-    python tests/stress.py --rounds 10 unit integration molecule trainer e2e
+    python tests/stress.py --rounds 10 e2e trainer integration unit molecule
 
-A suite is what `make suite-NAME` runs. The output of one that fails is kept in `.artifacts/stress/`. The exit
-code is 0 when every round was green, 1 when not.
+A suite is what `make suite-NAME` runs; three run at once, as `make test` has it. The output of a round that
+fails is kept in `.artifacts/stress/`. The exit code is 0 when every round was green, 1 when not.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SUITES = ("unit", "integration", "molecule", "trainer", "e2e", "machines")
+SUITES = ("e2e", "trainer", "integration", "unit", "molecule", "machines")
 KEPT = ROOT / ".artifacts" / "stress"
 
 # It ends with whoever started it, however that ends.
@@ -75,33 +75,31 @@ def failed_tests(text: str) -> list[str]:
     return list(dict.fromkeys(_FAILED.findall(text)))
 
 
-def stress(suites: Mapping[str, Sequence[str]], rounds: int, kept: Path) -> bool:
-    """Run commands in rounds, print a line for each, and return whether all were green.
+def stress(command: Sequence[str], rounds: int, kept: Path) -> bool:
+    """Run a command in rounds, print a line for each, and return whether all were green.
 
     Args:
-        suites: the command of each suite.
-        rounds: how many.
-        kept: the directory for the output of what fails.
+        command: What runs the suites.
+        rounds: How many.
+        kept: The directory for the output of what fails.
     """
     kept.mkdir(parents=True, exist_ok=True)
     for old in kept.glob("*.log"):
         old.unlink()
     found: dict[str, list[int]] = {}
     for number in range(1, rounds + 1):
-        for suite, command in suites.items():
-            log = kept / f"{suite}-{number}.log"
-            began = time.monotonic()
-            code = run(command, log)
-            line = f"round {number} of {rounds}: {suite}, {time.monotonic() - began:.0f} s"
-            if code == 0:
-                log.unlink()
-                print(f"{line}, green", flush=True)
-                continue
-            tests = failed_tests(log.read_text(encoding="utf-8", errors="replace"))
-            for name in tests or [f"{suite} (exit code {code})"]:
-                found.setdefault(name, []).append(number)
-            words = ", ".join(tests) or f"exit code {code}"
-            print(f"{line}, FAILED: {words}; its output is in {log}", flush=True)
+        log = kept / f"round-{number}.log"
+        began = time.monotonic()
+        code = run(command, log)
+        line = f"round {number} of {rounds}: {time.monotonic() - began:.0f} s"
+        if code == 0:
+            log.unlink()
+            print(f"{line}, green", flush=True)
+            continue
+        names = failed_tests(log.read_text(encoding="utf-8", errors="replace")) or [f"exit code {code}"]
+        for name in names:
+            found.setdefault(name, []).append(number)
+        print(f"{line}, FAILED: {', '.join(names)}; its output is in {log}", flush=True)
     for name, numbers in found.items():
         print(f"{name} failed in {len(numbers)} of {rounds} rounds: {', '.join(map(str, numbers))}")
     return not found
@@ -117,13 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Be the program."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--rounds", type=_count, default=10, metavar="N", help="how often; at least 1")
-    parser.add_argument("suites", nargs="+", choices=SUITES, help="what to run, in this order")
+    parser.add_argument("suites", nargs="+", choices=SUITES, help="what to run, begun in this order")
     given = parser.parse_args(arguments)
     # A termination ends the burner and the tests, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    suites = {name: ["make", "--no-print-directory", f"suite-{name}"] for name in given.suites}
+    make = ["make", "--no-print-directory", "--jobs=3", "--keep-going"]
     with burner(len(os.sched_getaffinity(0))):
-        return 0 if stress(suites, given.rounds, KEPT) else 1
+        return 0 if stress([*make, *(f"suite-{name}" for name in given.suites)], given.rounds, KEPT) else 1
 
 
 if __name__ == "__main__":

@@ -120,27 +120,20 @@ def test_what_failed_in_which_round_is_said_and_kept(
         "if len(rounds.read_text()) == 2:\n"
         "    print('trainer: FAILED a/test_b.py::test_c[d-1] - assert 1 == 2'); sys.exit(1)\n"
     )
-    suites = {
-        "trainer": [sys.executable, "-c", flaky, str(tmp_path / "rounds")],
-        "e2e": [sys.executable, "-c", "pass"],
-    }
-    assert not stress.stress(suites, 3, kept)
+    command = [sys.executable, "-c", flaky, str(tmp_path / "rounds")]
+    assert not stress.stress(command, 3, kept)
     lines = capsys.readouterr().out.splitlines()
-    assert [line.endswith(", green") for line in lines] == [True, True, False, True, True, True, False]
-    assert lines[2].startswith("round 2 of 3: trainer, ")
-    assert lines[2].endswith(
-        f" s, FAILED: a/test_b.py::test_c[d-1]; its output is in {kept / 'trainer-2.log'}"
-    )
+    assert [line.endswith(" s, green") for line in lines] == [True, False, True, False]
+    assert lines[1].startswith("round 2 of 3: ")
+    assert lines[1].endswith(f" s, FAILED: a/test_b.py::test_c[d-1]; its output is in {kept / 'round-2.log'}")
     assert lines[-1] == "a/test_b.py::test_c[d-1] failed in 1 of 3 rounds: 2"
-    assert [path.name for path in kept.iterdir()] == ["trainer-2.log"]
-    assert "assert 1 == 2" in (kept / "trainer-2.log").read_text(encoding="utf-8")
+    assert [path.name for path in kept.iterdir()] == ["round-2.log"]
+    assert "assert 1 == 2" in (kept / "round-2.log").read_text(encoding="utf-8")
 
 
-def test_a_suite_that_fails_without_a_test_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not stress.stress({"e2e": [sys.executable, "-c", "raise SystemExit(7)"]}, 1, tmp_path)
-    assert "e2e (exit code 7) failed in 1 of 1 rounds: 1" in capsys.readouterr().out
+def test_what_fails_without_a_test_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not stress.stress([sys.executable, "-c", "raise SystemExit(7)"], 1, tmp_path)
+    assert "exit code 7 failed in 1 of 1 rounds: 1" in capsys.readouterr().out
 
 
 def test_the_names_of_a_summary() -> None:
@@ -161,7 +154,7 @@ def test_the_names_of_a_summary() -> None:
         (
             ["nothing"],
             "invalid choice: 'nothing' (choose from "
-            "'unit', 'integration', 'molecule', 'trainer', 'e2e', 'machines')",
+            "'e2e', 'trainer', 'integration', 'unit', 'molecule', 'machines')",
         ),
     ],
 )
