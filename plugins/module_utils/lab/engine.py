@@ -25,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.machine impor
 PARALLEL = 8
 ATTEMPTS = 5
 REMOVAL_TIMEOUT_S = 60.0
-EXEC_TIMEOUT_S = 30.0
+EXEC_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
