@@ -172,8 +172,11 @@ def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any)
     nodes = cluster(
         {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_0"}, patience=5.0, gather=15.0
     )
-    nodes.start("n1", "n2", "n4")
+    nodes.start("n4")
+    wait_until(lambda: "problem" not in nodes.collect("n4", 0.0))
+    # Before it has met anybody.
     nodes.processes["n4"].send_signal(signal.SIGSTOP)
+    nodes.start("n1", "n2")
     found = nodes.results("n1", "n2")
     for one in found.values():
         assert set(one["errors"]) == {"n3", "n4"}
