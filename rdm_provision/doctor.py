@@ -118,7 +118,7 @@ def _ssh() -> tuple[bool, str]:
     path = shutil.which("ssh")
     if path is None:
         return False, "not installed: install the package openssh-client"
-    said = subprocess.run([path, "-V"], capture_output=True, text=True, check=False, timeout=10).stderr
+    said = subprocess.run([path, "-V"], capture_output=True, text=True, check=False, timeout=60).stderr
     return True, f"{said.split(',')[0].strip() or 'found'} at {path}"
 
 

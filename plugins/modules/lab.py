@@ -175,7 +175,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 
 # In the environment of all that `lab up` starts, so that `lab down` can end what an interrupted one left.
 MARKER = "RDM_LAB_UP"
-END_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 60.0
 POLL_S = 0.05
 HEADER = "# Written by rdm-provision lab up; goes away with the lab.\n"
 

@@ -35,7 +35,7 @@ PASSING_S = 0.5
 """How long a lock without a run may be held by what passes, in seconds."""
 ORDERLY_S = 3.0
 """How long a process of a dead run has to end by itself when it is told to, in seconds."""
-KILLED_S = 10.0
+KILLED_S = 30.0
 """How long to wait until the kernel has removed a killed process, in seconds."""
 _POLL_S = 0.05
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -308,7 +308,8 @@ def _clear(file: int, path: Path) -> None:
     if _alone(file, PASSING_S):
         return
     remaining = end(lambda: having(file, locked=True))
-    if not _alone(file, PASSING_S):
+    # A process that dies has no files any more a moment before the kernel lets go of its lock.
+    if not _alone(file, PASSING_S if remaining else KILLED_S):
         pids = ", ".join(map(str, sorted(remaining)))
         who = f"process {pids}" if pids else "a process that this user cannot see"
         run = leader if leader.pid else "an earlier run"

@@ -90,9 +90,10 @@ def together(calls: Iterable[tuple[str, Call]], threads: int, patience: float) -
                 yield Outcome(one.name, None, TimeoutError()) if one.late else outcome
         now = time.monotonic()
         for one in [one for one in running if now - one.began > patience]:
-            if not one.late:
-                one.late = True
-                one.end()
-            elif now - one.began > patience + GRACE_S:
+            if one.late and now - one.began > patience + GRACE_S:
                 running.remove(one)
                 yield Outcome(one.name, None, TimeoutError())
+            else:
+                one.late = True
+                # Again each time: it may have started a program only just now.
+                one.end()

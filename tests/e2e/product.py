@@ -39,13 +39,8 @@ def wait_until(
     what: str,
     timeout: float = DEADLINE_S,
     seen: Callable[[], object] = lambda: "nothing to show",
-    *,
-    rests: float = RESTS,
 ) -> None:
-    """Poll a condition; fail with its name, and with what is ``seen`` then, when it is not true in time.
-
-    What is true for a moment only is looked for without ``rests``.
-    """
+    """Poll a condition; fail with its name, and with what is ``seen`` then, when it is not true in time."""
     deadline = time.monotonic() + timeout
     while True:
         began = time.monotonic()
@@ -54,7 +49,7 @@ def wait_until(
         ended = time.monotonic()
         if ended > deadline:
             raise AssertionError(f"waited {timeout:.0f} s in vain until {what}; last seen: {seen()}")
-        time.sleep(min(max(LEAST_S, rests * (ended - began)), MOST_S))
+        time.sleep(min(max(LEAST_S, RESTS * (ended - began)), MOST_S))
 
 
 def changed(result: Any) -> list[str]:
@@ -242,13 +237,12 @@ class Lab:
             timeout=DEADLINE_S,
         )
 
-    def kill_engine(
-        self, node: str, signal_name: str = "TERM", when: Callable[[], bool] = lambda: True
-    ) -> None:
-        """End a node's engine as soon as a condition is true, and wait until it has been started again."""
+    def kill_engine(self, node: str, signal_name: str = "TERM", when: str = "true") -> None:
+        """End a node's engine as soon as a condition of the shell is true, and wait until it is back."""
         before = self.engine(node)
-        wait_until(when, f"the engine of {node} is to be killed", rests=0.0)
-        self.on(node, "kill", f"-{signal_name}", *before.split())
+        # On the node, for what is true for a moment only.
+        script = f'until {when}; do sleep 0.02; done; kill -{signal_name} "$@"'
+        self.on(node, "timeout", str(DEADLINE_S - 40), "sh", "-c", script, "sh", *before.split())
         wait_until(
             lambda: self.engine(node) not in ("", before),
             f"the engine of {node} is back",

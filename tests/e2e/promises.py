@@ -91,7 +91,8 @@ class Promises:
 
         found = jobs(place)
         assert (found[one]["state"], found[two]["state"]) == ("running", "running")
-        assert "iteration" in place.rdm("logs", one).stdout
+        # What a rank prints is in the log a moment later.
+        wait_until(lambda: "iteration" in place.rdm("logs", one).stdout, "the log tells of steps")
         theirs = [pid(place, two, node) for node in NODES]
         assert place.json("stop", one)["changed"]
         stopped = jobs(place, one)[one]

@@ -127,7 +127,7 @@ def test_a_node_without_its_gpus_is_drained_before_a_job_runs_there(slurm: Slurm
     slurm.on("n3", "mv", "/dev/nvidia2", "/dev/kept")
     try:
         job = slurm.sbatch("hostname >$SLURM_JOB_ID.txt", "-w", "n3", "-p", "gpu2")
-        wait_until(lambda: slurm.nodes()["n3"] == "drained", "n3 is drained", seen=slurm.nodes)
+        wait_until(lambda: slurm.nodes().get("n3") == "drained", "n3 is drained", seen=slurm.nodes)
         assert "the device /dev/nvidia2 is gone" in slurm.on("n3", "cat", "/var/log/slurm/slurmd.log")
         assert not slurm.there("n1", f"/shared/{job}.txt")
     finally:
@@ -137,9 +137,9 @@ def test_a_node_without_its_gpus_is_drained_before_a_job_runs_there(slurm: Slurm
 
 def test_a_node_that_was_off_comes_back(slurm: SlurmLab) -> None:
     slurm.lab("stop", "n2")
-    wait_until(lambda: slurm.nodes()["n2"].startswith("down"), "n2 is down", seen=slurm.nodes)
+    wait_until(lambda: slurm.nodes().get("n2", "").startswith("down"), "n2 is down", seen=slurm.nodes)
     slurm.lab("start", "n2")
-    wait_until(lambda: slurm.nodes()["n2"] == "idle", "n2 takes jobs", seen=slurm.nodes)
+    wait_until(lambda: slurm.nodes().get("n2") == "idle", "n2 takes jobs", seen=slurm.nodes)
 
 
 def test_down_takes_away_what_up_made(slurm: SlurmLab) -> None:

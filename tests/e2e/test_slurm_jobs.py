@@ -92,8 +92,11 @@ def train(lab: SlurmLab, name: str, *more: str) -> None:
 def test_a_job_trains_is_stopped_with_a_checkpoint_and_goes_on_in_another_layout(trained: SlurmLab) -> None:
     train(trained, "tiny", "optimisation.train_iterations=2000")
     wait_until(lambda: job(trained, "tiny")["iteration"] > 0, "it trains", seen=lambda: job(trained, "tiny"))
-    assert trained.state(number(trained, "tiny")) == "RUNNING"
-    assert "iteration" in trained.rdm("logs", "tiny", "--tail", "0").stdout
+    trained.ends(number(trained, "tiny"), "RUNNING")
+    # What a rank prints is in the log a moment later.
+    wait_until(
+        lambda: "iteration" in trained.rdm("logs", "tiny", "--tail", "0").stdout, "the log tells of steps"
+    )
     # It waits for the nodes that the first has.
     train(trained, "waits")
     queued = job(trained, "waits")

@@ -73,7 +73,7 @@ class Node:
         """Run the engine's own docker; return what it printed, or raise with what it complained of."""
         argv = [*self.engine.prefix, "docker", *map(str, words)]
         done = subprocess.run(
-            argv, env=self.engine.environment, capture_output=True, text=True, check=False, timeout=120
+            argv, env=self.engine.environment, capture_output=True, text=True, check=False, timeout=HANGS_S
         )
         if done.returncode:
             raise RuntimeError(done.stderr.strip())
@@ -116,7 +116,7 @@ class Node:
         """Reserve a function for an address; return what the plugin says of it."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
         request = {"NetworkID": network, "Address": f"{address}/24"}
-        found: dict[str, Any] = ask(str(self.socket), RESERVE, request, 30)["Function"]
+        found: dict[str, Any] = ask(str(self.socket), RESERVE, request, HANGS_S)["Function"]
         return found
 
     def speaks(self, api: str) -> bool:
@@ -141,7 +141,7 @@ class Node:
             except RuntimeError:  # it runs no more, or not yet, whatever the engine says of it
                 return False
 
-        return wait_until(there, 60)
+        return wait_until(there, HANGS_S)
 
     def promised(self) -> dict[str, Any]:
         """Return the endpoints that the plugin keeps."""

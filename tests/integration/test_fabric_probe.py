@@ -21,6 +21,9 @@ from tests.integration.engine import Engine, wait_until
 
 NETWORK = "rdm-test-fabric"
 NAMES = ("n1", "n2", "n3")
+PATIENCE_S = 2.0
+"""For who does not answer. Who does, and has no processor, has until the deadline."""
+HANGS_S = 120.0
 ADDRESSES = {name: f"10.213.77.{10 + rank}" for rank, name in enumerate(NAMES)}
 # Stands in for an sshd: all that the measurement wants of one is its greeting.
 GREETER = """
@@ -49,7 +52,8 @@ class Cluster:
     def measure(self, node: str, **options: Any) -> dict[str, Any]:
         """Return the measurement of one node, with the defaults of the module."""
         parameters = {name: option.get("default") for name, option in fabric_probe.ARGUMENT_SPEC.items()}
-        parameters.update(node=node, container=f"rdm-{node}", docker_socket=self.engine.socket, patience=0.5)
+        parameters.update(node=node, container=f"rdm-{node}", docker_socket=self.engine.socket)
+        parameters.update(patience=PATIENCE_S, deadline=HANGS_S)
         parameters.update(options)
         return fabric_probe.measure(parameters, ADDRESSES)
 
@@ -62,7 +66,8 @@ class Cluster:
                     "ansible_python_interpreter": sys.executable,
                     "verify_container": "rdm-{{ inventory_hostname }}",
                     "verify_nodes": "".join(f"{name} {address}\n" for name, address in ADDRESSES.items()),
-                    "verify_patience": 0.5,
+                    "verify_patience": PATIENCE_S,
+                    "verify_deadline": HANGS_S,
                 },
                 "children": {
                     "master": {"hosts": {"n1": {}}},

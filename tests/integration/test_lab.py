@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ class Lab:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1200,
         )
         assert done.returncode == expect, f"{verb}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -70,22 +71,31 @@ class Lab:
         found = self.json("status")["nodes"]
         return {node["name"]: (node["state"], node["cable"], node["engine"]) for node in found}
 
+    def ready(self, nodes: int) -> bool:
+        """Wait until so many nodes are ready, and no other is there; say whether they are.
+
+        A look gives an engine and an sshd five seconds to answer, which a busy machine may not have for them.
+        """
+        return wait_until(lambda: list(self.nodes().values()) == [READY] * nodes, HANGS_S)
+
     def ssh(self, node: str, *argv: str, user: str = "rdm") -> subprocess.CompletedProcess[str]:
         config = self.files / ".rdm/lab/ssh_config"
         return subprocess.run(
-            ["ssh", "-F", str(config), "-o", "ConnectTimeout=30", "-l", user, node, *argv],
+            ["ssh", "-F", str(config), "-o", "ConnectTimeout=120", "-l", user, node, *argv],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANGS_S,
         )
 
     def on(self, node: str, *argv: str) -> subprocess.CompletedProcess[str]:
         argv = ("docker", "exec", f"rdm-lab-{self.name}-{node}", *argv)
-        return subprocess.run(argv, capture_output=True, text=True, timeout=60)
+        return subprocess.run(argv, capture_output=True, text=True, timeout=HANGS_S)
 
 
 READY = ("running", "plugged", "ready")
+HANGS_S = 240.0
+"""After how many seconds what is waited for hangs, on a machine as busy as it may be."""
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +121,14 @@ def assert_nothing_left(lab: Lab, ids: tuple[str, ...]) -> None:
     assert left_over(lab.name) == []
     assert list(lab.directory.iterdir()) == []
     assert not lab_module.Files(lab.name, lab.files).control_path.exists()
-    links = {path.name for path in Path("/sys/class/net").iterdir()}
+
+    def gone(one: str) -> bool:
+        links = Path("/sys/class/net").glob(f"br-{one[:12]}")
+        return not any(links) and not any(Path("/sys/fs/cgroup").glob(f"**/{one}"))
+
     for one in ids:
-        assert f"br-{one[:12]}" not in links
-        assert not list(Path("/sys/fs/cgroup").glob(f"**/{one}")), "a cgroup stayed"
+        # The kernel takes them away when it comes to it.
+        assert wait_until(partial(gone, one), HANGS_S), "a link or a cgroup stayed"
 
 
 def ids_of(lab: Lab) -> tuple[str, ...]:
@@ -177,7 +191,7 @@ def test_ansible_reaches_the_nodes_by_the_written_inventory(lab: Lab) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
         cwd=lab.directory,
         env=lab.environment | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
     )
@@ -198,14 +212,14 @@ def test_a_cut_node_is_off_the_fabric_and_still_reached(lab: Lab) -> None:
     def talks() -> bool:
         return lab.on("n1", "ping", "-c1", "-W1", "10.255.255.2").returncode == 0
 
-    assert wait_until(talks, 60)
+    assert wait_until(talks, HANGS_S)
     assert lab.json("cut", "n2")["changed"] == {"n2": True}
     assert not talks()
-    assert lab.nodes()["n2"] == ("running", "cut", "ready")
+    assert wait_until(lambda: lab.nodes()["n2"] == ("running", "cut", "ready"), HANGS_S)
     assert lab.ssh("n2", "true").returncode == 0
     assert lab.json("cut", "n2")["changed"] == {"n2": False}
     lab.run("heal", "n2")
-    assert wait_until(talks, 60)
+    assert wait_until(talks, HANGS_S)
 
 
 def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab) -> None:
@@ -215,15 +229,15 @@ def test_a_stopped_node_comes_back_with_the_same_address_key_and_cable(lab: Lab)
     assert lab.ssh("n2", "true").returncode == 255
     assert "is not plugged in" in lab.run("heal", "n2", expect=1).stderr
     assert lab.json("start", "n2")["changed"] == {"n2": True}
-    assert lab.nodes()["n2"] == READY
+    assert lab.ready(2)
     assert lab.ssh("n2", "sudo ls /etc/kept /var/lib/docker/kept").returncode == 0
 
 
 def test_a_node_whose_engine_dies_gets_it_back(lab: Lab) -> None:
     before = lab.on("n1", "pidof", "dockerd").stdout
     lab.on("n1", "kill", "-9", *before.split())
-    assert wait_until(lambda: lab.on("n1", "pidof", "dockerd").stdout not in ("", before), 120)
-    assert lab.on("n1", "rdm-lab", "wait", "55").returncode == 0
+    assert wait_until(lambda: lab.on("n1", "pidof", "dockerd").stdout not in ("", before), HANGS_S)
+    assert lab.on("n1", "rdm-lab", "wait", "200").returncode == 0
 
 
 def test_it_grows_mends_and_shrinks(lab: Lab) -> None:
@@ -231,8 +245,7 @@ def test_it_grows_mends_and_shrinks(lab: Lab) -> None:
     lab.run("stop", "n2")
     result = lab.json("up", "--nodes", "3")
     assert result["actions"][:2] == ["make n3", "start n2"]
-    assert set(lab.nodes().values()) == {READY}
-    assert len(lab.nodes()) == 3
+    assert lab.ready(3)
     lab.run("up", "--nodes", "2")
     assert list(lab.nodes()) == ["n1", "n2"]
     assert set(ids_of(lab)) == set(first), "the other nodes stayed as they were"
@@ -249,7 +262,7 @@ def test_two_labs_side_by_side(lab: Lab, tmp_path: Path) -> None:
         ids = ids_of(other)
         other.run("down")
     assert_nothing_left(other, ids)
-    assert set(lab.nodes().values()) == {READY}
+    assert lab.ready(2)
 
 
 def moments(lab: Lab) -> dict[str, Any]:
@@ -325,7 +338,7 @@ def test_nothing_is_left_of_a_killed_build_of_the_images(tmp_path: Path) -> None
         lab.run("down")
     assert_nothing_left(lab, ())
     # The interrupted module lets go of its locks before Ansible's wrapper removes what it unpacked.
-    wait_until(lambda: not any(temporary.iterdir()), 60)
+    wait_until(lambda: not any(temporary.iterdir()), HANGS_S)
     assert [path.name for path in temporary.iterdir()] == []
     assert str(tmp_path) not in Path("/proc/mounts").read_text(encoding="utf-8")
 

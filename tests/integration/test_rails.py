@@ -109,13 +109,13 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
     ends = {name: end["IPAddress"] for name, end in made["NetworkSettings"]["Networks"].items()}
     assert ends == {"ibnet": "10.231.40.100", "ibnet-1": "10.231.41.100"}
     assert {"MY_IP=10.231.40.100", "MY_IP_1=10.231.41.100"} <= set(made["Config"]["Env"])
-    shown = bare.api.exec(made["Id"], ["ip", "-4", "-o", "addr"], timeout=20).stdout.decode()
+    shown = bare.api.exec(made["Id"], ["ip", "-4", "-o", "addr"], timeout=240).stdout.decode()
     lines = {line.split()[1]: line.split()[3] for line in shown.splitlines()}
     assert lines == {"lo": "127.0.0.1/8", "eth0": "10.231.40.100/24", "eth1": "10.231.41.100/24"}
     # Each rail answers for its own addresses only, also where both are one wire.
     for name, value in (("arp_ignore", b"1"), ("arp_announce", b"2")):
         path = f"/proc/sys/net/ipv4/conf/all/{name}"
-        assert bare.api.exec(made["Id"], ["cat", path], timeout=20).stdout.strip() == value
+        assert bare.api.exec(made["Id"], ["cat", path], timeout=240).stdout.strip() == value
     receipts = first.results["Plan"]["receipts"][HOST]["inputs"]
 
     again = run(*UP)

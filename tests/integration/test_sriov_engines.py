@@ -51,7 +51,7 @@ def test_a_container_lives_and_comes_back_under_it(node: Node) -> None:
     node.run("na", "--ip", "192.169.16.100", "--restart", "always")
     node.run("nb", "--ip", "192.169.16.101")
     before = node.address("na")
-    node.docker("exec", "nb", "ping", "-c", "1", "-w", "5", "192.169.16.100")
+    node.docker("exec", "nb", "ping", "-c", "1", "-w", "60", "192.169.16.100")
     node.stop_plugin(signal.SIGKILL)
     with pytest.raises(RuntimeError, match=node.driver):
         node.run("nc")

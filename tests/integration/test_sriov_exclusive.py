@@ -16,7 +16,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.program import
 
 from tests.conftest import ROOT
 from tests.integration.engine import wait_until
-from tests.integration.sriov_node import FUNCTIONS, Node, sriov_node
+from tests.integration.sriov_node import FUNCTIONS, HANGS_S, Node, sriov_node
 
 MADE_LATER = ("20.10", "26.1")
 """Engines that make a container's namespace after they have asked for the last time."""
@@ -116,12 +116,12 @@ def test_each_container_has_its_device_in_its_namespace_after_every_start(rdma: 
     node.run("nb")
     both = sorted([rdma.wanted("na"), rdma.wanted("nb")])
     assert both[0].split()[1] != both[1].split()[1]
-    assert wait_until(lambda: sorted(rdma.places()) == both, 20), (rdma.places(), both)
+    assert wait_until(lambda: sorted(rdma.places()) == both, HANGS_S), (rdma.places(), both)
     before = node.address("na")
     node.remove("nb")
 
     def follows() -> bool:
-        return wait_until(lambda: rdma.places() == [rdma.wanted("na")], 20)
+        return wait_until(lambda: rdma.places() == [rdma.wanted("na")], HANGS_S)
 
     rdma.come_back()
     rdma.forget()
@@ -146,7 +146,7 @@ def test_a_device_that_cannot_move_is_said(rdma: Rdma) -> None:
     said = "cannot move to its container, which the mode exclusive wants: rdma dev set"
     if rdma.late:
         node.run("na")
-        assert wait_until(lambda: said in rdma.log(), 20)
+        assert wait_until(lambda: said in rdma.log(), HANGS_S)
     else:
         with pytest.raises(RuntimeError, match=said):
             node.run("na")
@@ -158,6 +158,6 @@ def test_a_device_that_cannot_move_is_said(rdma: Rdma) -> None:
     for name in names:
         node.run(name)
     wanted = sorted(map(rdma.wanted, names))
-    assert wait_until(lambda: sorted(rdma.places()) == wanted, 20), (rdma.places(), wanted)
+    assert wait_until(lambda: sorted(rdma.places()) == wanted, HANGS_S), (rdma.places(), wanted)
     node.remove(*names)
     assert node.promised() == {}

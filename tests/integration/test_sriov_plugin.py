@@ -15,7 +15,7 @@ from ansible_collections.rdm.provision.plugins.modules import container_ready
 from tests.integration.conftest import BUSYBOX
 from tests.integration.engine import wait_until
 from tests.integration.engines import ENGINES
-from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, NETWORK, Node, sriov_node
+from tests.integration.sriov_node import CONTAINERS, FUNCTIONS, HANGS_S, NETWORK, Node, sriov_node
 from tests.unit.plugins.modules.running import run_module
 
 OTHERS = [pytest.param(version, marks=pytest.mark.long) for version, release in ENGINES.items() if release]
@@ -31,7 +31,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 def test_containers_reach_each_other_and_no_gateway_that_is_not_there(node: Node) -> None:
     node.run("na", "--ip", "192.169.16.100")
     node.run("nb", "--ip", "192.169.16.101")
-    node.docker("exec", "na", "ping", "-c", "1", "-w", "5", "192.169.16.101")
+    node.docker("exec", "na", "ping", "-c", "1", "-w", "60", "192.169.16.101")
     assert node.docker("exec", "na", "ip", "route").splitlines() == [
         "192.169.16.0/24 dev eth0 scope link  src 192.169.16.100"
     ]
@@ -85,7 +85,7 @@ def test_a_plugin_that_died_knows_everything_again(node: Node) -> None:
     node.start_plugin()
     node.run("nb", "--ip", "192.169.16.101")
     assert node.address("na") != node.address("nb")
-    node.docker("exec", "nb", "ping", "-c", "1", "-w", "5", "192.169.16.100")
+    node.docker("exec", "nb", "ping", "-c", "1", "-w", "60", "192.169.16.100")
     node.remove("na", "nb")
     assert node.promised() == {}
 
@@ -190,9 +190,9 @@ def test_what_a_network_is_told_is_in_its_containers(node: Node) -> None:
     node.run("na", "--ip", "192.169.17.100", network="told")
     node.run("nb", "--ip", "192.169.17.101", network="told")
     assert node.docker("exec", "na", "cat", "/sys/class/net/fabric0/mtu") == "1400"
-    node.docker("exec", "na", "ping", "-c", "1", "-w", "5", "-s", "1300", "192.169.17.101")
+    node.docker("exec", "na", "ping", "-c", "1", "-w", "60", "-s", "1300", "192.169.17.101")
     node.remove("na", "nb")
-    assert wait_until(lambda: _removed(node, "told"), 20)
+    assert wait_until(lambda: _removed(node, "told"), HANGS_S)
     assert node.promised() == {}
 
 

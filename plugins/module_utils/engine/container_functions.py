@@ -38,7 +38,7 @@ _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ETHERNET = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}$")
 _RANDOM = "1"  # NET_ADDR_RANDOM of linux/netdevice.h
 _PATIENCE = 30.0  # seconds, for a plugin that serves many at once
-_MOVES_S = 10.0  # an RDMA device, after its container has started
+_MOVES_S = 30.0  # an RDMA device, after its container has started
 
 
 class Given(NamedTuple):

@@ -20,7 +20,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import 
 
 _POLL = 0.1  # seconds between two looks
 _LAST_LINES = 5
-_WORDS_TIMEOUT = 2.0  # seconds
+_WORDS_TIMEOUT = 10.0  # seconds
 
 
 class NotReady(Exception):  # noqa: N818  # one sentence for fail_json

@@ -25,7 +25,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.vm.machine impor
 PARALLEL = 8
 ATTEMPTS = 5
 REMOVAL_TIMEOUT_S = 60.0
-EXEC_TIMEOUT_S = 30.0
+EXEC_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 120.0
 POLL_S = 0.05
 
@@ -251,10 +251,11 @@ class LabEngine:
         Raises:
             LabProblem: the node does not run, and so has no cable.
         """
-        self.node(node)
+        # The kernel takes the cable of a node that has just stopped away when it comes to it.
+        runs = self.node(node)["State"] == "running"
         ports = self.ports()
         mine = spec.ports_of(node, ports)
-        if not mine:
+        if not mine or not runs:
             raise LabProblem(
                 f"{node} of lab {self.name!r} is not plugged in: run rdm-provision lab start {node}"
             )

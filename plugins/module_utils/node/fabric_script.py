@@ -245,7 +245,8 @@ async def banner(address: str, settings: Settings, until: float, end: float) -> 
     loop = asyncio.get_running_loop()
     opening = connection(address, settings.port, settings.source)
     try:
-        reader, writer = await asyncio.wait_for(opening, until - loop.time())
+        # Who was kept from a processor until its time was up has not asked anybody yet.
+        reader, writer = await asyncio.wait_for(opening, max(until - loop.time(), AGAIN))
     except asyncio.TimeoutError:
         return SILENT
     except OSError as error:

@@ -24,7 +24,7 @@ SETTINGS = ("SRIOV_EN", "NUM_OF_VFS")
 """The settings of the firmware that decide how many VFs there may be."""
 
 _CONFIGURE_S = 60.0
-_ANSWER_S = 3.0
+_ANSWER_S = 20.0
 _COLUMNS = {"Default": "default", "Current": "current", "Next Boot": "next"}
 
 

@@ -24,7 +24,7 @@ ETHERNET = 1
 INFINIBAND = 32
 """Of /sys/class/net/*/type (ARPHRD_ETHER, ARPHRD_INFINIBAND of linux/if_arp.h)."""
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
 _UNSUPPORTED = "not supported"
 _NO_ADDRESS = "00:00:00:00:00:00"
 

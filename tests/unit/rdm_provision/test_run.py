@@ -302,7 +302,7 @@ def test_a_task_that_takes_long_is_told_while_it_goes_on(
 # --- stopping -----------------------------------------------------------------------------------------
 
 
-def sleeping(seconds: int = 60) -> list[dict[str, Any]]:
+def sleeping(seconds: int = 600) -> list[dict[str, Any]]:
     return [
         task("Say", "debug", {"msg": "x"}),
         task("Sleep", "command", {"argv": ["sleep", str(seconds)]}, when="inventory_hostname == 'node2'"),
@@ -324,7 +324,7 @@ def test_cancel_stops_ansible_and_says_what_was_in_progress(play: Play) -> None:
             began = time.monotonic()
             run.cancel()
     result = run.result()
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 500
     assert result.exit_code == 130
     assert ("node2", "Sleep") in {(item.node, item.task) for item in result.in_progress}
     assert result.nodes["node2"].ok == 1
