@@ -22,7 +22,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rdm_job import network, wire
+from rdm_job import network, processes, wire
 from rdm_job.blame import SETTLE_S
 from rdm_job.directory import JobDirectory
 from tests.distributed.doors import open_doors
@@ -369,8 +369,6 @@ def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes
     """Or a container that is restarted again and again would restart its job for ever, untold."""
     job = "master-restarted"
     nodes.run(job, "launcher.max_restarts=2")
-    nodes.end(1, "fail 0")
-    nodes.wait_for_attempt(job, 1)
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
 
     def lose_master() -> None:
@@ -379,17 +377,22 @@ def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes
 
     lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
+    nodes.wait_for_attempt(job, 1)
+    # On no node is anything left of the first attempt.
+    found = map(processes.environment_of, nodes.left(job))
+    assert {one["RDM_ATTEMPT"] for one in found if one is not None} == {"1"}
+    nodes.end(1, "fail 1")
     nodes.wait_for_attempt(job, 2)
     known = master.read_state()
     assert known.restarts == 2
-    assert [(failure.node, failure.rank) for failure in known.failures] == [("n2", 1), ("n1", None)]
+    assert [(failure.node, failure.rank) for failure in known.failures] == [("n1", None), ("n2", 1)]
     lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
     state = nodes.ended(job)
     assert state["state"] == "failed", "it was restarted as often as it may be"
     assert [(one["node"], one["rank"]) for one in state["failures"]] == [
-        ("n2", 1),
         ("n1", None),
+        ("n2", 1),
         ("n1", None),
     ]
     assert state["reason"] == "The agent of n1 was started again: its container was restarted."
