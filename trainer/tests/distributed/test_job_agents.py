@@ -83,7 +83,8 @@ def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs
     nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, launcher: str, is_marked: bool
 ) -> None:
     """Of two on a node. One that is alone there needs no mark, whoever started it."""
-    mark = "import os, sys\nprint(f\"[rank{os.environ['RANK']}]: here\", file=sys.stderr, flush=True)\n"
+    # In one piece: ranks of a node share a log, and an unbuffered print writes the line's end apart.
+    mark = "import os\nos.write(2, f\"[rank{os.environ['RANK']}]: here\\n\".encode())\n"
     (nodes.folder / "program.py").write_text(mark + PROGRAM)
     nodes.nodes[0]["slots"] = 2
     job = f"marked-{launcher}"
