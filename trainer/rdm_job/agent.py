@@ -238,6 +238,9 @@ class Master:
                 # The agent itself was killed once more than the job may be restarted.
                 self._end("failed", agent.state.failures[-1].reason)
                 return
+            if self._first:
+                # The agent that this one follows could not end what it had begun.
+                self._silence()
             while not self._try():
                 agent.write(state="restarting" if self._attempt < restarts else agent.state.state)
                 if self._attempt >= restarts or not self._all_return():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -39,7 +40,8 @@ ATTEMPT_VARIABLE = "RDM_ATTEMPT"
 _LOOK_S = 2.0
 _KEPT = 32 * 1024
 """How many bytes of the end of a program's errors tell why it ended."""
-_REST_S = 1.0
+_REST_S, _READ_S = 1.0, 10.0
+"""For how long what a program has left behind may write, and what was written is read, in seconds."""
 _children: list[subprocess.Popen[bytes]] = []
 
 
@@ -200,25 +202,48 @@ def _run(command: list[str]) -> tuple[int, list[str]]:
     Returns:
         Its exit code, and the last lines of its errors.
     """
-    read, write = os.pipe()
+    early: list[int] = []
+
+    def hand_on(number: int, _frame: object) -> None:
+        if _children:
+            _children[-1].send_signal(number)
+        else:
+            early.append(number)
+
+    # Before it begins: one that comes in between would not reach it, and this would wait for its end.
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, hand_on)
+    (read, write), (over, is_over) = os.pipe(), os.pipe()
     with subprocess.Popen(command, stderr=write) as process:  # the user's own program, no shell
         os.close(write)
         _children.append(process)
+        while early:
+            process.send_signal(early.pop(0))
         end = bytearray()
-        reader = threading.Thread(target=_pass_on, args=(read, end), daemon=True)
+        reader = threading.Thread(target=_pass_on, args=(read, over, end), daemon=True)
         reader.start()
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, lambda received, _frame: process.send_signal(received))
         code = process.wait()
     # What it has left behind may write for ever.
     reader.join(_REST_S)
+    # What it wrote itself is read, however busy this node is.
+    os.close(is_over)
+    reader.join(_READ_S)
     lines = [line for line in bytes(end).decode("utf-8", "replace").splitlines() if line.strip()]
     return code if code >= 0 else 128 - code, lines
 
 
-def _pass_on(errors: int, end: bytearray) -> None:
-    """Write a program's errors to where this process' go, and keep their end."""
-    while block := os.read(errors, 65536):
+def _pass_on(errors: int, over: int, end: bytearray) -> None:
+    """Write a program's errors to where this process' go, and keep their end.
+
+    Args:
+        errors: The pipe that they come from, which is read to its end.
+        over: One that is closed when no more is waited for than is there.
+        end: What is kept.
+    """
+    ready = select.poll()
+    for pipe in (errors, over):
+        ready.register(pipe, select.POLLIN)
+    while errors in dict(ready.poll()) and (block := os.read(errors, 65536)):
         end += block
         del end[:-_KEPT]
         # A full disk must not end the program.

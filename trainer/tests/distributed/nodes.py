@@ -140,6 +140,9 @@ class Nodes:
         checked = self.ask("n1", "check", request=self.request(job, "n1", *overrides, **more))
         assert checked["problems"] == []
         for node in (str(one["name"]) for one in self.nodes):
+            # Who stopped a job on its master has not waited for the other node's agent.
+            agent = JobDirectory(self.folder / node / job, node)
+            wait_until(f"no agent of {job} is left on {node}", lambda: not agent.has_agent)  # noqa: B023
             request = self.request(job, node, *overrides, offer=checked["offer"], **more)
             assert self.ask(node, "start", request=request)["started"]
 

@@ -45,7 +45,7 @@ ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket,cred_expire=5
+AuthInfo=socket={folder}/munge.socket,cred_expire=15
 CredType=cred/munge
 SlurmUser={user}
 SlurmdUser={user}
@@ -63,7 +63,9 @@ SelectTypeParameters=CR_Core_Memory
 DefMemPerCPU=100
 GresTypes=gpu
 ReturnToService=2
-SlurmdTimeout=10
+SlurmdTimeout=30
+MessageTimeout=30
+BatchStartTimeout=60
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
@@ -87,10 +89,11 @@ import os, pathlib, signal, sys, time
 
 where = [os.environ.get("IN", "")] if pathlib.Path("/only-in-the-image").exists() else []
 rank, world, node = (os.environ[name] for name in ("RANK", "WORLD_SIZE", "RDM_NODE"))
+# Who reads its line may stop it.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 # In one piece: ranks of a step share a file, and an unbuffered print writes each word.
 sys.stdout.write(" ".join(["rank", rank, "of", world, "on", node, *where]) + "\\n")
 sys.stdout.flush()
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 end = pathlib.Path(os.environ["RDM_JOB_DIR"]) / "end"
 while not end.exists():
     time.sleep(0.05)
@@ -333,12 +336,13 @@ class Slurm:
         )
 
     def begins(self, job: str, *lines: str) -> None:
-        """Wait until all processes have begun, as the logs of all nodes say."""
+        """Wait until all processes have begun, as the logs of all nodes say, and the agents say so."""
 
         def parts() -> list[str]:
             return sorted(self.ask("logs", job)["parts"].values())
 
         wait_until(f"{job} has begun", parts, lambda found: found == [f"{line}\n" for line in lines])
+        self.reaches(job, "running")
 
     def begins_again(self, job: str, restarts: int, node: str) -> None:
         """Wait until a job of one node runs after so many restarts, on a node."""

@@ -13,6 +13,8 @@ import torch
 from rdm_trainer.tools.all_reduce import LEAST, Bench, measure
 from tests.distributed import processes
 
+LONG_S = 3600.0
+"""Nothing is left out because a busy machine was slow."""
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
 
 
@@ -26,7 +28,7 @@ def reduce(most: int, seconds: float, memory: int | None = None) -> list[dict[st
 
 
 def test_bandwidths_follow_from_size_and_time_and_links_are_between_nodes() -> None:
-    news = processes.run(4, reduce, 4 * LEAST, 60.0)[0]
+    news = processes.run(4, reduce, 4 * LEAST, LONG_S)[0]
     assert [one["phase"] for one in news] == ["all-reduce 1 MiB", "all-reduce 4 MiB", "pairs", "done"]
     result = news[-1]["collective"]
     assert (result["backend"], result["ranks"], result["nodes"]) == ("gloo", 4, ["n1", "n2"])
@@ -41,7 +43,7 @@ def test_bandwidths_follow_from_size_and_time_and_links_are_between_nodes() -> N
 
 
 def test_it_takes_no_more_than_memory_and_time_allow() -> None:
-    result = processes.run(2, reduce, 16 * LEAST, 60.0, 2 * 3 * 5 * LEAST)[0][-1]["collective"]
+    result = processes.run(2, reduce, 16 * LEAST, LONG_S, 2 * 3 * 5 * LEAST)[0][-1]["collective"]
     assert len(result["sizes"]) == 2
     assert result["note"] == "It ended with 4 MiB of 16 MiB: the memory of a node does not hold more."
     result = processes.run(2, reduce, 16 * LEAST, 0.0)[0][-1]["collective"]

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rdm_job import network, wire
+from rdm_job import network, processes, wire
 from rdm_job.blame import SETTLE_S
 from rdm_job.directory import JobDirectory
 from tests.distributed.doors import open_doors
@@ -83,23 +83,31 @@ def test_a_ranks_lines_are_told_apart_when_its_program_or_the_job_does_what_logs
     nodes: Nodes, tmp_path_factory: pytest.TempPathFactory, launcher: str, is_marked: bool
 ) -> None:
     """Of two on a node. One that is alone there needs no mark, whoever started it."""
-    mark = "import os, sys\nprint(f\"[rank{os.environ['RANK']}]: here\", file=sys.stderr, flush=True)\n"
+    # In one piece: ranks of a node share a log, and an unbuffered print writes the line's end apart.
+    mark = "import os\nos.write(2, f\"[rank{os.environ['RANK']}]: here\\n\".encode())\n"
     (nodes.folder / "program.py").write_text(mark + PROGRAM)
     nodes.nodes[0]["slots"] = 2
     job = f"marked-{launcher}"
     with open_doors(nodes, tmp_path_factory.mktemp("doors")):
         nodes.run(job, f"launcher.kind={launcher}", f"logging.mark_ranks={str(is_marked).lower()}")
+
+        def has(node: str, rank: int, line: str, stream: str = "out") -> None:
+            """Wait for what a program has written, which other processes may pass on."""
+            words = ("logs", job, "--rank", str(rank), "--stream", stream)
+            wait_until(
+                f"{line} of rank {rank} is told apart",
+                functools.partial(nodes.ask, node, *words),
+                lambda told: (told["text"], told.get("untold")) == (f"{line}\n", None),
+            )
+
         mark = "[rank{}]: " if is_marked else ""
-        assert nodes.ask("n2", "logs", job, "--rank", "2")["text"] == (
-            f"{mark.format(2)}rank 2 of 3 at 127.0.0.1\n"
-        )
-        found = nodes.ask("n1", "logs", job, "--rank", "1")
+        has("n2", 2, f"{mark.format(2)}rank 2 of 3 at 127.0.0.1")
         if is_marked:
-            assert found["text"] == "[rank1]: rank 1 of 3 at 127.0.0.1\n"
+            has("n1", 1, "[rank1]: rank 1 of 3 at 127.0.0.1")
         else:
+            found = nodes.ask("n1", "logs", job, "--rank", "1")
             assert "With logging.mark_ranks each line of the next job does" in found["untold"]
-        marked = nodes.ask("n1", "logs", job, "--rank", "1", "--stream", "err")
-        assert (marked["text"], marked.get("untold")) == ("[rank1]: here\n", None)
+        has("n1", 1, "[rank1]: here", "err")
 
 
 SPEAKS = """
@@ -265,6 +273,15 @@ def test_a_job_of_another_cluster_on_the_same_hosts_goes_on_though_its_name_is_t
         assert others.ask("n1", "state", job)["job"]["state"] == "running"
 
 
+def owners(folder: Path) -> set[str]:
+    """Whose files are in a folder. Others write there: what they have replaced meanwhile does not count."""
+    found = set()
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(path.owner())
+    return found
+
+
 def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
     """Two accounts that every Debian has, neither of them root, with jobs of one name at the same time."""
     users = ("daemon", "nobody")
@@ -288,7 +305,7 @@ def test_two_users_of_the_same_hosts_are_not_in_each_others_way() -> None:
         assert ports[0].isdisjoint(ports[1])
         for made, user in zip(both, users, strict=True):
             assert {psutil.Process(pid).username() for pid in made.left(job)} == {user}
-            assert {path.owner() for path in (made.folder / "n1" / job).rglob("*")} == {user}
+            assert owners(made.folder / "n1" / job) == {user}
         theirs = other.left(job)
         assert one.ask("n1", "stop", job)["stopped"]
         assert one.left(job) == []
@@ -353,8 +370,6 @@ def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes
     """Or a container that is restarted again and again would restart its job for ever, untold."""
     job = "master-restarted"
     nodes.run(job, "launcher.max_restarts=2")
-    nodes.end(1, "fail 0")
-    nodes.wait_for_attempt(job, 1)
     master = JobDirectory(nodes.folder / "n1" / job, "n1")
 
     def lose_master() -> None:
@@ -363,17 +378,22 @@ def test_a_job_whose_master_was_restarted_keeps_its_failures_and_counts_on(nodes
 
     lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
+    nodes.wait_for_attempt(job, 1)
+    # On no node is anything left of the first attempt.
+    found = map(processes.environment_of, nodes.left(job))
+    assert {one["RDM_ATTEMPT"] for one in found if one is not None} == {"1"}
+    nodes.end(1, "fail 1")
     nodes.wait_for_attempt(job, 2)
     known = master.read_state()
     assert known.restarts == 2
-    assert [(failure.node, failure.rank) for failure in known.failures] == [("n2", 1), ("n1", None)]
+    assert [(failure.node, failure.rank) for failure in known.failures] == [("n1", None), ("n2", 1)]
     lose_master()
     assert nodes.ask("n1", "revive")["revived"] == [job]
     state = nodes.ended(job)
     assert state["state"] == "failed", "it was restarted as often as it may be"
     assert [(one["node"], one["rank"]) for one in state["failures"]] == [
-        ("n2", 1),
         ("n1", None),
+        ("n2", 1),
         ("n1", None),
     ]
     assert state["reason"] == "The agent of n1 was started again: its container was restarted."
@@ -400,7 +420,9 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
 
     os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
     connect_again()
-    os.kill(nodes.process_of(1, job), signal.SIGKILL)
+    # It may have seen by itself that its agent is gone.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(nodes.process_of(1, job), signal.SIGKILL)
     nodes.end(0, "lose 0")
     wait_until("somebody is blamed", master.read_state, lambda state: state.failures, pause=connect_again)
     # Also after the failure had settled: so it was there, as far as the master knew, when it was asked.

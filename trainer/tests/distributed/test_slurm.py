@@ -361,7 +361,9 @@ def test_what_takes_the_nodes_away_costs_a_restart(slurm: Slurm) -> None:
     slurm.node_dies("t2")
     slurm.begins_again("moves", 1, "t3")
     slurm.node_up("t2")
-    wait_until("t2 is back", lambda: slurm.slurm("sinfo", "-h", "-n", "t2", "-o", "%T").split()[0] == "idle")
+    wait_until(
+        "t2 is back", lambda: slurm.slurm("sinfo", "-h", "-n", "t2", "-o", "%T").split()[:1] == ["idle"]
+    )
     # A job of higher priority takes both nodes, and gives them back.
     slurm.slurm("sbatch", "-p", "urgent", "-N2", "--gres=gpu:a10:4", "-o", "/dev/null", "--wrap", "sleep 1")
     slurm.begins_again("moves", 2, "t2")

@@ -257,11 +257,12 @@ def test_how_a_job_ended_is_known_when_the_controller_has_forgotten_it(slurm: Ac
         known = JobDirectory.of_master(slurm.jobs / job)
         known.write_state(dataclasses.replace(known.read_state(), state="running", ended=None))
         os.utime(slurm.jobs / job / "state.json", (0, 0))
-    told = slurm.state("killed")
+    # The controller tells the accounting when it can.
+    told = slurm.reaches("killed", "stopped", "failed")
     assert (told["state"], told["reason"].split(" (")[0]) == (
         "stopped",
         f"It was cancelled by {USER}, not by rdm-provision stop.",
     )
     # The accounting says that it has ended well; its agents may still say how.
-    told = slurm.state("done")
+    told = wait_until("it has ended well", lambda: slurm.state("done"), lambda one: one["reason"])
     assert told["reason"] == "Slurm says that it has ended; what its agents said last is not here yet."

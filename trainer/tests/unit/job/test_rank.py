@@ -13,6 +13,7 @@ import pytest
 
 from rdm_job.culprit import LINES, Ended
 from rdm_job.part import Part
+from tests.waiting import DEADLINE_S
 
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
 TORCHRUN = """\
@@ -35,10 +36,12 @@ Root Cause (first observed failure):
 """What torch's launcher writes when a process has ended with exit code 1."""
 
 
-def ended(log: Path, program: str, stdin: int | IO[bytes] = subprocess.DEVNULL) -> dict[str, Any]:
+def ended(
+    log: Path, program: str, stdin: int | IO[bytes] = subprocess.DEVNULL, before: str = ""
+) -> dict[str, Any]:
     """Run a program as a rank does, and return the end of the record."""
     code = (
-        "import json, sys; from rdm_job import rank\n"
+        f"import json, sys; from rdm_job import rank\n{before}\n"
         f"outcome = rank._outcome(lambda: rank._run([sys.executable, '-c', {program!r}]))\n"
         "print(json.dumps(dict(zip(('exit', 'error', 'lines'), outcome))))"
     )
@@ -47,6 +50,23 @@ def ended(log: Path, program: str, stdin: int | IO[bytes] = subprocess.DEVNULL) 
             [sys.executable, "-c", code], stdin=stdin, stdout=subprocess.PIPE, stderr=errors, check=True
         )
     return {"rank": 0, "time": 10.0, **json.loads(done.stdout)}
+
+
+def test_a_signal_that_comes_as_a_program_begins_is_handed_on(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, subprocess, sys; from rdm_job import rank\n"
+        "signal.signal(signal.SIGTERM, rank._terminated)\n"
+        "begin = subprocess.Popen.__init__\n"
+        "def init(self, *words, **options):\n"
+        "    begin(self, *words, **options)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "subprocess.Popen.__init__ = init\n"
+        "print(rank._outcome(lambda: rank._run(['sleep', '600'])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+    )
+    assert done.stdout == "(143, 'it was ended by SIGTERM', [])\n"
 
 
 def told(log: Path, record: dict[str, Any]) -> Ended:
@@ -97,6 +117,15 @@ def test_a_culprit_stays_one_when_its_victims_have_written_before_it_has_ended(t
 def test_how_a_program_ends(tmp_path: Path, program: str, code: int, error: str) -> None:
     record = ended(tmp_path / "n1.err", f"import os, sys; {program}")
     assert (record["exit"], record["error"]) == (code, error)
+
+
+def test_what_a_program_wrote_last_is_read_however_busy_the_node_is(tmp_path: Path) -> None:
+    late = (
+        "import time; read = rank._pass_on\n"
+        "rank._pass_on = lambda *pipes: (time.sleep(rank._REST_S + 1), read(*pipes))"
+    )
+    record = ended(tmp_path / "n1.err", "raise KeyError('x')", before=late)
+    assert record["error"] == "it ended with exit code 1: KeyError: 'x'"
 
 
 def test_what_a_program_leaves_behind_holds_nobody_up_and_all_it_wrote_is_in_the_log(tmp_path: Path) -> None:

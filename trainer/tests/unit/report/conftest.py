@@ -18,6 +18,8 @@ STEPS = 400
 SLOW = 161
 RESTARTED_AT = 201
 LAST = 260
+_PATIENCE_MS = 120_000
+"""What a busy machine may take for anything in the browser."""
 
 
 def training_line(number: int, rng: random.Random, *, loss: str = "", tells_peak: bool = True) -> str:
@@ -171,7 +173,9 @@ def browser() -> Iterator[Browser]:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     assert program, "a browser is needed: apt-get install chromium"
     with sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        started = driver.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"], timeout=_PATIENCE_MS
+        )
         yield started
         started.close()
 
@@ -185,8 +189,9 @@ class Opened:
         page.on("console", self._hear)
         page.on("request", lambda asked: self.asked.append(asked.url))
         self.asked: list[str] = []
-        page.goto(file.as_uri(), timeout=120_000)
-        page.wait_for_selector("html[data-drawn]", state="attached", timeout=120_000)
+        page.set_default_timeout(_PATIENCE_MS)
+        page.goto(file.as_uri())
+        page.wait_for_selector("html[data-drawn]", state="attached")
 
     def _hear(self, said: ConsoleMessage) -> None:
         if said.type == "error":
