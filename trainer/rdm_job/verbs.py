@@ -35,7 +35,8 @@ from rdm_trainer.errors import TrainerError
 
 __all__ = ["jobs", "logs", "report", "revive", "sections", "start", "state", "stop"]
 
-_START_S = 30
+_START_S = 60
+"""How long an agent may take to be at work, in seconds; one that cannot be says so at once."""
 _KILL_S = 20.0
 """How long ending processes may take, in seconds."""
 _MOST_TEXT = 1024 * 1024
@@ -127,6 +128,9 @@ def _start_agent(job: JobDirectory, node: str, *how: str) -> None:
     deadline = time.monotonic() + _START_S
     while job.version == before:
         if agent.poll() is not None or time.monotonic() > deadline:
+            # One that is only late would be at work on a job that was not started.
+            agent.kill()
+            agent.wait()
             said = tail(job.path / ".agent.log", 1) or ["it wrote nothing"]
             raise TrainerError(f"The job's agent did not start: {said[0]}.")
         time.sleep(0.05)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rdm_job import verbs
@@ -13,6 +14,7 @@ from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Offer
 from rdm_job.slurm import verbs as slurm
 from rdm_log.wanted import Wanted
+from rdm_trainer.errors import TrainerError
 from tests.unit.job.two_nodes import REQUEST, STATE
 
 BEGUN = dataclasses.replace(REQUEST, offer=Offer(4000, 4001, "x"))
@@ -26,6 +28,16 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDirectory:
     made.write_resolved("name: gpt\n")
     made.write_state(dataclasses.replace(STATE, state="finished"))
     return made
+
+
+def test_an_agent_that_comes_too_late_does_not_come(
+    job: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = psutil.Process().children()
+    monkeypatch.setattr(verbs, "_START_S", -1)
+    with pytest.raises(TrainerError, match="The job's agent did not start: it wrote nothing"):
+        verbs._start_agent(job, "n1")
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_who_wants_a_rank_that_the_job_does_not_have_is_told_how_many_there_are(job: JobDirectory) -> None:
