@@ -126,7 +126,7 @@ def records_of(paths: Sequence[Path], *, every: bool) -> Iterator[Record | Many]
                     waiting.append((part, pool.submit(told, part)))
                 part, future = waiting.popleft()
                 if timers.are_open and not part.is_sure:
-                    future.cancel()
+                    # Not cancelled: once a process is killed, Python 3.11 would tell no part after it.
                     blocks = read(paths, begin=part.begin, end=part.end)
                     yield from records_together(blocks, every=every, tables=tables, timers=timers)
                 else:
