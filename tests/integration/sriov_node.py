@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +29,21 @@ ROOT = Path(__file__).parents[2]
 NETWORK = "rdm-test-sriov"
 HANGS_S = 240.0
 """After how many seconds what is waited for hangs, on a machine as busy as it may be."""
+
+
+def network_goes(remove: Callable[[], object]) -> bool:
+    """Remove a network; say whether it went: endpoints may be a moment longer than their containers."""
+
+    def gone() -> bool:
+        try:
+            remove()
+        except (AssertionError, RuntimeError) as error:
+            if "has active endpoints" not in str(error):
+                raise
+            return False
+        return True
+
+    return wait_until(gone, HANGS_S)
 
 
 class Node:
@@ -102,16 +117,6 @@ class Node:
         """Remove containers."""
         self.docker("rm", "-f", *names)
 
-    def drop_network(self) -> bool:
-        """Remove the network; say whether it went: endpoints may be a moment longer than their containers."""
-        try:
-            self.docker("network", "rm", NETWORK)
-        except RuntimeError as error:
-            if "has active endpoints" not in str(error):
-                raise
-            return False
-        return True
-
     def reserve(self, address: str) -> dict[str, Any]:
         """Reserve a function for an address; return what the plugin says of it."""
         network = self.docker("network", "inspect", "--format", "{{.Id}}", NETWORK)
@@ -181,7 +186,7 @@ def serving(node: Node, *options: str) -> Iterator[None]:
         given = ["-o", f"netdevice={node.parent}", "--subnet", "192.169.16.0/24", *options]
         node.docker("network", "create", "-d", node.driver, *given, NETWORK)
         yield
-        assert wait_until(node.drop_network, HANGS_S), "the network has endpoints of containers that are gone"
+        assert network_goes(lambda: node.docker("network", "rm", NETWORK))
         node.stop_plugin()
         assert not node.socket.exists()
         assert not list(Path("/sys/class/net").glob(f"{node.parent}v*")), "the plugin left links"

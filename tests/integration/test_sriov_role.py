@@ -26,10 +26,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils import sriov_checks
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
 
 from tests.integration.conftest import BUSYBOX
-from tests.integration.engine import Engine, private_engine, wait_until
+from tests.integration.engine import Engine, private_engine
 from tests.integration.images import busybox_rootfs, import_image
 from tests.integration.plays import Played, run_plays
-from tests.integration.sriov_node import HANGS_S
+from tests.integration.sriov_node import HANGS_S, network_goes
 from tests.unit.plugins.module_utils.vf.fake_kernel import FakeKernel
 
 ROOT = Path(__file__).parents[2]
@@ -83,20 +83,6 @@ class Node:
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
-
-    def remove_network(self) -> None:
-        """Remove that network: endpoints may be a moment longer than their containers."""
-
-        def removed() -> bool:
-            try:
-                self.docker("network", "rm", NETWORK)
-            except AssertionError as error:
-                if "has active endpoints" not in str(error):
-                    raise
-                return False
-            return True
-
-        assert wait_until(removed, HANGS_S), "the network has endpoints of containers that are gone"
 
     def make_network(self) -> None:
         """Make a network whose containers get the interface."""
@@ -176,7 +162,7 @@ def test_it_stays_while_a_network_needs_it_and_goes_without_a_trace(node: Node) 
     assert refused.status != 0
     assert f"a network with driver {node.socket.stem} need it: {NETWORK}" in refused.output
     node.docker("rm", "-f", "ctr")
-    node.remove_network()
+    assert network_goes(lambda: node.docker("network", "rm", NETWORK))
     other = node.role(sriov_state="absent", rdm_cluster="other")
     assert (other.status, other.changes) == (0, [0]), other.output
     gone = node.role(sriov_state="absent")
@@ -330,5 +316,5 @@ def test_a_cluster_moves_from_upstream_only_when_told_and_without_a_rest(node: N
     node.docker("start", "rdm")
     assert "eth0" in node.docker("exec", "rdm", "ls", "/sys/class/net")
     node.docker("rm", "-f", "rdm")
-    node.remove_network()
+    assert network_goes(lambda: node.docker("network", "rm", NETWORK))
     assert json.loads((node.state / "state.json").read_text())["networks"] == {}

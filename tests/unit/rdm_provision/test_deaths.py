@@ -207,6 +207,7 @@ def kill_at_random_moments(cluster: Runs, times: int) -> None:
     with_workers = number = 0
     while number < times or not with_workers:
         number += 1
+        assert number <= 10 * times, "no run was killed at work"
         run = cluster.start()
         began = time.monotonic()
         try:
