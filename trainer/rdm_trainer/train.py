@@ -12,7 +12,6 @@ import fcntl
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,10 +120,8 @@ def _join(config: Config, timeout: datetime.timedelta) -> None:
     if backend == "auto":
         backend = "gloo" if on_cpu else "nccl"
     if "WORLD_SIZE" not in os.environ:
-        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+        # Port 0: the store takes one that is free, and nobody else has to know it.
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     dist.init_process_group(backend, timeout=timeout, device_id=device if backend == "nccl" else None)
 
 
