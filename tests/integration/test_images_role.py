@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import urllib.request
@@ -20,26 +21,32 @@ from tests.integration.plays import Played, run_plays
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
     """The address of a registry on this machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
     config = {
         "version": "0.1",
         "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": address},
-        "log": {"level": "error"},
+        "http": {"addr": "127.0.0.1:0"},
+        "log": {"level": "info"},
     }
     (tmp_path / "registry.yml").write_text(yaml.safe_dump(config))
-    with (tmp_path / "registry.log").open("w") as log:
+    said = tmp_path / "registry.log"
+    with said.open("w") as log:
         process = subprocess.Popen(
             ["docker-registry", "serve", str(tmp_path / "registry.yml")], stdout=log, stderr=log
         )
     try:
-        assert wait_until(lambda: answers(address), 120), (tmp_path / "registry.log").read_text()
+        assert wait_until(lambda: listening(said), 120), said.read_text()
+        address = listening(said)
+        assert wait_until(lambda: answers(address), 120), said.read_text()
         yield address
     finally:
         process.terminate()
         process.wait()
+
+
+def listening(log: Path) -> str:
+    """The address that the registry has taken, as soon as it says so."""
+    found = re.search(r"listening on (127\.0\.0\.1:\d+)\b", log.read_text())
+    return found[1] if found else ""
 
 
 def answers(address: str) -> bool:
