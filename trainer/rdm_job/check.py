@@ -227,14 +227,15 @@ def _offer(request: Request, config: Config) -> tuple[dict[str, int | str], list
     """Return ports that are free on the master, and the mark of the job's processes."""
     address, wanted = request.master.address, config.launcher.master_port
     attempts = 1 + config.launcher.max_restarts
-    found = network.take_free_ports(address, 1 + attempts, zlib.crc32(request.name.encode()))
+    job = JobDirectory(jobs_root() / request.name, request.node)
+    # By its directory, since two users of a host may begin jobs of one name at once.
+    found = network.take_free_ports(address, 1 + attempts, zlib.crc32(str(job.path).encode()))
     if found is None:
         return {}, [f"No ports are free on {address}."]
     if wanted is not None and not network.is_free(address, wanted):
         return {}, [
             f"launcher.master_port {wanted} is in use on {request.node}; leave it out to take a free one."
         ]
-    job = JobDirectory(jobs_root() / request.name, request.node)
     mark = (job.request().offer.mark if job.exists else "") or secrets.token_hex(8)
     return {"agent_port": found[0], "master_port": wanted or found[1], "mark": mark}, []
 

@@ -78,7 +78,7 @@ class Nodes:
         self.addresses_in_environment = False
         self.program = [str(folder / "program.py"), str(folder)]
         self.environments: dict[str, dict[str, str]] = {"n1": {}, "n2": {}}
-        (folder / "key").write_text("what the containers share")
+        (folder / "key").write_text(f"what the containers of {folder} share")
         (folder / "program.py").write_text(PROGRAM)
         self.nodes: list[dict[str, Any]] = [
             {"name": "n1", "address": "127.0.0.1", "slots": 1},
