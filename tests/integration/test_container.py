@@ -15,10 +15,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
 from ansible_collections.rdm.provision.plugins.module_utils.node.receipt import WATCH, read
 from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
 
-from tests.integration.engine import Engine
+from tests.integration.engine import Engine, net
 from tests.unit.plugins.modules.running import Failed, run_module
 
-MY_IP = "10.231.8.9"
+NET = net(1)
+MY_IP = f"{NET}.9"
 Options = dict[str, Any]
 
 
@@ -30,7 +31,7 @@ class Killed(BaseException):
 def api(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[DockerAPI]:
     """An engine with the network; it is bare again afterwards."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{engine.socket}")
-    network = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": "10.231.8.0/24"}]}}
+    network = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]}}
     engine.api.post("/networks/create", network)
     yield engine.api
     for one in engine.api.get("/containers/json", all=True):
@@ -103,7 +104,7 @@ def test_it_is_made_once_as_it_was_asked_for(api: DockerAPI, options: Options) -
     [
         {"env": {"MY_IP": MY_IP}},
         {"command": ["sleep", "1000"], "ready_line": ""},
-        {"my_ip": "10.231.8.10"},
+        {"my_ip": f"{NET}.10"},
         {"devices": []},
         {"security_opts": []},
         {"stop_timeout": 1},
@@ -194,7 +195,7 @@ def test_a_network_that_was_made_anew_is_joined_again(api: DockerAPI, options: O
     up(options)
     disconnect(api, "fabric")
     api.delete("/networks/fabric")
-    subnet = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": "10.231.8.0/24"}]}}
+    subnet = {"Name": "fabric", "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]}}
     api.post("/networks/create", subnet)
     assert up(options)["actions"] == ["replace"]
     assert found(api)["NetworkSettings"]["Networks"]["fabric"]["IPAddress"] == MY_IP
@@ -347,7 +348,7 @@ def test_files_are_written_before_it_starts_and_a_receipt_when_it_is_ready(
         "directories": [{"path": str(home)}],
         "files": [
             {"path": str(home / "key"), "secret_content": "hush", "mode": "0600"},
-            {"path": str(home / "nodes"), "content": "n1 10.231.8.9\n"},
+            {"path": str(home / "nodes"), "content": f"n1 {NET}.9\n"},
         ],
         "volumes": [*options["volumes"], f"{home}:/etc/home:ro"],
     }

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.engine import Engine, wait_until
+from tests.integration.engine import Engine, net, wait_until
 from tests.integration.plays import HOST, Played, run_plays
 
 KEYS = {"id_ed25519", "id_ed25519.pub", "host_ca", "host_ca.pub"}
-SUBNET = "10.231.7.0/24"
+NET = net(0)
+SUBNET = f"{NET}.0/24"
 
 
 @pytest.fixture
@@ -49,15 +50,15 @@ def play(
     }
     return run_plays(
         directory,
-        [{"tasks": [task], "vars": {"container_my_ip": "10.231.7.9", **own}} for own in several],
+        [{"tasks": [task], "vars": {"container_my_ip": f"{NET}.9", **own}} for own in several],
         docker_host=f"unix://{engine}",
         preflight_facts={"node": {"docker": {"containers": [], "security_options": secured}}},
         preflight_plan={"nodes": {HOST: {"network_present": True}}},
         container_ssh_key_dir=str(directory / "keys"),
         container_config_dir=str(directory / "config"),
         container_job_directory=str(directory / "jobs"),
-        container_master_addr="10.231.7.9",
-        container_dictionary="node1 10.231.7.9\n",
+        container_master_addr=f"{NET}.9",
+        container_dictionary=f"node1 {NET}.9\n",
         container_network="fabric",
         container_ulimits=[],
         **variables,
@@ -95,7 +96,7 @@ def test_what_a_training_container_may_do(bare: Engine, busybox_image: str, tmp_
         tmp_path,
         bare.socket,
         several=[
-            {"container_name": f"c{number}", "container_my_ip": f"10.231.7.{number + 10}", **given}
+            {"container_name": f"c{number}", "container_my_ip": f"{NET}.{number + 10}", **given}
             for number, (given, _, _) in enumerate(cases)
         ],
         container_image=busybox_image,

@@ -17,14 +17,15 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers 
 from ansible_collections.rdm.provision.plugins.modules import fabric_probe
 
 from tests.conftest import ROOT
-from tests.integration.engine import Engine, wait_until
+from tests.integration.engine import Engine, net, wait_until
 
 NETWORK = "rdm-test-fabric"
 NAMES = ("n1", "n2", "n3")
 PATIENCE_S = 2.0
 """For who does not answer. Who does, and has no processor, has until the deadline."""
 HANGS_S = 120.0
-ADDRESSES = {name: f"10.213.77.{10 + rank}" for rank, name in enumerate(NAMES)}
+NET, NEXT = net(8), net(9)
+ADDRESSES = {name: f"{NET}.{10 + rank}" for rank, name in enumerate(NAMES)}
 # Stands in for an sshd: all that the measurement wants of one is its greeting.
 GREETER = """
 import socket
@@ -119,7 +120,7 @@ def cluster(engine: Engine, python_image: str, cable: str) -> Iterator[Cluster]:
         "Name": NETWORK,
         "Driver": "macvlan",
         "Options": {"parent": cable},
-        "IPAM": {"Config": [{"Subnet": "10.213.77.0/24"}]},
+        "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]},
     }
     engine.api.post("/networks/create", network)
     try:
@@ -164,14 +165,14 @@ def test_all_peers_are_measured(cluster: Cluster) -> None:
 def test_each_rail_is_measured_and_the_verdict_names_the_one_that_is_cut(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    rails = {"ib0": "10.213.77.0/24", "ib1": "10.213.78.0/24"}
+    rails = {"ib0": f"{NET}.0/24", "ib1": f"{NEXT}.0/24"}
     for node, address in ADDRESSES.items():
         # Both rails are one wire here: else eth1 may be the answer to who has eth0's address.
         cluster.inside(node, "sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore")
         cluster.inside(
             node, *["ip", "link", "add", "link", "eth0", "name", "eth1", "type", "macvlan", "mode", "bridge"]
         )
-        cluster.inside(node, "ip", "addr", "add", f"{address.replace('.77.', '.78.')}/24", "dev", "eth1")
+        cluster.inside(node, "ip", "addr", "add", f"{address.replace(NET, NEXT)}/24", "dev", "eth1")
         cluster.inside(node, "ip", "link", "set", "eth1", "up")
     arguments = ["--extra-vars", json.dumps({"verify_rails": rails})]
     status, judged, failed = cluster.verify(tmp_path, *arguments)
@@ -202,7 +203,7 @@ def test_each_reason_not_to_measure_is_a_sentence(cluster: Cluster, busybox_imag
     assert text == "no Docker Engine answers at /nonexistent/docker.sock: there is no such socket"
     text, state = reason(cluster, "n2", container="rdm-n1")
     assert (text, state) == (
-        "container rdm-n1: the container does not have the address 10.213.77.11",
+        f"container rdm-n1: the container does not have the address {NET}.11",
         "running",
     )
     engine.api.post("/containers/rdm-n3/stop", t=1)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.image_archives import MadeImage, layer, saved
-from tests.integration.engine import Engine, private_engine, wait_until
+from tests.integration.engine import Engine, net, private_engine, wait_until
 from tests.integration.plays import Played, run_plays
 
 
@@ -34,7 +34,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
             ["docker-registry", "serve", str(tmp_path / "registry.yml")], stdout=log, stderr=log
         )
     try:
-        assert wait_until(lambda: listening(said), 120), said.read_text()
+        assert wait_until(lambda: bool(listening(said)), 120), said.read_text()
         address = listening(said)
         assert wait_until(lambda: answers(address), 120), said.read_text()
         yield address
@@ -192,7 +192,7 @@ def provision(engine: Engine, directory: Path, *flags: str, **variables: Any) ->
         *flags,
         docker_host=f"unix://{engine.socket}",
         rdm_accelerator="cpu",
-        rdm_subnet="10.213.77.0/24",
+        rdm_subnet=f"{net(13)}.0/24",
         network_driver="bridge",
         container_memlock_required=False,
         images_cache_dir=str(directory / "cache"),

@@ -16,9 +16,10 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import host_sta
 from ansible_collections.rdm.provision.plugins.modules import node_facts
 
 from tests.conftest import COLLECTIONS, ROOT
-from tests.integration.engine import Engine, private_engine
+from tests.integration.engine import Engine, net, private_engine
 
-SUBNET = "10.215.3.0/24"
+NET = net(12)
+SUBNET = f"{NET}.0/24"
 NOBODY = 65534
 
 
@@ -33,11 +34,11 @@ def occupied(engine: Engine, busybox_image: str) -> Iterator[Engine]:
             "Name": "facts-net",
             "Driver": "bridge",
             "Internal": True,
-            "IPAM": {"Config": [{"Subnet": SUBNET, "Gateway": "10.215.3.254"}]},
+            "IPAM": {"Config": [{"Subnet": SUBNET, "Gateway": f"{NET}.254"}]},
             "Labels": labels,
         },
     )
-    for name, address in (("facts-running", "10.215.3.7"), ("facts-created", "10.215.3.8")):
+    for name, address in (("facts-running", f"{NET}.7"), ("facts-created", f"{NET}.8")):
         end = {"IPAMConfig": {"IPv4Address": address}}
         spec = {
             "Image": busybox_image,
@@ -91,7 +92,7 @@ def test_engine(occupied: Engine, busybox_image: str) -> None:
 def test_networks(occupied: Engine) -> None:
     networks = {network["name"]: network for network in facts(occupied.socket)["docker"]["networks"]}
     network = networks["facts-net"]
-    assert network["subnets"] == [{"subnet": SUBNET, "gateway": "10.215.3.254"}]
+    assert network["subnets"] == [{"subnet": SUBNET, "gateway": f"{NET}.254"}]
     assert (network["driver"], network["scope"], network["internal"]) == ("bridge", "local", True)
     assert network["labels"] == {"rdm.provision.cluster": "facts"}
     assert sorted(network["containers"]) == ["facts-created", "facts-running"]
@@ -101,8 +102,8 @@ def test_networks(occupied: Engine) -> None:
 def test_containers(occupied: Engine, busybox_image: str) -> None:
     containers = {entry["name"]: entry for entry in facts(occupied.socket)["docker"]["containers"]}
     running, created = containers["facts-running"], containers["facts-created"]
-    assert (running["state"], running["networks"]) == ("running", {"facts-net": "10.215.3.7"})
-    assert (created["state"], created["networks"]) == ("created", {"facts-net": "10.215.3.8"})
+    assert (running["state"], running["networks"]) == ("running", {"facts-net": f"{NET}.7"})
+    assert (created["state"], created["networks"]) == ("created", {"facts-net": f"{NET}.8"})
     assert running["image"] == busybox_image
     assert running["image_id"] == occupied.api.get(f"/images/{busybox_image}/json")["Id"]
     assert running["labels"] == {"rdm.provision.cluster": "facts"}
@@ -113,7 +114,7 @@ def test_the_network_of_a_container_is_seen_as_a_route_and_an_address(occupied: 
     bridges = [entry["interface"] for entry in node["routes"] if entry["destination"] == SUBNET]
     assert len(bridges) == 1
     (interface,) = (entry for entry in node["interfaces"] if entry["name"] == bridges[0])
-    assert "10.215.3.254/24" in interface["addresses"]
+    assert f"{NET}.254/24" in interface["addresses"]
 
 
 def test_memlock_is_that_of_this_engine(engine: Engine) -> None:

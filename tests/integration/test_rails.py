@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.engine import Engine
+from tests.integration.engine import Engine, net
 from tests.integration.plays import HOST, Played, run_plays
 
 RAILS = [f"rl{os.getpid()}{end}" for end in "ab"]
+NET, NEXT, ANOTHER, THIRD = map(net, range(2, 6))
 CLUSTER = "rails"
 
 
@@ -70,7 +71,7 @@ def play(directory: Path, engine: Engine, image: str, *roles: tuple[str, str], *
         docker_host=f"unix://{engine.socket}",
         rdm_cluster=CLUSTER,
         rdm_accelerator="cpu",
-        rdm_subnet="10.231.40.0/24",
+        rdm_subnet=f"{NET}.0/24",
         container_ssh_key_dir=str(directory / "keys"),
         rdm_config_dir=str(directory / "config"),
         container_job_directory=str(directory / "jobs"),
@@ -107,11 +108,11 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
     assert networks(bare) == {"ibnet": parents[0], "ibnet-1": parents[1]}
     made = bare.api.get("/containers/rdm/json")
     ends = {name: end["IPAddress"] for name, end in made["NetworkSettings"]["Networks"].items()}
-    assert ends == {"ibnet": "10.231.40.100", "ibnet-1": "10.231.41.100"}
-    assert {"MY_IP=10.231.40.100", "MY_IP_1=10.231.41.100"} <= set(made["Config"]["Env"])
+    assert ends == {"ibnet": f"{NET}.100", "ibnet-1": f"{NEXT}.100"}
+    assert {f"MY_IP={NET}.100", f"MY_IP_1={NEXT}.100"} <= set(made["Config"]["Env"])
     shown = bare.api.exec(made["Id"], ["ip", "-4", "-o", "addr"], timeout=240).stdout.decode()
     lines = {line.split()[1]: line.split()[3] for line in shown.splitlines()}
-    assert lines == {"lo": "127.0.0.1/8", "eth0": "10.231.40.100/24", "eth1": "10.231.41.100/24"}
+    assert lines == {"lo": "127.0.0.1/8", "eth0": f"{NET}.100/24", "eth1": f"{NEXT}.100/24"}
     # Each rail answers for its own addresses only, also where both are one wire.
     for name, value in (("arp_ignore", b"1"), ("arp_announce", b"2")):
         path = f"/proc/sys/net/ipv4/conf/all/{name}"
@@ -141,10 +142,10 @@ def test_a_container_is_on_both_rails_and_both_go_with_it(
 def test_a_rail_that_collides_is_refused_with_the_variable_to_set(
     bare: Engine, busybox_image: str, parents: list[str], tmp_path: Path
 ) -> None:
-    subprocess.run(["ip", "addr", "add", "10.231.41.7/25", "dev", parents[1]], check=True)
+    subprocess.run(["ip", "addr", "add", f"{NEXT}.7/25", "dev", parents[1]], check=True)
     played = play(tmp_path, bare, busybox_image, *UP, container_rails=parents)
     assert played.status != 0
-    assert f"10.231.41.0/24 overlaps interface {parents[1]} (10.231.41.7/25)" in played.output
+    assert f"{NEXT}.0/24 overlaps interface {parents[1]} ({NEXT}.7/25)" in played.output
     assert "choose another subnet with container_rail_subnets" in played.output
     assert networks(bare) == {}
 
@@ -152,14 +153,14 @@ def test_a_rail_that_collides_is_refused_with_the_variable_to_set(
 def test_a_rail_whose_network_is_another_is_replaced_when_told_to(
     bare: Engine, busybox_image: str, parents: list[str], tmp_path: Path
 ) -> None:
-    given = {"container_rails": parents, "container_rail_subnets": ["10.231.44.0/24"]}
+    given = {"container_rails": parents, "container_rail_subnets": [f"{ANOTHER}.0/24"]}
     assert play(tmp_path, bare, busybox_image, *UP, **given).status == 0
-    given["container_rail_subnets"] = ["10.231.45.0/24"]
+    given["container_rail_subnets"] = [f"{THIRD}.0/24"]
     refused = play(tmp_path, bare, busybox_image, *UP, **given)
     assert refused.status != 0
-    assert "subnet is 10.231.44.0/24, not 10.231.45.0/24" in refused.output
+    assert f"subnet is {ANOTHER}.0/24, not {THIRD}.0/24" in refused.output
     replaced = play(tmp_path, bare, busybox_image, *UP, network_replace=True, **given)
     assert replaced.status == 0, replaced.output
     found = bare.api.get("/containers/rdm/json")["NetworkSettings"]["Networks"]
-    assert found["ibnet-1"]["IPAddress"] == "10.231.45.100"
-    assert found["ibnet"]["IPAddress"] == "10.231.40.100"
+    assert found["ibnet-1"]["IPAddress"] == f"{THIRD}.100"
+    assert found["ibnet"]["IPAddress"] == f"{NET}.100"

@@ -18,10 +18,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.rdma_look_scrip
 
 from tests.conftest import ROOT
 from tests.integration.conftest import plugged
-from tests.integration.engine import Engine
+from tests.integration.engine import Engine, net
 
 NETWORK = "rdm-test-rdma"
-ADDRESSES = {f"n{number}": f"10.213.78.{10 + number}" for number in range(1, 5)}
+NET, NEXT = net(10), net(11)
+ADDRESSES = {f"n{number}": f"{NET}.{10 + number}" for number in range(1, 5)}
 DEVICES = {"n1": "mlx5_0", "n2": "mlx5_0", "n3": "mlx5_0", "n4": "mlx5_slow"}
 
 
@@ -108,7 +109,7 @@ def cluster(engine: Engine, python_image: str, cable: str, tmp_path: Path) -> It
         "Name": NETWORK,
         "Driver": "macvlan",
         "Options": {"parent": cable},
-        "IPAM": {"Config": [{"Subnet": "10.213.78.0/24"}]},
+        "IPAM": {"Config": [{"Subnet": f"{NET}.0/24"}]},
     }
     engine.api.post("/networks/create", network)
     try:
@@ -175,7 +176,7 @@ def test_in_check_mode_it_only_looks(cluster: Cluster) -> None:
 def test_each_rail_is_looked_at_and_what_is_wrong_on_all_is_said_once(tmp_path: Path) -> None:
     # Without an engine, so that every look has the same answer.
     environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
-    rails = {"ib0": "10.213.78.0/24", "ib1": "10.213.79.0/24"}
+    rails = {"ib0": f"{NET}.0/24", "ib1": f"{NEXT}.0/24"}
     code, rdma, failed = verify(tmp_path, environment, verify_rails=rails)
     assert (code, set(failed)) == (2, set(ADDRESSES))
     assert list(rdma["rails"]) == ["ib0", "ib1"]
@@ -184,13 +185,13 @@ def test_each_rail_is_looked_at_and_what_is_wrong_on_all_is_said_once(tmp_path: 
         assert "none.sock" in one["reason"]
 
 
-RAILS = {"ib0": "10.213.78.0/24", "ib1": "10.213.79.0/24"}
+RAILS = {"ib0": f"{NET}.0/24", "ib1": f"{NEXT}.0/24"}
 RAIL_NODES = ("n1", "n2", "n3")
 
 
 def on_rail(node: str, rail: int) -> str:
     """Return a node's address on a rail."""
-    return ADDRESSES[node].replace(".78.", f".{78 + rail}.")
+    return ADDRESSES[node].replace(NET, (NET, NEXT)[rail])
 
 
 def show_device(tree: Path, rail: int, name: str, address: str) -> None:
