@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rdm_job import network
 from rdm_job.check import check, standing_in_the_way
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
@@ -55,6 +56,25 @@ def test_every_problem_of_a_configuration_is_told_at_once(
         assert [words in problem for problem in said["problems"]].count(True) == 1, (words, said["problems"])
     for words in hidden:
         assert not any(words in problem for problem in said["problems"]), (words, said["problems"])
+
+
+def test_jobs_of_one_name_that_two_users_begin_at_once_look_for_ports_from_different_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both look before either listens, so what is free is no help."""
+    looked: list[int] = []
+
+    def take(_address: str, count: int, start: int) -> list[int]:
+        looked.append(start)
+        return list(range(count))
+
+    monkeypatch.setattr(network, "take_free_ports", take)
+    for user in ("a", "b"):
+        (tmp_path / user).mkdir()
+        monkeypatch.setenv("RDM_JOBS", str(tmp_path / user))
+        request = Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),), config="data: {mock: true}\n")
+        assert check(request)["offer"]
+    assert looked[0] != looked[1]
 
 
 def test_of_a_job_of_slurm_nothing_is_said_of_this_host(
