@@ -231,7 +231,8 @@ def collect(docker: DockerAPI, options: Dict[str, Any]) -> Dict[str, Any]:
         NotMeasuredError: with the reason.
     """
     asked = inside.pieces(dict(options["part"], rounds=[], collect=options["wait"]))
-    seconds = options["wait"] + rdma_pairs_script.APPEARS + _LOOK_S
+    patience = rdma_pairs_script.APPEARS + rdma_pairs_script.GREETING
+    seconds = options["wait"] + patience + _LOOK_S
     found = inside.run(docker, options["container"], rdma_pairs_script, asked, seconds)
     if "problem" in found:
         raise NotMeasuredError(str(found["problem"]), "running")

@@ -59,6 +59,8 @@ def verify(
                 "ansible_python_interpreter": sys.executable,
                 "verify_container": "rdm-{{ inventory_hostname }}",
                 "verify_nodes": "".join(f"{name} {ADDRESSES[name]}\n" for name in nodes),
+                # Who is silent for longer is dead, on a machine as busy as it may be.
+                "verify_rdma_patience": 60.0,
                 **variables,
             },
             "hosts": {name: {} for name in nodes},

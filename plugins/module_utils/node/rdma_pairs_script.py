@@ -42,8 +42,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 MARK = "RDM_VERIFY_RUN"  # in the environment of this program and of all that it starts
 BEAT = 1.0
 AGAIN = 0.25  # between two tries to reach somebody who is not there yet
-GREETING = 3.0  # what the answer to a greeting may take
-APPEARS = 30.0  # what a program that has been started may take until it listens
+GREETING = 10.0  # what the answer to a greeting may take, beside a training that is busy
+APPEARS = 60.0  # what a program that has been started may take until it listens
 LISTENING = 30.0  # what perftest may take until it listens
 OVER = 1 << 30  # the round of a node that has finished
 KEPT = 120.0  # for so long the result is kept for who collects it
@@ -563,17 +563,14 @@ async def collect(settings: Any, seconds: float) -> Dict[str, Any]:
     while True:
         try:
             channel, _ = await knock(settings.address, settings, hello, GREETING)
-            break
-        except OSError:
+            try:
+                return await channel.receive(seconds + GREETING)
+            finally:
+                channel.close()
+        except (OSError, PairError):  # not there yet, too busy to answer, or gone
             if time.monotonic() > until:
                 return {"problem": GONE}
             await asyncio.sleep(AGAIN)
-    try:
-        return await channel.receive(seconds + GREETING)
-    except PairError:
-        return {"problem": GONE}
-    finally:
-        channel.close()
 
 
 def main(arguments: List[str]) -> None:
