@@ -28,8 +28,9 @@ WHOLE = "launcher.slurm.gres=gpu:a10:4"
 """With two nodes, all that the partition gpu2 has."""
 
 MPI = """\
-import ctypes, os
+import ctypes, faulthandler, os
 
+faulthandler.enable()  # says in which call it crashed
 os.environ.update(OMPI_MCA_pml="ob1", OMPI_MCA_btl="tcp,self", OMPI_MCA_btl_tcp_if_include="lo")
 mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
 world, number, add = (
@@ -142,7 +143,7 @@ def test_ranks_that_slurm_starts_by_pmix_are_one_world_of_mpi(
         *("launcher.slurm.step=ranks", "launcher.slurm.mpi=pmix", f"launcher.program=[{program}]"),
     )
     told = slurm.reaches(job, "finished", "failed")
-    assert told["state"] == "finished", told
+    assert told["state"] == "finished", (told, slurm.ask("logs", job, "--stream", "err")["parts"])
     said = slurm.ask("logs", job, "--tail", "0")["parts"]
     size = 2 * len(on)
     total = sum(range(1, size + 1))
