@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -183,6 +185,27 @@ def test_a_node_that_never_comes_or_is_frozen_fails_only_its_pairs(cluster: Any)
         assert "connection refused" in one["errors"]["n3"]
     assert found["n1"]["pairs"]["n2"] == [96.61, 96.61, 2.07]
     assert nodes.collect("n3", appears=0.1) == {"problem": script.GONE}
+
+
+def test_a_program_that_does_not_answer_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [script.PairError("n1 does not answer"), {"done": True}]
+
+    class Channel:
+        async def receive(self, _seconds: float) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        def close(self) -> None:
+            pass
+
+    async def knock(*_: Any) -> tuple[Any, dict[str, Any]]:
+        return Channel(), {}
+
+    monkeypatch.setattr(script, "knock", knock)
+    asked = SimpleNamespace(run="r", address="127.0.0.1")
+    assert asyncio.run(script.collect(asked, 1.0)) == {"done": True}
 
 
 def test_nobody_goes_on_longer_than_the_limit(cluster: Any) -> None:
