@@ -323,7 +323,7 @@ class Slurm:
     def submit(self, job: str, *overrides: str, **more: Any) -> None:
         request = self.request(job, *overrides, **more)
         checked = self.ask("check", request=request)
-        assert checked["problems"] == []
+        assert checked["problems"] == [], checked["problems"]
         assert self.ask("start", request={**request, "offer": checked["offer"]})["started"]
 
     def state(self, job: str) -> dict[str, Any]:

@@ -381,9 +381,9 @@ def test_a_gpt_goes_on_from_its_last_checkpoint_after_a_nodes_death_and_a_time_l
     config = tiny(slurm.folder, "slurm", checkpoint={"interval": 3})
     hgx = ("launcher.slurm.partition=hgx", "launcher.slurm.gres=gpu:hgx:4")
     slurm.submit("dies", "launcher.max_restarts=1", WHOLE, "launcher.devices_per_node=2", config=config)
-    slurm.submit("limited", "launcher.max_restarts=1", *hgx, config=config)
+    slurm.submit("timed", "launcher.max_restarts=1", *hgx, config=config)
     saved = {}
-    for job in ("dies", "limited"):
+    for job in ("dies", "timed"):
         saved[job] = trains(slurm, job, 3, "checkpoint")
         assert saved[job]["progress"]["iteration"] < 12, saved[job]
         if job == "dies":
