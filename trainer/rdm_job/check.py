@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.metadata
 import os
 import platform
@@ -67,7 +66,8 @@ def check(request: Request) -> dict[str, Any]:
     except ConfigError as error:
         problems += [*error.problems, *_beside(request, error.rest)]
     except TrainerError as error:
-        problems += error.problems
+        # Without the job that is to go on there is no configuration, either.
+        problems += [problem for problem in error.problems if problem not in problems]
     else:
         request = with_slots(request, config)
         mine = next(node for node in request.nodes if node.name == request.node)
@@ -126,9 +126,7 @@ def standing_in_the_way(request: Request) -> Iterator[str]:
     if not root.is_dir() or not os.access(root, os.W_OK):
         yield f"There is no writable directory {root} {_IN[here()]}."
     if request.resume and not job.exists:
-        near = difflib.get_close_matches(request.name, [other.path.name for other in JobDirectory.all()])
-        hint = f"; did you mean {' or '.join(near)}?" if near else "."
-        yield f"There is no job {request.name} here to go on with{hint}"
+        yield JobDirectory.missing(request.name)
     elif request.resume and job.has_agent:
         yield f"The job {request.name} runs; stop it first, or watch it."
     elif not request.resume and job.exists:

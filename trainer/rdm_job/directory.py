@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import fcntl
 import functools
 import json
@@ -98,10 +99,19 @@ class JobDirectory:
         """Return the directory of a job, which must exist."""
         job = cls(jobs_root() / name)
         if not JOB_NAME.fullmatch(name) or not job.exists:
-            known = [other.path.name for other in cls.all()]
-            there = f"there are {', '.join(known[-5:])}" if known else "there is none"
-            raise TrainerError(f"There is no job {name!r} on this node; {there}.")
+            raise TrainerError(cls.missing(name))
         return job
+
+    @classmethod
+    def missing(cls, name: str) -> str:
+        """Return what is said where no job has a name: which are near it, or the last that there are."""
+        known = [job.path.name for job in cls.all()]
+        near = difflib.get_close_matches(name, known)
+        if near:
+            there = f"did you mean {' or '.join(near)}?"
+        else:
+            there = f"there are {', '.join(known[-5:])}." if known else "there is none."
+        return f"There is no job {name!r} on this node; {there}"
 
     @classmethod
     def of_master(cls, path: Path) -> JobDirectory:

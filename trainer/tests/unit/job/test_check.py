@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rdm_job import network
-from rdm_job.check import check, standing_in_the_way
+from rdm_job.check import check
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
 
@@ -94,8 +94,9 @@ def test_a_job_that_is_to_go_on_and_is_misspelt_is_told_with_the_nearest(
     for name in ("gpt-1121-081512", "t5"):
         JobDirectory(tmp_path / name).make(Request(name, "n1", (Node("n1", "127.0.0.1", 4),)))
     request = Request("gpt-1121-08151", "n1", (Node("n1", "127.0.0.1", 4),), resume=True)
-    said = list(standing_in_the_way(request))
-    assert said == ["There is no job gpt-1121-08151 here to go on with; did you mean gpt-1121-081512?"]
+    said = [problem for problem in check(request)["problems"] if "no job" in problem]
+    assert said == ["There is no job 'gpt-1121-08151' on this node; did you mean gpt-1121-081512?"]
+    assert JobDirectory.missing("x") == "There is no job 'x' on this node; there are gpt-1121-081512, t5."
 
 
 @pytest.mark.parametrize(
