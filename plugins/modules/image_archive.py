@@ -187,6 +187,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.archive.images impor
     room_to_load,
     same_image,
     sentence,
+    size_text,
     spare_members,
     wanted_images,
 )
@@ -198,6 +199,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import image_dir, image_store
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import disk
 
 ARGUMENT_SPEC: dict[str, Any] = {
     "path": {"type": "path", "required": True},
@@ -374,14 +376,13 @@ class Images:
         root = image_dir(info)
         if not os.path.isdir(root):
             return
-        status = os.statvfs(root)
-        free = status.f_bavail * status.f_frsize
+        free = disk(root)["free"]
         archive = {"unpacked": self.index.unpacked, "new_layers": self._new_layers()}
         room = room_to_load([archive], image_store(info) == "classic")
         if free < room:
             raise ArchiveProblem(
                 "{0} needs {1} for loading, and {2} has {3} free".format(
-                    self.path, _size(room), root, _size(free)
+                    self.path, size_text(room), root, size_text(free)
                 ),
                 "free some space there",
             )
@@ -432,7 +433,7 @@ class Images:
             if "no space left" in error.message:
                 raise ArchiveProblem(
                     "{0}, which unpacks to {1}, filled the disk of the engine".format(
-                        self.path, _size(self.index.unpacked)
+                        self.path, size_text(self.index.unpacked)
                     ),
                     "free some space there",
                 ) from None
@@ -459,10 +460,6 @@ class Images:
             raise ArchiveProblem(
                 "the copy of {0} has {1} bytes, not {2}".format(self.path, size, self.index.size)
             )
-
-
-def _size(count: int) -> str:
-    return "{0:.1f} GB".format(count / 1e9) if count >= 1e9 else "{0:.1f} MB".format(count / 1e6)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import room_to_load, size_text
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DEFAULT_SOCKET
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import canonical
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
@@ -160,10 +160,11 @@ def disk(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     classic = (facts.get("docker") or {}).get("image_store") == "classic"
     to_load = room_to_load(facts.get("archives") or [], classic)
     if int(disk["free"]) < to_load:
-        what = f"has {_size(disk['free'])} free, and loading the image archives needs {_size(to_load)}"
+        free, needed = size_text(disk["free"]), size_text(to_load)
+        what = f"has {free} free, and loading the image archives needs {needed}"
         remedy = "free some space there (docker image prune)"
     elif int(disk["free"]) < want.min_free_bytes:
-        what = f"has {_size(disk['free'])} free, and images need {_size(want.min_free_bytes)}"
+        what = f"has {size_text(disk['free'])} free, and images need {size_text(want.min_free_bytes)}"
         remedy = "free some space there (docker image prune), or lower images_min_free_bytes"
     else:
         return
@@ -197,8 +198,3 @@ def _version(text: Any) -> tuple[int, ...]:
     """Return `20.10.24+dfsg1` as (20, 10, 24); an unknown version counts as (0,)."""
     match = re.match(r"\d+(\.\d+)*", str(text or ""))
     return tuple(int(part) for part in match.group().split(".")) if match else (0,)
-
-
-def _size(count: Any) -> str:
-    mebibytes = int(count) / 2**20
-    return f"{mebibytes / 2**10:.1f} GiB" if mebibytes >= 2**10 else f"{mebibytes:.1f} MiB"

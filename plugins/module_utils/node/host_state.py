@@ -86,16 +86,15 @@ def distribution(os_release: str) -> dict[str, str]:
 
 
 def disk(path: str) -> dict[str, Any]:
-    """Return total and free bytes (free for this user) of the file system that has, or would have, `path`."""
+    """Return total and free bytes of the file system that has, or would have, `path`.
+
+    What the file system reserves for root is not free, as in df: images must not take it.
+    """
     existing = path or "/"
     while not os.path.exists(existing) and existing != "/":
         existing = os.path.dirname(existing)
-    usage = os.statvfs(existing)
-    return {
-        "path": path,
-        "total": usage.f_blocks * usage.f_frsize,
-        "free": (usage.f_bfree if os.geteuid() == 0 else usage.f_bavail) * usage.f_frsize,
-    }
+    usage = shutil.disk_usage(existing)
+    return {"path": path, "total": usage.total, "free": usage.free}
 
 
 def installed(program: str) -> bool:

@@ -97,6 +97,13 @@ def test_disk_of_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
     assert not_yet["total"] == there["total"] > there["free"] > 0
 
 
+def test_what_is_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1000 blocks 100 are unused, and 50 of these are root's: preflight, the load and df say the same."""
+    usage = os.statvfs_result((4096, 4096, 1000, 100, 50, 1, 1, 1, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: usage)
+    assert host_state.disk("/")["free"] == 50 * 4096
+
+
 def test_the_user_who_became_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "nobody")
     assert host_state.login_user()["name"] == "nobody"
