@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.rdm.provision.plugins.modules.job_data import digest
@@ -33,7 +36,7 @@ class ActionModule(ActionBase):
         seen = self._module({**arguments, "sizes": sizes}, variables)
         if seen.get("failed"):
             return seen
-        needed = [*seen["needed"], *others(source, seen["digests"])]
+        needed = [*seen["needed"], *others(source, seen["digests"], Path(constants.DEFAULT_LOCAL_TMP))]
         result: dict[str, Any] = {"changed": bool(needed), "copied": needed}
         if self._task.diff:
             result["diff"] = {"before": "", "after": "".join(f"{path}\n" for path in needed)}
@@ -89,9 +92,27 @@ def files(source: Path) -> Iterator[str]:
                 yield path.relative_to(source).as_posix()
 
 
-def others(source: Path, digests: dict[str, str]) -> Iterator[str]:
-    """Yield the files whose content is not what the node has."""
+def others(source: Path, digests: dict[str, str], run: Path) -> Iterator[str]:
+    """Yield the files whose content is not what the node has.
+
+    Args:
+        source: the directory on the controller.
+        digests: {path below it: digest of what the node has}.
+        run: a directory of this run, which the processes of its other nodes share.
+    """
     for path, theirs in digests.items():
-        with (source / path).open("rb") as stream:
-            if digest(stream) != theirs:
-                yield path
+        if _digest_once(source / path, run) != theirs:
+            yield path
+
+
+def _digest_once(path: Path, run: Path) -> str:
+    """Return the digest of a file. The first process of a run that asks reads the file, and others wait."""
+    known = run / f"rdm-data-{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
+    with known.open("a+") as record:
+        fcntl.flock(record, fcntl.LOCK_EX)
+        record.seek(0)
+        if not (found := record.read()):
+            with path.open("rb") as stream:
+                found = digest(stream)
+            record.write(found)
+    return found

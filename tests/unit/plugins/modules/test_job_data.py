@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
+from ansible_collections.rdm.provision.plugins.action import job_data as action
 from ansible_collections.rdm.provision.plugins.action.job_data import files, others
 from ansible_collections.rdm.provision.plugins.modules import job_data
+from ansible_collections.rdm.provision.plugins.modules.job_data import digest
 
 from tests.unit.plugins.modules.running import Failed, run_module
 
@@ -90,4 +92,26 @@ def test_files_of_the_controller_are_found_once_and_compared_by_content(tmp_path
     (tmp_path / "gone").symlink_to("nowhere")
     assert list(files(tmp_path)) == ["a", "sets/b"]
     right = hashlib.sha256(b"tokens").hexdigest()
-    assert list(others(tmp_path, {"a": right, "sets/b": "0"})) == ["sets/b"]
+    assert list(others(tmp_path, {"a": right, "sets/b": "0"}, tmp_path)) == ["sets/b"]
+
+
+def test_a_run_reads_the_files_of_the_controller_once_for_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has a process of its own, so what one found out is in a file of the run."""
+    read: list[str] = []
+
+    def counted(stream: BinaryIO) -> str:
+        read.append(Path(stream.name).name)
+        return digest(stream)
+
+    monkeypatch.setattr(action, "digest", counted)
+    source, run = tmp_path / "source", tmp_path / "run"
+    source.mkdir()
+    run.mkdir()
+    for name in ("a", "b"):
+        (source / name).write_text(name)
+    right = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("a", "b")}
+    assert [list(others(source, right, run)) for _node in range(3)] == [[], [], []]
+    assert list(others(source, {**right, "b": right["a"]}, run)) == ["b"]
+    assert read == ["a", "b"]
