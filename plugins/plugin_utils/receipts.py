@@ -57,8 +57,7 @@ def receipts(
     for role, name, _ in role_options():
         if role in options:
             options[role].append(name)
-    code = [path for path in sorted(ROLES.iterdir()) if path.name != "lab"] + [ROLES.parent / "plugins"]
-    inputs = RoleInputs(code, options, reader.written_defaults)
+    inputs = RoleInputs([ROLES, ROLES.parent / "plugins"], options, reader.written_defaults)
     # One text for all nodes: to digest it once is enough.
     everybody = {key: _short(plan[key]) for key in ("dictionary", "hostfile")}
     found = {}

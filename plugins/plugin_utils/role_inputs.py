@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,12 +46,17 @@ _ANSIBLE_TESTS = """
 _PURE_FILTERS = set(jinja2.filters.FILTERS) - {"random"} | set(_ANSIBLE_FILTERS.split())
 _PURE_TESTS = set(jinja2.tests.TESTS) | set(_ANSIBLE_TESTS.split())
 
+# Packed modules of Python, which it also writes under temporary names, and parts that no node depends on.
+_NO_CODE = {"__pycache__", "doc_fragments", "lab"}
+_DOCUMENTATION = re.compile(rb'^(?:DOCUMENTATION|EXAMPLES|RETURN) = r?""".*?^"""$', re.DOTALL | re.MULTILINE)
+
 
 class RoleInputs:
     """Makes the digests.
 
     Args:
-        code: the directories with the collection's own files; a change there is another input for every role.
+        code: the directories with the collection's own files; a change of code there is another input for
+            every role.
         options: role -> the names of its variables.
         defaults: the roles' defaults as they are written.
     """
@@ -108,14 +115,23 @@ def as_written(value: Any) -> str:
 
 @functools.cache
 def code_digest(directories: tuple[Path, ...]) -> str:
-    """Return the digest of all files below these directories, by name and content."""
+    """Return the digest of the code below these directories, by name and content.
+
+    Neither documentation counts, nor what belongs to the lab, nor what an editor or Python itself puts there.
+    """
     state = hashlib.sha256()
     for directory in directories:
-        for path in sorted(directory.rglob("*")):
-            if path.is_file() and path.suffix != ".pyc":
+        for folder, inner, names in os.walk(directory):
+            inner[:] = sorted(name for name in inner if name[0] != "." and name not in _NO_CODE)
+            for path in (Path(folder, name) for name in sorted(names) if _is_code(name)):
+                content = _DOCUMENTATION.sub(b"", path.read_bytes())
                 state.update(f"{path.relative_to(directory)}\0".encode())
-                state.update(hashlib.sha256(path.read_bytes()).digest())
+                state.update(hashlib.sha256(content).digest())
     return state.hexdigest()[:16]
+
+
+def _is_code(name: str) -> bool:
+    return not (name.startswith((".", "lab.", "lab_")) or name.endswith(("~", ".md", ".pyc")))
 
 
 def _references(value: Any) -> Iterator[str]:

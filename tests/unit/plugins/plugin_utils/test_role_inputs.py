@@ -127,12 +127,48 @@ def test_another_version_of_the_collection_is_another_input(tmp_path: Path) -> N
     assert len(seen) == 3
 
 
-def test_compiled_modules_are_no_code_of_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "modules/__pycache__/a.cpython-311.pyc.140234",  # Python's own, for a moment
+        "a.pyc",
+        "modules/.a.py.swp",
+        "README.md",
+        "doc_fragments/files.py",
+        "module_utils/lab/recipe.py",
+        "modules/lab_images.py",
+    ],
+)
+def test_what_is_no_code_for_a_node_does_not_count(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.py").write_text("", encoding="utf-8")
     before = code_digest((tmp_path,))
-    (tmp_path / "a.pyc").write_text("", encoding="utf-8")
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("1", encoding="utf-8")
     code_digest.cache_clear()
     assert code_digest((tmp_path,)) == before
+
+
+def test_a_modules_documentation_does_not_count_and_its_code_does(tmp_path: Path) -> None:
+    module = '''DOCUMENTATION = r"""
+module: a
+"""
+
+RETURN = r"""
+"""
+
+TEXT = """
+module: a
+"""
+'''
+
+    def made(text: str) -> str:
+        (tmp_path / "a.py").write_text(text, encoding="utf-8")
+        code_digest.cache_clear()
+        return code_digest((tmp_path,))
+
+    assert made(module) == made(module.replace("module: a", "module: b", 1))
+    assert made(module) != made(module.replace("module: a", "module: b"))
 
 
 def test_a_secret_counts_as_it_is_written(inputs: RoleInputs) -> None:
