@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerError,
     DockerProblem,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import source_of
 
 ARGUMENT_LENGTH = 100_000  # Linux allows 128 KiB for one
 START_ALLOWANCE = 10.0  # seconds for the engine to start a process on a busy node
@@ -46,8 +47,7 @@ def command(program: Any, arguments: Sequence[str]) -> List[str]:
             inside a zip file.
         arguments: its arguments.
     """
-    source = str(program.__spec__.loader.get_source(program.__name__))
-    return ["python3", "-I", "-S", "-c", source, *arguments]
+    return ["python3", "-I", "-S", "-c", source_of(program.__name__), *arguments]
 
 
 def run(

@@ -6,12 +6,30 @@ This runs on the controller and on nodes (Python 3.8 or newer).
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import io
 import zipfile
 from pathlib import PurePosixPath
 from typing import Dict, Mapping
 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the same sources make the same file
+
+
+def source_of(name: str) -> str:
+    """Return a module's source from where it is imported, such as the archive that Ansible packs for a node.
+
+    Args:
+        name: its full name.
+
+    Raises:
+        ImportError: it is not there, or without its source.
+    """
+    module = importlib.import_module(name)
+    try:
+        return inspect.getsource(module)
+    except OSError:
+        raise ImportError("there is no source of {0}".format(name)) from None
 
 
 def zip_program(sources: Mapping[str, bytes], main: bytes) -> bytes:

@@ -7,12 +7,10 @@ This runs on nodes (Python 3.8 or newer).
 from __future__ import annotations
 
 import hashlib
-import importlib
-import inspect
 from pathlib import Path, PurePosixPath
 from typing import Dict, Mapping
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import zip_program
+from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import source_of, zip_program
 
 _PACKAGE = "ansible_collections.rdm.provision.plugins.module_utils"
 _PARTS = (
@@ -48,11 +46,14 @@ def own_sources() -> Dict[str, bytes]:
     """Return the sources from where this is imported, such as the archive that Ansible packs for a node.
 
     What the plugin imports is in it only if the module that calls this imports the plugin.
+
+    Raises:
+        ImportError: a part is not in it.
     """
     found = {}
     for name in SOURCES:
-        module = importlib.import_module("{0}.{1}".format(_PACKAGE, name[: -len(".py")].replace("/", ".")))
-        found[name] = inspect.getsource(module).encode()
+        module = "{0}.{1}".format(_PACKAGE, name[: -len(".py")].replace("/", "."))
+        found[name] = source_of(module).encode()
     return found
 
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
 import sys
 import time
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import zip_program
+from ansible_collections.rdm.provision.plugins.module_utils.node.zip_program import source_of, zip_program
 from ansible_collections.rdm.provision.plugins.module_utils.vf.decision import Wanted
 from ansible_collections.rdm.provision.plugins.module_utils.vf.functions import VfProblem, physical
 from ansible_collections.rdm.provision.plugins.module_utils.vf.kernel import Kernel, bring
@@ -120,7 +119,11 @@ def read(directory: str) -> Kept:
 
 
 def files(directory: str, kept: Kept) -> Files:
-    """Return the files that bring back what is kept when the node starts."""
+    """Return the files that bring back what is kept when the node starts.
+
+    Raises:
+        VfProblem: the program among them cannot be made.
+    """
     functions = [
         {"pci": one.pci, "made": one.made, **one.wanted._asdict(), "addresses": list(one.wanted.addresses)}
         for one in kept.functions
@@ -135,12 +138,18 @@ def files(directory: str, kept: Kept) -> Files:
 
 
 def program() -> bytes:
-    """Return this package as a program. It runs wherever the package can be imported from."""
+    """Return this package as a program. It runs wherever the package can be imported from.
+
+    Raises:
+        VfProblem: a part is missing, without which the node would start without its VFs.
+    """
     sources = {}
     for name in _MODULES:
-        spec = importlib.util.find_spec(_PACKAGE + name)
-        source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
-        sources[(_PACKAGE + name).replace(".", "/") + ".py"] = (source or "").encode()
+        try:
+            source = source_of(_PACKAGE + name)
+        except ImportError as error:
+            raise VfProblem("the program that restores VFs cannot be made: {0}".format(error)) from None
+        sources[(_PACKAGE + name).replace(".", "/") + ".py"] = source.encode()
     return zip_program(sources, _MAIN.encode())
 
 
