@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -34,7 +35,8 @@ CLUSTER_OPTIONS: dict[str, dict[str, Any]] = {
     "my_ip": {"type": "str", "required": False},
 }
 # Ansible's own variables that say how a host is reached.
-CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection")
+SSH_ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+CONNECTION_VARIABLES = ("ansible_host", "ansible_port", "ansible_connection", *SSH_ARGUMENTS)
 # Variables that make no sense when nodes disagree about them.
 SHARED = ("rdm_cluster", "rdm_runtime", "rdm_subnet", "rdm_gateway")
 
@@ -208,17 +210,37 @@ def _check_names(order: Sequence[str]) -> list[Problem]:
 
 
 def _check_duplicates(hosts: Sequence[Host]) -> list[Problem]:
-    users: dict[str, str] = {}
+    """Note each host that is reached as another is: one address behind two jump hosts is two hosts."""
+    users: dict[tuple[str, ...], str] = {}
     problems = []
     for host in hosts:
         if not host.over_ssh:
             continue
         where = f"{host.address.lower()}:{host.variables.get('ansible_port') or 22}"
-        if where in users:
+        given = (str(host.variables.get(name) or "") for name in SSH_ARGUMENTS)
+        reached = (where, *(way for text in given for way in _ways(text)))
+        if reached in users:
             remedy = "list each node once"
-            problems.append(Problem(host.name, where, f"is the same host as {users[where]}", remedy))
-        users.setdefault(where, host.name)
+            problems.append(Problem(host.name, where, f"is the same host as {users[reached]}", remedy))
+        users.setdefault(reached, host.name)
     return problems
+
+
+def _ways(arguments: str) -> Iterator[str]:
+    """Yield what ssh's arguments say of the way to a host: a jump host, a command, another configuration."""
+    try:
+        words = iter(shlex.split(arguments))
+    except ValueError:  # ssh will say it
+        return
+    for word in words:
+        option, value = word[:2], word[2:]
+        if option in ("-J", "-F", "-o"):
+            value = value or next(words, "")
+            name, _, target = value.replace("=", " ", 1).partition(" ")
+            if option != "-o":
+                yield value
+            elif name.lower() in ("proxyjump", "proxycommand"):
+                yield target.strip()
 
 
 def _shared(option: str, hosts: Sequence[Host], problems: list[Problem]) -> str:

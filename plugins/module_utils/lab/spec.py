@@ -21,6 +21,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.recipe import (
 )
 from ansible_collections.rdm.provision.plugins.module_utils.lab.trainer import TRAIN_IMAGE
 from ansible_collections.rdm.provision.plugins.module_utils.node.free_subnet import free_subnet
+from ansible_collections.rdm.provision.plugins.module_utils.node.network_state import routes_without_ip
 
 LABEL = "rdm.provision.lab"
 DIRECTORY_LABEL = "rdm.provision.lab.directory"
@@ -178,13 +179,8 @@ def management_subnet(routes: str, networks: Iterable[Mapping[str, Any]], refuse
         LabProblem: there is none.
     """
     used: Set[str] = set(refused)
-    for line in routes.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) < 8 or int(fields[7], 16) == 0:  # the default route
-            continue
-        address = ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(fields[1]), "little"))
-        mask = ipaddress.IPv4Address(int.from_bytes(bytes.fromhex(fields[7]), "little"))
-        used.add(str(ipaddress.IPv4Network(f"{address}/{mask}", strict=False)))
+    used.update(route["destination"] for route in routes_without_ip(routes))
+    used.discard("default")
     for network in networks:
         for config in (network.get("IPAM") or {}).get("Config") or []:
             if "." in config.get("Subnet", ""):

@@ -74,6 +74,23 @@ def test_same_host_under_two_names() -> None:
     assert problems(ansible_host="127.0.0.1", ansible_connection="local") == []
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("-J gate-a", "-J gate-b"),
+        ("-o ProxyJump=gate-a", "-oProxyJump=gate-b"),
+        ("-o 'ProxyCommand ssh -W %h:%p gate-a'", "-o 'proxycommand ssh -W %h:%p gate-b'"),
+        ("-F site-a.conf", "-F site-b.conf"),
+        ("", "-J gate-b"),
+    ],
+)
+def test_one_address_behind_two_jump_hosts_is_two_hosts(one: str, other: str) -> None:
+    same = {"m__ansible_host": "10.0.0.1", "w1__ansible_host": "10.0.0.1"}
+    assert problems(m__ansible_ssh_common_args=one, w1__ansible_ssh_common_args=other, **same) == []
+    again = {"m__ansible_ssh_common_args": f"{other} -C", "w1__ansible_ssh_common_args": f"-4 {other}"}
+    assert problems(**again, **same) == ["w1: 10.0.0.1:22 is the same host as m: list each node once"]
+
+
 def test_missing_and_unknown_accelerator() -> None:
     assert problems(w1__rdm_accelerator="tpu") == [
         "w1: rdm_accelerator 'tpu' is not an accelerator: choose rocm, cuda or cpu"
