@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,14 +30,19 @@ class SampleSource(Protocol):
         """Return a sample by its number."""
 
 
+_Part = tuple[int, int, npt.NDArray[np.generic]]
+"""A part of a sample: its sequence, its first token there, and its tokens."""
+
+
 class GPTDataset:
     """Runs of ``seq_length + 1`` tokens, across documents."""
 
-    def __init__(self, dataset: IndexedDataset, index: GPTIndex, seq_length: int) -> None:
-        """Read a data set by its index."""
+    def __init__(self, dataset: IndexedDataset, index: GPTIndex, seq_length: int, vocab_size: int) -> None:
+        """Read a data set, whose tokens lie below ``vocab_size``, by its index."""
         self._dataset = dataset
         self._index = index
         self._length = seq_length + 1
+        self._vocab_size = vocab_size
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -45,29 +50,36 @@ class GPTDataset:
 
     def __getitem__(self, number: int) -> Arrays:
         """Tokens int64 [seq_length + 1]."""
-        index = self._index
-        row = int(index.shuffle_idx[number])
-        first, offset = index.sample_idx[row].tolist()
-        last, stop = index.sample_idx[row + 1].tolist()
+        row = int(self._index.shuffle_idx[number])
         tokens = np.empty(self._length, np.int64)
         filled = 0
-        for position in range(first, last + 1):
-            # The sample includes the token at which the next one begins.
-            length = stop + 1 - offset if position == last else None
-            part = self._dataset.get(int(index.doc_idx[position]), offset, length)
+        for _, _, part in self._parts(row):
             if filled + len(part) > self._length:
                 break
             tokens[filled : filled + len(part)] = part
             filled += len(part)
-            offset = 0
         else:
             if filled == self._length:
+                if _is_outside(tokens, self._vocab_size):
+                    raise _foreign(self._dataset, self._parts(row), self._vocab_size)
                 return (tokens,)
         raise TrainerError(
             f"the index map of {self._dataset.prefix} is damaged at sample {row}: it does not take "
             f"{self._length} tokens; remove the map, and it is made again at the next start.",
             exit_code=FAILED,
         )
+
+    def _parts(self, row: int) -> Iterator[_Part]:
+        """The parts of a row of the map."""
+        index = self._index
+        first, offset = index.sample_idx[row].tolist()
+        last, stop = index.sample_idx[row + 1].tolist()
+        for position in range(first, last + 1):
+            # The sample includes the token at which the next one begins.
+            length = stop + 1 - offset if position == last else None
+            sequence = int(index.doc_idx[position])
+            yield sequence, offset, self._dataset.get(sequence, offset, length)
+            offset = 0
 
 
 class T5Dataset:
@@ -79,7 +91,7 @@ class T5Dataset:
         """Read a data set by a table, masked with draws from the seed and the sample's number.
 
         Args:
-            dataset: The sentences.
+            dataset: The sentences, whose tokens lie below the first sentinel.
             table: [samples, 3], of the index map.
             spans: Which spans are masked.
             seed: Of the draws.
@@ -95,27 +107,48 @@ class T5Dataset:
 
     def __getitem__(self, number: int) -> Arrays:
         """Encoder ids int64 [s_e], decoder ids int64 [s_d], labels int64 [s_d], loss mask float32 [s_d]."""
-        return self._spans(self._text(number), np.random.RandomState((self._seed + number) % 2**32))
+        parts = list(self._parts(number))
+        text = np.concatenate([np.empty(0, np.int64), *(part for *_, part in parts)], dtype=np.int64)
+        if _is_outside(text, self._spans.first_sentinel):
+            raise _foreign(self._dataset, parts, self._spans.first_sentinel)
+        return self._spans(text, np.random.RandomState((self._seed + number) % 2**32))
 
-    def _text(self, number: int) -> npt.NDArray[np.int64]:
-        """The tokens of a sample."""
-        first, end, target = self._table[number].tolist()
-        sentences: list[npt.NDArray[np.generic]] = []
-        room = target
+    def _parts(self, number: int) -> Iterator[_Part]:
+        """The parts of a sample."""
+        first, end, room = self._table[number].tolist()
         for sentence in range(first, end):
             if room <= 0:
                 break
-            sentences.append(self._dataset.get(sentence, 0, room))
-            room -= len(sentences[-1])
-        return np.concatenate(sentences).astype(np.int64) if sentences else np.empty(0, np.int64)
+            part = self._dataset.get(sentence, 0, room)
+            room -= len(part)
+            yield sentence, 0, part
 
 
 class WindowDataset(T5Dataset):
     """Windows of documents that are not split into sentences, with spans masked."""
 
-    def _text(self, number: int) -> npt.NDArray[np.int64]:
+    def _parts(self, number: int) -> Iterator[_Part]:
         sequence, offset, length = self._table[number].tolist()
-        return self._dataset.get(sequence, offset, length).astype(np.int64)
+        yield sequence, offset, self._dataset.get(sequence, offset, length)
+
+
+def _is_outside(tokens: npt.NDArray[np.int64], vocab_size: int) -> bool:
+    """Whether a token is not in the vocabulary."""
+    # Without a sign, what is negative is above every vocabulary: one pass does for both bounds.
+    return int(tokens.view(np.uint64).max(initial=0)) >= vocab_size
+
+
+def _foreign(dataset: IndexedDataset, parts: Iterable[_Part], vocab_size: int) -> TrainerError:
+    """Return the error for a sample with a token that is not in the vocabulary."""
+    wide = ((sequence, offset, part.astype(np.int64)) for sequence, offset, part in parts)
+    sequence, offset, tokens = next(part for part in wide if _is_outside(part[2], vocab_size))
+    place = int(np.argmax((tokens < 0) | (tokens >= vocab_size)))
+    return TrainerError(
+        f"{dataset.prefix} holds the token {tokens[place]} (sequence {sequence}, token {offset + place}), "
+        f"but model.vocab_size is {vocab_size}: train with the tokenizer that made the data, or make the "
+        "data again.",
+        exit_code=FAILED,
+    )
 
 
 class Blended:

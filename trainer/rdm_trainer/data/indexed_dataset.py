@@ -270,10 +270,25 @@ class IndexedWriter:
         self._ends = array("q", [0])
 
     def add(self, tokens: npt.ArrayLike) -> None:
-        """Append one sequence of tokens, [any length]."""
+        """Append one sequence of tokens, [any length].
+
+        Raises:
+            TrainerError: The dtype cannot hold one of them.
+        """
         sequence = np.asarray(tokens)
+        if sequence.size and self.dtype.kind in "iu" and sequence.dtype != self.dtype:
+            self._require_fit(sequence)
         self._file.write(np.ascontiguousarray(sequence, dtype=self.dtype).tobytes())
         self._sizes.append(sequence.size)
+
+    def _require_fit(self, sequence: npt.NDArray[np.generic]) -> None:
+        limits = np.iinfo(self.dtype)
+        for token in (sequence.min(), sequence.max()):
+            if sequence.dtype.kind not in "iu" or not limits.min <= int(token) <= limits.max:
+                raise TrainerError(
+                    f"the token {token} does not fit {self.dtype.name}, which holds whole numbers from "
+                    f"{limits.min} to {limits.max}: give the data set a wider dtype."
+                )
 
     def end_document(self) -> None:
         """Let a document end after the sequences so far."""

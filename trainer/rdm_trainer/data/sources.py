@@ -179,19 +179,19 @@ class _DataSets:
         return self._t5(data, SPLITS[number], first, last, samples, self._spans)
 
     def _gpt(self, data: IndexedDataset, split: str, first: int, last: int, samples: int) -> GPTDataset:
-        seq_length = self._config.model.seq_length
+        model = self._config.model
         index = gpt_index.load_or_build(
             data.prefix,
             split,
             data.sizes,
             np.arange(first, last, dtype=np.int32),
             samples,
-            seq_length,
+            model.seq_length,
             self._seed,
             directory=self._cache,
             maps=self._maps,
         )
-        return GPTDataset(data, index, seq_length)
+        return GPTDataset(data, index, model.seq_length, model.vocab_size)
 
     def _t5(
         self, data: IndexedDataset, split: str, first: int, last: int, samples: int, spans: SpanCorruption

@@ -188,7 +188,7 @@ def test_a_map_that_does_not_fit_is_refused(data: IndexedDataset, which: int, ho
 def test_samples_are_runs_of_the_shuffled_documents(data: IndexedDataset) -> None:
     index = open_maps(data)
     text = np.concatenate([data[d] for d in index.doc_idx])
-    dataset = GPTDataset(data, index, 8)
+    dataset = GPTDataset(data, index, 8, 1000)
     for number in range(len(dataset)):
         (tokens,) = dataset[number]
         begin = int(index.shuffle_idx[number]) * 8

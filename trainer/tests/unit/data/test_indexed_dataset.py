@@ -210,3 +210,25 @@ def test_a_bin_of_another_length_is_refused(make_dataset: Callable[..., Path]) -
         IndexedDataset(prefix)
     with pytest.raises(TrainerError, match=r"x\.bin and .*x\.idx are missing"):
         IndexedDataset(prefix.with_name("x"))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "named"),
+    [
+        ([1, 70000], np.uint16, "70000"),
+        ([1, -1], np.uint16, "-1"),
+        ([2**31], np.int32, "2147483648"),
+        ([1.5], np.uint16, "1.5"),
+    ],
+)
+def test_a_token_that_does_not_fit_is_refused(
+    tmp_path: Path, tokens: list[Any], dtype: type, named: str
+) -> None:
+    writer = IndexedWriter(tmp_path / "d", dtype)
+    writer.add([0, 1])
+    with pytest.raises(TrainerError, match=rf"^the token {named} does not fit {np.dtype(dtype).name}"):
+        writer.add(tokens)
+    writer.add([2])
+    writer.end_document()
+    writer.finish()
+    assert IndexedDataset(tmp_path / "d").flat().tolist() == [0, 1, 2]

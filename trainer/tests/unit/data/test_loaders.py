@@ -19,6 +19,7 @@ from rdm_trainer.cli.data import data as data_verb
 from rdm_trainer.config import Config, TokenizerConfig, from_dict
 from rdm_trainer.data import checks
 from rdm_trainer.data.loaders import Loaders, MicroBatch, build
+from rdm_trainer.errors import TrainerError
 
 VOCABULARY = 300
 
@@ -126,6 +127,29 @@ def test_a_t5_reads_documents_that_are_not_split_to_their_end(
         seen |= set(encoder.flatten().tolist()) | set(labels.flatten().tolist())
     loaders.close()
     assert seen >= set(range(100, 290))
+
+
+@pytest.mark.parametrize("kind", ["gpt", "t5"])
+@pytest.mark.parametrize("token", [VOCABULARY, -1])
+@pytest.mark.parametrize("sentences", [1, 5])
+def test_a_token_outside_the_vocabulary_is_found_where_it_is_used(
+    kind: str,
+    token: int,
+    sentences: int,
+    make_dataset: Callable[..., Path],
+    small_vocabulary: TokenizerConfig,
+) -> None:
+    documents = [[[7] * 40 for _ in range(sentences)] for _ in range(50)]
+    documents[30][0][5] = token
+    prefix = make_dataset("d", documents, np.int32)
+    tokenizer = {"kind": "gpt2", "vocab": small_vocabulary.vocab, "merges": small_vocabulary.merges}
+    settings = config(kind, train=[{"prefix": str(prefix)}], tokenizer=tokenizer)
+    loaders = open_data(settings)
+    assert loaders.train is not None
+    place = rf"{prefix} holds the token {token} \(sequence {30 * sentences}, token 5\)"
+    with pytest.raises(TrainerError, match=rf"^{place}, but model\.vocab_size is {VOCABULARY}: "):
+        list(loaders.train)
+    loaders.close()
 
 
 def test_labels_are_the_next_tokens(two: list[str]) -> None:
