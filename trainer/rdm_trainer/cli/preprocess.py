@@ -63,8 +63,8 @@ def preprocess(
 ) -> None:
     """Turn text into the tokens that training reads.
 
-    INPUT has a JSON object on each line, {"text": "..."}, plain or compressed with gzip, xz or zstd. Killed,
-    it goes on where it was when the same command is given again.
+    INPUT has a JSON object on each line, {"text": "..."}, plain or compressed with gzip, bzip2, xz or zstd.
+    Killed, it goes on where it was when the same command is given again.
     """
     import os
 

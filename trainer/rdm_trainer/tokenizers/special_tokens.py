@@ -106,10 +106,11 @@ def _gpt2(tokenizer: TokenizerFiles) -> SpecialTokens:
 
 def _wordpiece(tokenizer: TokenizerFiles) -> SpecialTokens:
     ids = read_wordpieces(existing(tokenizer.vocab, "vocab"))
-    # Megatron puts [BOS] and [EOS] behind the vocabulary where it lacks them.
-    begin = ids.setdefault("[BOS]", len(ids))
-    end = ids.setdefault("[EOS]", len(ids))
-    return SpecialTokens(len(ids), ids["[SEP]"], begin, end, ids["[PAD]"])
+    # Megatron puts [BOS] and [EOS] behind the vocabulary where it lacks them. A line that is repeated has its
+    # number all the same, so that there may be fewer pieces than numbers.
+    begin = ids.setdefault("[BOS]", max(ids.values()) + 1)
+    end = ids.setdefault("[EOS]", max(ids.values()) + 1)
+    return SpecialTokens(max(ids.values()) + 1, ids["[SEP]"], begin, end, ids["[PAD]"])
 
 
 def read_wordpieces(path: Path) -> dict[str, int]:
@@ -187,5 +188,5 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TrainerError(f"{path} is not a JSON file ({error}).") from error

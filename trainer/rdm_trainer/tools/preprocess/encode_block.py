@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +97,9 @@ def _is_text(text: str) -> bool:
 def _texts(line: bytes, keys: Sequence[str], path: Path, number: int) -> list[str]:
     """The texts under some keys of one line."""
     try:
-        document = json.loads(line)
+        document = _document(line)
+    except RecursionError:
+        raise TrainerError(f"{path}, line {number}: its JSON is nested too deeply to be read.") from None
     except ValueError as error:
         shown = line[:40].decode(errors="replace") + ("…" if len(line) > 40 else "")
         raise TrainerError(f"{path}, line {number}: {shown!r} is not JSON ({error}).") from None
@@ -117,6 +120,16 @@ def _texts(line: bytes, keys: Sequence[str], path: Path, number: int) -> list[st
             raise TrainerError(f"{path}, line {number}: what {key!r} holds is no text but {text!r:.40}.")
         found.append(text)
     return found
+
+
+def _document(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:
+        # An integer of more digits than Python reads; no text, so its value is nobody's.
+        return json.loads(line, parse_int=float)
 
 
 def _encode(tokenizer: Tokenizer, recipe: Recipe, documents: list[str]) -> Encoded:

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -46,6 +47,7 @@ AHEAD = 3
 PARTS = ("tokens", "sizes", "documents")
 VERSION = 1  # of the journal
 PR_SET_PDEATHSIG = 1
+LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class _Journal:
         """The journal of the same work; None where there is none."""
         try:
             journal = cls(**json.loads(path.read_bytes()))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
         return journal if journal.fingerprint == fingerprint else None
 
@@ -141,9 +143,10 @@ def preprocess(settings: Settings, report: Callable[[Progress], None]) -> Progre
         TrainerError: The input or a tokenizer's file is not what it should be, the output exists, another
             process prepares the same, or a process died.
     """
-    missing = [path for path in settings.inputs if not path.is_file()]
-    if missing:
-        raise TrainerError(f"{' and '.join(map(str, missing))} cannot be read: there is no such file.")
+    _refuse_names(settings)
+    problems = [problem for path in settings.inputs if (problem := _unreadable(path))]
+    if problems:
+        raise TrainerError(f"{'; '.join(problems)}.")
     tokenizer = load(settings.tokenizer)
     recipe = Recipe(
         settings.keys, settings.append_eod, settings.split_sentences, best_dtype(tokenizer.special.size)
@@ -166,12 +169,54 @@ def preprocess(settings: Settings, report: Callable[[Progress], None]) -> Progre
         ) from error
 
 
+def _refuse_names(settings: Settings) -> None:
+    """Raise a TrainerError where the data sets' files cannot have their names."""
+    prefix = settings.output_prefix
+    if not prefix.name or prefix.name == "..":
+        raise TrainerError(
+            f"--output-prefix is '{prefix}', which names no file; give the beginning of a name, "
+            f"as {prefix / 'corpus'}."
+        )
+    for key in settings.keys:
+        if "/" in key or "\0" in key:
+            raise TrainerError(
+                f"--json-keys names {key!r}, which cannot be part of a file's name; give the texts a key "
+                f"without {'/' if '/' in key else 'U+0000'}."
+            )
+    for output in output_prefixes(settings):
+        longest = len(os.fsencode(f"{output.name}.bin"))
+        if longest > LONGEST_NAME:
+            raise TrainerError(
+                f"{output}.bin would have a name of {longest} bytes, and a file system takes {LONGEST_NAME}; "
+                "give a shorter --output-prefix."
+            )
+
+
+def _unreadable(path: Path) -> str | None:
+    """Why a path is no file that can be read, again after an interruption; None where it is one."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        hint = " (standard input is not read: write it to a file first)" if str(path) == "-" else ""
+        return f"{path} cannot be read: there is no such file{hint}"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        return f"{path} is a directory: name the files in it"
+    return (
+        f"{path} is a pipe or a device, which cannot be read again after an interruption: write its content "
+        "to a file first, plain or compressed with gzip, bzip2, xz or zstd"
+    )
+
+
 def _fingerprint(settings: Settings) -> str:
     """A digest of all that the output depends on."""
 
     def identity(path: Path) -> list[object]:
-        stat = path.stat()
-        return [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+        found = path.stat()
+        return [str(path.resolve()), found.st_size, found.st_mtime_ns]
 
     files = [settings.tokenizer.vocab, settings.tokenizer.merges, settings.tokenizer.file]
     content = [
@@ -214,17 +259,20 @@ class _Run:
     def run(self) -> Progress:
         """Do what is left, and let the data sets appear."""
         if not self._journal.finishing:
-            self._refuse_existing()
-            self._encode()
+            try:
+                self._refuse_existing()
+                self._encode()
+            except TrainerError:
+                # An empty beginning is nothing to go on with.
+                if not self._journal_path.exists():
+                    shutil.rmtree(self._work, ignore_errors=True)
+                raise
         self._publish()
         return self._progress
 
     def _refuse_existing(self) -> None:
         existing = [path for prefix in self._outputs for path in paths(prefix) if path.exists()]
         if existing and not self._settings.overwrite:
-            # What was there before the work began is not ours to clear away, nor is an empty beginning.
-            if not self._journal.blocks:
-                shutil.rmtree(self._work, ignore_errors=True)
             listed = " and ".join(map(str, existing))
             raise TrainerError(
                 f"{listed} {'is' if len(existing) == 1 else 'are'} there already: choose another "

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,7 +19,21 @@ __all__ = ["BLOCK", "Block", "blocks"]
 # Bytes of text in a block: enough that handing it to a process costs nothing beside the work on it.
 BLOCK = 1 << 21
 READ = 1 << 20
-GZIP, XZ, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
+GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
+# A file of zstd may begin with a frame that readers skip.
+ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes((byte,)) + b"\x2a\x4d\x18" for byte in range(0x50, 0x60)))
+COMPRESSED = (GZIP, BZIP2, XZ, *ZSTD)
+# The window of `zstd --long=31`; the library's own limit is that of --long=27.
+ZSTD_WINDOW = 1 << 31
+# What is often taken for JSON lines, and is not read.
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"\x04\x22\x4d\x18": "compressed with lz4",
+    b"\x5d\x00\x00": "compressed with LZMA",
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ def blocks(paths: Sequence[Path]) -> Iterator[Block]:
     """Read files one after the other.
 
     Args:
-        paths: The files: plain, or compressed with gzip, xz or zstd, as their first bytes say.
+        paths: The files: plain, or compressed with gzip, bzip2, xz or zstd, as their first bytes say.
 
     Yields:
         Blocks of whole lines, about :data:`BLOCK` bytes each.
@@ -57,7 +72,8 @@ def blocks(paths: Sequence[Path]) -> Iterator[Block]:
             with path.open("rb") as raw:
                 magic = raw.read(6)
                 raw.seek(0)
-                plain = not magic.startswith((GZIP, XZ, ZSTD))
+                _refuse_foreign(path, magic)
+                plain = not magic.startswith(COMPRESSED)
                 try:
                     for data in _decompressed(raw, magic):
                         carry += data
@@ -69,6 +85,8 @@ def blocks(paths: Sequence[Path]) -> Iterator[Block]:
                             yield Block(path, line, block, before + raw.tell() - (len(carry) if plain else 0))
                             line += block.count(b"\n")
                 except (EOFError, OSError, lzma.LZMAError, zlib.error, _DamagedError) as error:
+                    if isinstance(error, OSError) and error.errno is not None:
+                        raise
                     raise TrainerError(
                         f"{path} is damaged near offset {raw.tell()}: {str(error).rstrip('.')}."
                     ) from error
@@ -83,25 +101,63 @@ class _DamagedError(Exception):
     """Compressed data that cannot be read on."""
 
 
+def _refuse_foreign(path: Path, magic: bytes) -> None:
+    """Raise a TrainerError where a file's first bytes say that it has no lines of JSON."""
+    for begin, what in FOREIGN.items():
+        if magic.startswith(begin):
+            raise TrainerError(
+                f"{path} is {what}; give JSON lines, plain or compressed with gzip, bzip2, xz or zstd."
+            )
+    if magic and any(begin.startswith(magic) for begin in COMPRESSED if begin != magic):
+        raise TrainerError(f"{path} is damaged: it ends within the first bytes of compressed data.")
+
+
 def _decompressed(raw: BinaryIO, magic: bytes) -> Iterator[bytes]:
     """The content of a compressed file, known by how it begins, in parts."""
     if magic.startswith(ZSTD):
         yield from _zstd(raw)
-        return
-    stream: BinaryIO | gzip.GzipFile | lzma.LZMAFile = raw
-    if magic.startswith(GZIP):
-        stream = gzip.GzipFile(fileobj=raw)
     elif magic.startswith(XZ):
-        stream = lzma.LZMAFile(raw)  # noqa: SIM115  # the caller closes what lies below
-    while data := stream.read(READ):
-        yield data
+        # Its format lets zeros follow a stream, four at a time.
+        yield from _streams(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), padding=4)
+    elif magic.startswith(BZIP2):
+        yield from _streams(raw, bz2.BZ2Decompressor, padding=1)
+    else:
+        stream = gzip.GzipFile(fileobj=raw) if magic.startswith(GZIP) else raw
+        while data := stream.read(READ):
+            yield data
+
+
+def _streams(
+    raw: BinaryIO, new: Callable[[], lzma.LZMADecompressor | bz2.BZ2Decompressor], *, padding: int
+) -> Iterator[bytes]:
+    """The content of compressed streams that follow one another, up to the end of the file.
+
+    LZMAFile and BZ2File take what they cannot read behind a stream for the end.
+    """
+    data = raw.read(READ)
+    while data:
+        stream = new()
+        while not stream.eof:
+            if stream.needs_input and not data and not (data := raw.read(READ)):
+                raise _DamagedError("the compressed data ends before its end marker was reached")
+            yield stream.decompress(data, READ)
+            data = b""
+        data = stream.unused_data or raw.read(READ)
+        zeros = 0
+        while data and data[0] == 0:
+            rest = data.lstrip(b"\0")
+            zeros += len(data) - len(rest)
+            data = rest or raw.read(READ)
+        if zeros % padding:
+            raise _DamagedError(f"{zeros} zeros follow a stream, which is no multiple of {padding}")
 
 
 def _zstd(raw: BinaryIO) -> Iterator[bytes]:
     """The content of a file of zstd, one frame or several."""
     import zstandard
 
-    frame = zstandard.ZstdDecompressor().decompressobj()
+    decompressor = zstandard.ZstdDecompressor(max_window_size=ZSTD_WINDOW)
+    frame = decompressor.decompressobj()
     begun = False
     while data := raw.read(READ):
         while data:
@@ -115,6 +171,6 @@ def _zstd(raw: BinaryIO) -> Iterator[bytes]:
             data = b""
             if frame.eof:
                 data = frame.unused_data
-                frame, begun = zstandard.ZstdDecompressor().decompressobj(), False
+                frame, begun = decompressor.decompressobj(), False
     if begun:
         raise _DamagedError("the compressed data ends before its end marker was reached")

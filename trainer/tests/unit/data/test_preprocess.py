@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
+import errno
 import functools
 import gzip
 import json
@@ -14,6 +16,7 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -92,7 +95,23 @@ def test_bytes_do_not_depend_on_processes_or_compression(settings: Settings, tmp
     (tmp_path / "a.jsonl.zst").write_bytes(pack(raw[:half]) + pack(raw[half:]))
     (tmp_path / "one.jsonl").write_bytes(raw[:half])
     (tmp_path / "two.jsonl").write_bytes(raw[half:].rstrip(b"\n"))
-    ways = {"a.jsonl.gz": 1, "a.jsonl.xz": 2, "a.jsonl.zst": 3, "one.jsonl two.jsonl": 2}
+    # A frame that readers skip, as pzstd writes it, and a window beyond the library's own limit.
+    long = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=28)
+    ).compressobj()
+    skipped = b"\x5f\x2a\x4d\x18" + (3).to_bytes(4, "little") + b"abc"
+    (tmp_path / "long.zst").write_bytes(skipped + long.compress(raw) + long.flush())
+    (tmp_path / "padded.xz").write_bytes(lzma.compress(raw[:half]) + bytes(8) + lzma.compress(raw[half:]))
+    (tmp_path / "two.bz2").write_bytes(bz2.compress(raw[:half]) + bz2.compress(raw[half:]))
+    ways = {
+        "a.jsonl.gz": 1,
+        "a.jsonl.xz": 2,
+        "a.jsonl.zst": 3,
+        "one.jsonl two.jsonl": 2,
+        "long.zst": 1,
+        "padded.xz": 1,
+        "two.bz2": 1,
+    }
     for number, (names, workers) in enumerate(ways.items()):
         other = dataclasses.replace(
             settings,
@@ -276,6 +295,11 @@ def line(text: str) -> Callable[[list[str]], list[str]]:
         (line('["a"]'), r"line 8: a JSON object is wanted .* not a list"),
         (line('{"body": "x"}'), r"line 8: there is no 'text', only 'body'; .*--json-keys"),
         (line('{"text": 5}'), r"line 8: what 'text' holds is no text but 5"),
+        (
+            line('{"text": "x", "other": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+            "line 8: its JSON is nested too deeply",
+        ),
+        (line('{"text": ' + "1" * 5000 + "}"), "line 8: what 'text' holds is no text"),
         (line('{"text": "\\ud800"}'), r"line 8: the text under 'text' has half of a surrogate pair"),
         (lambda _: [""], r"p_text_document would be empty"),
     ],
@@ -288,7 +312,44 @@ def test_bad_lines_are_named(
     settings.inputs[0].write_text("\n".join(spoil(lines)))
     with pytest.raises(TrainerError, match=said):
         preprocess(dataclasses.replace(settings, workers=workers), quiet)
-    assert not list(settings.output_prefix.parent.glob("*.bin"))
+    # Nothing that one could go on with is left.
+    assert not list(settings.output_prefix.parent.iterdir())
+
+
+def test_what_stands_under_other_keys_does_not_matter(settings: Settings) -> None:
+    preprocess(settings, quiet)
+    expected = content(settings)
+    lines = settings.inputs[0].read_text().splitlines()
+    lines[7] = lines[7][:-1] + ', "n": ' + "1" * 5000 + "}"
+    settings.inputs[0].write_text("\n".join(lines))
+    preprocess(dataclasses.replace(settings, overwrite=True), quiet)
+    assert content(settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("prefix", "keys", "said"),
+    [
+        ("p", ("a/b",), "--json-keys names 'a/b', which cannot be part of a file's name"),
+        ("p", ("a\0b",), "without U\\+0000"),
+        ("p" * 300, ("text",), "have a name of 318 bytes, and a file system takes 255"),
+        (".", ("text",), "--output-prefix is '.', which names no file; give .* as corpus"),
+        ("/", ("text",), "--output-prefix is '/', which names no file; give .* as /corpus"),
+        ("..", ("text",), "--output-prefix is '..', which names no file"),
+    ],
+)
+def test_names_that_no_file_can_have_are_refused_before_anything_is_made(
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prefix: str,
+    keys: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(TrainerError, match=said):
+        preprocess(dataclasses.replace(settings, output_prefix=Path(prefix), keys=keys), quiet)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_empty_lines_are_passed_over(settings: Settings) -> None:
@@ -300,24 +361,70 @@ def test_empty_lines_are_passed_over(settings: Settings) -> None:
     assert content(settings) == expected
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, zstandard.ZstdCompressor().compress])
-@pytest.mark.parametrize("damage", ["cut", "changed"])
+PACKS = [gzip.compress, bz2.compress, lzma.compress, zstandard.ZstdCompressor().compress]
+# Each makes a damaged file of a whole one.
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda packed: packed[: len(packed) // 2],
+    "changed": lambda packed: packed[:12] + bytes(288) + packed[300:],
+    "second header": lambda packed: packed + packed[:1] + b"?" + packed[2:],
+    "second cut": lambda packed: packed + packed[: len(packed) // 2],
+    "garbage behind": lambda packed: packed + b"more",
+    "padding and garbage behind": lambda packed: packed + bytes(4) + b"more",
+    "cut within the first bytes": lambda packed: packed[: 5 if packed.startswith(b"\xfd") else 2],
+}
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_compression_is_named(
-    settings: Settings, pack: Callable[[bytes], bytes], damage: str
+    settings: Settings, pack: Callable[[bytes], bytes], damage: Callable[[bytes], bytes]
 ) -> None:
-    packed = bytearray(pack(random.Random(1).randbytes(5000).hex().encode()))
-    if damage == "cut":
-        del packed[len(packed) // 2 :]
-    else:
-        packed[12:300] = bytes(288)
-    settings.inputs[0].write_bytes(packed)
-    with pytest.raises(TrainerError, match=r"in\.jsonl(, line 1| is damaged near offset \d+): "):
+    settings.inputs[0].write_bytes(damage(pack(random.Random(1).randbytes(5000).hex().encode())))
+    with pytest.raises(TrainerError, match=r"in\.jsonl is damaged(: it ends| near offset \d+: )"):
+        list(text_input.blocks(settings.inputs))
+
+
+def test_zeros_that_the_format_of_xz_does_not_allow_are_damage(settings: Settings) -> None:
+    settings.inputs[0].write_bytes(lzma.compress(b"{}") + bytes(3))
+    with pytest.raises(TrainerError, match="3 zeros follow a stream, which is no multiple of 4"):
+        list(text_input.blocks(settings.inputs))
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [(b"PK\x03\x04", "a zip archive"), (b"PAR1", "a Parquet file"), (b"\x04\x22\x4d\x18", "with lz4")],
+)
+def test_what_is_no_text_is_named(settings: Settings, begin: bytes, said: str) -> None:
+    settings.inputs[0].write_bytes(begin + bytes(100))
+    with pytest.raises(TrainerError, match=rf"in\.jsonl is .*{said}; give JSON lines"):
+        preprocess(settings, quiet)
+
+
+def test_an_error_of_the_disk_is_not_called_damage(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(text_input, "_decompressed", fail)
+    with pytest.raises(TrainerError, match=r"in\.jsonl cannot be read: Input/output error"):
         list(text_input.blocks(settings.inputs))
 
 
 def test_a_missing_file_is_named(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(TrainerError, match=r"none\.jsonl cannot be read: there is no such file"):
-        preprocess(dataclasses.replace(settings, inputs=(tmp_path / "none.jsonl",)), quiet)
+    os.mkfifo(tmp_path / "pipe")
+    inputs = (tmp_path / "none.jsonl", tmp_path / "pipe", tmp_path, tmp_path / ("x" * 300), Path("-"))
+    with pytest.raises(TrainerError) as raised:
+        preprocess(dataclasses.replace(settings, inputs=inputs), quiet)
+    for said in (
+        "none.jsonl cannot be read: there is no such file;",
+        "pipe is a pipe or a device, which cannot be read again after an interruption: write its content",
+        "is a directory: name the files in it",
+        "xxx cannot be read: File name too long",
+        "- cannot be read: there is no such file (standard input is not read: write it to a file first)",
+    ):
+        assert said in str(raised.value)
+    assert not settings.output_prefix.parent.exists()
 
 
 @pytest.mark.parametrize(

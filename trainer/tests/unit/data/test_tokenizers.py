@@ -163,6 +163,11 @@ def test_word_pieces(tmp_path: Path) -> None:
     assert cased.encode(["The the"])[0].tolist() == [11, 5]
 
 
+def test_a_repeated_piece_keeps_its_line(tmp_path: Path) -> None:
+    special = special_tokens(write_pieces(tmp_path / "vocab.txt", [*BERT, "the", "last"]), 0)
+    assert (special.size, special.begin, special.end) == (15, 13, 14)
+
+
 def test_tokenizer_json(tmp_path: Path, small_vocabulary: TokenizerConfig, pair: tuple[Any, Any]) -> None:
     library = pair[1]
     path = tmp_path / "tokenizer.json"
@@ -187,6 +192,7 @@ def test_without_a_tokenizer_the_last_token_ends_documents() -> None:
         (TokenizerConfig("gpt2", "list.json"), "is not a vocabulary of GPT-2's kind"),
         (TokenizerConfig("gpt2", "short.json"), r"has no <\|endoftext\|>"),
         (TokenizerConfig("gpt2", "broken.json"), "is not a JSON file"),
+        (TokenizerConfig("gpt2", "deep.json"), "is not a JSON file"),
         (TokenizerConfig("gpt2", "good.json"), "merges is not given"),
         (TokenizerConfig("gpt2", "good.json", "broken.json"), "are no vocabulary of byte pairs"),
         (TokenizerConfig("wordpiece", "short.json"), r"lacks \[PAD\], \[UNK\]"),
@@ -202,6 +208,7 @@ def test_a_wrong_file_is_one_sentence(
     Path("list.json").write_text("[1]")
     Path("short.json").write_text('{"a": 0}')
     Path("broken.json").write_text("{")
+    Path("deep.json").write_text("[" * 100_000)
     Path("good.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     Path("endless.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": []}))
     with pytest.raises(TrainerError, match=said):
