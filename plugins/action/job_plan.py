@@ -15,6 +15,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     Node,
     Slurm,
     Wanted,
+    past,
     plan_job,
     verdict,
 )
@@ -44,9 +45,10 @@ class ActionModule(Decision):
         try:
             wanted = self._wanted(options, variables)
             has_sbatch = shutil.which("sbatch") is not None
-            slurm = Slurm(options["login"], has_sbatch, options["slurm"], options["images"])
+            slurm = Slurm(options["login"], has_sbatch, options["images"])
+            before = past(registered(options["before"], variables) if wanted.resume else {})
             in_run = variables["ansible_play_hosts_all"]
-            plan = plan_job(wanted, nodes, in_run, time.time(), slurm, put_off=options["put_off"])
+            plan = plan_job(wanted, nodes, in_run, time.time(), slurm, before, put_off=options["put_off"])
         except Refused as refused:
             return refused.result("inventory")
         try:

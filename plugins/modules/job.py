@@ -64,6 +64,7 @@ options:
       - V(check) says what stands in the way of a job, without a failure, so that all nodes can be heard.
       - V(config) returns the configuration with every key.
       - V(start) starts it. V(stop) ends its processes on this node.
+      - V(past) says which nodes had it, from its directory, without asking the agent.
       - V(state) says how it is. V(list) says it of all jobs. V(logs) returns what it wrote.
       - V(sections) returns the ends of its logs, its configuration in short and the times of its steps.
       - V(report) returns what its files on this node tell a report, condensed.
@@ -72,10 +73,10 @@ options:
       - V(running) names the jobs that run on this node, without asking the agent. Where there is no engine or
         no container for them, none runs.
     type: str
-    choices: [check, config, start, state, stop, logs, sections, report, list, remove, running]
+    choices: [check, config, start, past, state, stop, logs, sections, report, list, remove, running]
     required: true
   name:
-    description: The job; for V(state), V(stop), V(logs), V(sections) and V(report).
+    description: The job; for V(past), V(state), V(stop), V(logs), V(sections) and V(report).
     type: str
     default: ""
   names:
@@ -154,7 +155,7 @@ EXAMPLES = r"""
 RETURN = r"""
 known:
   description: Whether this node has the job.
-  returned: for V(state), V(stop), V(logs), V(sections) and V(report)
+  returned: for V(past), V(state), V(stop), V(logs), V(sections) and V(report)
   type: bool
 near:
   description: Jobs of this node whose names are spelt nearly like O(name).
@@ -163,9 +164,24 @@ near:
   elements: str
 job:
   description: How it is; on its master the whole job, elsewhere what is known there.
-  returned: for V(state) and V(stop), when it is known
+  returned: for V(state) and V(stop), when it is known, and for V(start) on its master
   type: dict
   sample: {job: gpt-1121-081512, state: running, master: n1, nodes: {n1: running, n2: running}}
+past:
+  description: How it ran last, as far as this host knows.
+  returned: for V(past), when it is known
+  type: dict
+  contains:
+    slurm:
+      description: Whether it went through Slurm from here.
+      type: bool
+    nodes:
+      description: The names of its nodes, by rank; none of a job of Slurm, which chooses them.
+      type: list
+      elements: str
+    time:
+      description: When it was started, in seconds since 1970.
+      type: float
 jobs:
   description: The same of all jobs, without their loss curves.
   returned: for V(list)
@@ -256,6 +272,7 @@ directory:
 """
 
 import difflib
+import json
 import os
 import re
 from typing import Any, Callable, Dict, List, Optional
@@ -287,6 +304,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
             "check",
             "config",
             "start",
+            "past",
             "state",
             "stop",
             "logs",
@@ -316,7 +334,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
 VERSION = 1
 """Of what the agent is asked and answers."""
 
-_OF_ONE_JOB = ("state", "stop", "logs", "sections", "report")
+_OF_ONE_JOB = ("past", "state", "stop", "logs", "sections", "report")
 _SUBMITTED = "slurm.json"
 """A job that was submitted to Slurm has this file in its directory."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
@@ -342,7 +360,25 @@ def config(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
 def start(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
     """Start a job."""
     answer = agent.ask("start", [], _request(options))
-    return {"changed": bool(answer.get("started"))}
+    result = {"changed": bool(answer.get("started"))}
+    # The others know of their own part only.
+    return dict(result, job=answer["job"]) if options["node"] == options["plan"]["master"] else result
+
+
+def past(directory: str, place: Dict[str, Any]) -> Dict[str, Any]:
+    """Say how a job ran last, as its directory has it."""
+    file = os.path.join(directory, "job.json")
+    try:
+        with open(file, encoding="utf-8") as opened:
+            started = os.fstat(opened.fileno()).st_mtime
+            names = [str(node["name"]) for node in json.load(opened)["nodes"]]
+    except OSError as error:
+        raise NoAgent("{0} cannot be read: {1}".format(file, error.strerror)) from None
+    except (ValueError, KeyError, TypeError):
+        raise NoAgent("{0} is damaged".format(file)) from None
+    submitted = bool(place.get("slurm"))
+    nodes = [] if submitted else names
+    return {"slurm": submitted, "nodes": nodes, "time": started}
 
 
 def state(agent: Agent, options: Dict[str, Any]) -> Dict[str, Any]:
@@ -461,6 +497,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             result["known"] = _is_here(place.directory, options["name"], chosen)
             if not result["known"]:
                 return dict(result, ended=True, near=_near(place.directory, options["name"]))
+        if verb == "past":
+            return dict(result, past=past(os.path.join(place.directory, options["name"]), chosen))
         agent = Agent(place, options["timeout"] + options["wait"] + 10)
         if verb == "remove":
             names = [name for name in options["names"] if _is_here(place.directory, name, chosen)]

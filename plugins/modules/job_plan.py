@@ -52,10 +52,12 @@ options:
     description: The host that jobs are submitted to Slurm from.
     type: str
     default: ""
-  slurm:
-    description: Whether Slurm ran the job of O(resume) before.
-    type: bool
-    default: false
+  before:
+    description:
+      - Name of the variable in which hosts registered what M(rdm.provision.job) with C(verb=past) says of the
+        job of O(resume). It goes on through Slurm if it went that way, and on the nodes that it had.
+    type: str
+    default: ""
   accelerator:
     description:
       - What the nodes that Slurm gives have, V(rocm), V(cuda) or V(cpu). By default what O(nodes) have.
@@ -169,7 +171,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "name": {"type": "str", "default": ""},
     "resume": {"type": "str", "default": ""},
     "login": {"type": "str", "default": ""},
-    "slurm": {"type": "bool", "default": False},
+    "before": {"type": "str", "default": ""},
     "accelerator": {"type": "str", "default": ""},
     "images": {"type": "list", "elements": "dict", "default": []},
     "ssh_port": {"type": "int", "default": 22},

@@ -62,18 +62,45 @@ class Slurm(NamedTuple):
     Attributes:
         login: the host that jobs are submitted from, the inventory's name; empty when it has none.
         here: whether this machine has sbatch.
-        ran: whether Slurm ran the job that is to go on.
         images: `images_list` of the inventory, whose names a job's image may have.
     """
 
     login: str = ""
     here: bool = False
-    ran: bool = False
     images: Sequence[Mapping[str, Any]] = ()
 
 
 NO_SLURM = Slurm()
 """An inventory without a login host."""
+
+
+class Past(NamedTuple):
+    """How a job ran that is to go on.
+
+    Attributes:
+        slurm: whether Slurm ran it.
+        nodes: the names of its nodes, by rank; none where that is not known.
+    """
+
+    slurm: bool = False
+    nodes: Sequence[str] = ()
+
+
+NO_PAST = Past()
+"""Of a new job, and of one of which no host knows."""
+
+
+def past(answers: Mapping[str, Mapping[str, Any]]) -> Past:
+    """Return how a job ran, by what the hosts that have it answered.
+
+    A node that was left out of its last run still has the run before: the newest answer counts.
+
+    Args:
+        answers: for each host that was asked, what the module returned for C(verb=past).
+    """
+    told = [answer["past"] for answer in answers.values() if answer.get("past")]
+    newest: Mapping[str, Any] = max(told, key=lambda one: float(one["time"]), default={})
+    return Past(bool(newest.get("slurm")), tuple(newest.get("nodes") or ()))
 
 
 class JobPlan(NamedTuple):
@@ -109,6 +136,7 @@ def plan_job(
     in_run: Iterable[str],
     now: float,
     slurm: Slurm = NO_SLURM,
+    before: Past = NO_PAST,
     *,
     put_off: bool = False,
 ) -> JobPlan:
@@ -120,6 +148,7 @@ def plan_job(
         in_run: names of the nodes that the run is limited to.
         now: seconds since 1970, for the job's name.
         slurm: the way through Slurm, which a job goes whose launcher it is.
+        before: how the job ran that is to go on.
         put_off: whether to return problems with which the nodes can still be asked for others.
 
     Raises:
@@ -132,9 +161,11 @@ def plan_job(
     overrides, minor = _judged(wanted.overrides, kind)
     chosen = set(in_run)
     only = bool(slurm.login) and not nodes
-    through = kind == "slurm" or (kind is None and (only or slurm.ran))
+    through = kind == "slurm" or (kind is None and (only or before.slurm))
     problems += _way(kind, through, only, slurm, chosen)
     taking_part = [node for node in nodes if node.name in chosen]
+    # A job goes on where it was, unless the user names nodes.
+    again = set(before.nodes) if len(taking_part) == len(nodes) else set()
     if through:
         # It is no node of the job, also where it is one of the inventory's.
         taking_part = [Node(slurm.login, "127.0.0.1", 1)]
@@ -145,7 +176,10 @@ def plan_job(
         overrides += where
         problems += wrong
     count = _chosen("launcher.nodes", launcher, wanted.overrides)
-    if count is not None:
+    if count is None and again and not through:
+        # In place of one that has left the inventory another one takes part.
+        taking_part = _first(len(before.nodes), taking_part, again)
+    elif count is not None:
         what = f"launcher.nodes {count}"
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             problems.append(Problem(None, what, "is no number of nodes", "give 1 or more"))
@@ -153,7 +187,7 @@ def plan_job(
             reason = f"is more than the {len(taking_part)} nodes of this run"
             problems.append(Problem(None, what, reason, "give fewer, or add nodes to the inventory"))
         elif not through:
-            taking_part = taking_part[:count]
+            taking_part = _first(count, taking_part, again)
     name = wanted.resume or wanted.name or _new_name(config, wanted.source, now)
     if not JOB_NAME.fullmatch(name):
         reason = "is no name for a job"
@@ -164,6 +198,12 @@ def plan_job(
     if problems or (minor and not (put_off and taking_part and not through and not slurm_meant)):
         raise Refused([*minor, *problems])
     return JobPlan(name, bool(wanted.resume), wanted.text, overrides, taking_part, through, minor)
+
+
+def _first(count: int, nodes: Sequence[Node], before: Container[str]) -> list[Node]:
+    """Return so many of the nodes by rank, those first that had the job before."""
+    chosen = sorted(nodes, key=lambda node: node.name not in before)[:count]
+    return [node for node in nodes if node in chosen]
 
 
 def _judged(overrides: Sequence[str], kind: Any) -> tuple[list[str], list[Problem]]:

@@ -133,6 +133,10 @@ def _recap(result: RunResult, state: JobState | None, flag: str, *, check: bool,
         view.next_steps(console, job_view.next_steps(state, flag))
     elif detach and result.ok:
         job_view.started(console, state, flag)
+    elif any(node.failed for node in result.nodes.values()):
+        # Not all nodes have started their part.
+        view.recap(console, result)
+        view.next_steps(console, job_view.next_steps(state, flag))
     else:
         # The node that was asked is gone; the job may be well.
         view.recap(console, result)

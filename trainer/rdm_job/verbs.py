@@ -52,7 +52,7 @@ def start(request: Request) -> dict[str, Any]:
     """
     job = JobDirectory(jobs_root() / request.name, request.node)
     if job.exists and not job.slurm.is_file() and job.has_agent:
-        return {"directory": str(job.path), "started": False}
+        return {"directory": str(job.path), "started": False, "job": _state(job).to_json()}
     config = read_config(request)
     overrides = request.overrides
     if job.exists and not request.config:
@@ -76,7 +76,7 @@ def start(request: Request) -> dict[str, Any]:
     job.forget_stop()
     job.forget_ranks()
     _start_agent(job, request.node)
-    return {"directory": str(job.path), "started": True}
+    return {"directory": str(job.path), "started": True, "job": _state(job).to_json()}
 
 
 def revive() -> dict[str, Any]:

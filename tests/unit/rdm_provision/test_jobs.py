@@ -23,6 +23,7 @@ from rdm_provision.cli import jobs as jobs_verb
 from rdm_provision.cli import logs as logs_verb
 from rdm_provision.cli import report as report_verb
 from rdm_provision.cli import stop as stop_verb
+from rdm_provision.cli import train as train_verb
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
 from rdm_provision.job_state import JobLines, JobNode, JobState, JobUpdate, job_news
@@ -406,6 +407,22 @@ def test_a_job_that_is_misspelt_is_named_as_it_may_have_been_meant(
     assert isinstance(said.exception, InputError), said.output
     assert "there is no job gtp-1" in str(said.exception)
     assert said.exception.hint == hint
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_who_leaves_a_job_when_it_has_started_is_told_its_name_and_what_next(
+    monkeypatch: pytest.MonkeyPatch, make_inventory: MakeInventory, failed: bool
+) -> None:
+    result = RunResult(verb="train", nodes={"n1": NodeRecap(changed=1, failed=int(failed))})
+    monkeypatch.setattr(job_view, "watch", lambda *_, **__: (result, state(state="starting")))
+    arguments = ["-i", str(make_inventory("n1")), "--resume", "demo-1", "--detach"]
+    said = CliRunner().invoke(train_verb.train, arguments, standalone_mode=False)
+    assert said.exception is None, said.output
+    for words in ("demo-1", "jobs -i", "--watch", "logs -i", "stop -i"):
+        assert words in said.output
+    assert "goes on" not in said.output
+    told = CliRunner().invoke(train_verb.train, [*arguments, "--json"], standalone_mode=False)
+    assert json.loads(told.stdout)["job"]["job"] == "demo-1"
 
 
 @pytest.mark.parametrize(

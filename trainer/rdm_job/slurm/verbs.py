@@ -145,8 +145,8 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
     Raises:
         TrainerError: Slurm refuses it.
     """
-    if job.slurm.is_file() and not _told(JobDirectory.of_master(job.path)).has_ended:
-        return {"directory": str(job.path), "started": False}
+    if job.slurm.is_file() and not (before := _told(JobDirectory.of_master(job.path))).has_ended:
+        return {"directory": str(job.path), "started": False, "job": before.to_json()}
     mine = next(node for node in request.nodes if node.name == request.node)
     request = dataclasses.replace(request, nodes=(mine,))
     slurm = rest.of_config(config.launcher.slurm)
@@ -183,7 +183,7 @@ def start(job: JobDirectory, request: Request, config: configuration.Config) -> 
         job.write_state(dataclasses.replace(known, state="failed", reason=str(error), ended=time.time()))
         raise
     _write_number(job, number, config)
-    return {"directory": str(job.path), "started": True}
+    return {"directory": str(job.path), "started": True, "job": known.to_json()}
 
 
 def state(path: JobDirectory, wait: float = 0.0) -> State:

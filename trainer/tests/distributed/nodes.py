@@ -144,7 +144,8 @@ class Nodes:
             agent = JobDirectory(self.folder / node / job, node)
             wait_until(f"no agent of {job} is left on {node}", lambda: not agent.has_agent)  # noqa: B023
             request = self.request(job, node, *overrides, offer=checked["offer"], **more)
-            assert self.ask(node, "start", request=request)["started"]
+            told = self.ask(node, "start", request=request)
+            assert (told["started"], told["job"]["job"]) == (True, job)
 
     def run(self, job: str, *overrides: str, **more: Any) -> None:
         """Start a job and wait until it runs: its processes have begun, and its agents say so."""

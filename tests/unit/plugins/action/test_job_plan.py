@@ -15,7 +15,7 @@ OPTIONS: dict[str, Any] = {
     "name": "",
     "resume": "tiny-1",
     "login": "",
-    "slurm": False,
+    "before": "ran",
     "images": [],
     "accelerator": "",
     "ssh_port": 22,
@@ -27,6 +27,17 @@ def decide(said: list[str], **options: Any) -> dict[str, Any]:
     answers = SimpleNamespace(raw_get=lambda _host: {"asked": {"problems": said}})
     variables = {"ansible_play_hosts_all": ["n1"], "hostvars": answers}
     return ActionModule.__new__(ActionModule).decide({**OPTIONS, **options}, variables)
+
+
+def test_a_job_goes_on_where_it_ran() -> None:
+    more = {"n2": {**OPTIONS["nodes"]["n1"], "my_ip": "10.0.0.101", "rank": 1}}
+    ran = {"past": {"slurm": False, "nodes": ["n2"], "time": 1.0}}
+    hosts = SimpleNamespace(raw_get=lambda host: {"ran": ran if host == "n2" else {"known": False}})
+    variables = {"ansible_play_hosts_all": ["n1", "n2"], "hostvars": hosts}
+    options = {**OPTIONS, "overrides": [], "stage": "inventory", "put_off": False}
+    options["nodes"] = {**OPTIONS["nodes"], **more}
+    planned = ActionModule.__new__(ActionModule).decide(options, variables)["job"]
+    assert (planned["master"], len(planned["nodes"])) == ("n2", 1)
 
 
 def test_what_is_put_off_is_refused_beside_what_the_nodes_say() -> None:

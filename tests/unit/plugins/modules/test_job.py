@@ -160,10 +160,16 @@ def test_a_request_goes_through_standard_input_and_not_through_the_arguments(age
 
 
 def test_a_start_changes_something_once(agent: Any) -> None:
-    agent.says(started=True)
+    agent.says(started=True, job=RUNNING)
     assert run("start", agent, plan=PLAN, node="n1")["changed"]
-    agent.says(started=False)
+    agent.says(started=False, job=RUNNING)
     assert not run("start", agent, plan=PLAN, node="n1")["changed"]
+
+
+def test_how_a_started_job_is_the_master_alone_says(agent: Any) -> None:
+    agent.says(started=True, job=RUNNING)
+    assert run("start", agent, plan=PLAN, node="n1")["job"] == RUNNING
+    assert "job" not in run("start", agent, plan=PLAN, node="n2")
 
 
 def test_in_check_mode_nothing_is_started_or_stopped(agent: Any) -> None:
@@ -266,6 +272,18 @@ def test_what_a_killed_removal_has_left_goes_whatever_the_names(agent: Any, tmp_
     left.mkdir()
     assert run("remove", agent, names=["another"], check=True)["changed"]
     assert agent.argv == ["rdm-trainer", "job", "remove", "--look"]
+
+
+def test_how_a_job_ran_is_in_its_directory(agent: Any, tmp_path: Path) -> None:
+    file = next(tmp_path.rglob("tiny-1")) / "job.json"
+    file.write_text(json.dumps({"nodes": [{"name": "n2"}, {"name": "n1"}]}))
+    os.utime(file, (7.0, 7.0))
+    assert run("past", agent, name="tiny-1")["past"] == {"slurm": False, "nodes": ["n2", "n1"], "time": 7.0}
+    assert "past" not in run("past", agent, name="another")
+    file.write_text("{")
+    with pytest.raises(Failed, match=r"job\.json is damaged"):
+        run("past", agent, name="tiny-1")
+    assert agent.argv == [], "its agent is not asked, whose program may be another one now"
 
 
 def test_stop_says_whether_there_was_anything_to_stop(agent: Any) -> None:

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.job_plan import (
     JOB_NAME,
+    NO_PAST,
     Node,
+    Past,
     Slurm,
     Wanted,
+    past,
     plan_job,
     verdict,
 )
@@ -72,6 +75,38 @@ def test_whatever_the_configuration_is_called_the_name_can_be_used(name: str, no
 
     plan = plan_job(wanted(json.dumps({"name": name, "model": {}})), NODES, NAMES, now)
     assert JOB_NAME.fullmatch(plan.name)
+
+
+@pytest.mark.parametrize(
+    ("before", "overrides", "in_run", "expected"),
+    [
+        # As many as it had, those that it had, and others for those that are gone.
+        (["n1", "n2"], [], NAMES, ["n1", "n2"]),
+        (["n2", "gone"], [], NAMES, ["n0", "n2"]),
+        (["n0", "n1", "n2", "n3", "gone"], [], NAMES, NAMES),
+        ([], [], NAMES, NAMES),
+        # What the user says now counts.
+        (["n1", "n2"], ["launcher.nodes=1"], NAMES, ["n1"]),
+        (["n1", "n2"], ["launcher.nodes=3"], NAMES, ["n0", "n1", "n2"]),
+        (["n1", "n2"], [], ["n0", "n1", "n3"], ["n0", "n1", "n3"]),
+    ],
+)
+def test_a_job_goes_on_on_the_nodes_that_it_had(
+    before: list[str], overrides: list[str], in_run: list[str], expected: list[str]
+) -> None:
+    request = Wanted("", "", overrides, resume="tiny-1")
+    plan = plan_job(request, NODES, in_run, NOW, before=Past(nodes=before))
+    assert [node.name for node in plan.nodes] == expected
+
+
+def test_how_a_job_ran_is_what_the_host_says_that_took_part_last() -> None:
+    def told(time: float, *nodes: str, slurm: bool = False) -> dict[str, Any]:
+        return {"known": True, "past": {"slurm": slurm, "nodes": list(nodes), "time": time}}
+
+    answers = {"n0": told(1.0, "n0", "n1"), "n1": told(2.0, "n1"), "n2": {"known": False}}
+    assert past(answers) == Past(False, ("n1",))
+    assert past({**answers, "n3": {"failed": True}, "front": told(3.0, slurm=True)}) == Past(True, ())
+    assert past({"n3": {"unreachable": True}}) == Past()
 
 
 def test_a_job_goes_on_with_its_own_configuration() -> None:
@@ -207,15 +242,15 @@ def test_where_there_is_only_slurm_it_is_the_default_and_chooses_the_nodes() -> 
 def test_beside_nodes_a_job_goes_through_slurm_only_when_it_is_its_launcher() -> None:
     run = [*NAMES, "front"]
 
-    def way(asked: Wanted, slurm: Slurm = FRONT) -> tuple[bool, str]:
-        plan = plan_job(asked, NODES, run, NOW, slurm)
+    def way(asked: Wanted, before: Past = NO_PAST) -> tuple[bool, str]:
+        plan = plan_job(asked, NODES, run, NOW, FRONT, before)
         return plan.slurm, plan.nodes[0].name
 
     nodes, submits = (False, NAMES[0]), (True, "front")
     assert way(wanted("name: x")) == way(wanted("launcher: {kind: no_ssh}")) == nodes
     assert way(wanted("name: x", "launcher.kind=slurm")) == way(wanted("launcher: {kind: slurm}")) == submits
     assert way(wanted("", resume="x")) == nodes
-    assert way(wanted("", resume="x"), FRONT._replace(ran=True)) == submits
+    assert way(wanted("", resume="x"), before=Past(slurm=True)) == submits
     with pytest.raises(Refused) as refused:
         plan_job(wanted("launcher: {kind: slurm}"), NODES, NAMES, NOW, FRONT)
     (said,) = sentences(refused.value.problems)

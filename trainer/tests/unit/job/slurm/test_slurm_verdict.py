@@ -114,7 +114,8 @@ def test_a_job_that_is_being_submitted_is_not_judged_by_who_looks(
     config = configuration.from_dict({"launcher": {"kind": "slurm"}})
     # A meeting of another job that had the number.
     (job.path / "nodes/7.0").mkdir(parents=True)
-    assert verbs.start(job, request, config)["started"]
+    told = verbs.start(job, request, config)
+    assert (told["started"], told["job"]["job"], told["job"]["state"]) == (True, "gpt", "queued")
     assert looked == ["queued"]
     assert not (job.path / "nodes").exists()
     # Whoever submitted it was killed.
