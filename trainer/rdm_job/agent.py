@@ -25,9 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rdm_job import blame, culprit, health, network, processes, wire
+from rdm_job import blame, culprit, health, network, processes
 from rdm_job.blame import SILENCE_S
+from rdm_job.control import UNPROVEN, ControlClient, ControlServer
 from rdm_job.directory import SLURM, TIME, JobDirectory
+from rdm_job.job_key import job_key
 from rdm_job.part import Part
 from rdm_job.protocol import FINAL, Failure, State
 
@@ -129,8 +131,8 @@ class Worker:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         request = agent.part.request
-        self._link = wire.Link(
-            request.master.address, request.offer.agent_port, request.node, wire.job_key(request.name)
+        self._client = ControlClient(
+            request.master.address, request.offer.agent_port, request.node, job_key(request.name)
         )
         self._ended = False
         self._answers = 0
@@ -138,26 +140,25 @@ class Worker:
 
     def run(self) -> None:
         """Obey until the job has ended, or the master is lost and does not come back."""
-        agent, link = self._agent, self._link
+        agent, client = self._agent, self._client
         beat, met = 0.0, False
         while not self._ended:
-            for message in link.receive():
+            for message in client.receive(_TICK_S):
                 met = True
                 self._obey(message)
             if time.monotonic() - beat >= BEAT_S and not self._ended:
                 beat = time.monotonic()
                 self._say({**agent.part.report(), "answers": self._answers})
-            if link.silent_for() > (SILENCE_S if met else agent.gather_s) and not self._waits(met):
+            if client.silent_for() > (SILENCE_S if met else agent.gather_s) and not self._waits(met):
                 return
-            wire.wait([link], _TICK_S)
-        link.close()
+        client.close()
 
     def _begin_life(self, since: str) -> None:
         """Let the master know this agent from what it was before, which worked on an attempt."""
         self._life = {"life": f"{os.getpid()} {time.time()}", "since": since}
 
     def _say(self, message: dict[str, Any]) -> None:
-        self._link.send({**message, **self._life})
+        self._client.send({**message, **self._life})
 
     def _waits(self, met: bool) -> bool:
         """Wait without processes for a master that is lost; return whether it may still come back."""
@@ -165,7 +166,7 @@ class Worker:
         if agent.directory.asked_to_stop() is not None:
             agent.finish("stopped", "It was stopped while its master was lost.")
             return False
-        if not (met and agent.may_return) or self._link.silent_for() > RETURN_S:
+        if not (met and agent.may_return) or self._client.silent_for() > RETURN_S:
             master = agent.state.master
             agent.finish("failed", f"{agent.part.node} has heard nothing from the master {master}.")
             return False
@@ -209,8 +210,11 @@ class Master:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         request = agent.part.request
-        processes.allow_files(2 * len(request.nodes) + _FILES)
-        self._hub = wire.Hub(request.master.address, request.offer.agent_port, wire.job_key(request.name))
+        nodes = len(request.nodes)
+        processes.allow_files(2 * nodes + UNPROVEN + _FILES)
+        self._server = ControlServer(
+            request.master.address, request.offer.agent_port, job_key(request.name), nodes
+        )
         self._others = [node.name for node in request.nodes[1:]]
         self._network = network.network_of(request.master.address)
         self._reports: dict[str, dict[str, Any]] = {}
@@ -250,12 +254,12 @@ class Master:
                 self._attempt += 1
                 agent.write(state="restarting", restarts=before + self._attempt)
         finally:
-            self._hub.close()
+            self._server.close()
 
     def _gather(self) -> bool:
         """Wait for all agents."""
         deadline = time.monotonic() + self._agent.gather_s
-        while missing := [name for name in self._others if self._hub.silent_for(name) is None]:
+        while missing := [name for name in self._others if self._server.silent_for(name) is None]:
             self._tick()
             if self._agent.directory.asked_to_stop() is not None:
                 if self._agent.directory.asked_by() == SLURM:
@@ -300,7 +304,7 @@ class Master:
     def _say(self, order: dict[str, Any]) -> None:
         """Give an order, now and with every beat until there is another."""
         self._order = order
-        self._hub.send(order)
+        self._server.send(order)
 
     def _port(self) -> int:
         """Return where the processes meet; an earlier attempt's port may still be taken."""
@@ -315,9 +319,9 @@ class Master:
         if time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
             self._words.beat += 1
-            self._hub.send({"beat": self._words.beat, **self._order})
+            self._server.send({"beat": self._words.beat, **self._order})
             self._reports[self._agent.part.node] = self._agent.part.report()
-        for node, messages in self._hub.receive().items():
+        for node, messages in self._server.receive(_TICK_S).items():
             for message in messages:
                 self._words.hear(node, message)
                 if message.get("attempt") != self._attempt:
@@ -326,7 +330,6 @@ class Master:
                     self._quiet.add(node)
                 else:
                     self._reports[node] = message
-        wire.wait([self._hub], _TICK_S)
 
     def _tell_progress(self) -> None:
         """Write what the nodes have said into the state, once a second: of many nodes it is much."""
@@ -436,7 +439,7 @@ class Master:
         return Failure(master, None, reason, tuple(self._reports[master]["lines"]))
 
     def _is_lost(self, name: str) -> bool:
-        silent = self._hub.silent_for(name)
+        silent = self._server.silent_for(name)
         return silent is not None and silent > SILENCE_S
 
     def _fail(self, failure: Failure, lost: tuple[str, ...] = ()) -> None:
@@ -497,7 +500,7 @@ class Master:
 
     def _end(self, state: str, reason: str = "") -> None:
         agent = self._agent
-        self._hub.send({"order": "end", "state": state, "reason": reason})
+        self._server.send({"order": "end", "state": state, "reason": reason})
         nodes = agent.state.nodes
         if state == "finished":
             nodes = dict.fromkeys(nodes, "done")

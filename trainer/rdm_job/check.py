@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import rdm_trainer
-from rdm_job import data_place, devices, network, wire
+from rdm_job import data_place, devices, network
 from rdm_job.directory import JobDirectory, here, jobs_root
+from rdm_job.job_key import job_key
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
 from rdm_trainer import config as configuration
@@ -145,7 +146,7 @@ def _place(request: Request) -> Iterator[str]:
     if network.interface_of(address) is None and not address.startswith("127."):
         yield f"No interface of the {here()} has the address {address}."
     try:
-        wire.job_key(request.name)
+        job_key(request.name)
     except OSError as error:
         yield f"The cluster's key {error.filename} cannot be read: {error.strerror}."
 

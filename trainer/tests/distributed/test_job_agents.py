@@ -22,9 +22,11 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rdm_job import network, processes, wire
+from rdm_job import network, processes
 from rdm_job.blame import SETTLE_S
+from rdm_job.control import ControlClient
 from rdm_job.directory import JobDirectory
+from rdm_job.job_key import job_key
 from tests.distributed.doors import open_doors
 from tests.distributed.nodes import PROGRAM, Nodes, running
 from tests.waiting import wait_until
@@ -413,10 +415,10 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
 
     def connect_again() -> None:
         port = master.request().offer.agent_port
-        link = wire.Link("127.0.0.1", port, "n2", wire.job_key(job))
-        wait_until("it has proved who it is", lambda: link.receive() or link._greeted)
+        client = ControlClient("127.0.0.1", port, "n2", job_key(job))
+        wait_until("both have proved who they are", lambda: client.receive() or client.is_proven)
         greeted.append(time.monotonic())
-        link.close()
+        client.close()
 
     os.kill(nodes.agent_of("n2", job), signal.SIGKILL)
     connect_again()
@@ -440,13 +442,13 @@ def test_a_node_that_connects_again_and_is_too_busy_to_speak_is_waited_for(
 def speaking_for(node: str, address: str, port: int, job: str) -> Iterator[None]:
     """Be the agent of a node that is there, says so, and never answers how it is."""
     ended = threading.Event()
-    link = wire.Link(address, port, node, wire.job_key(job))
+    client = ControlClient(address, port, node, job_key(job))
 
     def speak() -> None:
         while not ended.wait(0.1):
-            link.receive()
-            link.send({"attempt": 0, "quiet": True})
-        link.close()
+            client.receive()
+            client.send({"attempt": 0, "quiet": True})
+        client.close()
 
     thread = threading.Thread(target=speak)
     thread.start()
