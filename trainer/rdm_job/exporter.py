@@ -3,15 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import socketserver
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 __all__ = ["Exporter"]
 
 _FORM = "text/plain; version=0.0.4; charset=utf-8"
 _PATIENCE_S = 10.0
+_CONNECTIONS = 16
+"""Anybody may connect; so many threads and files they get of a process that has other work."""
+_NO_FILES_S = 0.2
 
 
 class Exporter:
@@ -44,6 +51,36 @@ class _Server(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._open: dict[socket.socket, None] = {}
+        self._lock = threading.Lock()
+        super().__init__(*arguments)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. While this process can open no files, do not try again and again."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_NO_FILES_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer a connection; the oldest has to go where there are too many."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > _CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection that is answered."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Let who hung up go."""

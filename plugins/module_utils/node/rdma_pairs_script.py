@@ -43,6 +43,7 @@ MARK = "RDM_VERIFY_RUN"  # in the environment of this program and of all that it
 BEAT = 1.0
 AGAIN = 0.25  # between two tries to reach somebody who is not there yet
 GREETING = 10.0  # what the answer to a greeting may take, beside a training that is busy
+GREETERS = 64  # so many may be connected before they have said that they belong to the run
 APPEARS = 60.0  # what a program that has been started may take until it listens
 LISTENING = 30.0  # what perftest may take until it listens
 OVER = 1 << 30  # the round of a node that has finished
@@ -102,7 +103,7 @@ class Channel:
             message = json.loads(line.decode()) if line else None
         except asyncio.TimeoutError:
             raise PairError("{0} does not answer".format(self.peer)) from None
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             message = None
         if not isinstance(message, dict):
             raise PairError("{0} broke off".format(self.peer))
@@ -122,6 +123,7 @@ class Node:
         self.pairs: Dict[str, List[Optional[float]]] = {}
         self.errors: Dict[str, str] = {}
         self.calls: Dict[str, Channel] = {}
+        self.greeters: Dict[Channel, None] = {}
         self.called = asyncio.Event()
         self.finished = asyncio.Event()
         self.collected = asyncio.Event()
@@ -163,8 +165,14 @@ class Node:
     async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer somebody who comes: a caller, a watcher, or who collects."""
         visitor = Channel((reader, writer), "a visitor")
+        self.greeters[visitor] = None
+        if len(self.greeters) > GREETERS:
+            oldest = next(iter(self.greeters))
+            del self.greeters[oldest]
+            oldest.writer.transport.abort()
         try:
             hello = await visitor.receive(GREETING)
+            self.greeters.pop(visitor, None)
             if hello.get("run") == self.settings.run:
                 visitor.send(run=self.settings.run, round=self.round)
                 if "collect" in hello:
@@ -173,7 +181,15 @@ class Node:
                     visitor.peer = str(hello["name"])
                     await self.beat(visitor, bool(hello["watches"]))
                     return
-        except (PairError, OSError, KeyError, ValueError, asyncio.CancelledError):  # it, or its end
+        except (
+            PairError,
+            OSError,
+            KeyError,
+            TypeError,
+            ValueError,
+            asyncio.CancelledError,
+        ):  # it, or its end
+            self.greeters.pop(visitor, None)
             if self.calls.get(visitor.peer) is visitor:
                 del self.calls[visitor.peer]
         visitor.close()

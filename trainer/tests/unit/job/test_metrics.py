@@ -6,18 +6,22 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
+import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rdm_job import network
+from rdm_job import exporter, network
 from rdm_job.exporter import Exporter
 from rdm_job.metrics import of_job, of_node
 from rdm_job.protocol import State
 from rdm_log.signs import Device, Sample
+from tests.waiting import wait_until
 
 DASHBOARD = Path(__file__).resolve().parents[4] / "docs/grafana-dashboard.json"
 STATE = State(
@@ -118,3 +122,28 @@ def test_prometheus_is_answered_at_one_address_only() -> None:
     finally:
         served.close()
     Exporter("127.0.0.2", port).close()
+
+
+def test_who_connects_and_asks_nothing_takes_few_files_and_keeps_nobody_away() -> None:
+    port = (network.take_free_ports("127.0.0.2", 1, 8) or [0])[0]
+    before = threading.active_count()
+    served = Exporter("127.0.0.2", port)
+    served.text = "a 1\n"
+    try:
+        with ExitStack() as silent:
+            connections = [
+                silent.enter_context(socket.create_connection(("127.0.0.2", port), timeout=60))
+                for _ in range(4 * exporter._CONNECTIONS)
+            ]
+            # The first are closed for the last.
+            for connection in connections[: 3 * exporter._CONNECTIONS]:
+                assert connection.recv(1) == b""
+            wait_until(
+                "their threads end",
+                lambda: threading.active_count() - before,
+                lambda count: count <= 1 + exporter._CONNECTIONS,
+            )
+            with urllib.request.urlopen(f"http://127.0.0.2:{port}/metrics") as answer:
+                assert answer.read() == b"a 1\n"
+    finally:
+        served.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -249,6 +250,38 @@ def test_a_port_that_is_taken_and_a_stranger_at_it_are_passed_by(cluster: Any) -
     wait_until(lambda: "problem" not in stranger.collect("n1", 0.0))
     nodes.start()
     assert nodes.results()["n2"]["pairs"] == {"n1": [96.61, 96.61, 2.07]}
+
+
+def test_who_does_not_belong_to_the_run_takes_few_files_and_keeps_nobody_away() -> None:
+    settings = script.Settings(
+        *("run", "n1", "127.0.0.1", [0], "mlx5_0", 1, None, []), *(1, 65536, 100, 60.0, 60.0, 60.0, 60.0)
+    )
+
+    async def flood() -> dict[str, Any]:
+        node = script.Node(settings)
+        server = await node.listen()
+        port = server.sockets[0].getsockname()[1]
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * script.GREETERS)]
+        # The first are closed for the last.
+        for reader, _ in silent[: script.GREETERS]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        assert len(node.greeters) == script.GREETERS
+        for line in (b"[" * 50_000, b"{", b"[]", b'{"run": "run", "collect": []}'):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(line + b"\n")
+            while await reader.readline():
+                pass
+        channel = script.Channel(await asyncio.open_connection("127.0.0.1", port), "n1")
+        channel.send(run="run", collect=0)
+        await channel.receive(60.0)
+        found = await channel.receive(60.0)
+        for _, writer in silent:
+            writer.close()
+        server.close()
+        return found
+
+    assert asyncio.run(flood())["done"] is False
 
 
 @pytest.mark.parametrize(
