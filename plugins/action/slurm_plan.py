@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.modules.slurm_plan import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils import slurm_changes, slurm_conf, slurm_plan
 from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
@@ -145,12 +145,7 @@ def make_key(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     (path.parent / ".gitignore").write_text("*\n", encoding="ascii")
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o400), "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(new, path)
+    write_whole(str(path), secrets.token_hex(KEY_BYTES).encode(), 0o400)
 
 
 def _digest(path: str) -> str:

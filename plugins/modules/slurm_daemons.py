@@ -124,6 +124,8 @@ def main() -> None:
             actions += daemons.present(options, module.check_mode)
     except (daemons.SlurmProblem, ProgramProblem) as problem:
         module.fail_json(msg=str(problem))
+    except OSError as error:
+        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot write", error.strerror or error))
     result: Dict[str, Any] = {"changed": bool(actions), "actions": actions}
     if module._diff:
         result["diff"] = {"before": "", "after": "".join("{0}\n".format(action) for action in actions)}

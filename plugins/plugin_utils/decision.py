@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar, Literal
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.spent_arguments import let_go
 
 
@@ -35,6 +35,12 @@ class Decision(ActionBase):
             result.update(self.decide(options, variables))
         except Refused as refused:
             result.update(refused.result(self.STAGE))
+        except OSError as error:
+            if not error.filename:
+                raise
+            reason = f"cannot be used: {error.strerror}"
+            problem = Problem(None, str(error.filename), reason, "let this user read and write there")
+            result.update(Refused([problem]).result(self.STAGE))
         let_go(self._task)
         return result
 

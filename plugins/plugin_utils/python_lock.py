@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 LOCK_FILE = "python_env.lock"
@@ -153,9 +154,7 @@ def lock(
         raise Refused([Problem(None, "the lock file", f"cannot be made: {said[-600:]}", remedy)])
     text = head + done.stdout
     if write:
-        partial = file.with_name(f".{file.name}.{os.getpid()}")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
+        write_whole(str(file), text.encode(), 0o644)
     return text, True
 
 

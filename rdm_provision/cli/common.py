@@ -166,9 +166,15 @@ def _variables(text: str, where: str) -> dict[str, Any]:
             raise click.BadParameter(f"{value!r} would be templated here: give it to the verb itself.")
         return value
 
+    hint = "put it into group_vars beside the inventory, where --vault-password-file opens it"
+
+    def encrypted(_loader: Loader, node: yaml.Node) -> Any:
+        line = node.start_mark.line + 1
+        raise click.BadParameter(f"{where} has an encrypted value in line {line}: {hint}.")
+
     Loader.add_constructor("!unsafe", literal)
-    if text.startswith("$ANSIBLE_VAULT;") or "!vault" in text:
-        hint = "put it into group_vars beside the inventory, where --vault-password-file opens it"
+    Loader.add_constructor("!vault", encrypted)
+    if text.startswith("$ANSIBLE_VAULT;"):
         raise click.BadParameter(f"{where} is encrypted: {hint}.")
     found = yaml.load(text, Loader=Loader)  # noqa: S506  # it is the safe one
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):

@@ -26,6 +26,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.base_python imp
     run_program,
     system_python,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 
 RECEIPT = ".rdm-provision-environment.json"
 PROGRAM = "rdm-trainer"
@@ -497,10 +498,7 @@ def _point(directory: str, place: str) -> None:
 
 
 def _write_receipt(place: str, receipt: Dict[str, Any]) -> None:
-    partial = os.path.join(place, RECEIPT + ".new")
-    with open(partial, "w", encoding="utf-8") as file:
-        json.dump(receipt, file)
-    os.replace(partial, os.path.join(place, RECEIPT))
+    write_whole(os.path.join(place, RECEIPT), json.dumps(receipt).encode(), 0o644)
 
 
 def _why(error: OSError) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from typing import Callable, Optional
+from typing import Callable, Iterator, Optional
 
 TEMPORARY = ".rdm-provision-"
 """How the names of files begin that one of our programs has not finished yet."""
@@ -25,10 +25,17 @@ def write_whole(path: str, content: bytes, mode: int, own: Optional[Callable[[in
         own: gives the open file its owner, by its handle; None leaves it to who writes it.
 
     Raises:
-        OSError: it cannot be written; what was there is as it was.
+        OSError: it cannot be written, and the error names it; what was there is as it was.
     """
     directory = os.path.dirname(path) or "."
     os.makedirs(directory, mode=0o755, exist_ok=True)
+    with _naming(path):
+        _write_whole(path, directory, content, mode, own)
+
+
+def _write_whole(
+    path: str, directory: str, content: bytes, mode: int, own: Optional[Callable[[int], object]]
+) -> None:
     handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=directory)
     try:
         with os.fdopen(handle, "wb") as stream:
@@ -43,3 +50,12 @@ def write_whole(path: str, content: bytes, mode: int, own: Optional[Callable[[in
         with contextlib.suppress(OSError):  # the first error is the one to tell
             os.unlink(temporary)
         raise
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Let an error name the file that a user knows, and not the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error

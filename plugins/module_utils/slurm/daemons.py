@@ -27,6 +27,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.programs import
     run_program,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.node.systemd import systemd_runs
+from ansible_collections.rdm.provision.plugins.module_utils.node.whole_file import write_whole
 from ansible_collections.rdm.provision.plugins.module_utils.slurm import look
 from ansible_collections.rdm.provision.plugins.module_utils.slurm.distributions import DISTRIBUTIONS
 
@@ -337,10 +338,7 @@ def _end(services: Services, change: Change, name: str) -> None:
 
 def remember(what: Mapping[str, Any]) -> None:
     """Write down what the daemons were started with and have read."""
-    new = look.APPLIED + ".new"
-    with open(new, "w", encoding="ascii") as file:
-        json.dump(what, file, sort_keys=True)
-    os.replace(new, look.APPLIED)
+    write_whole(look.APPLIED, json.dumps(what, sort_keys=True).encode(), 0o644)
 
 
 def absent(options: Mapping[str, Any], check: bool) -> List[str]:

@@ -291,7 +291,12 @@ def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_asked_for(
 
     said = call("plan", "-i", path)
     assert (said.code, str(encrypted) in said.err, "--ask-vault-pass" in said.err) == (3, True, True)
-    assert call("plan", "-i", path, "-e", f"@{encrypted}").code == 3
+    for file, words in (
+        (encrypted, f"{encrypted} is encrypted: "),
+        (inline, "an encrypted value in line 1: "),
+    ):
+        said = call("plan", "-i", path, "-e", f"@{file}")
+        assert (said.code, words in " ".join(said.err.split())) == (3, True), said.err
 
     file = tmp_path / "password"
     file.write_text("open sesame\n", encoding="utf-8")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,17 @@ def test_what_fails_leaves_the_file_as_it_was_and_nothing_beside_it(
     monkeypatch.setattr(os, "unlink", stays)
     with pytest.raises(OSError, match="No space"):
         write_whole(str(path), b"after", 0o600)
+
+
+@pytest.mark.parametrize("failing", ["mkstemp", "fsync", "replace"])
+def test_an_error_names_the_file_and_not_the_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def refused(*_args: object, **_kwargs: object) -> None:
+        raise PermissionError(1, "Operation not permitted", str(tmp_path / ".rdm-provision-x1"))
+
+    monkeypatch.setattr(tempfile if failing == "mkstemp" else os, failing, refused)
+    path = tmp_path / "environment"
+    with pytest.raises(PermissionError) as caught:
+        write_whole(str(path), b"", 0o600)
+    assert str(caught.value) == f"[Errno 1] Operation not permitted: '{path}'"
