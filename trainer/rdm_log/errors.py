@@ -190,6 +190,12 @@ class Findings:
             if counts:
                 self._note(_CUT, _TRACEBACK, rank)
 
+    def skip(self) -> None:
+        """Take note that lines are left out: how a traceback above them ended nobody knows."""
+        self._cut = None
+        self._within.clear()
+        self._ignored.clear()
+
     def found(self) -> list[Finding]:
         """Return what has come so far, errors first, each kind of line once with its count."""
         return sorted(self._found.values(), key=lambda one: one.kind != "error")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rdm_log.scan import regular
+
 __all__ = ["ARGUMENT_OF", "HEAD", "head", "info_of", "info_of_job", "vocabulary_of"]
 
 ARGUMENT_OF = {
@@ -32,7 +34,7 @@ def head(path: Path) -> str:
     Raises:
         OSError: It cannot be read.
     """
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         return file.read(HEAD).decode("utf-8", "replace")
 
 

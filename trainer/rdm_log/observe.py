@@ -14,13 +14,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rdm_log import rank_timers
-from rdm_log.errors import Finding, Findings, findings
+from rdm_log.errors import Finding, Findings
 from rdm_log.heads import ARGUMENT_OF, head, info_of, info_of_job, vocabulary_of
 from rdm_log.parallel import of_each
-from rdm_log.scan import pieces, with_pieces
+from rdm_log.scan import END, pieces, regular, with_pieces
 from rdm_log.signs import WINDOW_S, Device, Sample, Sign, of_node
 from rdm_log.states import STATES, state_of, states_of
 from rdm_log.summary import NothingToRead, log_files, summarise, unreadable_logs
@@ -55,9 +55,11 @@ _PLAIN = (
 
 _HEADS = 8
 """The heads of so many logs are read in any case: the first process', which says most, is among them."""
-_ERROR_LINES = 1_000_000
-_LEAST_LINES = 1000
-"""So many lines of errors are looked through, of all nodes together, but of each node so many."""
+_ERROR_BYTES = 128 * 1024 * 1024
+_LEAST_ERRORS = 128 * 1024
+"""So many bytes of errors are read, of all nodes together, but of each node so many…"""
+_AT_BEGIN = 4
+"""… a fourth of them at the beginning, and the rest at the end, where a job says why it died."""
 _MIXED_BYTES = 4 * 1024 * 1024
 """So many bytes at the ends of logs with standard output and error together, of all nodes, but of each…"""
 _LEAST_MIXED, _MOST_MIXED = 16 * 1024, 256 * 1024
@@ -109,7 +111,8 @@ def observe(
     whole = path.is_dir()
     folder = outputs[0].parent if outputs else path / "logs"
     kept = read_json(path / "state.json") if whole and not state else {}
-    word = state or str(kept.get("state", ""))
+    word, reason = (one if isinstance(one := kept.get(key), str) else "" for key in ("state", "reason"))
+    word = state or word
     watched = _watched(kept, path / "state.json", now)
     changed = max((file.stat().st_mtime for file in outputs), default=None)
     waited = max(0.0, now - changed) if changed is not None and word not in ENDED else None
@@ -124,11 +127,15 @@ def observe(
     def of_nodes(ending: str) -> list[Path]:
         return sorted(folder.glob(f"{glob.escape(node) or '*'}{ending}")) if whole else []
 
+    errors = _all_errors(of_nodes(".err"))
     return Observed(
         state=word,
-        reason=str(kept.get("reason", "")),
+        reason=reason,
         runs=runs,
-        findings=[*_all_findings(of_nodes(".err")), *_all_mixed(_mixed(logs, whole), whole)],
+        findings=[
+            *itertools.chain(*(one.findings for one in errors)),
+            *_all_mixed(_mixed(logs, whole), whole),
+        ],
         # What a script says that it runs is asked of the program that it starts.
         asked={
             **{ARGUMENT_OF[key]: value for key, value in info.items() if key in ARGUMENT_OF},
@@ -143,7 +150,8 @@ def observe(
         signs=[
             *(_slow(run, told, heads, logs) if run else ()),
             *(_not_compared(conf) if conf and not told.keys() & wanted.keys() else ()),
-            *(_left_out(folder) if whole and not node else ()),
+            *(_left_out(path, folder, node) if whole else ()),
+            *_not_read(errors),
             # Those who watch it have looked at the same, and of what has ended nobody asks.
             *(() if watched or word in ENDED else itertools.chain(*of_each(_signs, of_nodes(STREAM)))),
         ],
@@ -224,8 +232,8 @@ def _minute(seconds: float) -> str:
 def read_json(file: Path) -> dict[str, Any]:
     """Return what a file of a job's directory has; nothing where it is absent or being written."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(regular(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -284,19 +292,52 @@ def _slow(
     return rank_timers.slow(compute, *layout, nodes)
 
 
-def _all_findings(files: Sequence[Path]) -> list[Finding]:
-    """Return what is wrong by files of errors, of each of which as many lines are read as of the others."""
-    share = max(_LEAST_LINES, _ERROR_LINES // max(1, len(files)))
-    return list(itertools.chain(*of_each(functools.partial(_findings, share), files)))
+class _Errors(NamedTuple):
+    """What a node's file of errors says, and how many bytes in its middle were not read."""
+
+    node: str
+    findings: Sequence[Finding] = ()
+    unread: int = 0
 
 
-def _findings(share: int, file: Path) -> list[Finding]:
+def _all_errors(files: Sequence[Path]) -> list[_Errors]:
+    """Return what is wrong by files of errors, of each of which as many bytes are read as of the others."""
+    share = max(_LEAST_ERRORS, _ERROR_BYTES // max(1, len(files)))
+    return of_each(functools.partial(_errors_of, share), files)
+
+
+def _errors_of(share: int, file: Path) -> _Errors:
     """Return what is wrong in the errors of a node, ``NODE.err``; nothing of a file that cannot be read."""
+    found, unread = Findings(), 0
     try:
-        found = findings(itertools.islice(text_lines(file), share))
+        unread = max(0, _size(file) - share)
+        begin = share // _AT_BEGIN
+        for line in text_lines(file, end=begin if unread else END):
+            # The last one of the beginning may be a part of a line…
+            if line.endswith("\n") or not unread:
+                found.add(line)
+        if unread:
+            found.skip()
+            # … as the first one of the end is.
+            for line in itertools.islice(text_lines(file, begin=begin + unread - 1), 1, None):
+                found.add(line)
     except OSError:
+        # It is named among those that were not read.
+        unread = 0
+    found.end()
+    return _Errors(file.stem, [replace(one, node=file.stem) for one in found.found()], unread)
+
+
+def _not_read(errors: Sequence[_Errors]) -> list[Sign]:
+    """Return that of long files of errors the middle was not read."""
+    long = [one for one in errors if one.unread]
+    if not long:
         return []
-    return [replace(one, node=file.stem) for one in found]
+    more = f" and {len(long) - _HEADS} more" if len(long) > _HEADS else ""
+    nodes = f"{', '.join(one.node for one in long[:_HEADS])}{more}"
+    size = sum(one.unread for one in long) / 1e6
+    text = f"Of the errors of {nodes} only the beginning and the end were read: {size:,.1f} MB were not."
+    return [Sign("files", text, is_note=True)]
 
 
 def _mixed(logs: Sequence[Sequence[Path]], whole: bool) -> list[Path]:
@@ -341,7 +382,7 @@ def _signs(file: Path) -> list[Sign]:
     lines = tail(file, _SAMPLES, most=_MOST_BYTES)
     for line in (*lines[:-_EACH:_EVERY], *lines[-_EACH:]):
         # The first of the last bytes may be in the middle of a line, and the last line may have been cut.
-        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             sample = Sample.of(json.loads(line))
             gpus = tuple(one for one in sample.devices if not one.name.endswith(_PROCESSORS))
             samples.append(replace(sample, devices=gpus))
@@ -351,9 +392,9 @@ def _signs(file: Path) -> list[Sign]:
     return of_node(node, samples, ranks=sorted(samples[-1].ranks) if samples else ())
 
 
-def _left_out(folder: Path) -> list[Sign]:
-    """Return that some of the logs cannot be read: what they would tell is missing."""
-    found = unreadable_logs(folder)
+def _left_out(path: Path, folder: Path, node: str) -> list[Sign]:
+    """Return that some of a job's files cannot be read: what they would tell is missing."""
+    found = unreadable_logs(folder, node, path / "state.json")
     shown = f"{'; '.join(found[:_HEADS])}{f' and {len(found) - _HEADS} more' * (len(found) > _HEADS)}"
     return [Sign("files", f"Not all logs were read: {shown}.", is_note=True)] if found else []
 

@@ -7,10 +7,12 @@ each of them has, which C does; all other lines cost nothing more.
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import os
 import re
+import stat
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +32,7 @@ __all__ = [
     "read",
     "records",
     "records_together",
+    "regular",
     "with_pieces",
 ]
 
@@ -48,6 +51,13 @@ _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\
 TIMERS = b"times across ranks (ms):"
 """The heading of the timers of all ranks."""
 _NUMBERED = re.compile(r"(.+)\.(\d{1,6})")
+_KINDS = {
+    stat.S_IFDIR: "is a directory",
+    stat.S_IFIFO: "is a named pipe",
+    stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device",
+    stat.S_IFBLK: "is a device",
+}
 
 
 def pieces(paths: Iterable[Path]) -> list[list[Path]]:
@@ -72,6 +82,18 @@ def with_pieces(path: Path) -> list[Path]:
     """Return the pieces of a log that are there, the oldest first, and the log itself."""
     found = itertools.takewhile(Path.exists, (piece(path, number) for number in itertools.count(1)))
     return [*reversed(list(found)), path]
+
+
+def regular(path: Path) -> Path:
+    """Return a path, if it is a regular file's: to open a named pipe may take for ever.
+
+    Raises:
+        OSError: It is another kind of file, or cannot be looked at; ``strerror`` says which.
+    """
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, _KINDS.get(kind, "is no file"), str(path))
+    return path
 
 
 def read(paths: Sequence[Path], block: int = BLOCK, *, begin: int = 0, end: int = END) -> Iterator[bytes]:

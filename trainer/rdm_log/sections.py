@@ -17,7 +17,7 @@ from typing import Any
 
 from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.lines import MILLISECONDS, Step
-from rdm_log.scan import pieces, read, records, with_pieces
+from rdm_log.scan import pieces, read, records, regular, with_pieces
 from rdm_log.tails import count_lines, tail
 
 __all__ = ["Section", "job_info", "sections", "text"]
@@ -119,7 +119,7 @@ def _times(outputs: Sequence[Path]) -> list[str]:
         times: collections.deque[tuple[int, float]] = collections.deque(maxlen=_TIMES)
         debug = 0.0
         try:
-            for record in records(read(with_pieces(file))):
+            for record in records(read(list(map(regular, with_pieces(file))))):
                 if isinstance(record, Step) and MILLISECONDS in record.values:
                     times.append((record.iteration, record.values[MILLISECONDS]))
                     if record.iteration == _DEBUG:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import errno
+import fnmatch
+import glob
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ from rdm_log.figures import quantile
 from rdm_log.lines import SKIPPED
 from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
-from rdm_log.scan import pieces
+from rdm_log.scan import pieces, regular
 
 __all__ = ["NothingToRead", "Summary", "log_files", "plain", "progress", "summarise", "unreadable_logs"]
 
@@ -23,6 +26,8 @@ _TOKENS = "tokens per gpu per second (tgs)"
 _TFLOPS = ("TFLOPs", "throughput per GPU (TFLOP/s/GPU)")
 
 
+_LOGS = (".out", ".err", ".gpu", ".gpu.jsonl")
+"""What a node's files end in."""
 _UTF_16 = ("in UTF-16", "iconv -f UTF-16 -t UTF-8")
 _ENCODED = {
     b"\x1f\x8b": ("compressed", "zcat"),
@@ -66,26 +71,50 @@ def log_files(path: Path) -> list[Path]:
     Raises:
         NothingToRead: There is none.
     """
-    if not path.is_dir():
-        if not path.exists():
-            raise NothingToRead(f"There is no file {path}.")
-        return [path]
-    for directory in (path / "logs", path):
-        found = [one for one in directory.glob("*.out*") if one.is_file()] if directory.is_dir() else []
-        if found:
-            return sorted(found)
-    names = sorted(one.name for one in path.iterdir())
-    there = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
-    raise NothingToRead(f"{path} has no .out files: {there}.")
+    try:
+        if not path.is_dir():
+            # What exists and cannot be looked at is refused, too.
+            path.stat()
+            return [path]
+        for directory in (path / "logs", path):
+            # Unlike glob, it refuses a directory that cannot be read.
+            there = sorted(directory.iterdir()) if directory.is_dir() else []
+            found = [one for one in there if fnmatch.fnmatch(one.name, "*.out*") and one.is_file()]
+            if found:
+                return found
+    except FileNotFoundError:
+        raise NothingToRead(f"There is no file {path}.") from None
+    except OSError as error:
+        raise NothingToRead(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+    names = [one.name for one in there]
+    told = f"it has {', '.join(names[:5])}{' …' if len(names) > 5 else ''}" if names else "it is empty"
+    raise NothingToRead(f"{path} has no .out files: {told}.")
 
 
-def unreadable_logs(folder: Path) -> list[str]:
-    """Return which ``.out`` names of a directory no log can be read from, and why, a clause each."""
-    return [
-        f"{one.name} is a directory" if one.is_dir() else f"{one.name} is a link to nothing"
-        for one in sorted(folder.glob("*.out"))
-        if one.is_dir() or not one.exists()
-    ]
+def unreadable_logs(folder: Path, node: str = "", *others: Path) -> list[str]:
+    """Return which files of a directory cannot be read, and why, a clause each.
+
+    Args:
+        folder: Where the logs are.
+        node: Only its files; by default all nodes'.
+        others: Further files, which may be absent.
+    """
+    names = glob.escape(node) or "*"
+    logs = [one for ending in _LOGS for one in sorted(folder.glob(f"{names}{ending}"))]
+    there = (one for one in (*logs, *others) if one.is_symlink() or one.exists())
+    return [f"{one.name} {why}" for one in there if (why := _why_unreadable(one))]
+
+
+def _why_unreadable(file: Path) -> str:
+    """Return why a file cannot be read; empty where it can."""
+    try:
+        regular(file).open("rb").close()
+    except FileNotFoundError:
+        return "is a link to nothing"
+    except OSError as error:
+        is_kind = error.errno == errno.EINVAL
+        return str(error.strerror) if is_kind else f"cannot be read ({error.strerror})"
+    return ""
 
 
 def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool = True) -> Summary:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rdm_log.scan import read, with_pieces
+from rdm_log.scan import END, read, regular, with_pieces
 
 __all__ = ["count_lines", "tail", "text_lines"]
 
@@ -28,7 +28,7 @@ def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> li
     """
     text = b""
     for file in reversed(with_pieces(path)[-2:]):
-        with contextlib.suppress(OSError), file.open("rb") as opened:
+        with contextlib.suppress(OSError), regular(file).open("rb") as opened:
             size = opened.seek(0, os.SEEK_END)
             # It was shorter then, and is now another one.
             begin = since if since <= size else 0
@@ -42,20 +42,25 @@ def tail(path: Path, lines: int, *, most: int = 64 * 1024, since: int = 0) -> li
 def count_lines(path: Path) -> int:
     """Return how many newlines a log and its pieces have, as ``wc -l`` does; 0 when it cannot be read."""
     try:
-        return sum(block.count(b"\n") for block in read(with_pieces(path)))
+        return sum(block.count(b"\n") for block in read(list(map(regular, with_pieces(path)))))
     except OSError:
         return 0
 
 
-def text_lines(path: Path) -> Iterator[str]:
+def text_lines(path: Path, *, begin: int = 0, end: int = END) -> Iterator[str]:
     """Yield the lines of a log and its pieces, in bounded memory.
+
+    Args:
+        path: The log.
+        begin: The first byte, counted over all pieces; it may be within a line.
+        end: The byte behind the last.
 
     Raises:
         OSError: It cannot be read.
     """
     rest = ""
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
-    for block in read(with_pieces(path)):
+    for block in read(list(map(regular, with_pieces(path))), begin=begin, end=end):
         *lines, rest = (rest + decoder.decode(block)).split("\n")
         yield from (f"{line}\n" for line in lines)
     if rest:

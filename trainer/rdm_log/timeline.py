@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.rank_timers import layout
-from rdm_log.scan import TIMERS, pieces, with_pieces
+from rdm_log.scan import TIMERS, pieces, regular, with_pieces
 from rdm_log.summary import summarise
 
 __all__ = [
@@ -149,7 +149,7 @@ def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
     doubts = []
     for file in files:
         try:
-            told = json.loads(file.read_text())
+            told = json.loads(regular(file).read_text())
             rank = int(told["rank"])
             if node and told.get("node") != node:
                 continue
@@ -157,7 +157,7 @@ def read_traces(files: Sequence[Path], node: str = "") -> Timeline:
                 Span(str(kind), str(name), float(begin), float(begin) + float(length), int(step), int(batch))
                 for kind, name, step, batch, begin, length in told["spans"]
             ]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
         found.spans[rank] = sorted(spans, key=lambda span: span.begin)
         found.stages[rank] = int(told.get("pipeline_rank", 0))

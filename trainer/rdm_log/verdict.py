@@ -206,19 +206,19 @@ def _judged(seen: Observed) -> Verdict:
     state = states.state_of(seen.state)
     errors = list(_errors(seen.findings))
     run = seen.run
-    # What was asked for in vain is told whatever the verdict.
-    not_compared = [sign for sign in seen.signs if sign.is_note and sign.kind == "configuration"]
+    # What could not be compared, or was not read, is told whatever the verdict.
+    unknown = [sign for sign in seen.signs if sign.is_note and sign.kind in ("configuration", "files")]
     if state in states.FAILED or (not state and errors and not _is_done(run)):
         reasons = [seen.failure or Sign("state", seen.reason)] if seen.failure or seen.reason else []
         told = [*reasons, *errors] or [Sign("state", f"Its state is {_said(seen.state)}.")]
-        return _verdict("failed", [*told, *not_compared])
+        return _verdict("failed", [*told, *unknown])
     if state in states.STOPPED:
-        return _verdict("finished", [Sign("state", seen.reason or "It was stopped."), *not_compared])
+        return _verdict("finished", [Sign("state", seen.reason or "It was stopped."), *unknown])
     if state in states.FINISHED or (not state and _is_done(run)):
         end, against = Sign("state", _end(run)), list(_against(seen, run))
         if run is not None and _is_short(run):
-            return _verdict("suspect", [end, *against, *errors, *not_compared])
-        return _verdict("suspect" if against else "finished", [*against, end, *errors, *not_compared])
+            return _verdict("suspect", [end, *against, *errors, *unknown])
+        return _verdict("suspect" if against else "finished", [*against, end, *errors, *unknown])
     idle = _idle(seen, state)
     signs = [
         *errors,

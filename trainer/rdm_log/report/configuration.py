@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdm_log.scan import regular
+
 __all__ = ["differences", "flat", "read", "without_secrets"]
 
 HIDDEN = "(not shown)"
@@ -24,8 +26,8 @@ def read(path: Path) -> dict[str, str]:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError):
+        found = yaml.safe_load(regular(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
         return {}
     return flat(found) if isinstance(found, dict) else {}
 

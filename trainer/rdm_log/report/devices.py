@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rdm_log.observe import STREAM
+from rdm_log.scan import regular
 
 __all__ = ["COLUMNS", "MEASURES", "history", "node_of"]
 
@@ -72,7 +73,7 @@ def history(path: Path, columns: int = COLUMNS) -> dict[str, Any]:
         list of values that lie evenly in this time, None where nothing is known.
     """
     try:
-        if path.name.endswith(STREAM):
+        if regular(path).name.endswith(STREAM):
             return _of_stream(path, columns)
         return _of_lines(path, columns)
     except OSError:
@@ -122,7 +123,7 @@ def _told(path: Path, size: int, columns: int) -> Iterator[tuple[float, str, _Mo
                 record = json.loads(line)
                 devices = {int(one["index"]): one for one in record["devices"]}
                 at = float(record["time"])
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 continue  # it is being written, or somebody else's
             moment = {gpu: _reading(one) for gpu, one in sorted(devices.items())}
             if moment:

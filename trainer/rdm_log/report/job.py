@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
+import os.path
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,7 +129,8 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
             be read.
     """
     check_state(state)
-    if path.is_dir() and (parts := sorted(path.glob(PARTS))):
+    # Unlike Path.is_dir, it raises nothing where the directory above may not be searched.
+    if os.path.isdir(path) and (parts := sorted(path.glob(PARTS))):  # noqa: PTH112
         whole_job = merged([_kept(part) for part in parts])
         known = {
             key: getattr(whole_job, key) or told for key, told in _network(path / "network.json").items()
@@ -158,17 +160,26 @@ def collect(path: Path, *, name: str = "", node: str = "", state: str = "", conf
     return Job(
         name=name or (path.resolve().name if whole else path.name),
         source=str(path),
-        failures=tuple(kept.get("failures") or ()),
+        failures=tuple(one for one in _list(kept.get("failures")) if isinstance(one, dict)),
         runs=tuple(told),
-        restarts=max(summary.restarts, int(kept.get("restarts") or 0)),
+        restarts=max(summary.restarts, _number(kept.get("restarts"))),
         devices=devices,
         configuration=settings.without_secrets(written or {**arguments, **job_info(outputs)}),
-        nodes=tuple(request.get("nodes") or ()),
+        nodes=tuple(one for one in _list(request.get("nodes")) if isinstance(one, dict)),
         **(_network(path / "network.json") if whole else {}),
         timeline=timeline,
         seen=dataclasses.replace(seen, runs=()),
         notes=tuple(_notes(devices)),
     )
+
+
+def _list(value: Any) -> list[Any]:
+    """Return what a file of a job's directory has where a list belongs."""
+    return value if isinstance(value, list) else []
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def merged(parts: Sequence[Job]) -> Job:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from rdm_log import heads
 from rdm_log.errors import findings
 from rdm_log.lines import Step
 from rdm_log.observe import check_state, observe
+from rdm_log.report.job import collect
 from rdm_log.runs import runs
 from rdm_log.signs import Device, Sample, Sign
 from rdm_log.summary import NothingToRead, plain, summarise
@@ -691,3 +694,103 @@ def test_logs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     # Nor do they count where the others have nothing.
     (tmp_path / "n1.out").write_text("")
     assert observe(tmp_path, now=0.0).tells_nothing
+
+
+NOISE = "n1:3000:4000 [0] NCCL INFO Channel 00/0 : 0[0] -> 4[0] [send] via NET/IB/3/GDRDMA\n"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+
+
+@pytest.mark.parametrize("state", ["", "RUNNING"])
+@pytest.mark.parametrize("at_end", [True, False])
+def test_an_error_at_either_end_of_long_errors_is_found(
+    at_end: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rdm_log.observe._ERROR_BYTES", 0)
+    for node in ("n1", "n2"):
+        (tmp_path / f"{node}.out").write_text(lines_of_steps(1, 40))
+        (tmp_path / f"{node}.err").write_text(NOISE * 2000)
+    # The middle of the other file has one, too, and what is cut out of it is no end of a traceback.
+    traceback = "Traceback (most recent call last):\n" + '  File "x.py", line 3\n' * 200
+    (tmp_path / "n1.err").write_text(NOISE * 380 + traceback + NOISE * 2000 + OOM + NOISE * 2000)
+    assert judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime)).word == "healthy"
+    (tmp_path / "n2.err").write_text(NOISE * 2000 + OOM if at_end else OOM + NOISE * 2000)
+    verdict = judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime, state=state))
+    assert verdict.word == ("suspect" if state else "failed")
+    assert [(one.kind, one.node) for one in verdict.culprits] == [("error", "n2")]
+    assert verdict.evidence[1:] == (
+        "Of the errors of n1, n2 only the beginning and the end were read: 0.3 MB were not.",
+    )
+
+
+def test_what_may_hang_or_cannot_be_read_is_named_and_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "n1.out").write_text(lines_of_steps(1, 500))
+    pipes = ["n1.err", "n1.gpu", "n1.gpu.jsonl", "n2.out", "network.json", "resolved.yaml", "state.json"]
+    for name in pipes:
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "n2.err").mkdir()
+    (tmp_path / "trace").mkdir()
+    os.mkfifo(tmp_path / "trace/rank-00000.json")
+    verdict = judge(observe(tmp_path, now=(tmp_path / "n1.out").stat().st_mtime))
+    assert (verdict.word, verdict.evidence[-1]) == (
+        "finished",
+        "Not all logs were read: n2.out is a named pipe; n1.err is a named pipe; n2.err is a directory; "
+        "n1.gpu is a named pipe; n1.gpu.jsonl is a named pipe; state.json is a named pipe.",
+    )
+    for command in (["report", str(tmp_path), "-o", str(tmp_path / "x.html")], ["log", "sections"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, *[str(tmp_path)] * (command[0] == "log")])
+        assert ended.value.code == 0
+    assert "==> " in capsys.readouterr().out
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "n1.out").write_text(lines_of_steps(1, 500))
+    (tmp_path / "n1.err").write_text(OOM)
+    really = Path.open
+
+    def denied(path: Path, *arguments: Any, **named: Any) -> Any:
+        if path.name == "n1.err":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "open", denied)
+    verdict = judge(observe(tmp_path, now=0.0, state="COMPLETED"))
+    assert verdict.word == "finished"
+    assert verdict.evidence[-1] == "Not all logs were read: n1.err cannot be read (Permission denied)."
+
+
+@pytest.mark.parametrize("name", ["", "logs"])
+def test_a_directory_that_may_not_be_read_is_said_in_a_sentence(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "logs").mkdir()
+    really = Path.iterdir
+
+    def denied(path: Path) -> Any:
+        if path == tmp_path / name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really(path)
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    for read in (lambda: observe(tmp_path, now=0.0), lambda: collect(tmp_path)):
+        with pytest.raises(NothingToRead, match="cannot be read: Permission denied"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "[" * 100_000,
+        '{"state":' * 100_000,
+        '{"failures": 7, "restarts": "x", "verdict": [], "state": {}}',
+        "7",
+    ],
+)
+def test_a_state_of_garbage_is_none(written: str, tmp_path: Path) -> None:
+    (tmp_path / "n1.out").write_text(lines_of_steps(1, 500))
+    for name in ("state.json", "network.json", "job.json", "n1.gpu.jsonl"):
+        (tmp_path / name).write_text(written)
+    assert judge(observe(tmp_path, now=0.0)).word == "finished"
+    assert collect(tmp_path).verdict().word == "finished"
