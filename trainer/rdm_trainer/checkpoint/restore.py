@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 from collections.abc import Mapping
@@ -60,7 +61,7 @@ def load_same_layout(engine: Engine, directory: Path, tag: str) -> None:
         engine.deepspeed.load_checkpoint(str(directory), tag=tag, load_lr_scheduler_states=False)
 
 
-def load_universal(engine: Engine, folder: Path, topology: Topology, state: Mapping[str, Any]) -> None:
+def load_universal(engine: Engine, folder: Path, topology: Topology, manifest: Manifest) -> None:
     """Read a universal copy.
 
     ZeRO 1 and 2, and bf16 in a pipeline, are DeepSpeed's; its ZeRO 3 takes no parts for tensor ranks, and
@@ -70,7 +71,7 @@ def load_universal(engine: Engine, folder: Path, topology: Topology, state: Mapp
         engine: Whose weights and optimiser are replaced.
         folder: The copy, ``global_stepN_universal``.
         topology: This rank's place.
-        state: The manifest's: the counters.
+        manifest: Of the checkpoint: its counters, and what it was saved with.
     """
     wrapped = engine.deepspeed
     with _settings_kept(engine):
@@ -82,28 +83,65 @@ def load_universal(engine: Engine, folder: Path, topology: Topology, state: Mapp
             _place_steps(wrapped.optimizer.optimizer)
         else:
             _load_replicated(engine, folder, topology)
+    state = manifest.state
     wrapped.global_steps = int(state["iteration"])
     wrapped.global_samples = int(state["consumed_samples"])
     wrapped.skipped_steps = int(state["skipped"])
-    _set_loss_scale(wrapped.optimizer, state.get("loss_scale"))
+    if manifest.layout.get("precision") == "fp16":
+        _set_loss_scale(wrapped.optimizer, state.get("loss_scale"))
 
 
 class _settings_kept:  # noqa: N801  # a context manager reads as a verb
-    """Keep the optimiser's settings, which the configuration gives, from being replaced by saved ones."""
+    """Keep the optimiser's settings, which the configuration gives, from being replaced by saved ones.
+
+    Loading may change them where they are, or put other dictionaries and objects into their place.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._groups = engine.deepspeed.optimizer.param_groups
-        self._saved: list[dict[str, Any]] = []
+        self._optimiser: Any = engine.deepspeed.optimizer
 
     def __enter__(self) -> None:
-        self._saved = [
+        optimiser = self._optimiser
+        self._groups = [
             {key: value for key, value in group.items() if key not in ("params", "step")}
-            for group in self._groups
+            for group in optimiser.param_groups
         ]
+        self._single = {
+            name: getattr(optimiser, name)
+            for name in ("clip_grad", "dynamic_loss_scale")
+            if name in vars(optimiser)
+        }
+        self._scalers = {name: copy.copy(scaler) for name, scaler in _scalers(optimiser).items()}
 
     def __exit__(self, *_: object) -> None:
-        for group, saved in zip(self._groups, self._saved, strict=True):
-            group.update(saved)
+        optimiser = self._optimiser
+        for group, configured in zip(optimiser.param_groups, self._groups, strict=True):
+            group.update(configured)
+        for name, value in self._single.items():
+            setattr(optimiser, name, value)
+        for name, scaler in self._scalers.items():
+            loaded = getattr(optimiser, name)
+            if _is_dynamic(scaler) and _is_dynamic(loaded):
+                state = vars(loaded)
+                vars(scaler).update({key: state[key] for key in _SCALE_STATE if key in state})
+            setattr(optimiser, name, scaler)
+
+
+# What a dynamic loss scale has come to; the rest of it are settings.
+_SCALE_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+def _scalers(optimiser: Any) -> dict[str, Any]:
+    """Return what keeps the loss scale, by the attribute; DeepSpeed's optimisers differ in it."""
+    return {
+        name: vars(optimiser)[name]
+        for name in ("loss_scale_config", "loss_scaler")
+        if name in vars(optimiser)
+    }
+
+
+def _is_dynamic(scaler: Any) -> bool:
+    return bool(getattr(scaler, "dynamic", False) or getattr(scaler, "dynamic_loss_scale", False))
 
 
 def _place_steps(optimiser: torch.optim.Optimizer) -> None:
@@ -123,13 +161,10 @@ def _counted(step: Any, weight: torch.Tensor, group: Mapping[str, Any]) -> torch
 
 
 def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
-    """Take over fp16's loss scale between optimisers that keep it in different places."""
-    if scale is None:
-        return
-    for holder in ("loss_scale_config", "loss_scaler"):
-        keeper: Any = getattr(optimiser, holder, None)
-        if hasattr(keeper, "cur_scale"):
-            keeper.cur_scale = scale
+    """Take over fp16's loss scale, unless the configuration fixes it."""
+    for scaler in _scalers(optimiser).values():
+        if scale is not None and _is_dynamic(scaler):
+            scaler.cur_scale = scale
 
 
 def _part(folder: Path, name: str, state: str, shape: torch.Size, topology: Topology) -> torch.Tensor:

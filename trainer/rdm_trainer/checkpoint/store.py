@@ -260,7 +260,7 @@ class Checkpoints:
         needed = self._needed(storage, restore.needed_universal_files(converted, self._engine))
         self._spread(storage, name, converted, needed, inventories)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
-            restore.load_universal(self._engine, storage.directory / name, self._topology, manifest.state)
+            restore.load_universal(self._engine, storage.directory / name, self._topology, manifest)
         self._say(
             f"  successfully loaded checkpoint from {storage.directory} at iteration {manifest.iteration}"
             f" (saved as {_short(manifest.layout)}, now {_short(self._layout)})"

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
 
+from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import GPT, T5, Case, parallel
 
@@ -143,3 +146,72 @@ def test_the_same_layout_gives_the_same_numbers(tmp_path: Path) -> None:
     progress = json.loads((tmp_path / "parts" / "progress.json").read_text())
     assert [point[0] for point in progress["losses"]] == list(range(1, 9))
     assert progress["checkpoint"] == 8
+
+
+FP16 = {"optimisation.precision": "fp16"}
+CHANGED = {
+    "optimisation.lr": 2e-3,
+    "optimisation.weight_decay": 50.0,
+    "optimisation.adam_beta1": 0.1,
+    "optimisation.adam_beta2": 0.2,
+    "optimisation.adam_epsilon": 1.0,
+    "optimisation.clip_grad": 1e-3,
+}
+SETTINGS = {
+    "none": (parallel(zero_stage=0), parallel(zero_stage=0)),
+    "one": (parallel(zero_stage=1), parallel(zero_stage=1)),
+    "two": (parallel(zero_stage=2), parallel(zero_stage=2)),
+    "three": (parallel(zero_stage=3), parallel(zero_stage=3)),
+    "bf16": ({**BF16, **parallel(zero_stage=1)}, {**BF16, **parallel(zero_stage=1)}),
+    "fp16": ({**FP16, **parallel(zero_stage=1)}, {**FP16, **parallel(zero_stage=1)}),
+    "one to none": (parallel(zero_stage=1), parallel(zero_stage=0)),
+    "two to three": (parallel(zero_stage=2), parallel(zero_stage=3)),
+    "three to one": (parallel(zero_stage=3), parallel(zero_stage=1)),
+    "bf16 to fp16": ({**BF16, **parallel(zero_stage=1)}, {**FP16, **parallel(zero_stage=2)}),
+    "fp16 to bf16": ({**FP16, **parallel(zero_stage=1)}, {**BF16, **parallel(zero_stage=2)}),
+}
+
+
+def settings_after(cases: dict[str, Any], root: str) -> dict[str, Any]:
+    """Go on with other settings of the optimiser, and return those that it then has."""
+    # DeepSpeed refuses fp16 on a CPU for its slowness alone.
+    type(get_accelerator()).is_fp16_supported = lambda _: True
+    found: dict[str, Any] = {}
+    for name, (saved, resumed) in cases.items():
+        job_dir = Path(root) / name
+        scales = {"optimisation.initial_loss_scale_power": 10}
+        job = training.configure(GPT, {**scales, **saved})
+        resuming.train(job, job_dir, stop_after=2)
+        if saved != resumed:
+            convert(job_dir / "checkpoints", 2)
+        other = {"optimisation.initial_loss_scale_power": 12, "optimisation.loss_scale_window": 7}
+        job = training.configure(GPT, {**other, **CHANGED, **resumed})
+        trained = Training(job, job_dir, write=resuming.Log())
+        trained.engine.set_learning_rate(job.optimisation.lr)
+        optimiser: Any = trained.engine.deepspeed.optimizer
+        base = getattr(optimiser, "optimizer", optimiser)
+        keys = ("lr", "weight_decay", "betas", "eps")
+        scaler: Any = getattr(optimiser, "loss_scaler", None)
+        found[name] = {
+            "groups": [tuple(group[key] for key in keys) for group in base.param_groups],
+            # Without ZeRO the engine clips, by its configuration.
+            "clip": getattr(optimiser, "clip_grad", job.optimisation.clip_grad),
+            "scale": getattr(scaler, "cur_scale", 1.0),
+            "window": getattr(scaler, "scale_window", None),
+            "steps": {float(state["step"]) for state in base.state.values() if "step" in state},
+        }
+        trained.close()
+    return found
+
+
+def test_the_optimisers_settings_are_the_configurations(tmp_path: Path) -> None:
+    found = processes.run(1, settings_after, SETTINGS, str(tmp_path))[0]
+    for name, settings in found.items():
+        expected = (2e-3, (0.1, 0.2), 1.0)
+        assert [(lr, betas, eps) for lr, _, betas, eps in settings["groups"]] == [expected] * 2, name
+        assert [decay for _, decay, _, _ in settings["groups"]] == [50.0, 0.0], name
+        assert settings["clip"] == 1e-3, name
+        assert settings["steps"] == {2.0}, name
+    assert (found["fp16"]["scale"], found["fp16"]["window"]) == (2.0**10, 7), "the scale is a state"
+    assert (found["bf16 to fp16"]["scale"], found["bf16 to fp16"]["window"]) == (2.0**12, 7)
+    assert found["fp16 to bf16"]["scale"] == 1.0
