@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import functools
 import logging
 import os
 import signal
@@ -25,12 +26,12 @@ from deepspeed.accelerator import get_accelerator
 
 from rdm_trainer import metrics
 from rdm_trainer.checkpoint.files import CHECKPOINTS
-from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.checkpoint.store import Checkpoints
 from rdm_trainer.config import Config
 from rdm_trainer.data import loaders
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.distributed.collective import Collective, Flags
+from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
@@ -338,7 +339,7 @@ class Training:
             iteration=self.iteration,
             consumed_samples=self.consumed_samples,
             maps=MapMaker(
-                is_writer=self._writes_index_maps(),
+                leads=functools.cache(self._leads_in),
                 wait_until=self._collective.wait_until,
                 first_error=self._collective.first_error,
                 say=self._say,
@@ -350,14 +351,13 @@ class Training:
             )
         return opened
 
-    def _writes_index_maps(self) -> bool:
-        """One rank of each file system makes the maps that are missing."""
-        data = self.config.data
-        prefixes = [part.prefix for part in (*data.blend, *data.train)]
-        if data.mock or not prefixes:
-            return self._is_first
-        place = Path(data.index_cache) if data.index_cache else Path(prefixes[0]).parent
-        return Storage(place, self._collective, create=data.index_cache is not None).is_leader
+    def _leads_in(self, directory: Path) -> bool:
+        """One rank of those that see a directory leads them."""
+        # Whoever is to write there says what is wrong with it, if maps are missing.
+        with contextlib.suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+        leaders, _ = find_leaders(directory, self._collective)
+        return leaders[self._collective.rank] == self._collective.rank
 
     # Training.
 

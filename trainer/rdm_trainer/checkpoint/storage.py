@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 from rdm_trainer.checkpoint import files
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.distributed.collective import CHUNK, Collective
+from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["Storage"]
-
-_MARK = ".rdm-token-"
 
 # Bytes that are sent between two meetings of all ranks.
 _MEETING = 4 * 1024**3
@@ -30,7 +28,8 @@ class Storage:
     Args:
         directory: The directory under its name on this rank.
         collective: All ranks.
-        create: Make the directory where it is missing.
+        create: Make the directory where it is missing, and refuse one that cannot be written. Otherwise it is
+            only read.
 
     Attributes:
         stores: For each rank, the rank that leads those who see the same directory.
@@ -50,7 +49,9 @@ class Storage:
             except OSError as problem:
                 error = f"{directory}: {problem.strerror}"
         self._refuse(error, "The checkpoints directory cannot be made")
-        self.stores = self._find_stores()
+        self.stores, error = find_leaders(directory, collective)
+        if create:
+            self._refuse(error, "The checkpoints directory cannot be written")
         self.leaders = sorted(set(self.stores))
         self.is_leader = self.stores[collective.rank] == collective.rank
         self.nodes: list[str] = collective.gather(self.node)
@@ -64,38 +65,6 @@ class Storage:
         first = self.collective.first_error(error)
         if first is not None:
             raise TrainerError(f"{what}: {first}.", exit_code=FAILED)
-
-    def _find_stores(self) -> list[int]:
-        """Put a token where each rank stands, and look who sees whose."""
-        collective = self.collective
-        # Ranks of one node that stand in one directory need not ask the file system.
-        places = collective.gather(_place(self.directory))
-        first = [places.index(place) for place in places]
-        token = f"{_MARK}{secrets.token_hex(8)}" if first[collective.rank] == collective.rank else None
-        tokens: list[str | None] = collective.gather(token)
-        error = None
-        if token is not None and len(set(first)) > 1 and self.directory.is_dir():
-            try:
-                (self.directory / token).touch()
-            except OSError as problem:
-                error = f"{self.directory}: {problem.strerror}"
-        self._refuse(error, "The checkpoints directory cannot be written")
-        seen = collective.rank
-        if token is not None:
-            # Asked for by name: a list of the directory may be an old one on a network file system.
-            seen = next(
-                (
-                    rank
-                    for rank, name in enumerate(tokens)
-                    if name is not None and (rank == collective.rank or (self.directory / name).exists())
-                ),
-                collective.rank,
-            )
-        sights: list[int] = collective.gather(seen)
-        if token is not None:
-            with contextlib.suppress(OSError):
-                (self.directory / token).unlink(missing_ok=True)
-        return [sights[leader] for leader in first]
 
     def inventories(self) -> dict[int, Inventory]:
         """Return what each directory has, by its leader."""
@@ -186,19 +155,6 @@ class Storage:
                 manifest.write(self.directory / name)
         self._refuse(error, f"The checkpoint {name} could not be brought to every node")
         return sum(size for _, size, _, _ in moves)
-
-
-def _place(directory: Path) -> tuple[str, int, int] | str:
-    """Return what is equal only for two processes in the same directory of the same machine."""
-    try:
-        status = directory.stat()
-    except OSError:
-        return f"{socket.gethostname()}:{directory}"
-    try:
-        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        machine = socket.gethostname()
-    return machine, status.st_dev, status.st_ino
 
 
 def _sizes(inventory: Inventory, name: str) -> dict[str, int]:

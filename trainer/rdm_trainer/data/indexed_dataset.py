@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import struct
 from array import array
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.errors import TrainerError
+from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["DTYPES", "IndexedDataset", "IndexedWriter", "best_dtype", "merge", "paths", "write_index"]
 
@@ -65,7 +66,15 @@ def paths(prefix: Path) -> tuple[Path, Path]:
 
     Args:
         prefix: The path without a suffix.
+
+    Raises:
+        TrainerError: It ends in no name.
     """
+    if prefix.name in ("", ".."):
+        raise TrainerError(
+            f"{prefix} is a directory, and no prefix of a data set: give the path with the beginning of the "
+            f"files' names, as {prefix / 'corpus'}."
+        )
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 
@@ -91,6 +100,14 @@ class IndexedDataset:
         """
         self.prefix = Path(prefix)
         self._bin, self._idx = paths(self.prefix)
+        try:
+            self._open()
+        except OSError as error:
+            raise TrainerError(
+                f"{error.filename or self.prefix} cannot be read: {error.strerror or error}."
+            ) from error
+
+    def _open(self) -> None:
         missing = [path for path in (self._bin, self._idx) if not path.is_file()]
         if missing:
             listed = " and ".join(str(path) for path in missing)
@@ -263,7 +280,8 @@ class IndexedWriter:
                 f"a .bin cannot hold {self.dtype.name}; it can hold uint16 and int32, among others."
             )
         self._final = paths(Path(prefix))
-        self._temporary = tuple(path.with_name(f".{path.name}.{os.getpid()}.part") for path in self._final)
+        mark = secrets.token_hex(8)
+        self._temporary = tuple(path.with_name(f".{path.name}.{mark}.part") for path in self._final)
         self._final[0].parent.mkdir(parents=True, exist_ok=True)
         self._file = self._temporary[0].open("wb")
         self._sizes = array("i")
@@ -305,7 +323,7 @@ class IndexedWriter:
                 f"{other.prefix} holds {other.dtype.name} and the data sets before it {self.dtype.name}: "
                 "only data sets made with one tokenizer can be merged."
             )
-        other.flat().tofile(self._file)
+        self._file.write(other.flat().data)
         self._ends.frombytes((other.document_index[1:] + len(self._sizes)).tobytes())
         self._sizes.frombytes(other.sizes.tobytes())
 
@@ -322,7 +340,7 @@ class IndexedWriter:
             temporary.replace(final)
 
     def abandon(self) -> None:
-        """Take away what was written."""
+        """Take away what was written and is not finished."""
         with contextlib.suppress(OSError):
             self._file.close()
         for temporary in self._temporary:
@@ -336,9 +354,10 @@ class IndexedWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish, or abandon after an exception."""
-        if kind is None:
-            self.finish()
-        else:
+        try:
+            if kind is None:
+                self.finish()
+        finally:
             self.abandon()
 
 
@@ -374,14 +393,20 @@ def merge(prefixes: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
         output: The path of the new one, without suffix.
 
     Raises:
-        TrainerError: No data set is given, one is damaged, or their dtypes differ.
+        TrainerError: No data set is given, one is damaged, their dtypes differ, or the output cannot be
+            written.
     """
     if not prefixes:
         raise TrainerError("nothing to merge: give at least one data set.")
     datasets = [IndexedDataset(prefix) for prefix in prefixes]
-    with IndexedWriter(output, datasets[0].dtype) as writer:
-        for dataset in datasets:
-            writer.add_dataset(dataset)
+    try:
+        with IndexedWriter(output, datasets[0].dtype) as writer:
+            for dataset in datasets:
+                writer.add_dataset(dataset)
+    except OSError as error:
+        raise TrainerError(
+            f"{output} cannot be written: {error.strerror or error}. Nothing is left of it.", exit_code=FAILED
+        ) from error
 
 
 def _extent(length: int, expected: int) -> str:

@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A map that takes longer than a collective operation may: the other ranks wait for it."""
+"""One rank of those that see a directory makes its index maps; the others wait as long as it takes."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import errno
+import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch.distributed as dist
 
+from rdm_trainer.checkpoint.storage import Storage
+from rdm_trainer.config import Blend, DataConfig
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
+from rdm_trainer.data.indexed_dataset import IndexedWriter
+from rdm_trainer.distributed import leaders
 from rdm_trainer.distributed.collective import Collective
-from tests.distributed import processes
+from rdm_trainer.errors import TrainerError
+from rdm_trainer.train import Training
+from tests.distributed import processes, resuming
 
 LIMIT_S = 15.0
 """A rank that has to wait for a core must not be taken for one that is too late."""
@@ -29,7 +41,7 @@ def make(root: str) -> list[int]:
         yield path, np.arange(5)
 
     maps = MapMaker(
-        is_writer=collective.rank == 0,
+        leads=lambda _: collective.rank == 0,
         wait_until=collective.wait_until,
         first_error=collective.first_error,
     )
@@ -40,3 +52,59 @@ def make(root: str) -> list[int]:
 
 def test_no_time_limit_ends_the_wait_for_a_map(tmp_path: Path) -> None:
     assert processes.run(2, make, str(tmp_path)) == [[0, 1, 2, 3, 4]] * 2
+
+
+def on_two_nodes(root: str) -> dict[str, str | None]:
+    """Open data on two nodes; the second data set lies on a disk of each.
+
+    Returns:
+        What was wrong, by case.
+    """
+    shared, own = Path(root) / "shared", Path(root) / f"disk-{dist.get_rank()}"
+    leaders._place = lambda _: f"node {dist.get_rank()}"  # type: ignore[assignment]
+    touch = Path.touch
+
+    def refuse(path: Path) -> None:
+        if path.parent in (shared, own):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        touch(path)
+
+    def problem(**changes: Any) -> str | None:
+        data = DataConfig(blend=blend, split="1", workers=0, **changes)
+        try:
+            Training(
+                dataclasses.replace(resuming.GPT, data=data), Path(root) / "job", write=lambda _: None
+            ).close()
+        except TrainerError as error:
+            return str(error)
+        return None
+
+    blend = (Blend(str(shared / "a"), 1.0), Blend(str(own / "b"), 1.0))
+    found = {"two file systems": problem()}
+    Path.touch = refuse  # type: ignore[method-assign, assignment]
+    found["finished, read-only"] = problem()
+    # As checkpoint.load is opened.
+    storage = Storage(shared, Collective(datetime.timedelta(seconds=LIMIT_S)), create=False)
+    found["loaded, read-only"] = str(storage.leaders)
+    found["no cache"] = problem(index_cache="/proc/maps")
+    return found
+
+
+def test_each_file_system_has_its_maps(tmp_path: Path) -> None:
+    for name in ("shared/a", "disk-0/b", "disk-1/b"):
+        with IndexedWriter(tmp_path / name, np.uint16) as writer:
+            for _ in range(20):
+                writer.add(range(90))
+                writer.end_document()
+    for found in processes.run(2, on_two_nodes, str(tmp_path)):
+        assert found["two file systems"] is None
+        assert found["finished, read-only"] is None
+        assert found["loaded, read-only"] == "[0, 1]"
+        assert re.fullmatch(
+            r"rank 0: .*/a, split train: /proc/maps/a_train_.*\.npy cannot be written \(No such file or "
+            r"directory\): give data\.index_cache a directory that every node can write\.",
+            found["no cache"] or "",
+        ), found
+    for name, maps in (("shared", 3 + 2), ("disk-0", 3), ("disk-1", 3)):
+        assert len(list((tmp_path / name).glob("*.npy"))) == maps
+        assert not list((tmp_path / name).glob(".*"))

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,21 @@ import numpy.typing as npt
 
 from rdm_trainer.errors import TrainerError
 
-__all__ = ["misfit", "read", "save"]
+__all__ = ["misfit", "read", "require_writable", "save"]
+
+
+def require_writable(path: Path) -> None:
+    """Make the directory of a file, and refuse one that cannot be written: a map may take long to compute.
+
+    Raises:
+        TrainerError: It cannot be made or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def save(path: Path, array: npt.NDArray[np.generic]) -> None:
@@ -20,20 +37,27 @@ def save(path: Path, array: npt.NDArray[np.generic]) -> None:
     Raises:
         TrainerError: The directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    # Neither a process's number nor a host's name is one alone where containers share a file system.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             np.save(file, array, allow_pickle=False)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise TrainerError(
-            f"{path} cannot be written ({error.strerror}): give data.index_cache a directory that every node "
-            "can write."
-        ) from error
+        # A read-only file system refuses this even where there is nothing to remove.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> TrainerError:
+    # numpy leaves out the reason when a disk takes a part only.
+    reason = error.strerror or f"{error}: is the disk full?"
+    return TrainerError(
+        f"{path} cannot be written ({reason}): give data.index_cache a directory that every node can write."
+    )
 
 
 def read(path: Path) -> npt.NDArray[np.generic]:

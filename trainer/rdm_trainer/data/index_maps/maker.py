@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.data.index_maps.files import save
+from rdm_trainer.data.index_maps.files import require_writable, save
 from rdm_trainer.errors import TrainerError
 
 __all__ = ["Build", "MapMaker", "Progress"]
@@ -36,7 +36,8 @@ class MapMaker:
     """Who makes the maps of a training, and how the others wait for them.
 
     Attributes:
-        is_writer: This process makes what is missing: one does for each file system.
+        leads: Whether this process makes what is missing in a directory: one does of those that see the same
+            directory. Every process asks, in the same order.
         wait_until: Returns when the function that it is given, asked again and again for as many seconds as
             it may take, has said yes in every process. A collective operation that is waited in would run
             into its time limit.
@@ -44,7 +45,7 @@ class MapMaker:
         say: Takes a line for the log.
     """
 
-    is_writer: bool = True
+    leads: Callable[[Path], bool] = lambda _: True
     wait_until: Callable[[Callable[[float], bool]], None] = _wait_alone
     first_error: Callable[[str | None], str | None] = lambda error: error
     say: Callable[[str], None] = lambda _: None
@@ -54,7 +55,7 @@ class MapMaker:
 
         Args:
             name: Of the map, for the log and for errors.
-            files: Of the map.
+            files: Of the map, in one directory.
             build: Makes them.
             check: Reads them and holds them to the data. The writer does, so that the others need not.
 
@@ -62,9 +63,8 @@ class MapMaker:
             TrainerError: They could not be made or written, or are not sound; the same in every process.
         """
         work = None
-        if self.is_writer:
-            missing = not all(path.is_file() for path in files)
-            work = _Work(name, build if missing else None, check, self.say)
+        if self.leads(files[0].parent):
+            work = _Work(name, files, build, check, self.say)
         self.wait_until(work.wait if work is not None else lambda _: True)
         error = self.first_error(work.error if work is not None else None)
         if error is not None:
@@ -75,10 +75,15 @@ class _Work:
     """A map that is being made by a thread of its own, so that this process can answer the others."""
 
     def __init__(
-        self, name: str, build: Build | None, check: Callable[[], object], say: Callable[[str], None]
+        self,
+        name: str,
+        files: Sequence[Path],
+        build: Build,
+        check: Callable[[], object],
+        say: Callable[[str], None],
     ) -> None:
         self.error: str | None = None
-        self._name, self._build, self._check, self._say = name, build, check, say
+        self._name, self._files, self._build, self._check, self._say = name, files, build, check, say
         self._part = 0.0
         self._began = self._said = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="index-map", daemon=True)
@@ -96,17 +101,18 @@ class _Work:
 
     def _run(self) -> None:
         try:
-            if self._build is not None:
-                self._make(self._build)
+            if not all(path.is_file() for path in self._files):
+                self._make()
             self._check()
         except TrainerError as error:
             self.error = str(error)
         except Exception as error:  # the other processes wait, and must hear of it
             self.error = f"The index map of {self._name} could not be made: {type(error).__name__}: {error}."
 
-    def _make(self, build: Build) -> None:
+    def _make(self) -> None:
         try:
-            for path, array in build(self._advance):
+            require_writable(self._files[0])
+            for path, array in self._build(self._advance):
                 save(path, array)
         except TrainerError as error:
             raise TrainerError(f"{self._name}: {error}") from None

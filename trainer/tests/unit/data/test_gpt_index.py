@@ -142,7 +142,7 @@ def open_maps(data: IndexedDataset, *, is_writer: bool = True, samples: int = 50
     documents = np.arange(2, 25, dtype=np.int32)
     return load_or_build(
         data.prefix, "train", data.sizes, documents, samples, 8, 5,
-        directory=None, maps=MapMaker(is_writer),
+        directory=None, maps=MapMaker(leads=lambda _: is_writer),
     )  # fmt: skip
 
 

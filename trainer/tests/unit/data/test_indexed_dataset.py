@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import resource
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rdm_trainer.data.indexed_dataset import DTYPES, IndexedDataset, IndexedWriter, best_dtype, merge
-from rdm_trainer.errors import TrainerError
+from rdm_trainer.errors import FAILED, TrainerError
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5, 65499]]]
 
@@ -232,3 +234,36 @@ def test_a_token_that_does_not_fit_is_refused(
     writer.end_document()
     writer.finish()
     assert IndexedDataset(tmp_path / "d").flat().tolist() == [0, 1, 2]
+
+
+def test_two_writers_with_one_process_number_do_not_meet(tmp_path: Path) -> None:
+    first, second = (IndexedWriter(tmp_path / "d", np.uint16) for _ in range(2))
+    first.add([1] * 10_000)
+    second.add([2])
+    for writer in (first, second):
+        writer.end_document()
+    first.finish()
+    second.finish()
+    assert IndexedDataset(tmp_path / "d").flat().tolist() == [2]
+
+
+@contextlib.contextmanager
+def room(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_merge_that_finds_no_room_is_one_sentence_and_leaves_nothing(
+    make_dataset: Callable[..., Path], tmp_path: Path
+) -> None:
+    parts = [make_dataset(name, [[[7] * 100_000]]) for name in "ab"]
+    before = sorted(tmp_path.iterdir())
+    with room(300_000), pytest.raises(TrainerError, match=r"m cannot be written: File too large\.") as raised:
+        merge(parts, tmp_path / "m")
+    assert raised.value.exit_code == FAILED
+    assert sorted(tmp_path.iterdir()) == before

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rdm_trainer.data.index_maps import maker
+from rdm_trainer.data.index_maps import files, maker
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 from rdm_trainer.errors import TrainerError
 
@@ -52,4 +54,45 @@ def test_another_process_error_is_ours(tmp_path: Path) -> None:
         raise AssertionError("this process writes none")
 
     with pytest.raises(TrainerError, match="disk full"):
-        MapMaker(False, first_error=lambda _: "rank 0: disk full").make("x", [tmp_path / "x"], build, fine)
+        MapMaker(leads=lambda _: False, first_error=lambda _: "rank 0: disk full").make(
+            "x", [tmp_path / "x"], build, fine
+        )
+
+
+def test_a_directory_that_cannot_be_written_is_refused_before_the_work() -> None:
+    path = Path("/proc/maps/map.npy")
+
+    def build(_: Progress) -> Arrays:
+        raise AssertionError("this would be for nothing")
+
+    said = rf"^corpus: {path} cannot be written \(No such file or directory\): give data\.index_cache "
+    with pytest.raises(TrainerError, match=said):
+        MapMaker().make("corpus", [path], build, fine)
+
+
+def test_a_read_only_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    # It refuses to remove a file even where there is none.
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(TrainerError, match=r"written \(Read-only file system\): give data\.index_cache"):
+        files.save(tmp_path / "map.npy", np.arange(3))
+
+
+def test_two_writers_with_one_process_number_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in two containers on one file system: the second begins and ends while the first is at work.
+    path, fsync = tmp_path / "map.npy", os.fsync
+
+    def second(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        files.save(path, np.arange(9))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", second)
+    files.save(path, np.arange(3))
+    assert np.load(path).tolist() == [0, 1, 2]
+    assert list(tmp_path.iterdir()) == [path]

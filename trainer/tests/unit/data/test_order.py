@@ -108,7 +108,7 @@ def test_a_blend_is_kept(tmp_path: Path) -> None:
     made = load_or_build(weights, 100, tmp_path, MapMaker())
     assert len(list(tmp_path.iterdir())) == 2
     # Who does not write reads what is there.
-    read = load_or_build(weights, 100, tmp_path, MapMaker(is_writer=False))
+    read = load_or_build(weights, 100, tmp_path, MapMaker(leads=lambda _: False))
     for ours, kept, computed in zip(made, read, blend(weights, 100), strict=True):
         assert isinstance(kept, np.memmap)
         np.testing.assert_array_equal(ours, computed)
