@@ -211,6 +211,7 @@ node:
         - C(raise_allowed) says whether its containers may have no limit.
       type: dict
       sample: {soft: 8388608, hard: 8388608, raise_allowed: true}
+    shared_memory: {description: "Bytes that C(/dev/shm) may have, 0 where there is none.", type: int}
     accelerator: {description: "One of C(rocm), C(cuda), C(cpu).", type: str, sample: rocm}
     gpus:
       description: GPUs with C(vendor), C(pci), C(device_id), C(driver) and C(render_node).
@@ -523,6 +524,7 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
             "disk", host_state.disk, image_dir, otherwise={"path": image_dir, "total": 0, "free": 0}
         ),
         "memlock": memlock,
+        "shared_memory": findings.guard("shared-memory", host_state.shared_memory, otherwise=0),
     }
 
 

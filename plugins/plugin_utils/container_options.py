@@ -12,6 +12,7 @@ from typing import Any
 
 from ansible.module_utils.common.text.formatters import human_to_bytes
 from ansible_collections.rdm.provision.plugins.module_utils.constants import CONFIG_DIR, JOBS
+from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import SHARED_MEMORY
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem
 
 OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
@@ -62,6 +63,18 @@ def _typed(value: Any, check: Any) -> Any:
 
 MOUNT_OPTIONS = ("volumes", "ipc_mode", "shm_size", "security_opts")
 """The options of the container that say whether SELinux has a word in what it mounts."""
+
+
+def own_memory(shm_size: Any, ipc_mode: Any) -> int | None:
+    """Return the bytes of the container's own shared memory, None where it shares the node's.
+
+    Args:
+        shm_size: what the user has set of `container_shm_size`, in a right form, or nothing.
+        ipc_mode: and of `container_ipc_mode`.
+    """
+    if shm_size:
+        return int(human_to_bytes(str(shm_size)))
+    return None if ipc_mode in (None, "host") else SHARED_MEMORY
 
 
 def unlabelled_volumes(options: Mapping[str, Any]) -> list[str]:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What must be true of a node's devices: GPUs, interfaces, memory that can be locked."""
+"""What must be true of a node's devices: GPUs, interfaces, memory that can be locked or shared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.archive.images import size_text
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import (
+    SHARED_MEMORY,
     memlock_shortage,
     nvidia_way,
     rdma_devices,
@@ -126,6 +128,25 @@ def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
             "or go on with less with container_memlock_required: false"
         )
         findings.problems.append(Problem(want.node, "", shortage, remedy))
+
+
+def shared_memory(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the processes of a node have too little memory to share for their collectives."""
+    own = want.own_memory
+    has = int(facts.get("shared_memory", SHARED_MEMORY)) if own is None else own
+    if want.accelerator == "cpu" or want.slots < 2 or has >= SHARED_MEMORY:
+        return
+    reason = (
+        f"has {size_text(has)}, and NCCL or RCCL ends without {size_text(SHARED_MEMORY)} for "
+        f"{want.slots} processes"
+    )
+    if own is not None:
+        problem = Problem(want.node, "container_shm_size", reason, "set it to 1G or more, such as 64G")
+    else:
+        remedy = "give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab)"
+        more = ", or set container_shm_size: 64G" if want.network_name else ""
+        problem = Problem(want.node, "/dev/shm", reason, remedy + more)  # noqa: S108  # its name
+    findings.problems.append(problem)
 
 
 def rdma(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

@@ -40,6 +40,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         port_checks.virtual_ports,
         port_checks.opensm,
         device_checks.memlock,
+        device_checks.shared_memory,
         engine_checks.image,
         engine_checks.archives,
         engine_checks.disk,
@@ -63,12 +64,15 @@ def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     """Return what stands against the plan on a bare host, which has no containers."""
     interfaces = facts.get("interfaces") or []
     own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
+    findings = Findings([], [])
+    device_checks.shared_memory(want, facts, findings)
     if want.my_ip in own:
-        return Findings([], [])
+        return findings
     having = sorted(address for address in own if ":" not in address and not address.startswith("127."))
     reason = f"is no address of the host, which has {', '.join(having) or 'none'}"
     remedy = "set my_ip to the one that it has on the fabric"
-    return Findings([Problem(want.node, f"my_ip {want.my_ip}", reason, remedy)], [])
+    findings.problems.append(Problem(want.node, f"my_ip {want.my_ip}", reason, remedy))
+    return findings
 
 
 def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:

@@ -61,6 +61,8 @@ class NodePlan(NamedTuple):
         network_replace: whether the user agrees to make an existing network anew.
         container_name: the name of the training container.
         memlock_required: refuse when containers cannot lock all memory.
+        slots: processes of a job on the node.
+        own_memory: bytes of the container's own shared memory, None where it shares the node's.
         docker_socket: where the user says that the engine is; empty for the usual place.
         engine_install: whether a missing engine is installed later in the run.
         min_free_bytes: space that images need, 0 for no check.
@@ -95,6 +97,8 @@ class NodePlan(NamedTuple):
     network_replace: bool = False
     container_name: str = "rdm"
     memlock_required: bool = True
+    slots: int = 1
+    own_memory: int | None = None
     docker_socket: str = ""
     engine_install: bool = False
     min_free_bytes: int = 0

@@ -31,6 +31,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
     container_problems,
+    own_memory,
     unlabelled_volumes,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import (
@@ -369,6 +370,7 @@ def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodeP
         my_ip=plan.addresses.nodes[node],
         subnet=plan.addresses.subnet,
         gateway=plan.addresses.gateway,
+        slots=plan.inventory.nodes[node].slots,
         network_name="",
         network_driver="",
         docker_socket=reader.text(node, "rdm_docker_socket"),
@@ -386,6 +388,9 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         network_replace=reader.true(node, "network_replace"),
         container_name=reader.text(node, "container_name"),
         memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
+        own_memory=own_memory(
+            reader.role_value(node, "container_shm_size"), reader.role_value(node, "container_ipc_mode")
+        ),
         min_free_bytes=int(reader.text(node, "images_min_free_bytes") or 0),
         image=images.image,
         image_listed=images.listed,

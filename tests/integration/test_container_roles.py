@@ -53,7 +53,7 @@ def play(
         [{"tasks": [task], "vars": {"container_my_ip": f"{NET}.9", **own}} for own in several],
         docker_host=f"unix://{engine}",
         preflight_facts={"node": {"docker": {"containers": [], "security_options": secured}}},
-        preflight_plan={"nodes": {HOST: {"network_present": True}}},
+        preflight_plan={"nodes": {HOST: {"network_present": True, "container": {"shm_size": "2G"}}}},
         container_ssh_key_dir=str(directory / "keys"),
         container_config_dir=str(directory / "config"),
         container_job_directory=str(directory / "jobs"),
@@ -137,6 +137,32 @@ def test_a_plugin_that_never_came_up_is_a_failure_each_time(
         assert played.status != 0
         assert "container rdm-sriov-plugin ended with status 3" in played.output, played.output
         assert wait_until(restarting, 120)
+
+
+def test_a_containers_own_shared_memory_is_as_large_as_the_plan_says(
+    bare: Engine, busybox_image: str, tmp_path: Path
+) -> None:
+    """Docker's own 64 MB would end NCCL. One size is the user's; the node's memory has none."""
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"container_ipc_mode": "private"}, 2 << 30),
+        ({"container_shm_size": "3G"}, 3 << 30),
+        ({}, 64 << 20),  # what the engine writes down where it has no say
+    ]
+    played = play(
+        "container",
+        tmp_path,
+        bare.socket,
+        several=[
+            {"container_name": f"c{number}", "container_my_ip": f"{NET}.{number + 10}", **given}
+            for number, (given, _) in enumerate(cases)
+        ],
+        container_image=busybox_image,
+        container_sshd=False,
+        container_stop_timeout=0,
+    )
+    assert played.status == 0, played.output
+    made = [bare.api.get(f"/containers/c{number}/json")["HostConfig"] for number in range(len(cases))]
+    assert [host["ShmSize"] for host in made] == [size for _, size in cases]
 
 
 def test_mounts_are_labelled_where_selinux_confines_the_container(

@@ -8,6 +8,8 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import NVIDIA_CDI
 
 RDMA_CM = "/dev/infiniband/rdma_cm"
+SHARED_MEMORY = 2**30
+"""Bytes of shared memory that NCCL and RCCL want for the processes of a node, as their documents say."""
 
 
 class ContainerSpec(NamedTuple):
@@ -19,6 +21,7 @@ class ContainerSpec(NamedTuple):
         device_requests: requests to device drivers, such as the NVIDIA runtime's.
         ulimits: `name:soft:hard`; memlock in bytes, -1 is unlimited.
         capabilities: capabilities to add.
+        shm_size: of a shared memory of its own.
     """
 
     devices: List[str]
@@ -26,6 +29,7 @@ class ContainerSpec(NamedTuple):
     device_requests: List[Dict[str, Any]]
     ulimits: List[str]
     capabilities: List[str]
+    shm_size: str
 
 
 def container_spec(
@@ -68,7 +72,17 @@ def container_spec(
         device_requests=requests,
         ulimits=[f"memlock:{limit}:{limit}"],
         capabilities=capabilities,
+        shm_size=own_shm_size(facts),
     )
+
+
+def own_shm_size(facts: Mapping[str, Any]) -> str:
+    """Return how much shared memory a container gets that has its own: about as much as the node has.
+
+    That is a power of two, so that another kernel, which leaves a little more or less, makes no difference.
+    """
+    gibibytes = max(int(facts.get("shared_memory") or 0), SHARED_MEMORY) // SHARED_MEMORY
+    return "{0}G".format(2 ** (gibibytes.bit_length() - 1))
 
 
 def nvidia_way(facts: Mapping[str, Any]) -> str:

@@ -276,6 +276,7 @@ def node_body(node: NodeSpec) -> Dict[str, Any]:
         "Init": True,
         "Tmpfs": {"/run": "exec,mode=755", "/tmp": "exec,mode=1777"},  # noqa: S108  # the node's own
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "1m"}},
+        "ShmSize": 2 << 30,  # as a machine has; Docker gives 64 MB
     }
     if node.capabilities.complete:
         host["Privileged"] = True

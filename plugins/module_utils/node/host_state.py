@@ -97,6 +97,11 @@ def disk(path: str) -> dict[str, Any]:
     return {"path": path, "total": usage.total, "free": usage.free}
 
 
+def shared_memory(path: str = "/dev/shm") -> int:  # noqa: S108  # it is looked at, and not written to
+    """Return the bytes that the node's shared memory may have; 0 where there is none."""
+    return shutil.disk_usage(path).total if os.path.isdir(path) else 0
+
+
 def installed(program: str) -> bool:
     """Return whether a program is in one of the usual directories."""
     return shutil.which(program, path=_PATH) is not None

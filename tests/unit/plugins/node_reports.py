@@ -67,6 +67,7 @@ SOUND: dict[str, Any] = {
     "python_requests": True,
     "disk": {"path": "/var/lib/docker", "total": 200 * 2**30, "free": 100 * 2**30},
     "memlock": {"soft": 65536, "hard": 65536, "raise_allowed": True},
+    "shared_memory": 64 * 2**30,
     "gpus": [],
     "accelerator": "cpu",
     "devices": {"kfd": False, "dri": [], "nvidia": [], "rdma_cm": False},

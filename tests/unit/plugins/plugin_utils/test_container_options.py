@@ -8,6 +8,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
     container_problems,
+    own_memory,
     unlabelled_volumes,
 )
 from hypothesis import given
@@ -104,6 +105,21 @@ def test_everything_is_told_at_once() -> None:
 def test_a_size_of_its_own_and_the_nodes_memory_exclude_each_other() -> None:
     (sentence,) = sentences(container_shm_size="1G", container_ipc_mode="host")
     assert "has no effect with container_ipc_mode host" in sentence
+
+
+@pytest.mark.parametrize(
+    ("shm_size", "ipc_mode", "size"),
+    [
+        (None, None, None),
+        ("", "host", None),
+        ("64M", None, 64 << 20),
+        (1024, "private", 1024),
+        ("", "private", 1 << 30),  # that or more, as the node has
+        (None, "shareable", 1 << 30),
+    ],
+)
+def test_whose_shared_memory_counts(shm_size: Any, ipc_mode: str | None, size: int | None) -> None:
+    assert own_memory(shm_size, ipc_mode) == size
 
 
 @given(st.dictionaries(st.text(max_size=6), st.text(max_size=6), max_size=3))

@@ -539,6 +539,23 @@ def test_memlock_is_refused_or_accepted_without_a_word_as_the_user_says() -> Non
     assert warnings(limited, memlock_required=False) == []
 
 
+def test_shared_memory_that_would_end_nccl_is_refused() -> None:
+    """nccl#606: with 64 MB a training begins, and ends with the first collective."""
+    small = report(shared_memory=64 << 20)
+    gpus: dict[str, Any] = {"accelerator": "rocm", "slots": 8}
+    words = "has 64.0 MiB, and NCCL or RCCL ends without 1.0 GiB for 8 processes: "
+    found = [one for one in problems(small, **gpus) if "/dev/shm" in one]
+    assert found == [
+        f"/dev/shm {words}give it more (mount -o remount,size=50% /dev/shm, and the same in /etc/fstab), or "
+        "set container_shm_size: 64G"
+    ]
+    own = [one for one in problems(small, **gpus, own_memory=64 << 20) if "shm" in one]
+    assert own == [f"container_shm_size {words}set it to 1G or more, such as 64G"]
+    for more in ({"own_memory": 64 << 30}, {"slots": 1}, {"accelerator": "cpu"}):
+        assert "shm" not in str(problems(small, **{**gpus, **more}))
+    assert "shm" not in str(problems(report(shared_memory=1 << 30), **gpus))
+
+
 def test_full_disk_is_refused() -> None:
     [sentence] = problems(report(), min_free_bytes=200 * 2**30)
     assert sentence.startswith("/var/lib/docker has 100.0 GiB free, and images need 200.0 GiB")

@@ -27,7 +27,17 @@ def test_cpu_node_gets_nothing_special() -> None:
         "device_requests": [],
         "ulimits": ["memlock:-1:-1"],
         "capabilities": [],
+        "shm_size": "64G",
     }
+
+
+@pytest.mark.parametrize(
+    ("node", "size"),
+    [(0, "1G"), (64 << 20, "1G"), (12 << 30, "8G"), (503 << 30, "256G"), (512 << 30, "512G")],
+)
+def test_a_container_with_shared_memory_of_its_own_gets_about_the_nodes(node: int, size: str) -> None:
+    assert container_spec(report(shared_memory=node), "rocm").shm_size == size
+    assert container_spec(report(shared_memory=node + 4096), "rocm").shm_size == size
 
 
 def test_rocm_node_gets_its_devices_and_the_groups_that_own_them() -> None:
