@@ -29,6 +29,11 @@ On the command line, `key.sub=value` goes over the file, as in
 `rdm-trainer config JOB` checks a file and prints it with every key. `rdm-trainer dry-run JOB --gpu H200` says
 what it needs and whether it fits. Examples lie in `trainer/configs/`. [Megatron's flags, and our
 keys](megatron-flags.md) is for those who have a Megatron command line.
+
+An integer is 2147483647 at most where the table says nothing else. `010` and `1:30`, which YAML 1.1 reads
+as 8 and 90, are no numbers here: a key that takes a number refuses them, and one that takes text has them as
+they stand. A blend in Megatron's order, `[0.3, a, 0.7, b]`, is written
+`[{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]`.
 """
 WORDS = {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}
 
@@ -50,8 +55,12 @@ def kind(hint: Any) -> str:
     """A type in words: ``integer, at least 1``."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        inner = "text" if isinstance(arguments[1], schema.ByPartition) else kind(arguments[0])
-        return f"{inner}, {arguments[1]}"
+        inner, bounds = kind(arguments[0]), arguments[1]
+        if isinstance(bounds, schema.ByPartition):
+            inner = "text"
+        elif bounds.most == schema.MOST:
+            bounds = dataclasses.replace(bounds, most=None)
+        return f"{inner}, {bounds}"
     if origin in (typing.Union, types.UnionType):
         return kind(next(part for part in arguments if part is not type(None)))
     if origin is typing.Literal:

@@ -315,8 +315,9 @@ def _config(wanted: Wanted, problems: list[Problem]) -> Mapping[str, Any]:
         what = wanted.source + where
         problems.append(Problem(None, what, f"is not YAML: {error.problem}", _CORRECT))
         return {}
-    except yaml.YAMLError as error:
-        problems.append(Problem(None, wanted.source, f"is not YAML: {error}", _CORRECT))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = f"is not YAML: {' '.join(str(error).split())}"
+        problems.append(Problem(None, wanted.source, reason, _CORRECT))
         return {}
     if not isinstance(config, dict) or not config:
         what = "is empty" if not config else "is a list" if isinstance(config, list) else "holds no keys"
@@ -338,7 +339,7 @@ def _chosen(key: str, section: Mapping[str, Any], overrides: Sequence[str]) -> A
         if name == key:
             try:
                 value = yaml.safe_load(text)
-            except yaml.YAMLError:
+            except (yaml.YAMLError, ValueError, RecursionError):
                 value = text
     return value
 

@@ -227,7 +227,7 @@ def _data(config: Config) -> Iterator[str]:
 def _split(split: str) -> Iterator[str]:
     parts = [part.strip() for part in re.split("[,/]", split)]
     numbers = [float(part) for part in parts if re.fullmatch(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", part)]
-    if len(numbers) != len(parts) or len(parts) > 3 or sum(numbers) <= 0:
+    if len(numbers) != len(parts) or len(parts) > 3 or not 0 < sum(numbers) < float("inf"):
         yield (
             f"data.split is {split!r}; it must be one to three proportions for training, validation and "
             "test, as 969,30,1."

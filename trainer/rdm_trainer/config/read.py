@@ -26,24 +26,76 @@ _T = TypeVar("_T")
 
 # PyYAML raises ValueError for a day that no month has, as 2024-99-99 may be meant for stages.
 _NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+# More is no configuration, and would take PyYAML minutes.
+_MOST_CHARACTERS = 1 << 20
+_MOST_VALUES = 100_000
+_MOST_MERGED = 1_000
+_DEEPEST = 20
 _UNREAD: Any = object()
 """The value of a key whose override cannot be read."""
 
 
+class _Written(int):
+    """An integer that is not written as one writes it: ``0x10``, ``1_000``."""
+
+    text: str
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML as people write numbers: ``1e-4`` is one, which YAML 1.1 reads as text."""
+    """YAML as people write numbers.
+
+    ``1e-4`` is one, which YAML 1.1 reads as text. ``010`` and ``1:30`` are text, which it reads as 8 and 90.
+    """
+
+    values = 0
+    """That were read so far; those of an alias count wherever it stands."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read a value, no deeper than any configuration goes: PyYAML takes seconds up to its own limit."""
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise yaml.YAMLError("it is nested too deeply")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put the keys of ``<<`` in; merges of merges multiply."""
+        super().flatten_mapping(node)
+        if len(node.value) > _MOST_MERGED:
+            raise yaml.YAMLError(f"a mapping has more than {_MOST_MERGED:,} keys")
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Return an integer that knows how it is written."""
+        number = super().construct_yaml_int(node)
+        if str(number) == node.value:
+            return number
+        written = _Written(number)
+        written.text = str(node.value)
+        return written
 
 
 class _Dumper(yaml.SafeDumper):
     """Puts text that the loader would read as a number in quotes."""
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_NUMBERS = {
+    "int": r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)\Z",
+    "float": r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)([eE][-+][0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))\Z",
+}
+_EXPONENT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z")
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in _NUMBERS]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _kind, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(_pattern), list("-+.0123456789"))
 for _cls in (_Loader, _Dumper):
-    _cls.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+\Z"),
-        list("-+.0123456789"),
-    )
+    _cls.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -76,11 +128,15 @@ def text_of(path: Path) -> str:
         ConfigError: It cannot be read, or is no text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except UnicodeDecodeError:
         raise ConfigError([f"{path} is not text in UTF-8."]) from None
     except OSError as error:
         raise ConfigError([f"{path} cannot be read: {error.strerror}."]) from None
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError([f"{path} has more than {_MOST_CHARACTERS:,} characters, as no configuration has."])
+    return text
 
 
 def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
@@ -92,7 +148,9 @@ def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
     return _build(dict(mapping), overrides, {}, [], [], "the configuration")
 
 
-def _parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[list[str], Any]], list[str]]:
+def _parse_overrides(
+    overrides: Sequence[str], twice: list[Path_]
+) -> tuple[list[tuple[list[str], Any]], list[str]]:
     """Split ``key.sub=value`` texts; return (keys, value) pairs of those that have keys, and the problems."""
     found: list[tuple[list[str], Any]] = []
     problems: list[str] = []
@@ -102,9 +160,9 @@ def _parse_overrides(overrides: Sequence[str]) -> tuple[list[tuple[list[str], An
             problems.append(f"The override {override!r} is not of the form key.sub=value.")
             continue
         try:
-            value = yaml.load(text, Loader=_Loader)  # noqa: S506  # derived from SafeLoader
-        except _NOT_YAML:
-            problems.append(f"The value of the override {override!r} is not YAML; quote it.")
+            value = _parse(text, "", {}, problems, twice, tuple(key.split(".")))
+        except ConfigError:
+            problems.append(f"The value of the override {_shown(override)} is not YAML; quote it.")
             value = _UNREAD
         found.append((key.split("."), value))
     return found, problems
@@ -144,12 +202,21 @@ def resolve(config: Config, world_size: int | None = None) -> Config:
     return dataclasses.replace(config, model=resolved, parallel=parallel)
 
 
-def _parse(text: str, source: str, lines: Lines, problems: list[str], twice: list[Path_]) -> Any:
+def _parse(
+    text: str, source: str, lines: Lines, problems: list[str], twice: list[Path_], path: Path_ = ()
+) -> Any:
     """Return the YAML document as plain data, noting each key's line and the keys that appear twice."""
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        code = f"U+{ord(text[error.position]):04X}"
+        raise ConfigError(
+            [f"{source} is not YAML: line {line} has the control character {code}; remove it."]
+        ) from None
     try:
         node = loader.get_single_node()
-        return None if node is None else _plain(loader, node, (), lines, problems, twice)
+        return None if node is None else _plain(loader, node, path, lines, problems, twice)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f" in line {mark.line + 1}" if mark else ""
@@ -163,8 +230,11 @@ def _parse(text: str, source: str, lines: Lines, problems: list[str], twice: lis
 def _plain(
     loader: _Loader, node: yaml.Node, path: Path_, lines: Lines, problems: list[str], twice: list[Path_]
 ) -> Any:
-    if len(path) > 20:
+    if len(path) > _DEEPEST:
         raise yaml.YAMLError("it is nested too deeply")
+    loader.values += 1
+    if loader.values > _MOST_VALUES:
+        raise yaml.YAMLError(f"it has more than {_MOST_VALUES:,} values, as aliases of aliases make them")
     if isinstance(node, yaml.SequenceNode):
         return [_plain(loader, item, (*path, i), lines, problems, twice) for i, item in enumerate(node.value)]
     if not isinstance(node, yaml.MappingNode):
@@ -191,9 +261,9 @@ def _build(
     unfit: Sequence[Path_],
     source: str,
 ) -> Config:
-    parsed, wrong = _parse_overrides(overrides)
-    problems = [*problems, *wrong]
     unfit = [*unfit]
+    parsed, wrong = _parse_overrides(overrides, unfit)
+    problems = [*problems, *wrong]
     for keys, value in parsed:
         mapping = _with(mapping, keys, value, (), problems, unfit)
         lines = {path: line for path, line in lines.items() if path[: len(keys)] != tuple(keys)}
@@ -321,16 +391,23 @@ class _Converter:
         return self._scalar(hint, value, path)
 
     def _scalar(self, hint: Any, value: Any, path: Path_) -> Any:
-        if hint is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            if hint is int:
+                return int(value)
+            if hint is float:
+                return self._scalar(hint, _float(value), path)
         if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
             if hint is float and not -float("inf") < value < float("inf"):
                 return self._note(path, f"must be a finite number, not {value}")
             return value
         if value is None:
             return self._note(path, f"has no value; give {_WORDS[hint]}, or leave the key out")
-        quote = " (put it in quotes)" if hint is str and not isinstance(value, list | dict) else ""
-        return self._note(path, f"must be {_WORDS[hint]}, not {_shown(value)}{quote}")
+        remark = ""
+        if hint is str and not isinstance(value, list | dict):
+            remark = " (put it in quotes)"
+        elif isinstance(value, str) and re.fullmatch(r"[-+]?0[0-9_]+", value):
+            remark = " (leave the leading zero out; to YAML it would mean octal)"
+        return self._note(path, f"must be {_WORDS[hint]}, not {_shown(value)}{remark}")
 
     def _bounded(self, inner: Any, bounds: Bounds, value: Any, path: Path_) -> Any:
         number = self._scalar(inner, value, path)
@@ -350,6 +427,9 @@ class _Converter:
             value = [value]
         if not isinstance(value, list | tuple):
             self._note(path, f"must be a list, not {_shown(value)}")
+            return ()
+        if inner is Blend and (ours := _from_megatron(value)):
+            self._note(path, f"has weights and prefixes in Megatron's order; write {ours}")
             return ()
         return tuple(self.value(inner, item, (*path, index)) for index, item in enumerate(value))
 
@@ -396,9 +476,33 @@ def _all_keys(cls: type[Any], path: Path_ = ()) -> list[Path_]:
     return found
 
 
+def _from_megatron(items: Sequence[Any]) -> str | None:
+    """Return a blend in our form; None where it is not in Megatron's, which is ``0.3 a 0.7 b``."""
+    words = str(items[0]).split() if len(items) == 1 else []
+    # A lone pair in a text may be a path with a space.
+    if len(words) > 2:
+        items = [float(word) if _EXPONENT.match(word + "e0") else word for word in words]
+    pairs = list(zip(items[::2], items[1::2], strict=False))
+    if not pairs or len(items) % 2:
+        return None
+    if not all(isinstance(weight, int | float) and isinstance(prefix, str) for weight, prefix in pairs):
+        return None
+    ours = [f"{{prefix: {prefix}, weight: {weight}}}" for weight, prefix in pairs]
+    return f"[{', '.join(ours[:4])}{', …' if len(ours) > 4 else ''}]"
+
+
+def _float(number: int) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return float("inf")
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "nothing"}[value]
+    if isinstance(value, _Written):
+        return value.text[:60]
     text = repr(value) if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from rdm_trainer.distributed.pipeline_parallel import partition as partitions
 
 __all__ = [
+    "MOST",
     "Blend",
     "Bounds",
     "CheckpointConfig",
@@ -55,7 +56,7 @@ class Bounds:
         given = [
             (words[name], value) for name, value in dataclasses.asdict(self).items() if value is not None
         ]
-        return " and ".join(f"{word} {value:g}" for word, value in given)
+        return " and ".join(f"{word} {value:.15g}" for word, value in given)
 
 
 class ByPartition:
@@ -65,8 +66,14 @@ class ByPartition:
         return "or one for each partition"
 
 
-Positive = Annotated[int, Bounds(least=1)]
-Natural = Annotated[int, Bounds(least=0)]
+MOST = 2**31 - 1
+"""Of a size or a count: what the 32-bit integers of the data's formats hold."""
+
+Positive = Annotated[int, Bounds(least=1, most=MOST)]
+Natural = Annotated[int, Bounds(least=0, most=MOST)]
+# A line of the pipeline's layers is made for each: more are a slip of the keyboard.
+Layers = Annotated[int, Bounds(least=1, most=4096)]
+Samples = Annotated[int, Bounds(least=1, most=10**15)]
 PositiveFloat = Annotated[float, Bounds(above=0)]
 NotNegative = Annotated[float, Bounds(least=0)]
 Fraction = Annotated[float, Bounds(least=0, below=1)]
@@ -80,9 +87,9 @@ class ModelConfig:
 
     kind: Literal["gpt", "t5"] = "gpt"
     """A decoder with learned positions (`gpt`), or an encoder and a decoder (`t5`)."""
-    layers: Positive = 12
+    layers: Layers = 12
     """Transformer blocks; of a T5 those of the encoder."""
-    decoder_layers: Positive | None = None
+    decoder_layers: Layers | None = None
     """T5 only: blocks of the decoder. As many as `layers` when not given."""
     hidden_size: Positive = 768
     """Width of the model."""
@@ -203,7 +210,7 @@ class OptimisationConfig:
     """Samples of one step, over all replicas: `micro_batch_size` x accumulation x `data`."""
     train_iterations: Positive | None = None
     """Steps to train. Exactly one of this and `train_samples`."""
-    train_samples: Positive | None = None
+    train_samples: Samples | None = None
     """Samples to train."""
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Of weights and activations. The optimiser's copy of the weights is always fp32."""
@@ -217,11 +224,11 @@ class OptimisationConfig:
     """Part of the decay's length in which the rate rises from 0. At most one of the three warm-ups."""
     warmup_iterations: Natural | None = None
     """The same in steps."""
-    warmup_samples: Natural | None = None
+    warmup_samples: Annotated[int, Bounds(least=0, most=10**15)] | None = None
     """The same in samples."""
     decay_iterations: Positive | None = None
     """Steps until `min_lr`, warm-up included. The whole training when not given."""
-    decay_samples: Positive | None = None
+    decay_samples: Samples | None = None
     """The same in samples."""
     weight_decay: NotNegative = 0.01
     """AdamW's; not applied to biases, layer norms and positions."""
@@ -245,7 +252,7 @@ class OptimisationConfig:
     """fp16 only: the scale never falls below this."""
     compile: bool = False
     """Compile the blocks with `torch.compile`."""
-    seed: Natural = 1234
+    seed: Annotated[int, Bounds(least=0, most=2**32 - 1)] = 1234
     """Of the initial weights, the order of the data and dropout."""
 
 
@@ -293,7 +300,7 @@ class DataConfig:
     """Directory of the index maps. Beside the data when not given."""
     sampler: Literal["single", "cyclic"] = "single"
     """Through the index map once (`single`), or again and again in a new order (`cyclic`)."""
-    workers: Natural = 2
+    workers: Annotated[int, Bounds(least=0, most=1024)] = 2
     """Processes that read ahead on each rank."""
     tokenizer: TokenizerConfig | None = None
     """The tokenizer that made the data. A T5 needs it."""
@@ -453,7 +460,7 @@ class LauncherConfig:
     """How often a job that failed goes on from its last checkpoint by itself."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables for every rank."""
-    distributed_timeout_minutes: PositiveFloat = 10.0
+    distributed_timeout_minutes: Annotated[float, Bounds(above=0, most=525_600)] = 10.0
     """A collective operation that takes longer than this fails."""
     backend: Literal["auto", "nccl", "gloo"] = "auto"
     """`auto` is NCCL (RCCL on ROCm) on GPUs and Gloo on CPUs."""

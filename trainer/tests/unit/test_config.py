@@ -101,12 +101,86 @@ launcher:
         ("name: !!python/name:os.getcwd", "is not YAML: could not determine a constructor"),
         ("parallel: {partition: 2024-99-99}", "is not YAML"),
         ("a: " + "[" * 3000, "is not YAML"),
+        (
+            "name: a\nmodel: {kind: g\x01pt}",
+            "is not YAML: line 2 has the control character U+0001; remove it",
+        ),
+        (
+            "optimisation: {seed: 5000000000}",
+            "seed (line 1) is 5000000000; it must be at least 0 and at most 4294967295",
+        ),
+        ("model: {layers: 010}", "(line 1) must be an integer, not '010' (leave the leading zero out"),
+        ("optimisation: {train_iterations: 1:30}", "(line 1) must be an integer, not '1:30'"),
+        ("optimisation: {lr: 1:30.5}", "(line 1) must be a number, not '1:30.5'"),
+        (
+            "launcher: {env: {FLAGS: 0x10}}",
+            "launcher.env.FLAGS (line 1) must be text, not 0x10 (put it in quotes)",
+        ),
+        ("optimisation: {lr: 1" + "0" * 400 + "}", "must be a finite number"),
+        ("model: {layers: 100000000}", "is 100000000; it must be at least 1 and at most 4096"),
+        ("model: {hidden_size: 3000000000}", "it must be at least 1 and at most 2147483647"),
+        ("data: {workers: 100000}", "it must be at least 0 and at most 1024"),
+        ("launcher: {distributed_timeout_minutes: 1e300}", "at most 525600 and above 0"),
+        (
+            "data: {blend: [0.3, a, 7, b]}",
+            "in Megatron's order; write [{prefix: a, weight: 0.3}, {prefix: b, weight: 7}].",
+        ),
+        ("data: {train: 0.3 a 0.7 b}", "write [{prefix: a, weight: 0.3}, {prefix: b, weight: 0.7}]."),
         ("launcher: {master_port: 80}", "at least 1024 and at most 65535"),
         ("logging: {peak_tflops: 0}", "above 0"),
     ],
 )
 def test_what_is_not_a_configuration_is_refused_in_words(tmp_path: Path, text: str, words: str) -> None:
     assert any(words in problem for problem in problems_of(written(tmp_path, text)))
+
+
+def aliases(levels: int, each: str) -> str:
+    """Nine aliases of nine aliases, and so on."""
+    lines = [f"a0: &a0 {each}"]
+    for level in range(1, levels + 1):
+        below = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(
+            f"a{level}: &a{level} {{<<: [{below}]}}" if "{" in each else f"a{level}: &a{level} [{below}]"
+        )
+    return "\n".join(lines)
+
+
+def test_what_aliases_multiply_is_bounded(tmp_path: Path) -> None:
+    assert "has more than 100,000 values" in problems_of(written(tmp_path, aliases(9, "[x, y]")))[0]
+    assert "has more than 1,000 keys" in problems_of(written(tmp_path, aliases(9, "{x: 1, y: 2}")))[0]
+    path = written(tmp_path, "name: x")
+    levels = ["&a0 [x]", *(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10))]
+    bomb = f"[{', '.join(levels)}]"
+    assert "is not YAML; quote it" in problems_of(path, f"data.blend={bomb}")[0]
+
+
+def test_a_file_that_does_not_end_is_refused(tmp_path: Path) -> None:
+    assert "has more than 1,048,576 characters" in problems_of(Path("/dev/zero"))[0]
+    assert "has more than" in problems_of(written(tmp_path, "#" * 2_000_000))[0]
+
+
+def test_texts_stay_as_they_are_written(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "launcher: {env: {OMP_NUM_THREADS: 010, SINCE: 1:30, N: 7}, slurm: {time: 1:30}}\n"
+        "optimisation: {train_iterations: 1_000, seed: 0x10}",
+    )
+    config = load(path)
+    assert config.launcher.env == {"OMP_NUM_THREADS": "010", "SINCE": "1:30", "N": "7"}
+    assert config.launcher.slurm.time == "1:30"
+    assert (config.optimisation.train_iterations, config.optimisation.seed) == (1000, 16)
+    assert load(written(tmp_path, dump(config))) == config
+
+
+def test_a_key_that_an_override_has_twice_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"model\.layers is given 2 times; keep one"):
+        from_dict({}, ["model={layers: 2, layers: 3}"])
+
+
+def test_a_list_of_prefixes_is_no_list_of_weights() -> None:
+    config = from_dict({"data": {"blend": ["1", "2"], "train": "1 a"}})
+    assert config.data.blend == (Blend("1"), Blend("2"))
+    assert config.data.train == (Blend("1 a"),)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -180,7 +254,7 @@ TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=12)
 
 @settings(deadline=None)
 @given(
-    layers=st.integers(1, 10**9),
+    layers=st.integers(1, 4096),
     rate=st.floats(1e-30, 1e30),
     env=st.dictionaries(st.text("ABCEN_019", min_size=1), TEXT, max_size=4),
     program=st.lists(TEXT, max_size=4),
@@ -290,6 +364,7 @@ def test_a_sound_configuration_has_no_problems() -> None:
             "give blend with split",
         ),
         ({"data__split": "0,0,0"}, None, None, "data.split is '0,0,0'"),
+        ({"data__split": f"'{'9' * 400},1'"}, None, None, "it must be one to three proportions"),
         ({"data__split": "'1,x'"}, None, None, "data.split is '1,x'"),
         ({"data__tokenizer": "{kind: gpt2, vocab: v}"}, None, None, "needs data.tokenizer.merges"),
         ({"data__tokenizer": "{kind: huggingface, vocab: v, file: f}"}, None, None, "does not use"),

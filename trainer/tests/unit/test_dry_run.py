@@ -234,3 +234,15 @@ def test_the_loss_takes_the_memory_of_its_estimate(
     events = seen.profiler.kineto_results.events()
     peak = max(itertools.accumulate(event.nbytes() for event in events if event.name() == "[memory]"))
     assert dry_run(config, 1).stages[0].memory.logits == pytest.approx(peak, rel=0.03)
+
+
+def test_what_no_machine_has_is_estimated_at_once() -> None:
+    # A prime: no number of equal chunks is found.
+    found = report(
+        "gpt2-small",
+        "model.vocab_size=2000000000",
+        "optimisation.micro_batch_size=999999937",
+        "optimisation.global_batch_size=999999937",
+        "parallel.data=1",
+    )
+    assert found.stages[0].memory.total > 1e12

@@ -76,7 +76,7 @@ def test_between_encoder_and_decoder_the_norm_stays_with_the_encoder() -> None:
 def test_even_differs_by_one_at_most_and_never_grows_along_the_pipeline(blocks: int, stages: int) -> None:
     names = gpt(blocks)
     if stages > blocks + 1:
-        with pytest.raises(TrainerError, match="without a block"):
+        with pytest.raises(TrainerError, match=r"without a block|has only"):
             stage_bounds(names, None, "even", stages)
         return
     counts = blocks_of(names, stage_bounds(names, None, "even", stages))
@@ -110,6 +110,11 @@ def test_parameters_balances_a_large_model_quickly() -> None:
     assert heaviest(weights, tuple(bounds)) == 300
 
 
+def test_what_would_take_too_long_to_balance_is_refused() -> None:
+    with pytest.raises(TrainerError, match="too long for 4000 layers in 8 stages; use even"):
+        stage_bounds(["Block"] * 4000, [100] * 4000, "parameters", 8)
+
+
 def test_type_balances_what_matches_and_the_rest_goes_along() -> None:
     names = t5(4, 4)
     bounds = stage_bounds(names, None, "type:decoderblock", 2)
@@ -125,6 +130,8 @@ def test_type_balances_what_matches_and_the_rest_goes_along() -> None:
         ("3-2", 2, "sums to 5 blocks, but the model has 6"),
         ("3-0-3", 3, "leaves stage 1 of 3 without a block"),
         ("6", 2, "is for 1 stages"),
+        ("9" * 5000, 1, "must be even, parameters, type:REGEX"),
+        ("even", 10**9, "parallel.pipeline is 1000000000, but the model has only 9 layers"),
         ("three-three", 2, "must be even, parameters, type:REGEX"),
         ("", 2, "must be even"),
         ("type:Attention", 2, "matches 0 layers"),

@@ -123,6 +123,9 @@ def test_a_job_goes_on_with_its_own_configuration() -> None:
     ("request_", "words"),
     [
         (wanted("a: [1"), ["jobs/tiny.yaml:1", "is not YAML", "correct the configuration"]),
+        (wanted("a: \x01"), ["jobs/tiny.yaml is not YAML", "#x0001", "correct the configuration"]),
+        (wanted("a: 2024-99-99"), ["jobs/tiny.yaml is not YAML", "month must be in 1..12"]),
+        (wanted("a: " + "[" * 5000), ["jobs/tiny.yaml is not YAML", "recursion"]),
         (wanted("- a\n- b\n"), ["jobs/tiny.yaml is a list", "keys with values"]),
         (wanted("a"), ["jobs/tiny.yaml holds no keys", "keys with values"]),
         (wanted(""), ["jobs/tiny.yaml is empty", "keys with values"]),

@@ -9,6 +9,7 @@ between two blocks to the stage of the former.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import itertools
 import re
@@ -18,7 +19,9 @@ from rdm_trainer.errors import TrainerError
 
 __all__ = ["explicit", "is_block", "stage_bounds", "work_of"]
 
-_LIST = re.compile(r"[0-9]+(-[0-9]+)*")
+_LIST = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
+# Of the search for equal sizes: half a minute at the worst.
+_MOST_WORK = 10**8
 
 
 def is_block(name: str) -> bool:
@@ -72,6 +75,10 @@ def stage_bounds(
     Raises:
         TrainerError: The layers cannot be cut like that.
     """
+    if stages > len(layer_names):
+        raise TrainerError(
+            f"parallel.pipeline is {stages}, but the model has only {len(layer_names)} layers."
+        )
     if partition == "parameters":
         if weights is None:
             raise ValueError("the partition by parameters needs the layers' sizes")
@@ -156,24 +163,37 @@ def _after(places: Sequence[int], taken: int, total: int) -> int:
 def _balanced(weights: Sequence[int], stages: int) -> list[int]:
     """Cut so that the heaviest stage is as light as possible and, among those cuts, the others are equal.
 
-    Dynamic programming over (stages, layers); the cost is the heaviest stage, then the sum of squares.
+    Dynamic programming over (stages, layers); the cost is the heaviest stage, then the sum of squares. As a
+    cut moves back, what lies before it does not grow heavier and the stage behind it does not grow lighter,
+    so that only cuts around the place where the two are equal can be the best.
     """
     layers = len(weights)
-    if layers < stages:
-        raise TrainerError(f"parallel.pipeline is {stages}, but the model has only {layers} layers.")
+    if layers * layers * stages > _MOST_WORK:
+        raise TrainerError(
+            f"parallel.partition parameters would take too long for {layers} layers in {stages} stages; use "
+            "even, or give the blocks of each stage."
+        )
     ends = [0, *itertools.accumulate(weights)]
-    costs: list[tuple[int, int]] = [(end, end * end) for end in ends]
+    heaviest = list(ends)
+    squares = [end * end for end in ends]
     cuts: list[list[int]] = []
     for stage in range(1, stages):
-        best: list[tuple[int, int]] = [(0, 0)] * (layers + 1)
+        best = [(0, 0)] * (layers + 1)
         where = [0] * (layers + 1)
+        cut = stage
         for end in range(stage + 1, layers + 1):
-            best[end], where[end] = min(
-                ((max(costs[cut][0], size), costs[cut][1] + size * size), cut)
-                for cut in range(stage, end)
-                for size in (ends[end] - ends[cut],)
-            )
-        costs = best
+            whole = ends[end]
+            while cut < end - 1 and heaviest[cut] < whole - ends[cut]:
+                cut += 1
+            least = max(heaviest[cut], whole - ends[cut])
+            if cut > stage:
+                least = min(least, whole - ends[cut - 1])
+            first = bisect.bisect_left(ends, whole - least, stage, end)
+            last = bisect.bisect_right(heaviest, least, stage, end)
+            square, where[end] = min((squares[c] + (whole - ends[c]) ** 2, c) for c in range(first, last))
+            best[end] = least, square
+        heaviest = [weight for weight, _ in best]
+        squares = [square for _, square in best]
         cuts.append(where)
     bounds = [layers]
     for where in reversed(cuts):
