@@ -203,6 +203,12 @@ node:
         - Empty where somebody has said which socket to use.
       type: list
       elements: dict
+    config_dir:
+      description:
+        - Where O(config_dir) is, C(path), and C(why) nothing can be written there, C(read-only), C(full),
+          C(forbidden), or empty.
+      type: dict
+      sample: {path: /etc/rdm, why: ""}
     disk: {description: "Bytes C(total) and C(free) where images are stored, C(path).", type: dict}
     memlock:
       description:
@@ -405,6 +411,12 @@ def node_facts(
         "groups": host_state.groups("video", "render", "docker"),
         "shells": {shell: host_state.installed(shell) for shell in ("bash", "zsh")},
         "config_owner": host_state.read_text(os.path.join(local_path(config_dir), "cluster")).strip(),
+        "config_dir": {
+            "path": local_path(config_dir),
+            "why": findings.guard(
+                "config-dir", host_state.not_writable, local_path(config_dir), otherwise=""
+            ),
+        },
         "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
     }
     found.update(_network(findings, sysfs_root))

@@ -18,6 +18,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 OURS_IN_ENV = re.compile(r"MY_IP(_\d+)?|MASTER_ADDR")
 """What the plan puts into the container's environment; MY_IP_1 and so on with several rails."""
 
+HOST_NAME_MAX = 64
+"""Characters (linux/utsname.h); an engine takes more, and cannot start the container."""
+
 OUR_MOUNTS = (CONFIG_DIR, "/job", JOBS)
 """Where the cluster's own directories are in the container."""
 
@@ -110,6 +113,12 @@ def _shm_size(value: Any) -> Iterator[Complaint]:
         yield str(value), "is not a size", "write a number with K, M, G or T, such as 64G"
 
 
+def _hostname(value: Any) -> Iterator[Complaint]:
+    if len(str(value)) > HOST_NAME_MAX:
+        reason = f"has {len(str(value))} characters, and a host name {HOST_NAME_MAX} at most"
+        yield str(value), reason, "set container_hostname to a shorter one"
+
+
 def _port(value: Any) -> Iterator[Complaint]:
     if not 0 < int(value) < 65536:
         yield str(value), "is not a port", "choose one from 1 to 65535"
@@ -178,6 +187,7 @@ def _devices(value: Sequence[str]) -> Iterator[Complaint]:
 
 
 _CHECKS = {
+    "container_hostname": _hostname,
     "container_shm_size": _shm_size,
     "container_ssh_port": _port,
     "container_stop_timeout": _seconds,

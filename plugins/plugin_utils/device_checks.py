@@ -24,6 +24,9 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, names
 
+_INFINIBAND_ADDRESS = 20
+"""Bytes of the address of an IPoIB interface (linux/if_infiniband.h)."""
+
 
 def rdma_interfaces(want: NodePlan) -> list[str]:
     """Return the interfaces whose RDMA devices the container gets; none for all of the node."""
@@ -96,27 +99,45 @@ def gpu_access(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> 
 
 
 def parent(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note when the node lacks an interface that the container network is to be on."""
+    """Note when the container network cannot be on an interface, or the node lacks it."""
     if not want.network_parent or want.network_driver not in DRIVERS_ON_A_PARENT:
         return
-    existing = [one["name"] for one in facts.get("interfaces") or []]
+    existing = {one["name"]: one for one in facts.get("interfaces") or []}
     driverless = facts.get("driverless") or []
     choose = f"choose one of {names(name for name in existing if name != 'lo')}"
     for name in [*parents(want), *(rail.parent for rail in want.rails)]:
         # Docker makes a VLAN interface of the parent of macvlan and ipvlan: ib0.100 needs ib0 only.
-        if name in existing or (want.network_driver != "sriov" and name.rpartition(".")[0] in existing):
-            continue
-        findings.problems.append(
-            Problem(
-                want.node,
-                f"{parent_variable(want, name)} {name}",
-                "is not an interface of the node"
-                + (f", whose kernel has no driver for {names(driverless)}" if driverless else ""),
-                f"load its driver (lspci -k names it) or install the kernel's further modules, or {choose}"
-                if driverless
-                else choose,
-            )
-        )
+        base = name if name in existing or want.network_driver == "sriov" else name.rpartition(".")[0]
+        if base in existing:
+            reason, remedy = _unfit(want, existing[base], facts)
+        else:
+            reason = "is not an interface of the node"
+            reason += f", whose kernel has no driver for {names(driverless)}" if driverless else ""
+            remedy = "load its driver (lspci -k names it) or install the kernel's further modules"
+            remedy = f"{remedy}, or {choose}" if driverless else choose
+        if reason:
+            value = f"{parent_variable(want, name)} {name}"
+            findings.problems.append(Problem(want.node, value, reason, remedy or choose))
+
+
+def _unfit(want: NodePlan, interface: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Return why the network cannot be on an interface, and what would work; empty where it can.
+
+    Sources: the kernel's drivers/net/macvlan.c (macvlan_port_create) and ipvlan_main.c (ipvlan_link_new).
+    """
+    name = interface["name"]
+    if name == "lo":
+        return "is the loopback interface, which reaches no other node", ""
+    if want.network_driver == "sriov":
+        return "", ""
+    if len(str(interface.get("mac", "")).split(":")) == _INFINIBAND_ADDRESS:
+        remedy = "set network_driver: sriov, or choose an Ethernet interface"
+        return f"is InfiniBand, and the kernel puts {want.network_driver} on Ethernet only", remedy
+    ports = {one["name"]: one["bond"] for one in facts.get("parents") or []}
+    if ports.get(name) not in (None, "", name):
+        bond = ports[name]
+        return f"is a port of the bond {bond}, which has all that arrives there", f"set it to {bond}"
+    return "", ""
 
 
 def memlock(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

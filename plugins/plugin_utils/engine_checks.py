@@ -19,6 +19,12 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 
 OLDEST_ENGINE = (20, 10)
 OLDEST_API = (1, 41)
+# Why the cluster's files cannot be written, as node_facts tells, and what would work.
+_NOT_WRITABLE = {
+    "read-only": ("is on a file system that is read-only", "mount it read-write, or set rdm_config_dir"),
+    "full": ("is on a file system that is full", "free some space there, or set rdm_config_dir"),
+    "forbidden": ("may not be written to by this user", "let the user write there, or set rdm_config_dir"),
+}
 
 
 def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
@@ -123,6 +129,21 @@ def selinux(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> Non
             f"SELinux may keep the container from {names(want.unlabelled)} of container_volumes: give them "
             "the mode z (or Z for this container alone), or set container_security_opts: [label=disable].",
         )
+
+
+def log_driver(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when nobody could read the line by which the container is known to be ready."""
+    if want.log_needed and (facts.get("docker") or {}).get("log_driver") == "none":
+        reason = "keeps no line of a container's log, and one says that the container's sshd is up"
+        remedy = "set another in /etc/docker/daemon.json, such as local, and restart the engine"
+        findings.problems.append(Problem(want.node, "the engine's log driver none", reason, remedy))
+
+
+def config_dir(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note when the cluster's files cannot be written."""
+    there = facts.get("config_dir") or {}
+    if why := str(there.get("why") or ""):
+        findings.problems.append(Problem(want.node, str(there["path"]), *_NOT_WRITABLE[why]))
 
 
 def image(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:

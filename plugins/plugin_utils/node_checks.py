@@ -41,6 +41,8 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         port_checks.opensm,
         device_checks.memlock,
         device_checks.shared_memory,
+        engine_checks.log_driver,
+        engine_checks.config_dir,
         engine_checks.image,
         engine_checks.archives,
         engine_checks.disk,

@@ -27,6 +27,7 @@ class SriovSettings(NamedTuple):
         socket: at which the network plugin is to answer; empty where none is wanted.
         run_as: who starts the network plugin: `unit`, `container`, or `auto`.
         function_devices: whether the container gets the RDMA devices of just the function that it gets.
+        stand_in: whether a program of the user's own is the network plugin, of which nothing is known.
     """
 
     parents: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class SriovSettings(NamedTuple):
     socket: str = ""
     run_as: str = ""
     function_devices: bool = False
+    stand_in: bool = False
 
     def look(self) -> dict[str, Any]:
         """Return the option `sriov` of node_facts: what a look at the node has to tell."""
@@ -63,6 +65,7 @@ class NodePlan(NamedTuple):
         memlock_required: refuse when containers cannot lock all memory.
         slots: processes of a job on the node.
         own_memory: bytes of the container's own shared memory, None where it shares the node's.
+        log_needed: whether the container's log says when it is ready.
         docker_socket: where the user says that the engine is; empty for the usual place.
         engine_install: whether a missing engine is installed later in the run.
         min_free_bytes: space that images need, 0 for no check.
@@ -99,6 +102,7 @@ class NodePlan(NamedTuple):
     memlock_required: bool = True
     slots: int = 1
     own_memory: int | None = None
+    log_needed: bool = False
     docker_socket: str = ""
     engine_install: bool = False
     min_free_bytes: int = 0

@@ -254,9 +254,10 @@ def _check_roles(
             apart.append(host)
         wrong = checker.problems(host, given)
         untyped = {problem.value for problem in wrong}
-        wrong += container_problems(host, {name: one for name, one in given.items() if name not in untyped})
         accelerator = variables[host].get("rdm_accelerator")
         bare = variables[host].get("rdm_runtime") == RUNTIME_HOST
+        typed = {name: one for name, one in given.items() if name not in untyped}
+        wrong += container_problems(host, typed if bare else {"container_hostname": host, **typed})
         if bare and accelerator == "rocm":
             wrong += _torch_problems(reader, host)
         if bare:
@@ -388,6 +389,7 @@ def node_plan(reader: HostVariables, node: str, plan: ClusterPlan, images: Image
         network_replace=reader.true(node, "network_replace"),
         container_name=reader.text(node, "container_name"),
         memlock_required=reader.true(node, "container_memlock_required", otherwise=True),
+        log_needed=reader.true(node, "container_sshd", otherwise=True),
         own_memory=own_memory(
             reader.role_value(node, "container_shm_size"), reader.role_value(node, "container_ipc_mode")
         ),

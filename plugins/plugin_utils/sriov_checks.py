@@ -245,7 +245,14 @@ def _unfit(want: NodePlan, one: Mapping[str, Any]) -> Problem | None:
         reason = (
             "is a ConnectX-3 or older (driver mlx4_core), which has its VFs by module options at boot only"
         )
-        remedy = "use a ConnectX-4 or newer, or network_driver ipvlan"
+        remedy = "use a ConnectX-4 or newer"
+        if not one["infiniband"]:
+            remedy += ", or network_driver ipvlan"
+    elif not one["pci"] and name != "lo" and want.network_options.get("mode") != "passthrough":
+        if want.sriov.stand_in:
+            return None
+        reason = "is no PCI device, and VFs belong to one"
+        remedy = "name a card's interface (ls -l /sys/class/net/*/device), or set network_driver: macvlan"
     else:
         return None
     return Problem(want.node, f"host: {parent_variable(want, name)} {name}", reason, remedy)

@@ -26,6 +26,7 @@ def sriov_settings(reader: HostVariables, node: str) -> SriovSettings:
         reader.true(node, "sriov_kernel_parameters"),
         reader.true(node, "sriov_reboot_ok"),
         run_as=reader.text(node, "sriov_run_as"),
+        stand_in=bool(reader.role_value(node, "sriov_command")),
     )
 
 

@@ -56,6 +56,7 @@ def read(api: DockerAPI, daemon_json: str) -> dict[str, Any]:
         "image_store": image_store(info),
         "root_dir": info.get("DockerRootDir", ""),
         "image_dir": image_dir(info),
+        "log_driver": info.get("LoggingDriver", ""),
         "live_restore": bool(info.get("LiveRestoreEnabled")),
         "cgroup_version": str(info.get("CgroupVersion", "")),
         "default_address_pools": default_address_pools(info, daemon_json),

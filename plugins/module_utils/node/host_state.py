@@ -17,6 +17,8 @@ from typing import Any
 
 _PATH = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _CAP_SYS_RESOURCE = 24
+_FILES_NEED = 2**20
+"""Bytes that the files of a cluster of some thousand nodes take."""
 
 
 def user() -> dict[str, Any]:
@@ -95,6 +97,24 @@ def disk(path: str) -> dict[str, Any]:
         existing = os.path.dirname(existing)
     usage = shutil.disk_usage(existing)
     return {"path": path, "total": usage.total, "free": usage.free}
+
+
+def not_writable(directory: str) -> str:
+    """Return why nothing can be written to a directory, or to the one above it: read-only, full, forbidden.
+
+    It is "" where that is possible.
+    """
+    existing = directory
+    while not os.path.isdir(existing) and existing != "/":
+        existing = os.path.dirname(existing)
+    usage = os.statvfs(existing)
+    if usage.f_flag & os.ST_RDONLY:
+        return "read-only"
+    # Root has what is reserved. A file system that makes inodes as it needs them says that it has none.
+    blocks, inodes = (usage.f_bfree, usage.f_ffree) if os.geteuid() == 0 else (usage.f_bavail, usage.f_favail)
+    if blocks * usage.f_frsize < _FILES_NEED or (usage.f_files and not inodes):
+        return "full"
+    return "" if os.access(existing, os.W_OK | os.X_OK) else "forbidden"
 
 
 def shared_memory(path: str = "/dev/shm") -> int:  # noqa: S108  # it is looked at, and not written to

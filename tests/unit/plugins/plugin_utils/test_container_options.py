@@ -60,6 +60,7 @@ def test_what_the_engine_takes_is_let_through(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
+        ("hostname", "n" * 65, f"{'n' * 65} has 65 characters, and a host name 64 at most: set"),
         ("shm_size", "lots", "lots is not a size: write a number with K, M, G or T"),
         ("shm_size", "0", "is not a size"),
         ("shm_size", "64Gi", "is not a size"),

@@ -556,6 +556,59 @@ def test_shared_memory_that_would_end_nccl_is_refused() -> None:
     assert "shm" not in str(problems(report(shared_memory=1 << 30), **gpus))
 
 
+def test_an_interface_that_the_network_cannot_be_on_is_refused() -> None:
+    """The engine says `invalid argument` or `device or resource busy`, when the old container is gone."""
+    address = ":".join(["80"] * 20)
+    found = report(interfaces=[*SOUND["interfaces"], {"name": "ib1", "mac": address, "addresses": []}])
+    bond = {"bond": "bond0", "children": [], "siblings": [], "pci": "0000:41:00.0", "name": "eth0"}
+    found["parents"] = [{**bond, "iommu": ""}]
+    cases = {
+        "lo": "is the loopback interface, which reaches no other node: choose one of eth0, ib0, ",
+        "ib1": "is InfiniBand, and the kernel puts macvlan on Ethernet only: set network_driver: sriov, or",
+        "ib1.5": "is InfiniBand, and the kernel puts macvlan on Ethernet only",
+        "eth0": "is a port of the bond bond0, which has all that arrives there: set it to bond0",
+    }
+    for name, words in cases.items():
+        [sentence] = problems(found, network_parent=name)
+        assert sentence.startswith(f"network_parent {name} {words}"), sentence
+    assert problems(found, network_parent="ib0") == []
+    [sentence] = problems(report(), network_driver="sriov", network_parent="lo", plugin="rdm-sriov")
+    assert "is the loopback interface" in sentence
+
+
+def test_virtual_functions_of_what_is_no_pci_device_are_refused() -> None:
+    one = {"name": "ib0", "pci": "", "bond": "", "virtual": False, "driver": "", "vendor": "", "iommu": ""}
+    found = report(parents=[{**one, "total_vfs": 0, "num_vfs": 0, "infiniband": False}])
+    more: dict[str, Any] = {"network_driver": "sriov", "plugin": "rdm-sriov"}
+    [sentence] = problems(found, **more)
+    assert sentence.startswith("host: network_parent ib0 is no PCI device, and VFs belong to one: name a ca")
+    assert problems(found, **more, network_options={"mode": "passthrough"}) == []
+    assert problems(found, **more, sriov=SriovSettings(stand_in=True)) == [], "the lab's"
+
+
+def test_a_log_that_nobody_can_read_is_refused() -> None:
+    found = report(docker_log_driver="none")
+    [sentence] = problems(found, log_needed=True)
+    assert sentence.startswith("the engine's log driver none keeps no line of a container's log")
+    assert problems(found) == problems(report(docker_log_driver="journald"), log_needed=True) == []
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [
+        ("read-only", "is on a file system that is read-only: mount"),
+        ("full", "full: free"),
+        ("forbidden", "may"),
+    ],
+)
+def test_a_directory_that_cannot_be_written_to_is_refused(why: str, words: str) -> None:
+    found = report()
+    found["config_dir"] = {"path": "/etc/rdm", "why": why}
+    [sentence] = problems(found)
+    assert sentence.startswith("/etc/rdm ")
+    assert words in sentence
+
+
 def test_full_disk_is_refused() -> None:
     [sentence] = problems(report(), min_free_bytes=200 * 2**30)
     assert sentence.startswith("/var/lib/docker has 100.0 GiB free, and images need 200.0 GiB")

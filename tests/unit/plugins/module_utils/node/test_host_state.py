@@ -104,6 +104,34 @@ def test_what_is_reserved_for_root_is_not_free(monkeypatch: pytest.MonkeyPatch) 
     assert host_state.disk("/")["free"] == 50 * 4096
 
 
+@pytest.mark.parametrize(
+    ("blocks", "inodes", "flag", "why"),
+    [
+        ((100_000, 50_000), (100, 9, 9), 0, ""),
+        ((100_000, 50_000), (0, 0, 0), 0, ""),  # btrfs makes inodes as it needs them
+        ((100_000, 50_000), (100, 9, 9), os.ST_RDONLY, "read-only"),
+        ((10, 0), (100, 9, 9), 0, "full"),
+        ((100_000, 50_000), (100, 0, 0), 0, "full"),
+    ],
+)
+def test_where_nothing_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    blocks: tuple[int, int],
+    inodes: tuple[int, int, int],
+    flag: int,
+    why: str,
+) -> None:
+    usage = os.statvfs_result((4096, 4096, 200_000, *blocks, *inodes, flag, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: usage)
+    assert host_state.not_writable(str(tmp_path / "not" / "yet")) == why
+
+
+def test_where_the_user_may_write_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    assert host_state.not_writable(str(tmp_path)) == "forbidden"
+
+
 def test_the_user_who_became_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "nobody")
     assert host_state.login_user()["name"] == "nobody"
