@@ -97,3 +97,27 @@ def import_image(api: DockerAPI, name: str, rootfs: bytes) -> str:
         )
     )
     return str(lines[-1]["status"])
+
+
+def ssh_rootfs(owner: int, settings: dict[str, bytes]) -> bytes:
+    """Return a tar of busybox and the ssh client of this machine.
+
+    Args:
+        owner: of what is in /etc/ssh, and of /run/sshd.
+        settings: what is there, by name.
+    """
+    program = Path(shutil.which("ssh") or "/usr/bin/ssh")
+    needed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    output = io.BytesIO(busybox_rootfs())
+    with tarfile.open(fileobj=output, mode="a", dereference=True) as archive:
+        for path in (str(program), *(word for word in needed.split() if word.startswith("/"))):
+            archive.add(path, path.lstrip("/"))
+        for name, content in settings.items():
+            entry = tarfile.TarInfo(f"etc/ssh/{name}")
+            entry.size = len(content)
+            entry.mode, entry.uid, entry.gid = 0o644, owner, owner
+            archive.addfile(entry, io.BytesIO(content))
+        entry = tarfile.TarInfo("run/sshd")
+        entry.type, entry.mode, entry.uid = tarfile.DIRTYPE, 0o755, owner
+        archive.addfile(entry)
+    return output.getvalue()

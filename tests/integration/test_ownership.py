@@ -17,6 +17,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
 from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned
 
 from tests.integration.engine import Engine
+from tests.integration.images import import_image, ssh_rootfs
 from tests.unit.plugins.modules.running import Failed, run_module
 
 START = Path(__file__).parents[2] / "roles" / "container" / "files" / "start.sh"
@@ -333,6 +334,32 @@ def started(
         ["docker", "logs", "rdm"], check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     return status, logs.stdout
+
+
+def test_ssh_takes_the_images_configuration_whoever_owns_it(
+    engine: Engine, node: Node, tmp_path: Path
+) -> None:
+    """A container that is left out of userns-remap finds its image's files owned by a remapped user."""
+    settings = {
+        "ssh_config": b"Include /etc/ssh/ssh_config.d/*.conf\n",
+        "ssh_config.d/site.conf": b"Host gate\n  HostName 10.9.9.9\n",
+    }
+    import_image(engine.api, "rdm-test/ssh:1", ssh_rootfs(100_000, settings))
+    node.image = "rdm-test/ssh:1"
+    for name, text in {
+        "ssh/start": START.read_text(),
+        "ssh/sshd_config": "",
+        "ssh/config": "Host *\n  Include /etc/ssh/ssh_config.image\n",
+        "sbin/sshd": "#!/bin/sh\nstat -c 'owner %u' /run/sshd\nexec ssh -G gate\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    binds = [f"{tmp_path}:/etc/rdm:ro", f"{tmp_path}/sbin:/usr/sbin:ro"]
+    made = node.run("rdm", ["sh", "/etc/rdm/ssh/start"], HostConfig={"Binds": binds})
+    status = node.api.post(f"/containers/{made}/wait")["StatusCode"]
+    said = last_words(node.api, node.api.get(f"/containers/{made}/json"), ever=True)
+    assert (status, "owner 0\n" in said, "hostname 10.9.9.9\n" in said) == (0, True, True), said
 
 
 def test_a_session_has_the_containers_environment_and_no_value_reaches_a_shell(

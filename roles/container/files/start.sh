@@ -33,6 +33,11 @@ if [ "$(readlink /etc/ssh/ssh_config || :)" != "$rdm/config" ]; then
     ln -sfn "$rdm/config" /etc/ssh/ssh_config
 fi
 
+# Where the engine remaps users and the container is left out, the image's files are a remapped user's. ssh takes an
+# included file, and sshd its directory, from root alone.
+mkdir -p /run/sshd
+chown -R 0:0 /etc/ssh /run/sshd
+
 # sshd starts sessions with an environment of its own. Give them the container's, MY_IP among it, as far as
 # sshd_config can express it.
 session_environment() {
@@ -54,7 +59,6 @@ session_environment() {
 
 # The environment may hold secrets, and not all users of the container have to see them. The umask is that of the
 # subshell only, since sessions would inherit sshd's.
-mkdir -p /run/sshd
 rm -rf /run/rdm
 (
     umask 077
