@@ -119,6 +119,13 @@ node:
     login_user: {description: "Who logged in, before sudo: C(name), C(uid), C(home).", type: dict}
     groups: {description: "Ids of the groups C(video), C(render) and C(docker), null for none.", type: dict}
     shells: {description: "Whether C(bash) and C(zsh) are installed.", type: dict}
+    strays:
+      description: >-
+        Lines of others that set MY_IP in a shell of the user who logged in, after our own lines:
+        C(file), C(line), C(value) and C(shells).
+      type: list
+      elements: dict
+      sample: [{file: /home/me/.bashrc, line: 12, value: 10.0.0.9, shells: [login shells]}]
     interfaces:
       description: Network interfaces with C(name), C(mac), C(mtu), C(state) and C(addresses).
       type: list
@@ -334,6 +341,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     network_state,
     rdma_tools,
     receipt,
+    shell_variable,
     sriov_parent,
     sysfs,
 )
@@ -410,6 +418,15 @@ def node_facts(
         "login_user": login_user,
         "groups": host_state.groups("video", "render", "docker"),
         "shells": {shell: host_state.installed(shell) for shell in ("bash", "zsh")},
+        "strays": findings.guard(
+            "shells",
+            shell_variable.strays,
+            "MY_IP",
+            login_user["home"],
+            os.geteuid() == 0,
+            host_state.installed("zsh"),
+            otherwise=[],
+        ),
         "config_owner": host_state.read_text(os.path.join(local_path(config_dir), "cluster")).strip(),
         "config_dir": {
             "path": local_path(config_dir),

@@ -54,6 +54,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         existing_checks.guests,
         existing_checks.former_cluster,
         device_checks.rdma,
+        shells,
     ):
         check(want, facts, findings)
     for rail in of_rails(want):
@@ -68,6 +69,7 @@ def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     own = {address.partition("/")[0] for one in interfaces for address in one["addresses"]}
     findings = Findings([], [])
     device_checks.shared_memory(want, facts, findings)
+    shells(want, facts, findings)
     if want.my_ip in own:
         return findings
     having = sorted(address for address in own if ":" not in address and not address.startswith("127."))
@@ -75,6 +77,16 @@ def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
     remedy = "set my_ip to the one that it has on the fabric"
     findings.problems.append(Problem(want.node, f"my_ip {want.my_ip}", reason, remedy))
     return findings
+
+
+def shells(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Note lines of others by which shells have another MY_IP than the node."""
+    for stray in facts.get("strays") or ():
+        if stray["value"] != want.my_ip:
+            what = f"{stray['file']}:{stray['line']}"
+            where = " and in ".join(stray["shells"])
+            reason = f"sets MY_IP to {stray['value'] or 'nothing'}, which wins over {want.my_ip} in {where}"
+            findings.warnings.append(Problem(want.node, what, reason, "remove that line"))
 
 
 def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:

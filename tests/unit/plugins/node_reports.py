@@ -80,6 +80,7 @@ SOUND: dict[str, Any] = {
     "boot": {},
     "opensm": {},
     "shells": {"bash": True, "zsh": False},
+    "strays": [],
     "config_owner": "",
     "network_plugin": {"systemd": True, "unit": False, "cluster": "", "running": False},
     "findings": [],

@@ -294,6 +294,22 @@ def test_unused_gpus_are_a_warning() -> None:
     assert "its 4 GPUs (rocm) stay unused" in warnings(found)[0]
 
 
+def test_a_line_of_others_by_which_shells_have_another_address_is_named() -> None:
+    stray = {"file": "/home/u/.bashrc", "line": 12, "value": "10.0.0.9", "shells": ["login shells", "zsh"]}
+    same = {**stray, "value": want().my_ip}
+    (said,) = warnings(report(strays=[stray, same]))
+    for words in (
+        "/home/u/.bashrc:12",
+        "10.0.0.9",
+        want().my_ip,
+        "login shells and in zsh",
+        "remove that line",
+    ):
+        assert words in said
+    on_host = check_host(want(), report(strays=[stray]))
+    assert [one.value for one in on_host.warnings] == ["/home/u/.bashrc:12"]
+
+
 def test_parent_interface_must_exist() -> None:
     [sentence] = problems(report(), network_parent="ib7")
     assert sentence == "network_parent ib7 is not an interface of the node: choose one of eth0, ib0, docker0"

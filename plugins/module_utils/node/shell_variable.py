@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a variable is in each kind of shell of a node, and which line gives it that value.
+
+Nothing is run: a shell's files may start an agent, a terminal multiplexer or a wait. They are read as the
+shells do, in their order, with the files that they name in a plain `.` or `source` line. Which lines a
+condition leaves out is not known: every line that sets the variable counts as one that may.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import read_text
+from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import places
+
+_SOURCE = re.compile(r"(?:^|[;&{(]|then)\s*(?:\.|source)\s+[\"']?([~$/A-Za-z{][^\s;\"'&|)]*)")
+_BEGIN, _END = "# BEGIN rdm-provision MY_IP (", "# END rdm-provision MY_IP ("
+_DEEP = 4
+
+Read = Callable[[str], str]
+
+
+class Line(NamedTuple):
+    """A line that sets the variable.
+
+    Attributes:
+        file: where it is.
+        number: of the line, from 1.
+        value: without quotes, as it stands there.
+        own: whether it is ours.
+    """
+
+    file: str
+    number: int
+    value: str
+    own: bool
+
+
+def strays(
+    name: str,
+    home: str,
+    system: bool,
+    zsh: bool,
+    read: Read = read_text,
+    profiles: Optional[List[str]] = None,
+) -> List[Dict[str, object]]:
+    """Return the lines of others that win, with the kinds of shell in which they do.
+
+    What is not written yet of our blocks counts as written.
+
+    Args:
+        name: the variable.
+        home: of the user whose shells they are.
+        system: whether our blocks are for all users, or for this one.
+        zsh: whether a zsh is installed.
+        read: returns a file's text, empty where there is none.
+        profiles: the files that /etc/profile reads; those of this machine when not given.
+    """
+    known = profiles if profiles is not None else sorted(glob.glob("/etc/profile.d/*.sh"))
+    look = _Look(name, home, {place.path: place.insert for place in places(system, zsh, home)}, read)
+    etc = ["/etc/environment"]
+    login = next(
+        (one for one in (".bash_profile", ".bash_login", ".profile") if read(os.path.join(home, one))),
+        ".profile",
+    )
+    kinds = {
+        "login shells": [
+            *etc,
+            "/etc/profile",
+            *sorted({*known, "/etc/profile.d/rdm.sh"}),
+            os.path.join(home, login),
+        ],
+        "interactive shells and ssh commands": [
+            *etc,
+            "/etc/bash.bashrc",
+            "/etc/bashrc",
+            os.path.join(home, ".bashrc"),
+        ],
+    }
+    if system:
+        kinds["programs that PAM starts"] = etc
+    if zsh:
+        own = [os.path.join(home, one) for one in (".zshenv", ".zprofile", ".zshrc")]
+        kinds["zsh"] = [*etc, "/etc/zsh/zshenv", "/etc/zshenv", *own]
+    found: Dict[Line, List[str]] = {}
+    for kind, files in kinds.items():
+        lines = [line for file in files for line in look.lines(file)]
+        if lines and not lines[-1].own:
+            found.setdefault(lines[-1], []).append(kind)
+    return [
+        {"file": line.file, "line": line.number, "value": line.value, "shells": shells}
+        for line, shells in found.items()
+    ]
+
+
+class _Look:
+    """Reads shells' files."""
+
+    def __init__(self, name: str, home: str, inserts: Dict[str, str], read: Read) -> None:
+        self.sets = re.compile(
+            r"(?:^|[;&{{]|then\s)\s*(?:export\s+|(?:declare|typeset)\s+-x\s+)?"
+            r"{0}=(\"[^\"]*\"|'[^']*'|\$\([^)]*\)|[^\s;#]*)".format(re.escape(name))
+        )
+        self.home = home
+        self.inserts = inserts
+        self.read = read
+
+    def lines(self, file: str, above: Tuple[str, ...] = ()) -> List[Line]:
+        """Return the lines of a file, and of those that it reads, which set the variable, in their order."""
+        text = self.read(file)
+        found: List[Line] = []
+        inside = seen = False
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.startswith((_BEGIN, _END)):
+                inside = line.startswith(_BEGIN)
+                seen = True
+                # Ours may read a file of a path that only a shell knows.
+                found += [Line(file, number, "", True)] if inside else []
+            if inside or line.lstrip().startswith("#"):
+                continue
+            match = self.sets.search(line)
+            if match:
+                found.append(Line(file, number, match.group(1).strip("\"'"), False))
+            for other in map(self.path, _SOURCE.findall(line)):
+                if other and other != file and other not in above and len(above) < _DEEP:
+                    found += self.lines(other, (*above, file))
+        insert = "" if seen else self.inserts.get(file, "")
+        planned = [Line(file, 0, "", True)] if insert and (text or insert == "end") else []
+        return planned + found if insert == "start" else found + planned
+
+    def path(self, word: str) -> str:
+        """Return the path that a word means to a shell; empty where only that shell knows."""
+        for start in ("~/", "$HOME/", "${HOME}/"):
+            if word.startswith(start):
+                return os.path.join(self.home, word[len(start) :])
+        return word if word.startswith("/") and "$" not in word else ""
