@@ -30,6 +30,7 @@ from rdm_trainer.checkpoint.store import Checkpoints
 from rdm_trainer.config import Config
 from rdm_trainer.data import loaders
 from rdm_trainer.data.index_maps.maker import MapMaker
+from rdm_trainer.data.order import Order
 from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.distributed.topology import Topology
@@ -262,6 +263,7 @@ class Training:
             self._say,
         )
         self._last_iteration = config.train_iterations
+        self._order = Order.of(config)
         self._resume()
         self._loaders = self._open_data()
         self._milestone("after dataloaders are built")
@@ -310,6 +312,15 @@ class Training:
         self._progress.begin(self.iteration, state["curve"])
         self._last_iteration = self.iteration + self._steps_left()
         self._note(consumed_samples=self.consumed_samples, train_iterations=self._last_iteration)
+        self._order = Order.of(
+            self.config,
+            # Checkpoints of earlier releases have none.
+            state.get("data"),
+            iteration=self.iteration,
+            consumed_samples=self.consumed_samples,
+        )
+        if self._order.note is not None:
+            self._say(self._order.note)
 
     def _steps_left(self) -> int:
         """Return how many steps the training still has to take.
@@ -328,6 +339,7 @@ class Training:
             "moved_samples": self._moved_samples,
             "skipped": self._skipped,
             "loss_scale": self._loss_scale,
+            "data": self._order.state(),
             "curve": self._collective.gather(self._progress.curve if self._is_first else None)[0],
         }
 
@@ -336,8 +348,8 @@ class Training:
             self.config,
             data_rank=self.topology.data_rank,
             data_size=self.topology.data,
-            iteration=self.iteration,
             consumed_samples=self.consumed_samples,
+            order=self._order,
             maps=MapMaker(
                 leads=functools.cache(self._leads_in),
                 wait_until=self._collective.wait_until,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +16,7 @@ from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
 from rdm_trainer.errors import FAILED, TrainerError
 
-__all__ = ["Arrays", "Blended", "GPTDataset", "SampleSource", "T5Dataset", "WindowDataset"]
+__all__ = ["Arrays", "Blended", "Chained", "GPTDataset", "SampleSource", "T5Dataset", "WindowDataset"]
 
 # Of a GPT: tokens [s + 1]. Of a T5: encoder ids [s_e], decoder ids [s_d], labels [s_d], loss mask [s_d].
 Arrays = tuple[npt.NDArray[np.generic], ...]
@@ -177,3 +179,21 @@ class Blended:
     def __getitem__(self, number: int) -> Arrays:
         """Return a sample of the blend by its number."""
         return self._sources[int(self._source[number])][int(self._number[number])]
+
+
+class Chained:
+    """Several sources, one behind the other."""
+
+    def __init__(self, sources: Sequence[SampleSource]) -> None:
+        """Begin with the first source."""
+        self._sources = sources
+        self._ends = list(itertools.accumulate(map(len, sources)))
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, number: int) -> Arrays:
+        """Return a sample by its number in all sources together."""
+        source = bisect.bisect_right(self._ends, number)
+        return self._sources[source][number - (self._ends[source - 1] if source else 0)]

@@ -15,6 +15,7 @@ import torch
 from rdm_trainer.config import Config
 from rdm_trainer.data.datasets import SampleSource
 from rdm_trainer.data.index_maps.maker import MapMaker
+from rdm_trainer.data.order import Order
 from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.sources import sources
 
@@ -133,7 +134,7 @@ def build(
     data_size: int,
     consumed_samples: int,
     maps: MapMaker | None = None,
-    iteration: int | None = None,
+    order: Order | None = None,
 ) -> Loaders:
     """Open the data of a training for one rank.
 
@@ -143,7 +144,7 @@ def build(
         data_size: How many share it.
         consumed_samples: Training samples that were taken before, by all ranks together.
         maps: Makes the index maps that are missing; None: this process, for itself.
-        iteration: Steps that were taken before; None: as many as this batch makes of the samples.
+        order: For how many samples; None: that of a training that begins.
 
     Returns:
         The micro-batches of train, valid and test.
@@ -151,12 +152,7 @@ def build(
     Raises:
         TrainerError: A file is missing or damaged, or does not fit.
     """
-    opened = sources(
-        config,
-        maps=maps or MapMaker(),
-        iteration=iteration,
-        consumed_samples=consumed_samples,
-    )
+    opened = sources(config, maps=maps or MapMaker(), order=order or Order.of(config))
     optimisation = config.optimisation
     loaders: list[MicroBatches | None] = []
     for number, source in enumerate(opened):

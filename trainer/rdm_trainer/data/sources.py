@@ -10,7 +10,7 @@ import numpy as np
 
 from rdm_trainer.config import Blend, Config
 from rdm_trainer.data.checks import ADDED_TOKENS
-from rdm_trainer.data.datasets import Blended, GPTDataset, SampleSource, T5Dataset, WindowDataset
+from rdm_trainer.data.datasets import Blended, Chained, GPTDataset, SampleSource, T5Dataset, WindowDataset
 from rdm_trainer.data.index_maps import gpt as gpt_index
 from rdm_trainer.data.index_maps import t5 as t5_index
 from rdm_trainer.data.index_maps import windows
@@ -19,35 +19,15 @@ from rdm_trainer.data.index_maps.blend import normalise
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.mock import MockGPT, MockT5
+from rdm_trainer.data.order import Order
 from rdm_trainer.data.span_corruption import SpanCorruption
-from rdm_trainer.data.splits import SPLITS, bounds, evaluations, share
+from rdm_trainer.data.splits import SPLITS, bounds, share
 from rdm_trainer.errors import TrainerError
 from rdm_trainer.tokenizers.special_tokens import of_job
 
-__all__ = ["samples_wanted", "sources", "span_corruption"]
+__all__ = ["sources", "span_corruption"]
 
 _Samples = tuple[SampleSource | None, SampleSource | None, SampleSource | None]
-
-
-def samples_wanted(
-    config: Config, iteration: int | None = None, consumed_samples: int = 0
-) -> tuple[int, int, int]:
-    """Samples of train, valid and test that the training takes.
-
-    Args:
-        config: Of the job.
-        iteration: Steps that were taken before, maybe with another global batch; None: with the same one.
-        consumed_samples: Training samples that they took.
-    """
-    batch = config.optimisation.global_batch_size
-    valid, test = evaluations(
-        config.train_iterations, config.logging.eval_interval, config.logging.eval_iterations
-    )
-    if iteration is None:
-        iteration = consumed_samples // batch
-    left = max(0, config.train_iterations - iteration) * batch
-    train = config.optimisation.train_samples or max(config.train_iterations * batch, consumed_samples + left)
-    return train, valid * batch, test * batch
 
 
 def span_corruption(config: Config) -> SpanCorruption:
@@ -71,20 +51,13 @@ def span_corruption(config: Config) -> SpanCorruption:
     )
 
 
-def sources(
-    config: Config,
-    *,
-    maps: MapMaker,
-    iteration: int | None = None,
-    consumed_samples: int = 0,
-) -> _Samples:
+def sources(config: Config, *, maps: MapMaker, order: Order) -> _Samples:
     """Open the data of a training.
 
     Args:
         config: Of the job.
         maps: Makes the index maps that are missing.
-        iteration: Steps that were taken before; None: as many as this batch makes of the samples.
-        consumed_samples: Training samples that they took.
+        order: For how many samples.
 
     Returns:
         The samples of train, valid and test; None where nothing is wanted of a split or it is empty.
@@ -92,11 +65,10 @@ def sources(
     Raises:
         TrainerError: A file is missing or damaged, or does not fit.
     """
-    wanted = samples_wanted(config, iteration, consumed_samples)
     spans = span_corruption(config) if config.model.kind == "t5" else None
     if config.data.mock:
-        return _mock(config, wanted, spans)
-    opened = _DataSets(config, maps, spans)
+        return _mock(config, order, spans)
+    opened = _DataSets(config, maps, order, spans)
     data = config.data
     if data.blend:
         blends, whole = (data.blend, data.blend, data.blend), False
@@ -104,15 +76,15 @@ def sources(
         blends, whole = (data.train, data.valid, data.test), True
     train, valid, test = (
         opened.mixture(blend, number, samples, whole)
-        for number, (blend, samples) in enumerate(zip(blends, wanted, strict=True))
+        for number, (blend, samples) in enumerate(zip(blends, order.samples, strict=True))
     )
     return train, valid, test
 
 
-def _mock(config: Config, wanted: tuple[int, int, int], spans: SpanCorruption | None) -> _Samples:
+def _mock(config: Config, order: Order, spans: SpanCorruption | None) -> _Samples:
     model, seed = config.model, config.optimisation.seed
     result: list[SampleSource | None] = []
-    for number, samples in enumerate(wanted):
+    for number, (*_, samples) in enumerate(order.samples):
         if not samples:
             result.append(None)
         elif spans is None:
@@ -128,27 +100,31 @@ class _DataSets:
     Args:
         config: Of the job.
         maps: Makes the index maps that are missing.
+        order: For how many samples.
         spans: A T5's masking; None for a GPT.
     """
 
-    def __init__(self, config: Config, maps: MapMaker, spans: SpanCorruption | None) -> None:
+    def __init__(self, config: Config, maps: MapMaker, order: Order, spans: SpanCorruption | None) -> None:
         self._config = config
+        self._order = order
         self._maps = maps
         self._spans = spans
         self._seed = config.optimisation.seed
         self._cache = Path(config.data.index_cache) if config.data.index_cache else None
         self._opened: dict[str, IndexedDataset] = {}
 
-    def mixture(self, blends: Sequence[Blend], number: int, samples: int, whole: bool) -> SampleSource | None:
-        """A part of a blend."""
-        if not blends or not samples:
+    def mixture(
+        self, blends: Sequence[Blend], number: int, samples: Sequence[int], whole: bool
+    ) -> SampleSource | None:
+        """A part of a blend, for as many samples as an order has numbers of."""
+        if not blends or not samples[-1]:
             return None
         if len(blends) == 1:
             return self._one(blends[0].prefix, number, samples, whole)
         weights = normalise([blend.weight for blend in blends])
+        shares = zip(*(share(count, weights) for count in samples), strict=True)
         parts = [
-            self._one(blend.prefix, number, part, whole)
-            for blend, part in zip(blends, share(samples, weights), strict=True)
+            self._one(blend.prefix, number, part, whole) for blend, part in zip(blends, shares, strict=True)
         ]
         if all(part is None for part in parts):
             return None
@@ -162,9 +138,9 @@ class _DataSets:
                 )
             present.append(part)
         place = self._cache or Path(blends[0].prefix).parent
-        return Blended(present, *load_or_build_blend(weights, samples, place, self._maps))
+        return Blended(present, *load_or_build_blend(weights, samples[-1], place, self._maps))
 
-    def _one(self, prefix: str, number: int, samples: int, whole: bool) -> SampleSource | None:
+    def _one(self, prefix: str, number: int, samples: Sequence[int], whole: bool) -> SampleSource | None:
         """A part of the data set with this prefix, or all of it."""
         if prefix not in self._opened:
             self._opened[prefix] = IndexedDataset(prefix)
@@ -174,11 +150,31 @@ class _DataSets:
         first, last = (0, count) if whole else (cuts[number], cuts[number + 1])
         if last <= first:
             return None
-        if self._spans is None:
-            return self._gpt(data, SPLITS[number], first, last, samples)
-        return self._t5(data, SPLITS[number], first, last, samples, self._spans)
+        parts: list[SampleSource] = []
+        held = 0
+        for wanted in samples:
+            if wanted <= held:
+                continue
+            if parts and number == 0 and self._order.grown and wanted == samples[-1]:
+                self._maps.say(
+                    f"{prefix}: the order of the first {held} samples stays, and the {wanted - held} behind "
+                    "them are drawn anew from all of its training data"
+                )
+            # Each part has an order of its own.
+            seed = (self._seed + len(parts)) % 2**32
+            if self._spans is None:
+                part: SampleSource | None = self._gpt(data, SPLITS[number], first, last, wanted - held, seed)
+            else:
+                part = self._t5(data, SPLITS[number], first, last, wanted - held, seed, self._spans)
+            if part is None:
+                return None
+            parts.append(part)
+            held += len(part)
+        return parts[0] if len(parts) == 1 else Chained(parts)
 
-    def _gpt(self, data: IndexedDataset, split: str, first: int, last: int, samples: int) -> GPTDataset:
+    def _gpt(
+        self, data: IndexedDataset, split: str, first: int, last: int, samples: int, seed: int
+    ) -> GPTDataset:
         model = self._config.model
         index = gpt_index.load_or_build(
             data.prefix,
@@ -187,14 +183,21 @@ class _DataSets:
             np.arange(first, last, dtype=np.int32),
             samples,
             model.seq_length,
-            self._seed,
+            seed,
             directory=self._cache,
             maps=self._maps,
         )
         return GPTDataset(data, index, model.seq_length, model.vocab_size)
 
     def _t5(
-        self, data: IndexedDataset, split: str, first: int, last: int, samples: int, spans: SpanCorruption
+        self,
+        data: IndexedDataset,
+        split: str,
+        first: int,
+        last: int,
+        samples: int,
+        seed: int,
+        spans: SpanCorruption,
     ) -> SampleSource | None:
         longest = self._config.model.seq_length - ADDED_TOKENS
         if windows.are_needed(data.sizes, data.document_index, longest):
@@ -209,11 +212,11 @@ class _DataSets:
                 samples,
                 longest,
                 self._config.data.short_sequence_probability,
-                self._seed,
+                seed,
                 directory=self._cache,
                 maps=self._maps,
             )
-            return WindowDataset(data, table, spans, self._seed)
+            return WindowDataset(data, table, spans, seed)
         table = t5_index.load_or_build(
             data.prefix,
             split,
@@ -222,8 +225,8 @@ class _DataSets:
             samples,
             longest,
             self._config.data.short_sequence_probability,
-            self._seed,
+            seed,
             directory=self._cache,
             maps=self._maps,
         )
-        return T5Dataset(data, table, spans, self._seed)
+        return T5Dataset(data, table, spans, seed)

@@ -8,11 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
 from rdm_trainer.checkpoint.universal import convert
+from rdm_trainer.config import Blend, DataConfig
+from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.errors import TrainerError
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
@@ -110,6 +113,40 @@ def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
     }
     assert said["larger"]["train_iterations"] == 6
     assert all("/       6" in line for line in said["larger"]["lines"])
+
+
+def more_iterations(root: str) -> dict[str, Any]:
+    """Open data after four of six steps, with as many steps as before and with more than an epoch has."""
+    prefix = Path(root) / "d"
+    random = np.random.default_rng(0)
+    with IndexedWriter(prefix, np.uint16) as writer:
+        for _ in range(20):
+            writer.add(random.integers(0, 98, 90))
+            writer.end_document()
+    job = dataclasses.replace(GPT, data=DataConfig(blend=(Blend(str(prefix), 1.0),), split="1", workers=0))
+    found: dict[str, Any] = {}
+    resuming.train(
+        training.configure(job, {"optimisation.train_iterations": 6}), Path(root) / "job", stop_after=4
+    )
+    for iterations in (6, 60):
+        log = resuming.Log()
+        changed = training.configure(job, {"optimisation.train_iterations": iterations})
+        opened = Training(changed, Path(root) / "job", write=log)
+        found[f"next of {iterations}"] = next(opened._loaders.train)[0].tolist()  # type: ignore[arg-type, union-attr]
+        found[f"lines of {iterations}"] = log.find("drawn anew")
+        opened.close()
+    return found
+
+
+def test_more_iterations_continue_the_order_of_the_data(tmp_path: Path) -> None:
+    found = processes.run(1, more_iterations, str(tmp_path))[0]
+    assert found["next of 60"] == found["next of 6"]
+    assert found["lines of 6"] == []
+    # 1,800 tokens make 112 samples of 16, and 60 steps take 480.
+    assert found["lines of 60"] == [
+        f"{tmp_path / 'd'}: the order of the first 112 samples stays, and the 368 behind them are drawn anew "
+        "from all of its training data"
+    ]
 
 
 def same_again(root: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from click.testing import CliRunner
 from rdm_trainer.cli.data import data as data_verb
 from rdm_trainer.config import Config, TokenizerConfig, from_dict
 from rdm_trainer.data import checks
-from rdm_trainer.data.loaders import Loaders, MicroBatch, build
+from rdm_trainer.data.index_maps.maker import MapMaker
+from rdm_trainer.data.loaders import Loaders, MicroBatch, MicroBatches, build
+from rdm_trainer.data.order import Order
 from rdm_trainer.errors import TrainerError
 
 VOCABULARY = 300
@@ -150,6 +153,62 @@ def test_a_token_outside_the_vocabulary_is_found_where_it_is_used(
     with pytest.raises(TrainerError, match=rf"^{place}, but model\.vocab_size is {VOCABULARY}: "):
         list(loaders.train)
     loaders.close()
+
+
+@pytest.mark.parametrize("kind", ["gpt", "t5"])
+def test_an_order_that_was_begun_goes_on_whatever_the_iterations(
+    two: list[str], kind: str, small_vocabulary: TokenizerConfig
+) -> None:
+    def samples(loader: MicroBatches | None, most: int) -> list[bytes]:
+        assert loader is not None
+        taken = [flat(batch) for batch in itertools.islice(loader, most)]
+        return [b"".join(row.numpy().tobytes() for row in rows) for rows in taken]
+
+    for settings in kinds(two, kind, small_vocabulary):
+        begun = Order.of(settings)
+        loaders = open_data(settings)
+        # All that the first maps hold, not only what was wanted of them.
+        first = samples(loaders.train, 10_000 if settings.data.sampler == "single" else 72)
+        evaluated = samples(loaders.valid, 12)
+        loaders.close()
+        assert len(first) >= 72
+        order = begun
+        for iterations in (13, 60, 200, 9):
+            optimisation = dataclasses.replace(settings.optimisation, train_iterations=iterations)
+            changed = dataclasses.replace(settings, optimisation=optimisation)
+            kept = json.loads(json.dumps(order.state()))
+            order = Order.of(changed, kept, iteration=9, consumed_samples=108)
+            assert order.note is None
+            lines: list[str] = []
+            maps = MapMaker(say=lines.append)
+            loaders = build(changed, data_rank=0, data_size=1, consumed_samples=0, order=order, maps=maps)
+            taken = samples(loaders.train, 6 * max(12, iterations))
+            assert len(taken) == 6 * max(12, iterations)
+            assert taken[: len(first)] == first[: len(taken)]
+            assert samples(loaders.valid, 12) == evaluated
+            loaders.close()
+            # What comes behind is told of when it is new.
+            told = [line for line in lines if "drawn anew" in line]
+            has_end = not settings.data.mock and settings.data.sampler == "single"
+            assert bool(told) == (has_end and iterations in (60, 200)), lines
+
+
+def test_another_order_is_told_of(two: list[str]) -> None:
+    settings = config(blend=[{"prefix": two[0]}])
+    kept = json.loads(json.dumps(Order.of(settings).state()))
+
+    def note(**data: Any) -> str | None:
+        return Order.of(config(**data), kept, iteration=3, consumed_samples=36).note
+
+    assert note(blend=[{"prefix": two[0]}]) is None
+    # A data set that was moved gives the same samples.
+    assert note(blend=[{"prefix": f"elsewhere/{Path(two[0]).name}"}]) is None
+    assert str(note(blend=[{"prefix": two[1]}], split="1", sampler="cyclic")).startswith(
+        "data.sampler and data.blend and data.split changed since the checkpoint: "
+    )
+    old = Order.of(settings, None, iteration=3, consumed_samples=36)
+    assert str(old.note).startswith("the checkpoint does not say how many samples")
+    assert Order.of(config(mock=True), None, iteration=3, consumed_samples=36).note is None
 
 
 def test_labels_are_the_next_tokens(two: list[str]) -> None:

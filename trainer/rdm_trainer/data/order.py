@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The order in which a training takes its samples, kept in its checkpoints. No torch here.
+
+The index maps follow from the number of samples that they are made for: with another number all epochs may
+be drawn anew, and what a training has seen comes again. So a training that is resumed keeps the number that
+it began with, and a greater one continues the order behind the samples that the first maps hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rdm_trainer.config import Config
+from rdm_trainer.data.splits import evaluations
+
+__all__ = ["Order", "samples_wanted"]
+
+
+def samples_wanted(
+    config: Config, iteration: int | None = None, consumed_samples: int = 0
+) -> tuple[int, int, int]:
+    """Samples of train, valid and test that the training takes.
+
+    Args:
+        config: Of the job.
+        iteration: Steps that were taken before, maybe with another global batch; None: with the same one.
+        consumed_samples: Training samples that they took.
+    """
+    batch = config.optimisation.global_batch_size
+    valid, test = evaluations(
+        config.train_iterations, config.logging.eval_interval, config.logging.eval_iterations
+    )
+    if iteration is None:
+        iteration = consumed_samples // batch
+    left = max(0, config.train_iterations - iteration) * batch
+    train = config.optimisation.train_samples or max(config.train_iterations * batch, consumed_samples + left)
+    return train, valid * batch, test * batch
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the order of the samples follows from.
+
+    Attributes:
+        samples: Of train, valid and test: the number that the order was made for, and each greater one that
+            it was continued for.
+        settings: What else it follows from, by the configuration's names, as JSON holds it.
+        grown: The number of training samples is a new one.
+        note: A line for the log about what became of the order that was kept; None where it simply goes on.
+    """
+
+    samples: tuple[tuple[int, ...], ...]
+    settings: Mapping[str, Any]
+    grown: bool = False
+    note: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        kept: Mapping[str, Any] | None = None,
+        *,
+        iteration: int | None = None,
+        consumed_samples: int = 0,
+    ) -> Order:
+        """The order of a training that begins, or goes on.
+
+        Args:
+            config: Of the job.
+            kept: As :meth:`state` gave it to the checkpoint; None where that has none.
+            iteration: As for :func:`samples_wanted`.
+            consumed_samples: As for :func:`samples_wanted`.
+        """
+        wanted = samples_wanted(config, iteration, consumed_samples)
+        anew = tuple((number,) for number in wanted)
+        settings = _settings(config)
+        if not consumed_samples:
+            return cls(anew, settings)
+        if kept is None:
+            if config.data.mock:
+                return cls(anew, settings)
+            return cls(
+                anew,
+                settings,
+                note="the checkpoint does not say how many samples its data were put in order for: if "
+                "train_iterations or the batch changed, samples that were consumed may come again",
+            )
+        changed = [key for key in settings if settings[key] != kept["settings"].get(key)]
+        if changed:
+            return cls(
+                anew,
+                settings,
+                note=f"{' and '.join(changed)} changed since the checkpoint: the samples come in another "
+                "order, and those that were consumed may come again",
+            )
+        samples = []
+        for split, (number, before) in enumerate(zip(wanted, kept["samples"], strict=True)):
+            # Going through the samples again and again has no end that could come too early.
+            goes_round = split == 0 and config.data.sampler == "cyclic"
+            samples.append((*before, number) if number > before[-1] and not goes_round else tuple(before))
+        return cls(tuple(samples), settings, grown=len(samples[0]) > len(kept["samples"][0]))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"samples": [list(numbers) for numbers in self.samples], "settings": dict(self.settings)}
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """What decides the order of the training's samples, but for their number."""
+    data = config.data
+    settings: dict[str, Any] = {
+        "model.seq_length": config.model.seq_length,
+        "optimisation.seed": config.optimisation.seed,
+        "data.sampler": data.sampler,
+    }
+    for key, blend in (("data.blend", data.blend), ("data.train", data.train)):
+        # A data set that was moved is the same one.
+        settings[key] = [[Path(part.prefix).name, part.weight] for part in blend]
+    if data.blend:
+        settings["data.split"] = data.split
+    if config.model.kind == "t5":
+        settings["data.short_sequence_probability"] = data.short_sequence_probability
+    return settings
