@@ -24,8 +24,8 @@ APT_RUN  := ca-certificates openssh-client python3-venv
 APT_TRAINER := charliecloud chromium libpmix-dev mariadb-server-core munge openmpi-bin openssh-client openssh-server pdsh \
 	slurm-client slurm-wlm-jwt-plugin slurmctld slurmd slurmdbd slurmrestd squashfs-tools
 # Virtual machines run in containers that have QEMU; keyring and e2fsprogs are for making their disk.
-APT_TEST := busybox-static debian-archive-keyring docker-registry docker.io e2fsprogs g++ ibsim-utils infiniband-diags \
-	iproute2 mmdebstrap opensm pdsh python3-dev skopeo zstd
+APT_TEST := busybox-static debian-archive-keyring docker-registry docker.io e2fsprogs fish g++ ibsim-utils \
+	infiniband-diags iproute2 mmdebstrap opensm pdsh python3-dev skopeo tcsh zstd
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg

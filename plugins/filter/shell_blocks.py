@@ -34,6 +34,10 @@ options:
     description: Whether a zsh is installed.
     type: bool
     default: false
+  csh:
+    description: Whether a csh is installed.
+    type: bool
+    default: false
   state:
     description: Whether the blocks are to be there.
     type: str
@@ -68,10 +72,11 @@ def shell_blocks(
     zsh: bool = False,
     state: str = "present",
     source: str = "",
+    csh: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the blocks; what is wrong with the variables becomes the task's message."""
     try:
-        return shell_files.shell_blocks(variables, cluster, system, zsh, state=state, source=source)
+        return shell_files.shell_blocks(variables, cluster, system, zsh, state=state, source=source, csh=csh)
     except ValueError as error:
         raise AnsibleFilterError(str(error)) from error
 

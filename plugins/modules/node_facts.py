@@ -118,7 +118,7 @@ node:
     user: {description: "Who the module runs as: C(name), C(uid), C(home), C(shell), C(root).", type: dict}
     login_user: {description: "Who logged in, before sudo: C(name), C(uid), C(home).", type: dict}
     groups: {description: "Ids of the groups C(video), C(render) and C(docker), null for none.", type: dict}
-    shells: {description: "Whether C(bash) and C(zsh) are installed.", type: dict}
+    shells: {description: "Whether C(bash), C(csh) and C(zsh) are installed.", type: dict}
     strays:
       description: >-
         Lines of others that set MY_IP in a shell of the user who logged in, after our own lines:
@@ -417,7 +417,7 @@ def node_facts(
         "user": host_state.user(),
         "login_user": login_user,
         "groups": host_state.groups("video", "render", "docker"),
-        "shells": {shell: host_state.installed(shell) for shell in ("bash", "zsh")},
+        "shells": {shell: host_state.installed(shell) for shell in ("bash", "csh", "zsh")},
         "strays": findings.guard(
             "shells",
             shell_variable.strays,

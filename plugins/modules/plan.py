@@ -197,7 +197,7 @@ nodes:
       description: C(name), C(state) and C(image) of the training container as it was; empty for none.
       type: dict
     shells:
-      description: Whether C(bash) and C(zsh) are there.
+      description: Whether C(bash), C(csh) and C(zsh) are there.
       type: dict
 hostfile:
   description: DeepSpeed's hostfile, the master first.

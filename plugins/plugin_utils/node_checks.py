@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
+from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import READ_FOR_COMMANDS
 from ansible_collections.rdm.provision.plugins.plugin_utils import (
     device_checks,
     engine_checks,
@@ -54,6 +56,7 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         existing_checks.guests,
         existing_checks.former_cluster,
         device_checks.rdma,
+        login_shell,
         shells,
     ):
         check(want, facts, findings)
@@ -61,6 +64,19 @@ def check_node(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
         for check in (existing_checks.network, existing_checks.address):
             check(rail, facts, findings)
     return findings
+
+
+def login_shell(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
+    """Warn where a command of ssh has no MY_IP: without root it is in files that not every shell reads."""
+    user = facts.get("user") or {}
+    shell = str(user.get("shell") or "")
+    if want.become or not shell or PurePosixPath(shell).name in READ_FOR_COMMANDS:
+        return
+    findings.warn(
+        want.node,
+        f"The login shell of {user['name']}, {shell}, reads no file for the command of `ssh {want.node} …`, "
+        "which lacks MY_IP: chsh -s /bin/bash gives one that does.",
+    )
 
 
 def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:

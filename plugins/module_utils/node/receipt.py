@@ -271,7 +271,8 @@ def _see_files(directory: str, jobs: str, found: Found) -> None:
 
 
 def _see_shells(watch: Mapping[str, Any], found: Found) -> None:
-    for place in shell_files.places(watch["system"], zsh=False):
+    system = watch["system"]
+    for place in (*shell_files.places(system, zsh=False), *shell_files.other_places(system)):
         path = os.path.realpath(os.path.expanduser(place.path))
         try:
             with open(path, "rb") as stream:
@@ -282,7 +283,8 @@ def _see_shells(watch: Mapping[str, Any], found: Found) -> None:
         except BlockError:
             state = "broken"
         _note(found, "my_ip", "MY_IP in {0}".format(place.path), state)
-    _note(found, "my_ip", "zsh", "there" if installed("zsh") else MISSING)
+    for shell in ("zsh", "csh"):
+        _note(found, "my_ip", shell, "there" if installed(shell) else MISSING)
 
 
 def _see_engine(

@@ -9,9 +9,13 @@
 |                             | (Debian), /etc/bashrc        |                                               |
 | bash of `ssh node command`  | PAM; /etc/bash.bashrc        | ~/.bashrc                                     |
 | any zsh                     | /etc/zsh/zshenv, /etc/zshenv | ~/.zshenv                                     |
+| any csh or tcsh             | PAM                          | ~/.tcshrc, or else ~/.cshrc                   |
+| any fish                    | PAM                          | ~/.config/fish/config.fish                    |
+| dash or ksh of `ssh node …` | PAM                          | nothing                                       |
 
-Sources: the manual pages bash(1) "INVOCATION", zsh(1) "STARTUP/SHUTDOWN FILES" and pam_env(8). Many .bashrc
-files end at once in a shell that is not interactive, so the block stands at their start.
+Sources: the manual pages bash(1) "INVOCATION", zsh(1) "STARTUP/SHUTDOWN FILES", tcsh(1) "STARTUP AND
+SHUTDOWN", fish(1), dash(1) "INVOCATION" and pam_env(8). Many .bashrc files end at once in a shell that is not
+interactive, so the block stands at their start.
 """
 
 from __future__ import annotations
@@ -21,6 +25,9 @@ import re
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
+
+READ_FOR_COMMANDS = ("bash", "zsh", "csh", "tcsh", "fish")
+"""The shells that read a file of the user's for the command of `ssh node command`."""
 
 _PLAIN_PATH = re.compile(r"~?[A-Za-z0-9_./%+-]+")
 
@@ -41,6 +48,7 @@ def shell_blocks(
     home: str = "~",
     state: str = "present",
     source: str = "",
+    csh: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the blocks that set the variables, as the module node_files takes them.
 
@@ -56,6 +64,7 @@ def shell_blocks(
         state: present or absent.
         source: a file that sets the variables, too. Where its path has the node's host name in it, nodes may
             share the home: then the block is the same for all of them, and reads each one's file.
+        csh: whether a csh is installed; as zsh.
 
     Raises:
         ValueError: a value is no IPv4 address.
@@ -63,6 +72,8 @@ def shell_blocks(
     words = {name: str(ipaddress.IPv4Address(value)) for name, value in variables.items()}
     plain = "".join("{0}={1}\n".format(*item) for item in words.items())
     export = "".join("export {0}={1}\n".format(*item) for item in words.items())
+    setenv = "".join("setenv {0} {1}\n".format(*item) for item in words.items())
+    fish = "".join("set -gx {0} {1}\n".format(*item) for item in words.items())
     needed_by = ""
     if HOST_NAME in source and not system:
         if not _PLAIN_PATH.fullmatch(source):
@@ -71,18 +82,32 @@ def shell_blocks(
             )
         file = source.replace(HOST_NAME, '"$(uname -n)"')
         export = "[ ! -r {0} ] || {{ . {0}; export {1}; }}\n".format(file, " ".join(words))
+        setenv = "set rdm_env = {0}\nif ( -r $rdm_env ) then\n{1}endif\nunset rdm_env\n".format(
+            source.replace(HOST_NAME, "`uname -n`"),
+            "".join("  setenv {0} `sed -n 's/^{0}=//p' $rdm_env`\n".format(name) for name in words),
+        )
+        fish = "set -l rdm_env {0}\nif test -r $rdm_env\n{1}end\n".format(
+            source.replace(HOST_NAME, "(uname -n)"),
+            "".join("  set -gx {0} (sed -n 's/^{0}=//p' $rdm_env)\n".format(name) for name in words),
+        )
         needed_by = source.replace(HOST_NAME, "*")
+    contents = [
+        (place, plain if place.path == "/etc/environment" else export) for place in places(system, zsh, home)
+    ]
+    contents += [
+        (place, fish if place.path.endswith(".fish") else setenv) for place in other_places(system, csh, home)
+    ]
     return [
         {
             "path": place.path,
             "name": block_name(cluster),
-            "content": plain if place.path == "/etc/environment" else export,
+            "content": content,
             "insert": place.insert,
             "create": place.create,
             "needed_by": needed_by,
             "state": state,
         }
-        for place in places(system, zsh, home)
+        for place, content in contents
     ]
 
 
@@ -168,4 +193,18 @@ def places(system: bool, zsh: bool, home: str = "~") -> list[Place]:
         Place(home + "/.bash_login", "start", False),
         Place(home + "/.profile", "start", True),
         Place(home + "/.zshenv", "start", zsh),
+    ]
+
+
+def other_places(system: bool, csh: bool = False, home: str = "~") -> list[Place]:
+    """Return the files of shells that are none of sh's kind; arguments as in shell_blocks().
+
+    Fish makes its own when it is first used. For all users, PAM gives these shells what they need.
+    """
+    if system:
+        return []
+    return [
+        Place(home + "/.tcshrc", "start", False),
+        Place(home + "/.cshrc", "start", csh),
+        Place(home + "/.config/fish/config.fish", "start", False),
     ]

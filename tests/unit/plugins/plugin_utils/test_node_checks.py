@@ -625,6 +625,16 @@ def test_a_directory_that_cannot_be_written_to_is_refused(why: str, words: str) 
     assert words in sentence
 
 
+def test_a_login_shell_whose_commands_of_ssh_lack_my_ip_is_a_warning() -> None:
+    user = {**SOUND["user"], "name": "ops", "shell": "/bin/dash"}
+    [sentence] = warnings(report(user=user), become=False)
+    assert sentence.startswith(
+        "node1: The login shell of ops, /bin/dash, reads no file for the command of ssh"
+    )
+    assert warnings(report(user=user)) == [], "PAM gives it to every shell"
+    assert warnings(report(user={**user, "shell": "/usr/bin/fish"}), become=False) == []
+
+
 def test_full_disk_is_refused() -> None:
     [sentence] = problems(report(), min_free_bytes=200 * 2**30)
     assert sentence.startswith("/var/lib/docker has 100.0 GiB free, and images need 200.0 GiB")

@@ -41,6 +41,8 @@ def test_for_one_user_only_the_home_directory_is_touched() -> None:
     assert all(block["path"].startswith("/home/u/.") for block in blocks)
     made = {block["path"] for block in blocks if block["create"]}
     assert made == {"/home/u/.bashrc", "/home/u/.profile"}
+    with_csh = shell_blocks(MY_IP, "rdm", system=False, zsh=False, csh=True, home="/home/u")
+    assert {block["path"] for block in with_csh if block["create"]} == made | {"/home/u/.cshrc"}
     with_zsh = shell_blocks(MY_IP, "rdm", system=False, zsh=True, home="/home/u")
     assert {block["path"] for block in with_zsh if block["create"]} == made | {"/home/u/.zshenv"}
 
@@ -80,6 +82,38 @@ def test_a_real_shell_has_it(tmp_path: Path, guard: str, shell: list[str]) -> No
         shell, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     assert done.stdout.strip() == "192.169.16.100", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "file"),
+    [("tcsh", ".cshrc"), ("tcsh", ".tcshrc"), ("csh", ".cshrc"), ("fish", ".config/fish/config.fish")],
+)
+@pytest.mark.parametrize("source", ["", "~/.rdm/%n/env"], ids=["alone", "shared"])
+def test_a_shell_of_another_kind_has_it_for_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, file: str, source: str
+) -> None:
+    """As sshd starts it: `shell -c command`. A home may be shared, and its files be another node's."""
+    on(monkeypatch, tmp_path, os.uname().nodename)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = "# mine\n"
+    path.write_text(before)
+    blocks = shell_blocks(MY_IP, "rdm", system=False, zsh=False, source=source)
+    run_module(node_files, {**role("192.169.16.100"), "blocks": blocks})
+    env = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+
+    def said() -> tuple[str, str]:
+        done = subprocess.run(
+            [shell, "-c", "printenv MY_IP"], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        )
+        return done.stdout.strip(), done.stderr
+
+    assert said() == ("192.169.16.100", "")
+    if source:
+        (tmp_path / ".rdm" / os.uname().nodename / "env").unlink()
+        assert said() == ("", "")
+    run_module(node_files, role("", "absent"))
+    assert path.read_text() == before
 
 
 def on(monkeypatch: pytest.MonkeyPatch, home: Path, host: str) -> None:
