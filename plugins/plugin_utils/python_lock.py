@@ -23,7 +23,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 LOCK_FILE = "python_env.lock"
 """Beside the inventory, so that everybody who uses that makes the same environments."""
 _NEEDS = "install it: pip install 'rdm-provision[env]'"
-_SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_log", "rdm_trainer")
+_SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
 
 
 class Sources(NamedTuple):

@@ -96,18 +96,25 @@ SIDES = {
     "the collection does not need the API": (("plugins",), (), ("rdm_provision",)),
     "the control side has no torch": (("rdm_provision", "plugins"), (), ("torch", "rdm_trainer", "rdm_job")),
     "the node side has no Ansible": (
-        ("trainer/rdm_job", "trainer/rdm_log", "trainer/rdm_trainer"),
+        ("trainer/rdm_job", "trainer/rdm_log", "trainer/rdm_planner", "trainer/rdm_trainer"),
         (),
         ("ansible", "rdm_provision"),
     ),
-    "who reads logs needs neither torch nor the trainer": (
-        ("trainer/rdm_log",),
+    "who reads logs or plans needs neither torch nor the trainer": (
+        ("trainer/rdm_log", "trainer/rdm_planner"),
         (),
         ("torch", "rdm_trainer", "rdm_job"),
     ),
     "agents and launchers need no torch": (("trainer/rdm_job",), (), ("torch", "deepspeed")),
     "no product knows its tests": (
-        ("rdm_provision", "plugins", "trainer/rdm_job", "trainer/rdm_log", "trainer/rdm_trainer"),
+        (
+            "rdm_provision",
+            "plugins",
+            "trainer/rdm_job",
+            "trainer/rdm_log",
+            "trainer/rdm_planner",
+            "trainer/rdm_trainer",
+        ),
         (),
         ("tests", "benchmarks"),
     ),

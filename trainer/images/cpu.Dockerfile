@@ -26,6 +26,7 @@ COPY --from=python /opt/rdm /opt/rdm
 COPY configs /opt/rdm/trainer/configs
 COPY rdm_job /opt/rdm/trainer/rdm_job
 COPY rdm_log /opt/rdm/trainer/rdm_log
+COPY rdm_planner /opt/rdm/trainer/rdm_planner
 COPY rdm_trainer /opt/rdm/trainer/rdm_trainer
 ENV PATH=/opt/rdm/bin:${PATH}
 # Root, because sshd and the launchers need it (images/install.sh says why). Without them: docker run --user trainer

@@ -22,7 +22,7 @@ FILES = ROOT / "roles/lab/files"
 @pytest.fixture
 def trainer(tmp_path: Path) -> Path:
     """A copy of what the image is made of."""
-    for name in ("configs", "images", "requirements", "rdm_job", "rdm_log", "rdm_trainer"):
+    for name in ("configs", "images", "requirements", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer"):
         shutil.copytree(
             ROOT / "trainer" / name,
             tmp_path / "trainer" / name,

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A parallel layout, and what a cost model says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Estimate", "Layout"]
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """How a model is spread over GPUs.
+
+    Args:
+        tensor: GPUs that share each layer.
+        data: Replicas.
+        pipeline: Stages.
+        micro_batch: Samples that a replica computes at a time.
+    """
+
+    tensor: int
+    data: int
+    pipeline: int
+    micro_batch: int
+
+    def accumulation(self, batch: int) -> int:
+        """Return the micro-batches of a step.
+
+        Args:
+            batch: Samples of a step.
+        """
+        return batch // (self.data * self.micro_batch)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a layout takes with one cut on one placement.
+
+    Args:
+        layout: The layout.
+        nodes: The GPU of each node, in the order of ranks.
+        cut: Layers of each stage, as the cost model counts them.
+        seconds: Of a step.
+        parts: Where the time goes, seconds by name.
+        memory_gib: Of the fullest GPU, GiB.
+        fits: Every stage fits its GPUs.
+        bound: What any cut of this layout takes at least on this placement; None when nobody asked.
+    """
+
+    layout: Layout
+    nodes: tuple[str, ...]
+    cut: tuple[int, ...]
+    seconds: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+    memory_gib: float = 0.0
+    fits: bool = True
+    bound: float | None = None

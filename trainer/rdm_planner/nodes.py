@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Kinds of nodes, and the links between the devices of a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["NodeKind", "orders", "ring_nodes"]
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """What all nodes of one kind have in common.
+
+    Args:
+        gpu: The name of its GPUs, under which profiles know them.
+        gpus: GPUs of a node.
+        inter: Bandwidth to other nodes, bit/s.
+        intra: Bandwidth between GPUs of the node, bit/s.
+        memory_gib: Memory of a GPU that a program can use, GiB.
+        price: Of one node for an hour; 0 when nobody said.
+    """
+
+    gpu: str
+    gpus: int
+    inter: float
+    intra: float
+    memory_gib: float
+    price: float = 0.0
+
+    def link(self, other: NodeKind) -> float:
+        """Return the bandwidth to another node, bit/s.
+
+        Args:
+            other: The other node's kind.
+        """
+        return min(self.inter, other.inter)
+
+
+def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
+    """Yield every distinct order of nodes, the given one first.
+
+    Args:
+        nodes: In their order.
+    """
+    kinds = list(dict.fromkeys(nodes))
+    yield from _arrange([kinds.index(node) for node in nodes], kinds)
+
+
+def _arrange(indices: list[int], kinds: list[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
+    given = tuple(indices)
+    yield tuple(kinds[index] for index in given)
+    left = Counter(indices)
+    order: list[int] = []
+
+    def extend() -> Iterator[tuple[int, ...]]:
+        if len(order) == len(indices):
+            yield tuple(order)
+            return
+        for index in sorted(left):
+            if left[index]:
+                left[index] -= 1
+                order.append(index)
+                yield from extend()
+                order.pop()
+                left[index] += 1
+
+    for other in extend():
+        if other != given:
+            yield tuple(kinds[index] for index in other)
+
+
+def ring_nodes(stage: int, rank: int, tensor: int, data: int, gpus: int) -> list[int]:
+    """Return the node of each replica of a stage, for one tensor rank.
+
+    Ranks run over tensor first, then data, then pipeline: rank = k + tensor * j + tensor * data * i.
+
+    Args:
+        stage: Pipeline stage i.
+        rank: Tensor rank k.
+        tensor: Tensor degree.
+        data: Data degree.
+        gpus: GPUs of a node.
+    """
+    first = rank + tensor * data * stage
+    return [(first + tensor * replica) // gpus for replica in range(data)]

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The best cut of a list of layers into pipeline stages, for one layout on one placement. Exact.
+
+A step's time is no sum over stages, so dynamic programming alone cannot minimise it. It minimises the bounds
+of :class:`rdm_planner.schedules.Path`; a depth-first search then simulates only cuts whose bound lies below
+the best time found so far. Most good cuts meet their bound, so that few simulations prove the optimum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from rdm_planner.schedules import Schedule
+
+__all__ = ["Cut", "Problem", "best_cut"]
+
+# Times this close are the same: sums over layers are rounded in another order than a simulation's.
+_TOLERANCE = 1e-9
+
+# When so many cuts have been simulated, or looked at in part, the best so far is returned with its bound.
+_SIMULATIONS = 300
+_STEPS = 20 * _SIMULATIONS
+
+
+def _anything_fits(_stage: int, _begin: int, _end: int) -> bool:
+    return True
+
+
+def _nothing(_first: int) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a cut is chosen for.
+
+    Args:
+        sums: For each stage the running sums of the layers' times on it, seconds, from 0 to all layers;
+            stages on devices of one kind share one list.
+        schedule: The pipeline.
+        total: A cut's step time in seconds, from the layers of each stage and :meth:`Schedule.ends`.
+        rest: What ``total`` adds at least to the end of the first stage, given that stage's layers.
+        fits: Whether a stage can hold the layers from ``begin`` to ``end - 1``; with more it never can again.
+    """
+
+    sums: Sequence[Sequence[float]]
+    schedule: Schedule
+    total: Callable[[Sequence[int], Sequence[float]], float]
+    rest: Callable[[int], float] = _nothing
+    fits: Callable[[int, int, int], bool] = _anything_fits
+
+    @property
+    def layers(self) -> int:
+        """Layers that are cut."""
+        return len(self.sums[0]) - 1
+
+    def times(self, cut: Sequence[int]) -> list[float]:
+        """Return each stage's time, in seconds.
+
+        Args:
+            cut: Layers of each stage.
+        """
+        times, begin = [], 0
+        for running, count in zip(self.sums, cut, strict=True):
+            times.append(running[begin + count] - running[begin])
+            begin += count
+        return times
+
+    def seconds(self, cut: Sequence[int]) -> float:
+        """Return the step time of a cut, in seconds.
+
+        Args:
+            cut: Layers of each stage.
+        """
+        return self.total(cut, self.schedule.ends(self.times(cut)))
+
+    def holds(self, cut: Sequence[int]) -> bool:
+        """Tell whether every stage can hold its layers.
+
+        Args:
+            cut: Layers of each stage.
+        """
+        begin = 0
+        for stage, count in enumerate(cut):
+            if not self.fits(stage, begin, begin + count):
+                return False
+            begin += count
+        return True
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A cut of the layers.
+
+    Args:
+        layers: Layers of each stage.
+        seconds: Its step time.
+        bound: What any cut takes at least, seconds; ``seconds`` itself when the cut is proved to be the best.
+    """
+
+    layers: tuple[int, ...]
+    seconds: float
+    bound: float
+
+    @property
+    def is_proved(self) -> bool:
+        """No cut is faster."""
+        return self.bound >= self.seconds * (1 - _TOLERANCE)
+
+
+def best_cut(problem: Problem, *, below: float = math.inf, tries: Iterable[Sequence[int]] = ()) -> Cut | None:
+    """Return the fastest cut, None when none is faster than a time that is known already.
+
+    Args:
+        problem: What is cut.
+        below: Only faster cuts are of interest, seconds.
+        tries: Cuts that are known to be good; the result is never slower than the best of them that fits.
+    """
+    return _Search(problem, below).run(tries)
+
+
+class _Search:
+    """One call of :func:`best_cut`."""
+
+    def __init__(self, problem: Problem, below: float) -> None:
+        self.problem = problem
+        self.stages = len(problem.sums)
+        self.paths = [problem.schedule.paths(stage) for stage in range(self.stages)]
+        self.upper = below
+        self.best: tuple[int, ...] | None = None
+        self.simulations = self.steps = 0
+        self.before, self.after = self._least_sums()
+        # What ``rest`` adds whatever the first stage is.
+        self.rest = min(problem.rest(first) for first in range(1, problem.layers - self.stages + 2))
+        # For each number of stages, what cuts take at least whose so many first stages end at a place.
+        self.prefix: list[list[float]] = []
+
+    def run(self, tries: Iterable[Sequence[int]]) -> Cut | None:
+        """Solve the problem."""
+        for known in tries:
+            if self.problem.holds(known):
+                self._try(tuple(known))
+        bound, cut = self._by_bound()
+        if cut is not None:
+            self._try(cut)
+        is_complete = bound >= self._aim() or self._extend(self.problem.layers, [], [], 0.0)
+        if self.best is None:
+            return None
+        return Cut(self.best, self.upper, self.upper if is_complete else min(bound, self.upper))
+
+    def _aim(self) -> float:
+        return self.upper * (1 - _TOLERANCE)
+
+    def _try(self, cut: tuple[int, ...]) -> None:
+        self.simulations += 1
+        seconds = self.problem.seconds(cut)
+        if seconds < self.upper:
+            self.upper, self.best = seconds, cut
+
+    def _least_sums(self) -> tuple[list[Sequence[float]], list[Sequence[float]]]:
+        """Return what the stages before each stage take at least for the layers before a place, and after."""
+        sums, layers, stages = self.problem.sums, self.problem.layers, self.stages
+        if all(running is sums[0] for running in sums):
+            left = [sums[0][-1] - done for done in sums[0]]
+            return [sums[0]] * (stages + 1), [left] * (stages + 1)
+        before: list[Sequence[float]] = [[0.0] + [math.inf] * layers]
+        for running in sums:
+            row = [math.inf] * (layers + 1)
+            previous = before[-1]
+            for end in range(1, layers + 1):
+                row[end] = min(row[end - 1], previous[end - 1]) + running[end] - running[end - 1]
+            before.append(row)
+        after: list[Sequence[float]] = [[math.inf] * layers + [0.0]]
+        for running in reversed(sums):
+            row = [math.inf] * (layers + 1)
+            following = after[-1]
+            for begin in range(layers - 1, -1, -1):
+                row[begin] = min(row[begin + 1], following[begin + 1]) + running[begin + 1] - running[begin]
+            after.append(row)
+        after.reverse()
+        return before, after
+
+    def _by_bound(self) -> tuple[float, tuple[int, ...] | None]:
+        """Return the least bound of all cuts, and a cut that has it; dynamic programming over stages."""
+        layers = self.problem.layers
+        self.prefix = [[-math.inf] + [math.inf] * layers]
+        chosen: list[list[int]] = []
+        for stage in range(self.stages):
+            bounds, begins = [math.inf] * (layers + 1), [0] * (layers + 1)
+            latest = layers - (self.stages - 1 - stage)
+            for end in range(stage + 1, latest + 1) if latest < layers else (layers,):
+                for begin, value in self._begins(stage, end, self.after[stage + 1][end]):
+                    if value < bounds[end]:
+                        bounds[end], begins[end] = value, begin
+            chosen.append(begins)
+            self.prefix.append(bounds)
+        bound = self.prefix[-1][layers]
+        if bound >= self._aim():
+            return bound, None
+        cut, end = [], layers
+        for begins in reversed(chosen):
+            cut.append(end - begins[end])
+            end = begins[end]
+        return bound, tuple(reversed(cut))
+
+    def _begins(self, stage: int, end: int, after: float) -> Iterable[tuple[int, float]]:
+        """Yield where a stage that ends there can begin, with the bound of it and all stages before it."""
+        running, before, paths = self.problem.sums[stage], self.before[stage], self.paths[stage]
+        previous, fits, rest = self.prefix[stage], self.problem.fits, self.rest
+        aim = self._aim()
+        steepest = max(path.own for path in paths)
+        done = running[end]
+        for begin in range(end - 1, stage - 1, -1) if stage else (0,):
+            own = done - running[begin]
+            if steepest * own + rest >= aim or not fits(stage, begin, end):
+                return
+            value = previous[begin]
+            if value >= aim:
+                continue
+            earlier = before[begin]
+            bound = 0.0
+            for path in paths:
+                seconds = earlier + path.own * own + path.after * after + path.seconds
+                if seconds > bound:
+                    bound = seconds
+            bound += rest if stage else self.problem.rest(end)
+            if bound > value:
+                value = bound
+            if value < aim:
+                yield begin, value
+
+    def _extend(self, end: int, cut: list[int], times: list[float], after: float) -> bool:
+        """Search all cuts whose last stages are these; False when too many are left.
+
+        Args:
+            end: Where the stage before them ends.
+            cut: Their layers, from the first of them.
+            times: Their times.
+            after: The sum of those.
+        """
+        stage = self.stages - 1 - len(cut)
+        if stage < 0:
+            self._try(tuple(cut))
+            return self.simulations < _SIMULATIONS
+        self.steps += 1
+        if self.steps > _STEPS:
+            return False
+        running, before, schedule = self.problem.sums[stage], self.before[stage], self.problem.schedule
+        for begin, value in sorted(self._begins(stage, end, after), key=lambda found: (found[1], -found[0])):
+            if value >= self._aim():
+                return True
+            own = running[end] - running[begin]
+            longer = [own, *times]
+            if schedule.bound(before[begin], longer) + self.rest >= self._aim():
+                continue
+            if not self._extend(begin, [end - begin, *cut], longer, after + own):
+                return False
+        return True

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a pipeline of unequal stages takes for one step.
+
+A schedule answers two questions: when does each stage end, given all stages' times; and what does a step take
+at least, as far as one stage decides it. The second are paths through the schedule that stay on one stage;
+they let :mod:`rdm_planner.partition` choose one stage after the other. Both grow with every stage's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+__all__ = ["OneForwardOneBackward", "Path", "Schedule"]
+
+# Of a stage's time, what its forward and its backward take.
+_FORWARD = 1 / 3
+_BACKWARD = 2 / 3
+
+# Two steps of a pipeline differ by the same time on all stages when they do so within this part of it.
+_SAME = 1e-12
+
+
+class Path(NamedTuple):
+    """A step takes at least ``B + own * O + after * A + seconds``.
+
+    B, O and A are the times of all stages before this one, of this one and of all after it.
+    """
+
+    own: float
+    after: float
+    seconds: float
+
+
+class Schedule(Protocol):
+    """One layout's pipeline."""
+
+    def ends(self, times: Sequence[float]) -> list[float]:
+        """Return when each stage ends its last backward, in seconds; the first stage ends last.
+
+        Args:
+            times: Forward and backward of one micro-batch on each stage, seconds.
+        """
+        ...
+
+    def paths(self, stage: int) -> list[Path]:
+        """Return what bounds a step from below, as far as one stage decides it.
+
+        Args:
+            stage: The stage.
+        """
+        ...
+
+    def bound(self, before: float, times: Sequence[float]) -> float:
+        """Return what a step takes at least, as far as one stage and those after it decide it.
+
+        Args:
+            before: Sum of the times of the stages before it, seconds.
+            times: Its time, and those of all stages after it, seconds.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class OneForwardOneBackward:
+    """1F1B as FASOP simulates it: a send ends when the receiver is ready, and the sender waits for that.
+
+    Only the first stage's outputs and the last stage's gradients take time to send. A forward is a third of a
+    stage's time. Of the program, it keeps that a forward send does not wait in the steady phase.
+
+    Source: Hwang et al., "FASOP", HPDC 2024, and its program; the schedule is PipeDream's (Narayanan et al.
+    2021, figure 4).
+
+    Args:
+        stages: Pipeline stages p.
+        micro_batches: Micro-batches m of a step.
+        first_send: Of the first stage's output, seconds.
+        last_send: Of the last stage's gradient, seconds.
+    """
+
+    stages: int
+    micro_batches: int
+    first_send: float = 0.0
+    last_send: float = 0.0
+
+    def ends(self, times: Sequence[float]) -> list[float]:
+        """See :class:`Schedule`; work grows with stages times micro-batches until the pipeline is regular."""
+        p, m = self.stages, self.micro_batches
+        if p == 1:
+            return [m * times[0]]
+        f = [time * _FORWARD for time in times]
+        g = [time * _BACKWARD for time in times]
+        forward, sent = self._warm_up(f)
+        first = max(0, p - m)
+        for i in range(p - 1, first - 1, -1):
+            forward[i] = max(sent[i], sent[i - 1] if i else 0.0) + f[i]
+        backward = [0.0] * p
+        gradient = [0.0] * p  # when a stage's gradient is sent; nobody waits for the first stage's
+        self._backward(first, g, forward, backward, gradient)
+        j = 1
+        seen: tuple[float, list[float]] | None = None
+        while j < m:
+            # Stages before this one have no forward left.
+            first = max(0, p - m + j)
+            for i in range(p - 1, max(first, 1) - 1, -1):
+                arrived = forward[i - 1] + self.first_send if i == 1 else forward[i - 1]
+                free = gradient[i]
+                forward[i] = (free if free > arrived else arrived) + f[i]
+            if not first:
+                forward[0] = backward[0] + f[0]
+            self._backward(first, g, forward, backward, gradient)
+            j += 1
+            if j < m - p:
+                # Once all stages move on by the same time, they do so until the first runs out of forwards.
+                state = forward + gradient[1:] + backward
+                if seen is not None:
+                    step = state[0] - seen[1][0]
+                    if abs(step - seen[0]) <= _SAME * step and _regular(state, seen[1], step):
+                        more = m - p - j
+                        forward = [time + more * step for time in forward]
+                        backward = [time + more * step for time in backward]
+                        gradient = [time + more * step for time in gradient]
+                        j += more
+                        seen = None
+                        continue
+                    seen = (step, state)
+                else:
+                    seen = (0.0, state)
+        return backward
+
+    def _warm_up(self, f: list[float]) -> tuple[list[float], list[float]]:
+        """Return the ends of each stage's last warm-up forward, and of its sending."""
+        p, m = self.stages, self.micro_batches
+        ends, sent = [0.0] * p, [0.0] * p
+        for j in range(min(p - 1, m)):
+            arrived = 0.0
+            for i in range(p - 1):
+                if j >= min(p - 1 - i, m):
+                    break
+                end = max(sent[i], arrived) + f[i]
+                ends[i] = end
+                # The receiver takes its warm-up inputs one after the other.
+                if 0 < j < min(p - 2 - i, m) and ends[i + 1] > end:
+                    end = ends[i + 1]
+                arrived = sent[i] = end if i else end + self.first_send
+        return ends, sent
+
+    def _backward(
+        self,
+        first: int,
+        g: list[float],
+        forward: list[float],
+        backward: list[float],
+        gradient: list[float],
+    ) -> None:
+        """Do one backward of each stage; those from ``first`` on have done a forward before it."""
+        last = self.stages - 1
+        arrived = 0.0
+        for i in range(last, -1, -1):
+            start = forward[i] if i >= first else max(backward[i], gradient[i])
+            end = (arrived if arrived > start else start) + g[i]
+            if i:
+                ready = forward[i - 1] if i > first else backward[i - 1]
+                arrived = end if end > ready else ready
+                if i == last:
+                    arrived += self.last_send
+                gradient[i] = arrived
+            backward[i] = end
+
+    def paths(self, stage: int) -> list[Path]:
+        """See :class:`Schedule`.
+
+        A path begins either with the stage's own warm-up or with the first micro-batch's way down and back,
+        and ends either with the stage's own last backwards or with the last micro-batch's way down and back.
+        """
+        p, m = self.stages, self.micro_batches
+        if p == 1:
+            return [Path(float(m), 0.0, 0.0)]
+        is_last = stage == p - 1
+        warm = p - 1 - stage
+        # Between the stage's forward and backward, backward and forward, and two of a kind.
+        to_backward = self.last_send if stage == p - 2 else 0.0
+        to_forward = self.last_send if is_last else 0.0
+        between_forwards = self.first_send if stage <= 1 else 0.0
+        begin = self.first_send if stage else 0.0
+        end = self.last_send if is_last else 0.0
+        way = (0.0 if stage else self.first_send) + (0.0 if is_last else self.last_send)
+        if warm >= m:
+            return [
+                Path(_FORWARD + m * _BACKWARD, 1.0, begin + way + (m - 1) * to_backward),
+                Path(m * _FORWARD + _BACKWARD, 1.0, begin + way + (m - 1) * between_forwards),
+            ]
+        steady = m - warm
+        own_sends = max(0, warm - 1) * between_forwards + (self.first_send if warm and not stage else 0.0)
+        starts = [
+            ((warm + 1) * _FORWARD, 0.0, begin + own_sends + to_backward),
+            (_FORWARD, 1.0, begin + way),
+        ]
+        around = to_backward + to_forward
+        finishes = [
+            (
+                steady - 1 + (warm + 1) * _BACKWARD,
+                0.0,
+                (steady - 1) * around + warm * to_backward,
+            )
+        ]
+        if steady > 1:
+            finishes.append((steady - 1 + _BACKWARD, 1.0, (steady - 2) * around + to_forward + way))
+        paths = [
+            Path(start[0] + finish[0], start[1] + finish[1], start[2] + finish[2] + end)
+            for start in starts
+            for finish in finishes
+        ]
+        if steady == 1:
+            paths.append(Path((warm + 1) * _FORWARD + _BACKWARD, 1.0, begin + own_sends + way + end))
+        return paths
+
+    def bound(self, before: float, times: Sequence[float]) -> float:
+        """See :class:`Schedule`.
+
+        As :meth:`paths`, but the way down may turn at any stage. From stage r on there are r - i fewer
+        micro-batches to wait for, and what lies between is waited for instead.
+        """
+        p, m = self.stages, self.micro_batches
+        if p == 1:
+            return m * times[0]
+        stage = p - len(times)
+        steady = m - len(times) + 1
+        own = times[0]
+        f, g = own * _FORWARD, own * _BACKWARD
+        begin = before + (self.first_send if stage else 0.0)
+        way = 0.0 if stage else self.first_send
+        # Micro-batches that go down before the first comes back from there, and come back after the last.
+        turns = min(len(times), m)
+        start, finish = turns * f, turns * g
+        for place, time in enumerate(times[1:], start=2):
+            way += time
+            turns = min(len(times) + 1 - place, m)
+            first = turns * f + way
+            if first > start:
+                start = first
+            last = turns * g + way
+            if last > finish:
+                finish = last
+        if steady < 2:
+            return begin + max(start + m * g, m * f + finish)
+        # Sends of a regular step; the paths above have those of its ends.
+        sends = (steady - 2) * self.last_send if stage >= p - 2 else 0.0
+        return begin + start + finish + (steady - 1) * own + sends
+
+
+def _regular(now: list[float], before: list[float], step: float) -> bool:
+    return all(abs(a - b - step) <= _SAME * a for a, b in zip(now, before, strict=True))

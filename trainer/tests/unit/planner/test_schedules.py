@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A pipeline's step: as the obvious simulation has it, and never below what bounds it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdm_planner.schedules import OneForwardOneBackward
+from tests.unit.planner.fasop_reference import simulate
+
+_SECONDS = st.floats(0.001, 1.0) | st.sampled_from([0.1, 0.2])
+
+
+@given(
+    times=st.lists(_SECONDS, min_size=1, max_size=12),
+    micro_batches=st.integers(1, 60),
+    sends=st.tuples(st.floats(0, 0.5), st.floats(0, 0.5)),
+)
+@settings(deadline=None)
+def test_a_step_ends_when_the_obvious_simulation_says(
+    times: list[float], micro_batches: int, sends: tuple[float, float]
+) -> None:
+    stages = len(times)
+    boundary = [sends[0], *[0.0] * (stages - 3), sends[1]][: stages - 1] if stages > 2 else [sends[0]]
+    schedule = OneForwardOneBackward(stages, micro_batches, boundary[0], boundary[-1])
+    expected = simulate(times, boundary, micro_batches)
+    ends = schedule.ends(times)
+    assert ends == pytest.approx(expected, rel=1e-9)
+    assert ends[0] == max(ends)
+    for stage in range(stages):
+        before, after = sum(times[:stage]), sum(times[stage + 1 :])
+        for path in schedule.paths(stage):
+            assert before + path.own * times[stage] + path.after * after + path.seconds <= ends[0] * (
+                1 + 1e-9
+            )
+        assert schedule.bound(before, times[stage:]) <= ends[0] * (1 + 1e-9)
+
+
+def test_equal_stages_take_a_step_for_each_micro_batch_and_stage() -> None:
+    # (m + p - 1) slots, the textbook's bubble.
+    assert OneForwardOneBackward(4, 16).ends([0.3] * 4)[0] == pytest.approx(19 * 0.3)
+
+
+def test_the_bounds_of_equal_stages_are_met() -> None:
+    schedule = OneForwardOneBackward(4, 16)
+    bounds = [schedule.bound(0.3 * stage, [0.3] * (4 - stage)) for stage in range(4)]
+    assert max(bounds) == pytest.approx(19 * 0.3)
