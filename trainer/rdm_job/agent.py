@@ -7,6 +7,8 @@ all have come, ends it everywhere when anything fails anywhere, and begins anoth
 left, when all nodes are there, or have come back. An agent that hears nothing from the master ends its own
 processes, and itself unless restarts are left; a process whose agent is gone ends itself.
 
+An agent that waits for a file system is there all the same, for ``STALL_S``; see ``heartbeat``.
+
 So whoever is cut off from whom, no process of a job outlives a node by more than ``SILENCE_S`` and the time
 to kill it. Where a process' end may be an echo, the others outlive it until all nodes have been asked: by
 ``SETTLE_S``, a beat and at most ``SILENCE_S``, when one falls silent meanwhile. After the end of a launcher
@@ -29,6 +31,7 @@ from rdm_job import blame, culprit, health, network, processes
 from rdm_job.blame import SILENCE_S
 from rdm_job.control import UNPROVEN, ControlClient, ControlServer
 from rdm_job.directory import SLURM, TIME, JobDirectory
+from rdm_job.heartbeat import BEAT_S, Heartbeat
 from rdm_job.job_key import job_key
 from rdm_job.part import Part
 from rdm_job.protocol import FINAL, Failure, State
@@ -43,7 +46,6 @@ GATHER_S = 60.0
 _GATHER_NODE_S = 0.25
 RETURN_S = 600.0
 """For how long a job with restarts left waits for a node that was lost, or for its master, in seconds."""
-BEAT_S = 1.0
 _TICK_S = 0.25
 _LOCK_S = 2.0
 _FILES = 256
@@ -134,16 +136,23 @@ class Worker:
         self._client = ControlClient(
             request.master.address, request.offer.agent_port, request.node, job_key(request.name)
         )
+        self._heartbeat = Heartbeat(self._client)
         self._ended = False
         self._answers = 0
         self._begin_life("was started again: its container was restarted")
 
     def run(self) -> None:
         """Obey until the job has ended, or the master is lost and does not come back."""
+        try:
+            self._work()
+        finally:
+            self._heartbeat.close()
+
+    def _work(self) -> None:
         agent, client = self._agent, self._client
         beat, met = 0.0, False
         while not self._ended:
-            for message in client.receive(_TICK_S):
+            for _, message in self._heartbeat.receive(_TICK_S):
                 met = True
                 self._obey(message)
             if time.monotonic() - beat >= BEAT_S and not self._ended:
@@ -151,14 +160,13 @@ class Worker:
                 self._say({**agent.part.report(), "answers": self._answers})
             if client.silent_for() > (SILENCE_S if met else agent.gather_s) and not self._waits(met):
                 return
-        client.close()
 
     def _begin_life(self, since: str) -> None:
         """Let the master know this agent from what it was before, which worked on an attempt."""
         self._life = {"life": f"{os.getpid()} {time.time()}", "since": since}
 
     def _say(self, message: dict[str, Any]) -> None:
-        self._client.send({**message, **self._life})
+        self._heartbeat.send({**message, **self._life})
 
     def _waits(self, met: bool) -> bool:
         """Wait without processes for a master that is lost; return whether it may still come back."""
@@ -215,6 +223,7 @@ class Master:
         self._server = ControlServer(
             request.master.address, request.offer.agent_port, job_key(request.name), nodes
         )
+        self._heartbeat = Heartbeat(self._server)
         self._others = [node.name for node in request.nodes[1:]]
         self._network = network.network_of(request.master.address)
         self._reports: dict[str, dict[str, Any]] = {}
@@ -254,7 +263,7 @@ class Master:
                 self._attempt += 1
                 agent.write(state="restarting", restarts=before + self._attempt)
         finally:
-            self._server.close()
+            self._heartbeat.close()
 
     def _gather(self) -> bool:
         """Wait for all agents."""
@@ -304,7 +313,7 @@ class Master:
     def _say(self, order: dict[str, Any]) -> None:
         """Give an order, now and with every beat until there is another."""
         self._order = order
-        self._server.send(order)
+        self._heartbeat.send(order)
 
     def _port(self) -> int:
         """Return where the processes meet; an earlier attempt's port may still be taken."""
@@ -319,17 +328,16 @@ class Master:
         if time.monotonic() - self._beat >= BEAT_S:
             self._beat = time.monotonic()
             self._words.beat += 1
-            self._server.send({"beat": self._words.beat, **self._order})
+            self._heartbeat.send({"beat": self._words.beat, **self._order})
             self._reports[self._agent.part.node] = self._agent.part.report()
-        for node, messages in self._server.receive(_TICK_S).items():
-            for message in messages:
-                self._words.hear(node, message)
-                if message.get("attempt") != self._attempt:
-                    continue
-                if message.get("quiet"):
-                    self._quiet.add(node)
-                else:
-                    self._reports[node] = message
+        for node, message in self._heartbeat.receive(_TICK_S):
+            self._words.hear(node, message)
+            if message.get("attempt") != self._attempt:
+                continue
+            if message.get("quiet"):
+                self._quiet.add(node)
+            else:
+                self._reports[node] = message
 
     def _tell_progress(self) -> None:
         """Write what the nodes have said into the state, once a second: of many nodes it is much."""
@@ -500,7 +508,7 @@ class Master:
 
     def _end(self, state: str, reason: str = "") -> None:
         agent = self._agent
-        self._server.send({"order": "end", "state": state, "reason": reason})
+        self._heartbeat.send({"order": "end", "state": state, "reason": reason})
         nodes = agent.state.nodes
         if state == "finished":
             nodes = dict.fromkeys(nodes, "done")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rdm_job.culprit import Ended, first
+from rdm_job.heartbeat import STALL_S
 from rdm_job.protocol import Failure
 
 __all__ = ["SETTLE_S", "SILENCE_S", "Inquiry", "Known", "Words", "blame"]
@@ -98,7 +99,10 @@ def blame(known: Known, *, all_heard: bool) -> Failure | None:
     for node, why in (known.anew or {}).items():
         return Failure(node, None, f"The agent of {node} {why}.")
     for node in known.lost:
-        reason = "the node is down, its container was stopped, or the fabric is cut"
+        reason = (
+            "the node is down, its container was stopped, the fabric is cut, or its job directory has hung "
+            f"for {STALL_S:.0f} s"
+        )
         return Failure(node, None, f"{node} has not been heard for {SILENCE_S:g} s: {reason}.")
     found = first(known.ended, echoes=all_heard)
     if found is not None:

@@ -6,15 +6,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import fcntl
 import functools
 import json
 import os
 import socket
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from rdm_job import processes
+from rdm_job.agent_lock import AgentLock, holder
 from rdm_job.protocol import JOB_NAME, Request, State
 from rdm_trainer.errors import TrainerError
 from rdm_trainer.pace import NODE_VARIABLE
@@ -225,8 +226,11 @@ class JobDirectory:
 
     def read_ranks(self) -> list[dict[str, Any]]:
         """Return how this node's processes are, by rank."""
-        found = []
-        for path in self._own_ranks.glob("*.json"):
+        found, paths = [], list[Path]()
+        # A file system that fails for a moment does not end the job.
+        with contextlib.suppress(OSError):
+            paths.extend(self._own_ranks.glob("*.json"))
+        for path in paths:
             with contextlib.suppress(OSError, ValueError):
                 found.append(json.loads(path.read_text()))
         return sorted(found, key=lambda record: int(record["rank"]))
@@ -281,27 +285,19 @@ class JobDirectory:
         """The nodes that have had an agent in this very directory: more than one where they share it."""
         return [path.name[len(".agent.") : -len(".lock")] for path in self.path.glob(".agent.*.lock")]
 
-    def lock(self, kind: int = fcntl.LOCK_EX) -> IO[str] | None:
-        """Return the agent's lock, or None when an agent has it. It is held as long as the file is open."""
-        file = self._lock.open("a")
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return file
+    def lock(self) -> AgentLock | None:
+        """Return the agent's lock, or None when an agent has it."""
+        return AgentLock.take(self._lock)
+
+    @property
+    def agent(self) -> str:
+        """The job's agent, also one that has ended, as ``processes.identity`` names it; empty without one."""
+        return holder(self._lock)
 
     @property
     def has_agent(self) -> bool:
         """An agent works on the job."""
-        if not self._lock.exists():
-            return False
-        # Shared, so that several may look at once.
-        lock = self.lock(fcntl.LOCK_SH)
-        if lock is None:
-            return True
-        lock.close()
-        return False
+        return processes.is_alive(self.agent)
 
     def wait_for_news(self, seconds: float) -> None:
         """Return when the state has changed or is final, at the latest after so many seconds."""

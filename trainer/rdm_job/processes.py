@@ -19,6 +19,8 @@ __all__ = [
     "condition",
     "end",
     "environment_of",
+    "identity",
+    "is_alive",
     "of_job",
     "usage",
     "usage_with_children",
@@ -60,6 +62,26 @@ def condition(process: int) -> str:
     except OSError:
         return "X"
     return stat.rpartition(")")[2].split()[0]
+
+
+def identity(process: int) -> str | None:
+    """Return what tells a process from all others of this node before and after it; None when it is gone.
+
+    Returns:
+        Its number, its start in ticks since the machine's, and the machine's start.
+    """
+    try:
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return None if fields[0] in b"ZX" else f"{process} {int(fields[19])} {boot}"
+
+
+def is_alive(named: str) -> bool:
+    """Whether the process runs that ``identity`` has named so."""
+    process = named.partition(" ")[0]
+    return process.isdecimal() and identity(int(process)) == named
 
 
 def environment_of(process: int) -> dict[str, str] | None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdm_job import processes
 from rdm_job.culprit import LINES, why_it_ended
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
 from rdm_job.environment import adopt_launcher_environment
@@ -147,13 +148,25 @@ def _redirect(directory: JobDirectory, node: str) -> None:
 
 def _end_with_agent(directory: JobDirectory) -> None:
     """End this process when the node's agent is gone: nobody would end it with the others'."""
+    agent = None
     while True:
         time.sleep(_LOOK_S)
-        if not directory.has_agent:
-            print("The job's agent on this node is gone, so this process ends.", file=sys.stderr, flush=True)
+        # Read once: the file system may be gone when the agent is.
+        with contextlib.suppress(OSError):
+            agent = agent or directory.agent
+        if agent is not None and not processes.is_alive(agent):
             for child in _children:
                 child.kill()
+            # The log may be on a file system that hangs, or is full.
+            said = threading.Thread(target=_say_that_agent_is_gone, daemon=True)
+            said.start()
+            said.join(_REST_S)
             os._exit(FAILED)
+
+
+def _say_that_agent_is_gone() -> None:
+    with contextlib.suppress(OSError):
+        print("The job's agent on this node is gone, so this process ends.", file=sys.stderr, flush=True)
 
 
 def _terminated(number: int, _frame: object) -> None:

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rdm_job.agent_lock import NO_LOCKS
 from rdm_log.scan import piece, read, with_pieces
 
 __all__ = ["end_of", "gained", "rotate"]
@@ -101,7 +102,11 @@ def _before(path: Path, lock: int) -> Iterator[int]:
         yield 0
         return
     try:
-        fcntl.flock(file, lock)
+        try:
+            fcntl.flock(file, lock)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         yield int(os.read(file, 32) or b"0")
     finally:
         os.close(file)

@@ -2,7 +2,8 @@
 """Which training jobs run on a node.
 
 As long as a job's agent lives, it holds a lock in the job's directory, which can be seen from outside of the
-container (trainer/rdm_job/directory.py). This runs on nodes (Python 3.8 or newer).
+container. Where the file system has no locks, the file names its process: see trainer/rdm_job/agent_lock.py.
+This runs on nodes (Python 3.8 or newer).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import List, Set
 # A line such as `3: FLOCK  ADVISORY  WRITE 812 08:01:131087 0 EOF`; of files that are locked over NFS by
 # other nodes it has none.
 _HELD_HERE = re.compile(r"^\d+: FLOCK +ADVISORY +WRITE +\d+ +[0-9a-f]+:[0-9a-f]+:(\d+) ", re.MULTILINE)
+_NUMBERS = re.compile(r"^NSpid:\s*(.+)$", re.MULTILINE)
+_WIDTH = 80
 _AGENT = re.compile(r"\.agent\.(.+)\.lock")
 
 
@@ -97,8 +100,35 @@ def _refuses_others(path: str, flags: int = 0) -> bool:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
-        return False  # a file system without locks
+    except OSError:  # a file system without locks
+        return _is_process(os.pread(file, _WIDTH, 0).decode(errors="replace"))
     finally:
         os.close(file)
+    return False
+
+
+def _is_process(named: str, proc: str = "/proc") -> bool:
+    """Return whether a process runs that is named by its number, its start and the machine's start.
+
+    The number is that in the process's own namespace, its container's.
+    """
+    words = named.split()
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            if len(words) != 3 or words[2] != stream.read().strip():
+                return False
+    except OSError:
+        return False
+    for process in filter(str.isdigit, os.listdir(proc)):
+        try:
+            with open(os.path.join(proc, process, "stat"), "rb") as stream:
+                fields = stream.read().rpartition(b")")[2].split()
+            if fields[19].decode() != words[1] or fields[0] in (b"Z", b"X"):
+                continue
+            with open(os.path.join(proc, process, "status"), encoding="utf-8", errors="replace") as stream:
+                numbers = _NUMBERS.search(stream.read())
+        except (OSError, IndexError):  # it has ended
+            continue
+        if numbers and numbers.group(1).split()[-1] == words[0]:
+            return True
     return False

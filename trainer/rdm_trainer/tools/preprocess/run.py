@@ -158,8 +158,10 @@ def preprocess(settings: Settings, report: Callable[[Progress], None]) -> Progre
         with (work / "lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise TrainerError(f"another process prepares {settings.output_prefix} right now.") from None
+            except OSError:
+                pass  # a file system without locks
             return _Run(settings, tokenizer, recipe, work, fingerprint, report).run()
     except OSError as error:
         where = error.filename or settings.output_prefix

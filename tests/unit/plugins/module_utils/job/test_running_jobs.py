@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import (
     jobs_of_processes,
     running_jobs,
 )
 
 from tests.unit.plugins.job_locks import running_job
+
+NAMES_ITSELF = """
+import pathlib, sys
+start = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+file = pathlib.Path(sys.argv[1]).open("w")
+file.write(f"{pathlib.Path('/proc/self').readlink()} {start} {boot}".ljust(79) + "\\n")
+file.flush()
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 def test_a_job_runs_as_long_as_its_lock_is_held(tmp_path: Path) -> None:
@@ -75,3 +91,32 @@ def test_a_directory_that_cannot_be_read_has_no_jobs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "missing", tmp_path / "file", ""):
         assert running_jobs(str(path), "n1") == []
+
+
+@pytest.mark.parametrize("problem", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_job_on_a_file_system_without_locks_is_seen_by_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int, is_inside: bool
+) -> None:
+    """Its container may have process numbers of its own, as unshare gives it."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(problem, os.strerror(problem))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = tmp_path / "one" / ".agent.n1.lock"
+    lock.parent.mkdir()
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"] if is_inside else []
+    with subprocess.Popen(
+        [*inside, sys.executable, "-c", NAMES_ITSELF, str(lock)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline()
+        assert running_jobs(str(tmp_path), "n1") == ["one"]
+        assert "one" in jobs_of_processes()
+        agent.communicate(b"")
+    assert running_jobs(str(tmp_path), "n1") == []
+    lock.write_text("1 2 3")
+    assert running_jobs(str(tmp_path), "n1") == []
