@@ -7,8 +7,9 @@ import difflib
 import json
 import os
 import re
+import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from rdm_provision.vault import vault_environment
 __all__ = ["find_inventory", "members_of", "read_inventory", "similar_inventories"]
 
 _VAULT = b"$ANSIBLE_VAULT;"
+_LIMIT_S = 300.0
+"""How long an inventory may take that asks a cloud or a database."""
 _INVENTORY_SUFFIXES = (".yml", ".yaml", ".json", ".ini", ".toml")
 
 
@@ -72,9 +75,13 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
     """
     argv = [environment.program("ansible-inventory"), "-i", str(path.resolve()), "--list"]
     env = {**os.environ, **environment.ansible_environment(), **vault_environment(vault)}
-    done = subprocess.run(
-        argv, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    try:
+        done = _bounded(argv, env, _LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise InventoryError(
+            f"{path} cannot be read: ansible-inventory has not ended within {_LIMIT_S:.0f} s",
+            hint=f"see what it waits for: ansible-inventory -i {path} --list",
+        ) from None
     unparsed = list(_unparsed(plain(done.stderr)))
     if done.returncode != 0:
         said = _parse_error(*unparsed[0]) if unparsed else _other_error(done.stderr, path)
@@ -94,6 +101,30 @@ def read_inventory(path: Path, vault: str = "") -> dict[str, Any]:
             raise InventoryError(f"{path} cannot be read: {_parse_error(file, complaints)}")
     listing: dict[str, Any] = json.loads(done.stdout)
     return listing
+
+
+def _bounded(argv: Sequence[str], env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a program; when it is late, end it and what it has started, such as an inventory's own script.
+
+    It stays in this process's session, since a script may ask for a password on the terminal.
+
+    Raises:
+        subprocess.TimeoutExpired: it was late.
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        argv, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        try:
+            said = process.communicate(timeout=seconds)
+        except BaseException:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            with contextlib.suppress(OSError):
+                for pid in children.read_text().split():
+                    os.kill(int(pid), signal.SIGTERM)
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, *said)
 
 
 def _unparsed(stderr: str) -> Iterator[tuple[Path, str]]:

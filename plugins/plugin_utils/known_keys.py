@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Sequence
 
 _SSH_PORT = "22"
+_LIMIT_S = 30.0
 
 
 def known_keys(arguments: Sequence[str]) -> list[str]:
@@ -38,5 +39,10 @@ def known_keys(arguments: Sequence[str]) -> list[str]:
 
 
 def _run(argv: Sequence[str]) -> str:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:  # a Match exec of the user's ssh_config that waits
+        return ""
     return done.stdout if done.returncode == 0 else ""

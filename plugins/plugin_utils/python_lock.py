@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Probl
 
 LOCK_FILE = "python_env.lock"
 """Beside the inventory, so that everybody who uses that makes the same environments."""
+_LIMIT_S = 1800.0
+"""How long uv and hatchling may take: an index can be slow, and a package have to be built to be known."""
 _NEEDS = "install it: pip install 'rdm-provision[env]'"
 _SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
 
@@ -137,14 +139,7 @@ def lock(
         ]
         # The pins are tested together, whatever the packages say about each other.
         argv += ["--python-version", python, "--override", str(pins), str(pins)]
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "UV_NO_CONFIG": "1", **sources.variables()},
-            check=False,
-        )
+        done = run_program(argv, "the lock file", env={"UV_NO_CONFIG": "1", **sources.variables()})
     if done.returncode:
         said = " ".join(done.stderr.split())
         remedy = (
@@ -156,6 +151,42 @@ def lock(
     if write:
         write_whole(str(file), text.encode(), 0o644)
     return text, True
+
+
+def run_program(
+    argv: Sequence[str],
+    makes: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    text: str = "",
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on the controller to its end.
+
+    Args:
+        argv: the program and its arguments.
+        makes: what it makes, for the sentence.
+        env: more environment.
+        cwd: where it runs.
+        text: what it reads.
+
+    Raises:
+        Refused: it is late.
+    """
+    try:
+        return subprocess.run(
+            argv,
+            input=text,
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"was not there after {_LIMIT_S:.0f} s of {' '.join(argv[:3])}"
+        remedy = "see that this machine reaches the package index (python_env_index_url, python_env_proxy)"
+        raise Refused([Problem(None, makes, reason, remedy)]) from None
 
 
 def trainer_digest(trainer: Path) -> str:
@@ -194,14 +225,8 @@ def trainer_wheel(trainer: Path, directory: Path) -> Path:
                 shutil.copytree(trainer / name, source / name, ignore=ignore)
             else:
                 shutil.copy(trainer / name, source / name)
-        done = subprocess.run(
-            [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made)],
-            cwd=source,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(made)]
+        done = run_program(build, "the trainer's wheel", cwd=source)
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
             raise Refused([Problem(None, "the trainer's wheel", f"cannot be built: {said}", _NEEDS)])

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import Sources, find_uv
+from ansible_collections.rdm.provision.plugins.plugin_utils.python_lock import (
+    Sources,
+    find_uv,
+    run_program,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 AUTO = "auto"
@@ -56,20 +58,14 @@ def ask_uv(variable: str, value: str, requirement: str, sources: Sources) -> str
         Refused: uv names none.
     """
     argv = [find_uv(), "pip", "compile", "--quiet", "--color", "never", "--no-deps", "--no-header", "-"]
-    done = subprocess.run(
-        [*argv, "--emit-index-annotation"],
-        input=f"{requirement}\n",
-        capture_output=True,
-        text=True,
-        env={
-            **os.environ,
-            "UV_NO_CONFIG": "1",
-            "UV_HTTP_RETRIES": "0",
-            **sources._replace(torch_backend=AUTO).variables(),
-            variable: value,
-        },
-        check=False,
-    )
+    env = {
+        "UV_NO_CONFIG": "1",
+        "UV_HTTP_RETRIES": "0",
+        **sources._replace(torch_backend=AUTO).variables(),
+        variable: value,
+    }
+    argv.append("--emit-index-annotation")
+    done = run_program(argv, "the build of torch", env=env, text=f"{requirement}\n")
     named = _INDEX.search(done.stdout) or _INDEX.search(done.stderr)
     if named is None:
         said = " ".join(done.stderr.split())[-300:]

@@ -19,6 +19,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.local_path impo
 LOCK = ".rdm-provision.lock"
 """In PYENV_ROOT: who builds a Python there has it."""
 _LIMIT_S = 3600
+_START_S = 120  # for a Python on a slow shared file system
 _LAST_LINES = 4
 _SHOWN = 600
 """So many characters of what a program said."""
@@ -68,13 +69,17 @@ def system_python(wanted: str) -> str:
 
 def _makes_environments(python: str) -> bool:
     """Tell whether a Python runs and has what an environment is made with."""
-    asked = subprocess.run(
-        [python, "-c", "import ensurepip, venv"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
+    try:
+        asked = subprocess.run(
+            [python, "-c", "import ensurepip, venv"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_START_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
     return asked.returncode == 0
 
 

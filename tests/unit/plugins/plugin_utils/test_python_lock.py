@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils import python_lock
@@ -83,3 +85,15 @@ def test_the_trainers_wheel_is_built_once_and_has_its_program(tmp_path: Path) ->
     needs = [line for line in metadata.splitlines() if line.startswith("Requires-Dist: ")]
     assert len(needs) > 10
     assert not [line for line in needs if "==" in line.partition("; ")[0]], "it is installed beside others"
+
+
+def test_a_program_that_is_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(argv: list[str], timeout: float, **_more: Any) -> None:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr(subprocess, "run", late)
+    with pytest.raises(Refused) as refused:
+        python_lock.run_program(["uv", "pip", "compile", "-"], "the lock file")
+    assert refused.value.problems[0].sentence.startswith(
+        "the lock file was not there after 1800 s of uv pip compile: see that this machine reaches"
+    )
