@@ -28,6 +28,8 @@ options:
       - Whether the archive is on the node, or on a file system that the node mounts.
       - Otherwise it is on the controller, and is copied to the node for as long as it takes, only when
         the node needs it.
+      - The default is not that of M(ansible.builtin.copy). A training image has tens of gigabytes, which
+        lie where all nodes can read them. Copies of them over ssh to every node are for who asks for them.
     type: bool
     default: true
   sha256:
