@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from rdm_log.columns import Form, Range, Table, has_numpy
+from rdm_log.grammars import MEMORY
 from rdm_log.lines import COUNTED, MILLISECONDS, SECONDS, Step, Timer, field_name, loss_name, parse, prefix
 
 __all__ = ["PROBE", "Many", "RankTimes", "ShortestLongest", "Steps", "is_dense", "together"]
@@ -321,7 +322,8 @@ def _column(texts: Sequence[bytes], key: bytes, *, needed: bool) -> array[float]
 @functools.lru_cache(maxsize=1024)
 def _keys(parts: tuple[bytes, ...]) -> tuple[list[bytes], list[str]]:
     names = [field_name(key) for key in parts]
-    return (list(parts), names) if len(set(names)) == len(names) else ([], [])
+    is_plain = len(set(names)) == len(names) and MEMORY.keys().isdisjoint(names)
+    return (list(parts), names) if is_plain else ([], [])
 
 
 def _fields(line: bytes) -> tuple[list[bytes], list[str]]:

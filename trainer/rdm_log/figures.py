@@ -13,7 +13,18 @@ from collections.abc import Sequence
 
 from rdm_log.columns import has_numpy
 
-__all__ = ["Curve", "Largest", "RankSums", "Sample", "Series", "ascending", "most", "quantile", "total"]
+__all__ = [
+    "Curve",
+    "Largest",
+    "Marks",
+    "RankSums",
+    "Sample",
+    "Series",
+    "ascending",
+    "most",
+    "quantile",
+    "total",
+]
 
 _MANY = 512
 """From so many numbers on numpy is worth its loading, where there is one."""
@@ -231,6 +242,52 @@ class Curve:
         if self._last is None or self._points[-1] == self._last:
             return list(self._points)
         return [*self._points, self._last]
+
+
+class Marks:
+    """Pairs of numbers at those places that are multiples of a stride, which doubles as they become many.
+
+    Two of them that tell of the same have the same at the same places, wherever each begins.
+    """
+
+    def __init__(self, most: int = 2048) -> None:
+        self._most = most
+        self._stride = 1
+        self._found: dict[int, tuple[float, float | None]] = {}
+
+    def add(self, x: int, one: float, other: float | None) -> None:
+        """Add a pair."""
+        if x % self._stride == 0:
+            self._found[x] = one, other
+            if len(self._found) > 2 * self._most:
+                self._thin()
+
+    def extend(self, xs: array[int], ones: array[float], others: array[float] | None) -> None:
+        """Add many pairs."""
+        for begin in range(0, len(xs), self._most):
+            part = xs[begin : begin + self._most]
+            if part[-1] - part[0] == len(part) - 1:
+                places: Sequence[int] = range(-part[0] % self._stride, len(part), self._stride)
+            else:
+                places = [place for place, x in enumerate(part) if x % self._stride == 0]
+            for place in places:
+                at = begin + place
+                self._found[xs[at]] = ones[at], others[at] if others else None
+            if len(self._found) > 2 * self._most:
+                self._thin()
+
+    def _thin(self) -> None:
+        self._stride *= 2
+        self._found = {x: pair for x, pair in self._found.items() if x % self._stride == 0}
+
+    def has(self, other: Marks) -> bool:
+        """Whether another's are all among these, of those places that both may have; and there are some."""
+        stride = max(self._stride, other._stride)
+        places = [x for x in other._found if x % stride == 0]
+        # What is no number is not equal to itself.
+        return bool(places) and all(
+            x in self._found and repr(self._found[x]) == repr(other._found[x]) for x in places
+        )
 
 
 class Series:

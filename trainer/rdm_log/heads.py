@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rdm_log.grammars import GRAMMARS
 from rdm_log.scan import regular
 
-__all__ = ["ARGUMENT_OF", "HEAD", "head", "info_of", "info_of_job", "vocabulary_of"]
+__all__ = ["ARGUMENT_OF", "HEAD", "head", "info_of", "info_of_job", "steps_of", "vocabulary_of"]
 
 ARGUMENT_OF = {
     "NUM_LAYERS": "num_layers",
@@ -60,3 +61,9 @@ def vocabulary_of(text: str) -> int | None:
     """
     match = _VOCABULARY.search(text)
     return int(match[1]) if match else None
+
+
+def steps_of(text: str) -> int:
+    """Return the number of all steps, of programs whose lines of steps do not say it; 0 where they do not."""
+    found = (one.total.search(text) for one in GRAMMARS if one.total is not None)
+    return next((int(match[1]) for match in found if match), 0)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One line of a log → what it says: the only place that knows how lines look.
+"""One line of a log → what it says.
+
+This, and ``grammars`` with other programs' lines, are the only places that know how lines look.
 
 Lines are read by key and not by position: forks put fields in between, leave some out, and launchers put
 ``node: `` or ``[default7]:`` before the line. A field counts only when it is whole, so that a line that was
@@ -10,12 +12,16 @@ that write at the same moment lose the newline between them.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from rdm_log.grammars import GRAD_NORM, GRAMMARS, MEMORY, MILLISECONDS, NAMES, OWN, SECONDS, Grammar
+
 __all__ = [
     "COUNTED",
+    "DONE",
     "GRAD_NORM",
     "MILLISECONDS",
     "NAN",
@@ -39,13 +45,10 @@ __all__ = [
     "prefix",
 ]
 
-MILLISECONDS = "elapsed time per iteration (ms)"
-"""The field with the time of a step, whichever unit its program writes."""
-SECONDS = "elapsed time per iteration (s)"
-"""The field of programs that write seconds."""
+DONE = "after training is done"
+"""The milestone of a training that has ended in order."""
 SKIPPED = "number of skipped iterations"
 NAN = "number of nan iterations"
-GRAD_NORM = "grad norm"
 COUNTED = (MILLISECONDS, SECONDS, SKIPPED, NAN, GRAD_NORM)
 """Fields that are counted over all steps; and the loss, whose name is the program's."""
 
@@ -59,8 +62,12 @@ class Step(NamedTuple):
         values: Every field that is a number, by its name in the line. The time of a step is always in
             milliseconds, as ``MILLISECONDS``.
         tag: What stands before the line: a launcher's name of the rank or node; mostly empty.
-        time: ``YYYY-MM-DD HH:MM:SS`` where the line has it, as newer Megatron-LM's.
+        time: ``YYYY-MM-DD HH:MM:SS`` where the line has it, as newer Megatron-LM's; with ``.mmm`` of programs
+            that do not tell how long a step took.
         is_cut: Fields may be missing at its end.
+        is_numbered: The line tells which step it is. Otherwise a progress bar beside it may have told it; 0
+            where there is none.
+        is_torn: Its line has no end, because the log breaks off there.
     """
 
     iteration: int
@@ -69,6 +76,8 @@ class Step(NamedTuple):
     tag: str = ""
     time: str = ""
     is_cut: bool = False
+    is_numbered: bool = True
+    is_torn: bool = False
 
 
 class EngineStep(NamedTuple):
@@ -170,7 +179,7 @@ NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
     b"iteration",
     TIME,
     b" ........",
-    b"loss at the end",
+    b"loss",
     b", skipped=",
     b"CurrSamplesPerSec=",
     _SETUP,
@@ -178,7 +187,7 @@ NEEDLES: tuple[bytes | re.Pattern[bytes], ...] = (
 
 # A number with more digits is none that a training counts to.
 _STEP = re.compile(rb"iteration +(\d{1,15})/ *(\d{1,15}|infinity) *\|")
-_EVALUATION = re.compile(rb"loss at ([^|]{1,200}?) +\|([^\n]*)")
+_EVALUATION = re.compile(rb"(?:loss|results) at ([^|]{1,200}?) +\|([^\n]*)")
 _MEMORY = re.compile(rb"\[Rank (\d{1,9})\] \(after (\d{1,15}) iterations\) memory \(MB\) *\|")
 _MEMORY_FIELD = re.compile(rb" *([a-z][a-z ]{0,40}): *(\d+(?:\.\d*)?)(?![\d.])( *\|)?")
 _MILESTONE = re.compile(rb"\[([^\[\]]{1,120})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
@@ -200,8 +209,24 @@ _SAMPLES = re.compile(rb"CurrSamplesPerSec=([^\s,]{1,40}),")
 _ALLOCATED = re.compile(rb"(Max|\b)MemAllocated=(\d+(?:\.\d+)?)GB")
 _TIME = re.compile(rb"\[?(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:[.,]\d+)?\]?")
 _MOMENT = re.compile(rb"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[.,]\d{3})\]")
-_TAG = re.compile(rb"(\[[^\[\]\s]{1,60}\](?:<\w+>)?:?|[^\s:\[\]]{1,253}:)(?=\s|$)")
+_TAG = re.compile(
+    rb"(\[(?:rank|default)\d{1,9}\](?=:\S)|(?:\[[^\[\]\s]{1,60}\](?:<\w+>)?:?|[^\s:\[\]]{1,253}:)(?=\s|$))"
+)
 
+# As Windows' C library writes them.
+_NOT_FINITE = re.compile(rb"[-+]?(?:nan\(\w*\)|1\.#(?:QNAN|SNAN|IND|(INF))\d*)", re.IGNORECASE)
+_FLOPS = re.compile(rb"(\d+(?:\.\d*)?)([KMGTPE])FLOPS")
+_PREFIXES = b"KMGTPE"
+_THOUSANDS = re.compile(rb"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_CLOCK = re.compile(rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d{3}")
+_RANK = re.compile(r"\[(?:rank|default)(\d{1,9})\]")
+# ``samples/sec: 51.234 |`` before the number of the step.
+_FIELD_BEFORE = re.compile(rb"(?<![^\s])[a-z/]+: *[\d.]+ *\|")
+_EVALUATED = re.compile(r"loss|eval_(?!runtime$|\w+_per_second$).*")
+_NO_NAME = re.compile(r"['\":]+ *['\"]?")
+_STEP_OF = re.compile(rb"['\"]global_step/max_steps['\"]: ['\"](\d{1,15})/(\d{1,15})['\"]")
+_MEBI = 1024.0 * 1024.0
+_OPEN = tuple(one.is_open for one in GRAMMARS if one.is_open)
 _MOST_NAMES = 4096
 _names: dict[bytes, str] = {}
 
@@ -222,6 +247,7 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         and line.endswith(b"|")
         and line.find(b"[", step.end()) < 0
         and b"loss at" not in line
+        and not line.count(b"|", 0, step.start())
     ):
         # By far the most frequent line, and nobody wrote into it.
         return list(_steps(line, step, whole))
@@ -234,7 +260,7 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
             for match in _CHECKPOINT.finditer(line)
             if whole or match.end() < len(line)
         ]
-    if b"loss at " in line:
+    if b"loss at " in line or b"results at " in line:
         found += _evaluations(line)
     if b"memory (MB)" in line:
         found += _memories(line, whole)
@@ -252,6 +278,8 @@ def parse(line: bytes, *, whole: bool = True) -> list[Record]:
         found += _engine(line)
     if b"CurrSamplesPerSec=" in line:
         found += _throughputs(line)
+    if step is None and b"loss" in line:
+        found += _of_others(line, whole)
     return found
 
 
@@ -270,10 +298,11 @@ def _text(name: bytes) -> str:
 
 
 def field_name(key: bytes) -> str:
-    """Return a field's name. The few that there are come millions of times."""
+    """Return a field's name, which is Megatron's. The few that there are come millions of times."""
     name = _names.get(key)
     if name is None:
         name = _text(key)
+        name = NAMES.get(name, name)
         if len(_names) < _MOST_NAMES:
             _names[key] = name
     return name
@@ -292,18 +321,52 @@ def _fields(text: bytes) -> dict[str, float]:
         try:
             values[_names.get(key) or field_name(key)] = float(value)
         except ValueError:
-            # ``1423.8/1400.0``: of this step, and on average.
-            first, slash, _ = value.partition(b"/")
-            if slash:
-                try:
-                    values[field_name(key)] = float(first)
-                except ValueError:
-                    continue
+            with contextlib.suppress(ValueError):
+                values[field_name(key)] = _odd(value, comma=b"." not in text)
     return values
 
 
-def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step]:
-    """Yield the training lines in a line, where the first one's beginning is known."""
+def _odd(value: bytes, *, comma: bool) -> float:
+    """Return a number that Python would not write so.
+
+    Args:
+        value: The number.
+        comma: A comma is its decimal sign, unless there are several.
+
+    Raises:
+        ValueError: It is none.
+    """
+    # ``1423.8/1400.0``, ``615.5 (avg 610.1)``: of this step, and on average.
+    text = value.partition(b"/")[0].partition(b" (avg ")[0].strip()
+    if found := _NOT_FINITE.fullmatch(text):
+        return math.inf if found[1] else math.nan
+    if found := _FLOPS.fullmatch(text):
+        return float(found[1]) * 1000.0 ** (_PREFIXES.index(found[2]) - _PREFIXES.index(b"T"))
+    if _THOUSANDS.fullmatch(text) and not (comma and text.count(b",") == 1):
+        return float(text.replace(b",", b""))
+    return float(text.replace(b",", b".")) if comma else float(text)
+
+
+def _in_milliseconds(values: dict[str, float]) -> dict[str, float]:
+    if SECONDS in values:
+        values[MILLISECONDS] = values.pop(SECONDS) * 1000.0
+    return values
+
+
+def _rank_of(tag: str) -> int:
+    """Return the rank that a launcher's tag names; 0 where it names none."""
+    found = _RANK.search(tag)
+    return int(found[1]) if found else 0
+
+
+def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | Memory]:
+    """Yield the training lines in a line, with memory that they tell.
+
+    Args:
+        line: The line.
+        match: The beginning of the first of them.
+        whole: As for ``parse``.
+    """
     before = 0
     following: re.Match[bytes] | None = match
     while following is not None:
@@ -311,19 +374,25 @@ def _steps(line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step]:
         start, end = match.span()
         following = _STEP.search(line, end)
         text = line[end : following.start()] if following else line[end:]
-        is_cut = not whole and following is None
+        is_cut = is_torn = not whole and following is None
         if b"[" in text:
             # Another rank wrote into the middle of this line.
-            text, is_cut = text[: text.index(b"[")], True
-        values = _fields(text)
-        if SECONDS in values:
-            values[MILLISECONDS] = values.pop(SECONDS) * 1000.0
+            text, is_cut, is_torn = text[: text.index(b"[")], True, False
+        head = line[before:start]
+        if not is_cut and not text.endswith(b"|") and any(one.search(head) for one in _OPEN):
+            text += b"|"
+        values = _in_milliseconds(_fields(text))
+        if b"|" in head and (first := _FIELD_BEFORE.search(head)):
+            values, head = {**_fields(head[first.start() :]), **values}, head[: first.start()]
         iteration, total = match.groups()
-        tag, time = prefix(line[before:start]) if start - before > 1 else ("", "")
+        tag, time = prefix(head) if len(head) > 1 else ("", "")
         number, most = int(iteration), 0 if total == b"infinity" else int(total)
         # What is beyond the end is no step, but somebody's garbage.
         if number <= (most or number):
-            yield Step(number, most, values, tag, time, is_cut)
+            sizes = {MEMORY[name]: values.pop(name) / _MEBI for name in MEMORY if name in values}
+            yield Step(number, most, values, tag, time, is_cut, is_torn=is_torn)
+            if sizes:
+                yield Memory(_rank_of(tag), number, sizes)
         before = end + len(text)
 
 
@@ -418,3 +487,62 @@ def _throughputs(line: bytes) -> Iterator[Throughput]:
         }
         if values or sizes:
             yield Throughput(values, sizes)
+
+
+def _of_others(line: bytes, whole: bool) -> Iterator[Record]:
+    """Yield what programs with lines of their own say in one."""
+    for grammar in OWN:
+        if grammar.evaluation is not None and (match := grammar.evaluation.search(line)):
+            values, _ = _pairs(grammar, match, whole or match.end() < len(line))
+            of = match.groupdict()
+            where = f"iteration {int(of['step'])}" if "step" in of else _NO_NAME.sub(" ", _text(of["where"]))
+            told = {name: value for name, value in values.items() if _EVALUATED.fullmatch(name)}
+            yield Evaluation(where, {_value_name(name): value for name, value in told.items()})
+        elif grammar.step is not None and (match := grammar.step.search(line)):
+            yield from _own_step(grammar, line, match, whole)
+        elif grammar.done is not None and grammar.done.search(line):
+            yield Milestone(DONE, "")
+
+
+def _value_name(name: str) -> str:
+    """Return what Megatron calls a figure of an evaluation: ``eval_loss`` of others is ``loss value``."""
+    return f"{name.removeprefix('eval_')} value"
+
+
+def _own_step(grammar: Grammar, line: bytes, match: re.Match[bytes], whole: bool) -> Iterator[Step | Memory]:
+    """Yield a step, and memory that its line tells."""
+    is_whole = whole or match.end() < len(line)
+    values, sizes = _pairs(grammar, match, is_whole)
+    tag, time = prefix(line[: match.start()])
+    if clock := _CLOCK.search(line, 0, match.start()):
+        time = clock[0].decode().replace("T", " ").replace(",", ".")
+    told = match.groupdict().get("step")
+    number, total = int(told or 0), 0
+    if both := _STEP_OF.search(match["fields"]):
+        number, total = int(both[1]), int(both[2])
+    is_numbered = told is not None or both is not None
+    yield Step(number, total, values, tag, time, not is_whole, is_numbered, not is_whole)
+    if sizes:
+        yield Memory(_rank_of(tag), number, sizes)
+
+
+def _pairs(
+    grammar: Grammar, match: re.Match[bytes], whole: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the fields of a line of another program, under Megatron's names, and memory in MiB."""
+    values: dict[str, float] = {}
+    sizes: dict[str, float] = {}
+    fields = match["fields"]
+    for pair in grammar.pair.finditer(fields):
+        name, text, unit = pair["name"], pair["number"], pair.groupdict().get("unit")
+        if not whole and pair.end() == len(fields):
+            # It may be cut.
+            continue
+        with contextlib.suppress(ValueError):
+            number = float(text.replace(b",", b""))
+            if unit == b"GiB":
+                sizes["max reserved"] = number * 1024.0
+            else:
+                key = _text(name)
+                values[NAMES.get(key, key)] = number
+    return _in_milliseconds(values), sizes

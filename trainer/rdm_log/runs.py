@@ -13,12 +13,12 @@ import datetime
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rdm_log import rank_timers
 from rdm_log.bulk import Many, RankTimes, ShortestLongest, Steps
-from rdm_log.figures import Curve, Largest, RankSums, Sample, Series, most, total
+from rdm_log.figures import Curve, Largest, Marks, RankSums, Sample, Series, most, total
 from rdm_log.lines import (
     COUNTED,
     GRAD_NORM,
@@ -50,6 +50,7 @@ _SAME_TIME = 0.01
 """By so much may the time of a step differ between two ranks that both write it."""
 _EVALUATIONS = 1000
 _SECONDS = len("2026-11-22 10:11:12")
+_EPOCH = "epoch"
 _START = "after megatron is initialized"
 _SUMS = (SKIPPED, NAN)
 _BESIDE_STEPS = (
@@ -147,6 +148,23 @@ class TimerFigures:
         return (worst[1], worst[0]) if worst else None
 
 
+class _Clock:
+    """How long steps take by the times before their lines, where these do not say it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, str] | None = None
+
+    def timed(self, iteration: int, values: dict[str, float], time: str) -> dict[str, float]:
+        """Return what a line says of a step, with the time that a step took since the line above."""
+        before, self._last = self._last, (iteration, time)
+        if before is None or iteration <= before[0]:
+            return values
+        passed = datetime.datetime.fromisoformat(time) - datetime.datetime.fromisoformat(before[1])
+        if passed <= datetime.timedelta():
+            return values
+        return {**values, MILLISECONDS: passed.total_seconds() * 1000.0 / (iteration - before[0])}
+
+
 @dataclass
 class Run:
     """One run, as far as its lines tell. Values without a word here are as in the records.
@@ -154,6 +172,7 @@ class Run:
     Attributes:
         series: Every field of the training lines over the steps; None where nobody asks for it.
         checkpoints: The steps whose checkpoints were saved, the last ones.
+        marks: What lines tell by which they are known again in another log.
     """
 
     file: str = ""
@@ -182,9 +201,13 @@ class Run:
     series: dict[str, Series] | None = None
     checkpoints: deque[int] = field(default_factory=lambda: deque(maxlen=_EVALUATIONS))
     engine: Run | None = None
+    _clock: _Clock = field(default_factory=lambda: _Clock())
+    _engine_clock: _Clock = field(default_factory=lambda: _Clock())
     _engine_tells_times: bool = False
-    _engine_line: tuple[int, str] | None = None
+    marks: Marks = field(default_factory=Marks)
     _recent: dict[int, Step] = field(default_factory=dict)
+    _told: dict[int, int] = field(default_factory=dict)
+    _ranks: int = 1
     _unread: Steps | None = None
 
     @property
@@ -206,6 +229,14 @@ class Run:
         return {**last[0].values, **self.last_values}
 
     @property
+    def is_torn(self) -> bool:
+        """The log breaks off in the middle of its last line, which so has fewer fields than the one above."""
+        above, last = ([None, None, *self._recent.values()])[-2:]
+        if last is None or not last.is_torn:
+            return False
+        return above is None or not above.values.keys() <= last.values.keys()
+
+    @property
     def is_empty(self) -> bool:
         """Nothing was told of it."""
         return not (self.lines or self.milestones or self.memory or self.timers or self.engine)
@@ -215,14 +246,41 @@ class Run:
         known = self._recent.get(step.iteration)
         if known is None:
             return False
-        if known.tag != step.tag:
+        if known.tag != step.tag or known is step:
             return True
+        if not step.is_numbered:
+            # Its epoch went back.
+            return False
         name = loss_name(known.values)
         same = ("consumed samples", GRAD_NORM, name)
         if any(known.values.get(key) != step.values.get(key) for key in same):
             return False
         before, now = known.values.get(MILLISECONDS, 0.0), step.values.get(MILLISECONDS, 0.0)
-        return abs(before - now) <= _SAME_TIME * max(before, now)
+        if abs(before - now) <= _SAME_TIME * max(before, now):
+            return True
+        # Where several ranks tell the first step, so they do all others, each with its own time.
+        return self.lines == 1 or self._told.get(step.iteration, 1) < self._ranks
+
+    def add_repeated(self, step: Step) -> None:
+        """Take note of a training line that ``repeats`` another one."""
+        self._told[step.iteration] = self._told.get(step.iteration, 1) + 1
+        if self.lines == 1:
+            self._ranks = self._told[step.iteration]
+
+    def numbered(self, step: Step) -> Step:
+        """Return a step whose line does not tell its number, with one that goes on where no bar tells it.
+
+        It begins anew where its epoch goes back. Programs may write the same line twice.
+        """
+        last, epoch = self.last_values, step.values.get(_EPOCH, math.inf)
+        if not self.lines or epoch < last.get(_EPOCH, epoch):
+            return step._replace(iteration=step.iteration or 1)
+        if all(last.get(key) == step.values.get(key) for key in (_EPOCH, loss_name(last))):
+            return self._recent[self.last_iteration]
+        if step.iteration > self.last_iteration:
+            return step
+        interval = (self.last_iteration - self.first_iteration) // max(1, self.lines - 1)
+        return step._replace(iteration=self.last_iteration + max(1, interval))
 
     def add_step(self, step: Step) -> None:
         """Take note of a training line."""
@@ -233,11 +291,19 @@ class Run:
         self.last_iteration, self.last_values = iteration, values
         self.train_iterations = step.train_iterations or self.train_iterations
         if step.time:
-            self._add_time(step.time)
+            self._add_time(step.time[:_SECONDS])
+            if MILLISECONDS not in values and len(step.time) > _SECONDS:
+                values = self._clock.timed(iteration, values, step.time)
         self._recent[iteration] = step
         if len(self._recent) > RECENT:
-            del self._recent[next(iter(self._recent))]
+            oldest = next(iter(self._recent))
+            del self._recent[oldest]
+            if self._told.pop(oldest, 1) < self._ranks:
+                # The first step was told again because it was taken again.
+                self._ranks = 1
         self._note(iteration, values)
+        if not step.is_cut and MILLISECONDS in values:
+            self.marks.add(iteration, values[MILLISECONDS], values.get(loss_name(values)))
 
     def add_steps(self, steps: Steps) -> bool:
         """Take note of training lines as ``add_step`` does of each.
@@ -266,6 +332,7 @@ class Run:
         if name:
             self.loss.extend(iterations, name, counted[name], ranges[name].least)
         if times := counted.get(MILLISECONDS):
+            self.marks.extend(iterations, times, counted.get(name))
             if self.first_milliseconds is None:
                 self.first_milliseconds, times, iterations = times[0], times[1:], iterations[1:]
             self.times.extend(times)
@@ -287,6 +354,7 @@ class Run:
             self.last_values = last[-1].values
             self.train_iterations = last[-1].train_iterations or self.train_iterations
             self._recent = {step.iteration: step for step in last}
+            self._told, self._ranks = {}, 1
 
     def _note(self, iteration: int, values: dict[str, float]) -> None:
         """Take note of what is counted over all steps."""
@@ -346,6 +414,8 @@ class Run:
                 self.add_step(record)
 
     def _add_time(self, time: str) -> None:
+        if not time:
+            return
         self.first_time = min(self.first_time or time, time)
         self.last_time = max(self.last_time, time)
 
@@ -362,13 +432,7 @@ class Run:
         self._engine_tells_times |= MILLISECONDS in values
         if not time or self._engine_tells_times:
             return values
-        before, self._engine_line = self._engine_line, (iteration, time)
-        if before is None or iteration <= before[0]:
-            return values
-        passed = datetime.datetime.fromisoformat(time) - datetime.datetime.fromisoformat(before[1])
-        if passed <= datetime.timedelta():
-            return values
-        return {**values, MILLISECONDS: passed.total_seconds() * 1000.0 / (iteration - before[0])}
+        return self._engine_clock.timed(iteration, values, time)
 
     def _add_engine(self, iteration: int, values: dict[str, float]) -> None:
         """Take note of what the engine says of a step, for runs that have no training lines."""
@@ -428,11 +492,15 @@ def runs(records: Iterable[Record | Many], file: str = "", *, series: bool = Fal
 def followed(run: Run, record: Record) -> Run:
     """Take note of the record that comes next in a log; return the run that it is of, this or a new one."""
     run.settle()
+    if isinstance(record, Step) and not record.is_numbered:
+        record = run.numbered(record)
     if _begins_anew(run, record):
         run = Run(run.file, times=Sample(run.times.most), series=None if run.series is None else {})
     if not isinstance(record, Step):
         run.add(record)
-    elif not run.repeats(record):
+    elif run.repeats(record):
+        run.add_repeated(record)
+    else:
         run.add_step(record)
     return run
 
@@ -450,7 +518,8 @@ def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
     """Return the runs of several logs of one job, each once.
 
     The steps are told by one rank, starts and memory by others. What logs without steps tell is added to the
-    run that began as many starts before the end. Logs that tell of the same steps are copies.
+    run that began as many starts before the end. Logs that tell of the same steps are copies, and so are
+    those whose lines are all in another one.
     """
     spoken = [log for log in logs if any(run.lines for run in log)] or list(logs[:1])
     told: dict[tuple[object, ...], Run] = {}
@@ -461,7 +530,9 @@ def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
                 _enrich(told[key], run)
             else:
                 told[key if run.lines else (id(run),)] = run
-    found_runs = list(told.values())
+    # What a log writes twice was taken twice.
+    whose = {id(run): number for number, log in enumerate(spoken) for run in log}
+    found_runs = _without_parts(list(told.values()), whose)
     if all(run.first_time for run in found_runs):
         found_runs.sort(key=lambda run: run.first_time)
     for log in logs:
@@ -469,6 +540,24 @@ def merged(logs: Sequence[Sequence[Run]]) -> list[Run]:
             for run, other in zip(reversed(found_runs), reversed(log), strict=False):
                 _enrich(run, other)
     return found_runs
+
+
+def _without_parts(found: list[Run], whose: Mapping[int, int]) -> list[Run]:
+    """Return runs without those that are copies of a part of another log's; these enrich it.
+
+    Args:
+        found: The runs.
+        whose: Which log each is of.
+    """
+    kept: list[Run] = []
+    for run in sorted(found, key=lambda one: -one.lines):
+        others = (one for one in kept if whose[id(one)] != whose[id(run)])
+        whole = next((one for one in others if one.marks.has(run.marks)), None)
+        if whole is None:
+            kept.append(run)
+        else:
+            _enrich(whole, run)
+    return [run for run in found if any(run is one for one in kept)]
 
 
 def _enrich(run: Run, other: Run) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import itertools
+import math
 import os
 import re
 import stat
@@ -20,7 +21,8 @@ from pathlib import Path
 
 from rdm_log.apart import Above, Apart, ranks_apart, tables_apart
 from rdm_log.bulk import Many, RankTimes, together
-from rdm_log.lines import NEEDLES, TIME, Record, parse
+from rdm_log.grammars import BAR
+from rdm_log.lines import MILLISECONDS, NEEDLES, TIME, Record, Step, parse
 
 __all__ = [
     "BLOCK",
@@ -46,6 +48,10 @@ _TABLE = 16 * 1024
 """From so many bytes on lines of timers are cut out all at once."""
 _GAP = 64 * 1024
 """Bytes that others may have written between two lines of the timers of all ranks."""
+
+
+_NEAR = 4 * 1024
+"""A progress bar in so many bytes before a line tells which step it is of."""
 
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 TIMERS = b"times across ranks (ms):"
@@ -130,12 +136,14 @@ def records(blocks: Iterable[bytes]) -> Iterator[Record]:
         blocks: Its bytes, cut anywhere. Carriage returns end lines, as newlines do: progress bars use them.
     """
     timers = RankTimers()
+    above = b""
     for lines, whole in _lines(blocks):
-        for one in _of(lines, timers, whole=whole):
+        for one in _of(lines, timers, whole=whole, above=above):
             if isinstance(one, Many):
                 yield from one.each()
             else:
                 yield one
+        above = (above + lines[-_NEAR:])[-_NEAR:]
 
 
 def records_together(
@@ -153,6 +161,7 @@ def records_together(
         timers: Those that go on from the bytes before.
     """
     timers = timers or RankTimers()
+    above = b""
     for lines, whole in _lines(blocks):
         apart = timers.apart(lines) if tables else None
         rest, reader = (apart.rest, RankTimers()) if apart else (lines, timers)
@@ -160,16 +169,17 @@ def records_together(
         for begin, end, steps in together(rest, every=every, tables=tables):
             if position < begin:
                 between = rest[position:begin]
-                yield from _of(between, reader, whole=True, apart=apart, offset=position)
+                yield from _of(between, reader, whole=True, apart=apart, offset=position, above=above)
             reader.pass_by(end - begin)
             if apart:
                 yield from apart.until(begin)
             yield steps
             position = end
         last = rest[position:] if position else rest
-        yield from _of(last, reader, whole=whole, apart=apart, offset=position)
+        yield from _of(last, reader, whole=whole, apart=apart, offset=position, above=above)
         if apart:
             yield from apart.until(END)
+        above = (above + lines[-_NEAR:])[-_NEAR:]
 
 
 def _lines(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
@@ -202,6 +212,7 @@ def _of(
     whole: bool,
     apart: Apart | None = None,
     offset: int = 0,
+    above: bytes = b"",
 ) -> Iterator[Record | Many]:
     """Yield what some lines say.
 
@@ -211,6 +222,7 @@ def _of(
         whole: The last one has its newline.
         apart: What stood between the lines; then no timers of all ranks are among them.
         offset: Where in its rest the lines begin.
+        above: The end of what was before them.
     """
     if timers.are_open:
         data = b"\n" + data
@@ -239,7 +251,22 @@ def _of(
         found = parse(line, whole=whole or end < len(data))
         if found and apart:
             yield from apart.until(offset + start)
-        yield from found
+        for one in found:
+            if isinstance(one, Step) and not one.is_numbered:
+                yield _by_bar(one, (above + data[max(0, start - _NEAR) : end])[-_NEAR:])
+            else:
+                yield one
+
+
+def _by_bar(step: Step, text: bytes) -> Step:
+    """Return a step with what the last progress bar in a text tells of it."""
+    bars = BAR.findall(text)
+    if not bars:
+        return step
+    number, total, pace, unit = bars[-1]
+    milliseconds = 1000.0 * float(pace) if unit == b"s/it" else 1000.0 / (float(pace) or math.inf)
+    values = {MILLISECONDS: milliseconds, **step.values}
+    return step._replace(iteration=int(number), train_iterations=int(total), values=values)
 
 
 def _next(needle: bytes | re.Pattern[bytes], data: bytes, position: int) -> int:

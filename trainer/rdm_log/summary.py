@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fnmatch
 import glob
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rdm_log.figures import quantile
+from rdm_log.heads import head, steps_of
 from rdm_log.lines import SKIPPED
 from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
@@ -133,7 +135,10 @@ def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool 
     for group in pieces(files):
         try:
             told = records_of(group, every=series)
-            logs.append(runs(told, group[-1].name, series=series))
+            found = runs(told, group[-1].name, series=series)
+            if any(run.lines and not run.train_iterations for run in found):
+                _add_steps(found, group[0])
+            logs.append(found)
         except OSError as error:
             raise NothingToRead(f"{error.filename or group[-1]} cannot be read: {error.strerror}.") from error
     found = merged(logs)
@@ -141,6 +146,14 @@ def summarise(paths: Sequence[Path], *, series: bool = False, needs_steps: bool 
         raise NothingToRead(_nothing(files, found))
     restarts = max(1, len(found), *map(len, logs)) - 1
     return Summary(tuple(map(str, files)), restarts, tuple(map(plain, found)))
+
+
+def _add_steps(found: Sequence[Run], file: Path) -> None:
+    """Add the number of all steps to a log's runs, where only the head of the log tells it."""
+    with contextlib.suppress(OSError):
+        steps = steps_of(head(file))
+        for run in found:
+            run.train_iterations = run.train_iterations or max(steps, run.last_iteration) * bool(steps)
 
 
 def _nothing(files: Sequence[Path], told: Sequence[Run]) -> str:
@@ -178,6 +191,7 @@ def plain(run: Run) -> dict[str, Any]:
     told: dict[str, Any] = {
         "file": run.file,
         "lines": run.lines,
+        "is_torn": run.is_torn,
         "first_iteration": run.first_iteration,
         "last_iteration": run.last_iteration,
         "train_iterations": run.train_iterations,

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from rdm_log import states
 from rdm_log.durations import duration
 from rdm_log.errors import Finding
+from rdm_log.lines import DONE
 from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
 
@@ -34,8 +35,6 @@ EXIT_CODES: dict[Word, int] = {
     "suspect": 4,
 }
 
-DONE = "after training is done"
-"""The milestone of a training that has ended in order."""
 _TOLD_TO_EXIT = "exiting program"
 """How Megatron's milestone begins when it ends before its last step because it was told to."""
 _PAUSES = {"saving", "loading", "evaluating"}
@@ -232,6 +231,9 @@ def _judged(seen: Observed) -> Verdict:
     late = [*(sign for sign in idle if not sign.node), *_late(seen, state)]
     if late:
         return _verdict("stalled", [*late, *suspicious, *notes])
+    if run is not None and run.get("is_torn"):
+        text = f"Its last line, of iteration {run['last_iteration']}, breaks off in its middle."
+        notes.append(Sign("state", text, is_note=True))
     if _is_done(run) and state not in states.WAITING:
         notes.append(Sign("state", "Its training is done, and its program has yet to end.", is_note=True))
     if suspicious:
@@ -284,20 +286,22 @@ def _is_done(run: Mapping[str, Any] | None) -> bool:
     if run is None:
         return False
     told = any(name == DONE or name.startswith(_TOLD_TO_EXIT) for name in run["milestones"])
-    return told or run["last_iteration"] == run["train_iterations"]
+    return told or (run["last_iteration"] == run["train_iterations"] and not run.get("is_torn"))
 
 
 def _is_short(run: Mapping[str, Any]) -> bool:
     """Whether it ended before its last step, and does not say why."""
     left = run["train_iterations"] - run["last_iteration"]
     # The last steps have no line of their own when the interval of lines does not end with them.
-    return not _is_done(run) and left >= _interval(run)
+    return not _is_done(run) and (left >= _interval(run) or bool(run.get("is_torn")))
 
 
 def _end(run: Mapping[str, Any] | None) -> str:
     if run is None:
         return "It has ended."
     last, total = run["last_iteration"], run["train_iterations"]
+    if run.get("is_torn") and not _is_done(run):
+        return f"It ended in the middle of the line of iteration {last}, and does not say why."
     if _is_short(run):
         return f"It ended at iteration {last} of {total}, and does not say why."
     why = next((name for name in run["milestones"] if name.startswith(_TOLD_TO_EXIT)), "")
@@ -511,4 +515,6 @@ def _progress(run: Mapping[str, Any]) -> str:
     speed = f", {median / 1000:.2f} s a step" if median else ""
     loss = run["loss"]["last"]
     value = f", {run['loss']['name']} {loss:.4f}" if loss is not None else ""
+    if value and (last := run["loss"]["curve"][-1][0]) < run["last_iteration"]:
+        value += f" at iteration {last}"
     return f"Iteration {run['last_iteration']}{total}{speed}{value}."

@@ -194,25 +194,29 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
         if since and loss["curve"][-1][0] < since:
             yield loss["name"], "NaN", f"since {since:,}; {loss['last']:.4f} before, from {first:.4g}{lowest}"
         else:
-            yield loss["name"], f"{loss['last']:.4f}", f"from {first:.4g}{lowest}"
+            last = loss["curve"][-1][0]
+            when = f"at step {last:,}, " if last < run["last_iteration"] else ""
+            yield loss["name"], f"{loss['last']:.4f}", f"{when}from {first:.4g}{lowest}"
     elif since:
         yield loss["name"], "NaN", f"since {since:,}"
     step = run["step_ms"]
     if step["median"] is not None:
         p95 = f"95 % below {_time(step['p95'])}" if step["p95"] is not None else ""
         yield "Time of a step", _time(step["median"]), p95
-    tokens = _newest(run, "tokens_per_gpu_per_second", TGS)
-    mfu, rate = _newest(run, "mfu_percent", *MFU), _newest(run, "tflops", *TFLOPS)
+    tokens, tokens_until = _newest(run, "tokens_per_gpu_per_second", TGS)
+    mfu, mfu_until = _newest(run, "mfu_percent", *MFU)
+    rate, rate_until = _newest(run, "tflops", *TFLOPS)
     if tokens is not None:
         whole = f"{run['tokens_per_second']:,.0f} in all" if run["tokens_per_second"] else ""
-        yield "Tokens/s per GPU", f"{tokens:,.0f}", whole
+        yield "Tokens/s per GPU", f"{tokens:,.0f}", tokens_until or whole
     elif run["samples_per_second"] is not None:
         factor, unit = token_rate(job, run)
         yield unit.capitalize(), _count(run["samples_per_second"] * factor), ""
     if mfu:
-        yield "MFU", f"{mfu:.1f} %", f"{rate:.1f} TFLOP/s per GPU" if rate is not None else ""
+        more = f"{rate:.1f} TFLOP/s per GPU" if rate is not None and rate_until == mfu_until else ""
+        yield "MFU", f"{mfu:.1f} %", ", ".join(filter(None, (mfu_until, more)))
     elif rate:
-        yield "TFLOP/s per GPU", f"{rate:.1f}", ""
+        yield "TFLOP/s per GPU", f"{rate:.1f}", rate_until
     memory = {
         rank: max(sizes.get("max reserved", 0.0), sizes.get("max allocated", 0.0))
         for one in job.runs
@@ -242,12 +246,16 @@ def _figures(job: Job) -> Iterator[tuple[str, str, str]]:
         yield "Restarts", f"{job.restarts}", ""
 
 
-def _newest(run: Mapping[str, Any], key: str, *fields: str) -> float | None:
-    """Return a figure of the last step, or of those before where its line is still being written."""
+def _newest(run: Mapping[str, Any], key: str, *fields: str) -> tuple[float | None, str]:
+    """Return a figure of the last step, or the last that was told, and until when it was."""
     if run[key] is not None:
-        return float(run[key])
+        return float(run[key]), ""
     series = run.get("series") or {}
-    return next((points[-1][1] for name in fields if (points := series.get(name))), None)
+    told = [points[-1] for name in fields if (points := series.get(name))]
+    if not told:
+        return None, ""
+    step, value, *_ = max(told)
+    return value, f"told until step {step:,.0f}"
 
 
 def _count(value: float) -> str:

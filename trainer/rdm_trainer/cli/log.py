@@ -185,7 +185,7 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "iterations", f"{run['first_iteration']} to {run['last_iteration']}{total}{began}"
     if run["first_time"]:
         yield "time", " to ".join(dict.fromkeys((run["first_time"], run["last_time"])))
-    yield from _loss(run["loss"])
+    yield from _loss(run["loss"], run["last_iteration"])
     yield from _step(run["step_ms"])
     speed = [
         f"{run[key]:,.{digits}f} {unit}"
@@ -218,11 +218,13 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "evaluation", f"{evaluation['where']}: {values}"
 
 
-def _loss(loss: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _loss(loss: dict[str, Any], last_iteration: int) -> Iterator[tuple[str, str]]:
     if loss["first"] is not None:
         text = (
             f"{loss['first']:.4f} to {loss['last']:.4f}, lowest {loss['lowest']:.4f} at {loss['lowest_at']}"
         )
+        if loss["curve"][-1][0] < last_iteration:
+            text += f", the last at {loss['curve'][-1][0]}"
         if loss["not_finite"]:
             text += f", {loss['not_finite']} lines without a number"
         yield loss["name"], text

@@ -7,7 +7,7 @@ import gzip
 import json
 import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,38 @@ def test_ranks_that_say_the_same_are_one(tmp_path: Path) -> None:
     assert [run["lines"] for run in again["runs"]] == [2]
 
 
+def test_ranks_that_each_write_a_step_with_their_own_time_are_one(tmp_path: Path) -> None:
+    ranks = [line(n, 100 + 9 * rank) for n in range(1, 31) for rank in range(3)]
+    # Some lines come later than those of others.
+    for n in (12, 40, 41):
+        ranks[n], ranks[n + 1] = ranks[n + 1], ranks[n]
+    assert summary(tmp_path, n1=ranks)["restarts"] == 0
+    # What one writes again after it began anew is another run, also where several write.
+    again = [line(n, 150 + 9 * rank) for n in range(21, 31) for rank in range(3)]
+    found = summary(tmp_path, n1=[*ranks, *again])
+    assert [run["lines"] for run in found["runs"]] == [30, 10]
+    # A first step that was taken twice is no second rank.
+    found = summary(tmp_path, n1=[line(1), line(1, 130.0), *map(line, range(2, 20)), line(19, 130.0)])
+    assert [run["lines"] for run in found["runs"]] == [19, 1]
+
+
+@pytest.mark.parametrize("begin", [0, 37])
+@pytest.mark.parametrize("lines", [100, 20_000])
+def test_a_part_of_a_log_is_a_copy(begin: int, lines: int, tmp_path: Path) -> None:
+    fields = "elapsed time per iteration (ms): {:.1f} | lm loss: {:.2f} |{}\n"
+    text = [
+        f" iteration {n}/ {lines} | "
+        + fields.format(100 + n % 7 / 10, 9 - n % 50 / 100, " x: 1 |" * (n % 9 < 1))
+        for n in range(1, lines + 1)
+    ]
+    part = text[begin : begin + 20 + lines // 10]
+    found = summary(tmp_path, n060=text, n061=part, n062=["", *part[:10], part[10][:-60]])
+    assert (found["restarts"], [run["lines"] for run in found["runs"]]) == (0, [lines])
+    # The same steps that took another time were taken again.
+    again = [one.replace("(ms): 100.", "(ms): 101.") for one in part]
+    assert summary(tmp_path, n060=text, n061=again, n062="")["restarts"] == 1
+
+
 def test_files_of_nodes_are_one_job(tmp_path: Path) -> None:
     memory = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: 20480.0\n"
     first = [START.format(minute=1), memory, START.format(minute=5), memory.replace("20480", "30720")]
@@ -168,6 +200,52 @@ def test_deepspeed_without_a_pipeline(tmp_path: Path) -> None:
     (run,) = summary(tmp_path, n1=[text.replace("=1030,", "=1015,")])["runs"]
     assert (run["lines"], run["last_iteration"], run["samples_per_second"]) == (3, 1020, 20.25)
     assert run["memory_mib"] == {"0": {"allocated": 1024.0, "max allocated": 30.5 * 1024}}
+
+
+HUGGING = "{{'loss': {:.2f}, 'grad_norm': 1.25, 'learning_rate': 2e-05, 'epoch': {:.2f}}}\n"
+BAR = "\r {:3d}%|██   | {}/50 [00:17<01:06,  1.60s/it]"
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_steps_that_no_line_tells_are_counted_or_told_by_a_bar(bars: bool, tmp_path: Path) -> None:
+    def attempt(first: int) -> Iterator[str]:
+        for n in range(first, 6):
+            # The bar of an evaluation may stand before the next line, or one that comes late.
+            late = 10 * (n - 1 if (first, n) == (1, 4) else n)
+            yield f"{BAR.format(2 * late, late)}\n" * bars + HUGGING.format(9 - n, n / 5)
+
+    done = "{'train_runtime': 85.45, 'train_loss': 5.0, 'epoch': 1.0}\n"
+    found = summary(tmp_path, n1=[*attempt(1), *attempt(3), done])
+    whole, again = found["runs"]
+    assert (whole["lines"], again["lines"], found["restarts"]) == (5, 3, 1)
+    assert again["loss"]["curve"] == (
+        [[30, 6.0], [40, 5.0], [50, 4.0]] if bars else [[1, 6.0], [2, 5.0], [3, 4.0]]
+    )
+    assert (again["train_iterations"], again["step_ms"]["median"]) == ((50, 1600.0) if bars else (0, None))
+    assert again["milestones"] == {"after training is done": ""}
+    # LLaMA-Factory writes each line twice.
+    twice = [one for one in attempt(1) for one in (one, one.rpartition("it]")[2])]
+    assert [run["lines"] for run in summary(tmp_path, n1=twice)["runs"]] == [5]
+
+
+def test_torchtitan_tells_its_steps_at_the_head_and_their_time_by_the_clock(tmp_path: Path) -> None:
+    before = "[rank{}]:[titan] 2025-02-04 10:11:{:02d},131 - root - INFO - "
+    head = (
+        "Trainer is initialized with local batch size 8, global batch size 64, sequence length 8192, total "
+        "steps 40 (warmup 2)\n"
+    )
+    step = "step: {:2}  loss:  7.9126  grad_norm: 1.2345  memory: 38.22GiB(48.33%)  tps: 7,712  mfu: 39.45%\n"
+    ranks = [before.format(0, 1) + head]
+    ranks += [
+        before.format(rank, 5 * n + rank) + step.format(10 * n) for n in range(1, 5) for rank in range(2)
+    ]
+    (run,) = summary(tmp_path, n1=ranks)["runs"]
+    assert (run["lines"], run["last_iteration"], run["train_iterations"]) == (4, 40, 40)
+    assert (run["step_ms"]["median"], run["mfu_percent"]) == (500.0, 39.45)
+    assert {rank: round(sizes["max reserved"]) for rank, sizes in run["memory_mib"].items()} == {
+        "0": 39137,
+        "1": 39137,
+    }
 
 
 @pytest.mark.parametrize("end", [40, 90, 130, 200, 260])

@@ -794,3 +794,34 @@ def test_a_state_of_garbage_is_none(written: str, tmp_path: Path) -> None:
         (tmp_path / name).write_text(written)
     assert judge(observe(tmp_path, now=0.0)).word == "finished"
     assert collect(tmp_path).verdict().word == "finished"
+
+
+@pytest.mark.parametrize("end", [30, 60, 75])
+@pytest.mark.parametrize("before", [0, 499])
+def test_a_last_line_that_breaks_off_is_not_the_end_of_a_training(
+    before: int, end: int, tmp_path: Path
+) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(lines_of_steps(1, before) + lines_of_steps(500, 500)[:end])
+    now = log.stat().st_mtime
+    assert judge(observe(log, now=now)).evidence[-1] == (
+        "Its last line, of iteration 500, breaks off in its middle."
+    )
+    assert judge(observe(log, now=now + 86401)).word == "suspect"
+    ended = judge(observe(log, now=now, state="COMPLETED"))
+    assert (ended.word, ended.reason) == (
+        "suspect",
+        "It ended in the middle of the line of iteration 500, and does not say why.",
+    )
+    # All but the newline is there, or the whole line.
+    for text in (lines_of_steps(498, 500)[:-1], lines_of_steps(498, 500)):
+        log.write_text(text)
+        assert judge(observe(log, now=now)).word == "finished"
+
+
+def test_a_loss_that_the_newest_line_does_not_tell_is_not_shown_as_its() -> None:
+    steps = [Step(n, 500, {"lm loss": 9.0} if n < 4 else {}) for n in range(1, 6)]
+    (found,) = runs(steps)
+    assert judge(Observed(state="RUNNING", runs=[plain(found)])).reason == (
+        "Iteration 5 of 500, lm loss 9.0000 at iteration 3."
+    )

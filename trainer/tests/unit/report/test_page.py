@@ -326,6 +326,20 @@ def test_figures_are_written_as_people_read_them_and_no_place_is_left_empty(
     assert shown.wrong == []
 
 
+def test_a_figure_that_is_no_longer_told_says_until_when_it_was(tmp_path: Path) -> None:
+    old = " iteration {:8d}/ 50 | elapsed time per iteration (ms): 700.0 | {}: 346.3/340.8 | lm loss: 9.0 |\n"
+    new = " iteration {:8d}/ 50 | elapsed time per iteration (ms): 700.0 | {}: 615.5 (avg 610.1) |\n"
+    named = "throughput per GPU (TFLOP/s/GPU)"
+    for last, told in (
+        (new.format(5, "compute per GPU (TFLOP/s/GPU)"), "<dd>615.5<small></small>"),
+        (new.format(5, "something else"), "<dd>346.3<small>told until step 4</small>"),
+    ):
+        (tmp_path / "run.log").write_text("".join(old.format(n, named) for n in range(1, 5)) + last)
+        shown = page([collect(tmp_path / "run.log")])
+        assert f"<dt>TFLOP/s per GPU</dt>{told}" in shown
+        assert "<dd>9.0000<small>at step 4, from 9, lowest 9 at 1</small>" in shown
+
+
 def test_the_documents_sample_and_a_single_log(tmp_path: Path, opened: Any) -> None:
     write([CORPUS / "sample.txt"], tmp_path / "page.html")
     shown = opened(tmp_path / "page.html")
