@@ -40,6 +40,11 @@ __all__ = ["Cluster", "Node"]
 DEFAULT_TIMEOUT_S = 600
 """How long ``exec`` waits for a command, in seconds."""
 
+_WITHOUT_NODES = frozenset(
+    {"train", "job_config", "job_data", "jobs", "logs", "prune", "slurm_status", "stop"}
+)
+"""The playbooks for a cluster whose Slurm somebody else runs."""
+
 _SIZE = re.compile(r"[1-9][0-9]*[MG]")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?")
 
@@ -79,7 +84,7 @@ class Cluster(JobVerbs):
         name: the cluster's name (``rdm_cluster``).
         inventory: the inventory's path.
         home: the inventory's folder, where the address plan and ``.rdm`` lie.
-        nodes: the master, then the workers in the inventory's order.
+        nodes: the master, then the workers in the inventory's order; without any, the host in ``login``.
     """
 
     def __init__(
@@ -106,6 +111,9 @@ class Cluster(JobVerbs):
         self._groups = groups
         self._hostvars = {name: {**values, **self.extra_vars} for name, values in hostvars.items()}
         order = list(dict.fromkeys([*groups.get("master", ()), *groups.get("workers", ())]))
+        self._only_submits = not order
+        # Without nodes Slurm runs every job, and chooses where.
+        order = order or [*groups.get("login", ())][:1]
         previous = self._plan_file()
         self.nodes: tuple[Node, ...] = tuple(
             Node(
@@ -161,7 +169,8 @@ class Cluster(JobVerbs):
         if not cluster.nodes:
             raise InventoryError(
                 f"{path} has no host in the groups master and workers",
-                hint="put one host into the group master and the others into workers",
+                hint="put one host into the group master and the others into workers, or into login the one "
+                "that submits jobs to Slurm",
             )
         return cluster
 
@@ -268,6 +277,8 @@ class Cluster(JobVerbs):
 
     def _refuse_containers(self, verb: str, instead: str) -> None:
         """Refuse a verb that is for bare hosts. What is misspelt the plan refuses."""
+        if self._only_submits:
+            return  # for the want of nodes
         if self.nodes and self.nodes[0].variables.get("rdm_runtime", RUNTIME_CONTAINER) == RUNTIME_CONTAINER:
             raise InputError(
                 f"{verb} is for bare hosts (rdm_runtime: host), and {self.inventory} has containers",
@@ -582,6 +593,12 @@ class Cluster(JobVerbs):
         extra: Mapping[str, Any] | None = None,
         literal: Mapping[str, list[str]] | None = None,
     ) -> Run:
+        if self._only_submits and playbook not in _WITHOUT_NODES:
+            raise InputError(
+                f"{verb} needs nodes, and {self.inventory} has only {self.login}, which submits jobs to "
+                "Slurm (group login)",
+                hint="put the nodes into the groups master and workers",
+            )
         if tags is not None:
             check_tags(playbook, tags)
         return Run(

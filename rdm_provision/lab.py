@@ -114,7 +114,8 @@ class Lab:
                 one that Debian has. Empty means 26.1.
             kernel: that of virtual machines: ``6.12``, or ``newest`` for the last one in the backports of
                 their release. Empty means 6.12.
-            trainer: containers run the training image, made from the trainer's sources as they are now.
+            trainer: containers run the training image, made from the trainer's sources as they are now; with
+                ``slurm`` nodes have its packages instead, for :meth:`Cluster.env_up`.
             slurm: the nodes have Slurm's packages, a shared directory and stand-ins for GPUs, and the
                 inventory says which partition each is in, for :meth:`Cluster.slurm_up`.
             rails: how many interfaces each node has on the fabric, ``ib0``, ``ib1`` and so on; virtual

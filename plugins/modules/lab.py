@@ -77,6 +77,16 @@ options:
       - O(node_image) has to be one with Slurm's packages.
     type: bool
     default: false
+  packages:
+    description:
+      - The name of the directory in O(archives) with the trainer's packages, from which the nodes of a Slurm
+        cluster make their Python environment. Empty means that they ask the indexes.
+    type: str
+    default: ""
+  torch:
+    description: The requirement of the torch in O(packages).
+    type: str
+    default: ""
   rails:
     description:
       - How many interfaces each node has on the fabric, C(ib0), C(ib1) and so on, each on its own switch.
@@ -169,6 +179,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "archives": {"type": "path"},
     "train_archive": {"type": "str", "default": ""},
     "slurm": {"type": "bool", "default": False},
+    "packages": {"type": "str", "default": ""},
+    "torch": {"type": "str", "default": ""},
     "rails": {"type": "int", "default": 1},
     "timeout": {"type": "int", "default": 120},
 }
@@ -256,7 +268,12 @@ class Files:
             rails=given["rails"],
         )
         if given["slurm"]:
-            inventory = spec.slurm_inventory(inventory)
+            packages = (
+                spec.NodePackages(given["packages"], str(Path(given["archives"])), given["torch"])
+                if given["packages"]
+                else None
+            )
+            inventory = spec.slurm_inventory(inventory, packages)
         return {
             self.directory / "hosts.yml": HEADER + yaml.safe_dump(inventory, sort_keys=False, width=120),
             self.own / "known_hosts": spec.known_hosts(addresses, keys),

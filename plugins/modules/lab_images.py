@@ -57,6 +57,8 @@ options:
     description:
       - The directory C(trainer) of the project. Empty means that no training image is wanted.
       - What it installs is made again when its list changes, and the layer with its sources when these do.
+      - With O(slurm) jobs run on the nodes themselves. So no image is made, and the packages that it would
+        install are downloaded.
     type: str
     default: ""
   slurm:
@@ -103,9 +105,19 @@ archives:
   type: str
 train_archive:
   description: The name of the training image's archive, beside the others.
-  returned: when O(state=present) and O(trainer) is given
+  returned: when O(state=present), O(trainer) is given and O(slurm=false)
   type: str
   sample: train-01234567-89abcdef.tar
+packages:
+  description: The name of the directory with the trainer's packages, beside the archives.
+  returned: when O(state=present), O(trainer) is given and O(slurm=true)
+  type: str
+  sample: packages-01234567
+torch:
+  description: The requirement of the torch among the packages.
+  returned: when RV(packages) is
+  type: str
+  sample: torch==2.13.0+cpu
 machine_image:
   description: The name of the image of the containers that virtual machines run in.
   returned: when O(state=present) and O(machines=true)
@@ -154,6 +166,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.lab.host import (
     release,
     source_files,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.lab.packages import Packages
 from ansible_collections.rdm.provision.plugins.module_utils.lab.slurm import RECIPE_LABEL as SLURM_LABEL
 from ansible_collections.rdm.provision.plugins.module_utils.lab.slurm import SlurmImage
 from ansible_collections.rdm.provision.plugins.module_utils.lab.spec import LabProblem
@@ -442,7 +455,9 @@ def main() -> None:
         )
         images = Images(api, Path(given["files"]), cache, given["base"])
         result: Dict[str, Any] = {"node_image": images.node_image, "archives": str(images.archives)}
-        training = TrainingImage(images, Path(given["trainer"])) if given["trainer"] else None
+        # Slurm's jobs run on the nodes themselves.
+        in_containers = given["trainer"] and not given["slurm"]
+        training = TrainingImage(images, Path(given["trainer"])) if in_containers else None
         if training is not None:
             result["train_archive"] = training.archive.name
         machines = Machines(api, Path(given["files"]), cache, made_of) if given["machines"] else None
@@ -451,7 +466,14 @@ def main() -> None:
         slurm = SlurmImage(api, images.node_image, Path(given["files"])) if given["slurm"] else None
         if slurm is not None:
             result["node_image"] = slurm.name
-        parts = [images, *(part for part in (training, machines, slurm) if part is not None)]
+        packages = (
+            Packages(api, images.node_image, images.files, Path(given["trainer"]), images.archives)
+            if given["trainer"] and given["slurm"]
+            else None
+        )
+        if packages is not None:
+            result.update(packages=packages.directory.name, torch=packages.torch)
+        parts = [images, *(part for part in (training, machines, slurm, packages) if part is not None)]
         lacking = not images.present() or (machines is not None and not machines.present())
         result["missing"] = not all(part.present() for part in parts)
         result["needs_mmdebstrap"] = lacking and shutil.which("mmdebstrap") is None and os.geteuid() == 0
@@ -468,6 +490,9 @@ def main() -> None:
                     made = True
                 if slurm is not None and not slurm.present():
                     slurm.make()
+                    made = True
+                if packages is not None and not packages.present():
+                    packages.make()
                     made = True
                 if machines is not None and not machines.present():
                     machines.make()

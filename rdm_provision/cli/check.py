@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from rdm_provision.cli.common import Options, emit_json, inventory_flag, recheck_option, run_options
@@ -43,5 +45,10 @@ def check(options: Options, exit_code: bool, recheck: bool) -> int:
     view.recap(console, result)
     view.found(console, result)
     if result.ok and result.changed:
-        view.next_steps(console, [("make it so", f"rdm-provision up{inventory_flag(options)}")])
+        part = "".join(
+            f" {option} {shlex.quote(value)}"
+            for option, value in (("--limit", options.limit), ("--tags", options.tags))
+            if value
+        )
+        view.next_steps(console, [("make it so", f"rdm-provision up{inventory_flag()}{part}")])
     return code

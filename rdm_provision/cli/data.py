@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rdm_provision.cli.common import Options, inventory_flag, limited_run_options
+from rdm_provision.cli.common import Options, again, limited_run_options
 
 __all__ = ["data"]
 
@@ -33,8 +33,7 @@ def data(options: Options, directory: Path) -> int:
     console = view.out()
     if not result.ok:
         view.recap(console, result)
-        again = f"rdm-provision data{inventory_flag(options)} {directory}"
-        view.next_steps(console, view.mend(result, again))
+        view.next_steps(console, view.mend(result, again(), options.limit))
     elif result.changed:
         where = "a job's configuration" if cluster.is_bare else "the containers"
         console.print(f"Brought {directory} to {view.names(result.changed)}: /jobs/data in {where}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, inventory_flag, lab_steps, run_options
+from rdm_provision.cli.common import Options, again, inventory_flag, lab_steps, run_options
 
 __all__ = ["down"]
 
@@ -34,9 +34,9 @@ def down(options: Options, images: bool) -> int:
     view.recap(console, result)
     for path, nodes in cluster.kept(result).items():
         console.print(f"  Kept, because something is in it: {path} ({view.names(nodes)})", soft_wrap=True)
-    flag = inventory_flag(options)
+    flag = inventory_flag()
     if not result.ok:
-        view.next_steps(console, view.mend(result, f"rdm-provision down{flag}"))
+        view.next_steps(console, view.mend(result, again(), options.limit))
     elif cluster.is_lab:
         view.next_steps(
             console,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rdm_provision.cli.common import Options, inventory_flag, run_options
+from rdm_provision.cli.common import Options, again, inventory_flag, run_options
 from rdm_provision.cluster import Cluster
 from rdm_provision.run import Run
 
@@ -36,14 +36,14 @@ def up(options: Options) -> int:
     (pdsh_install, openmpi_install).
     """
     cluster = options.cluster()
-    flag = inventory_flag(options)
+    flag = inventory_flag()
+    slurm = [("or through Slurm", f"rdm-provision train{flag} CONFIG.yaml --launcher slurm")]
     steps = [
         ("train there", f"rdm-provision train{flag} CONFIG.yaml"),
+        *(slurm if cluster.login else ()),
         ("take it away", f"rdm-provision env down{flag}"),
     ]
-    return _carry_out(
-        options, cluster, cluster.env_up(tags=options.tags, **options.run), f"env up{flag}", steps
-    )
+    return _carry_out(options, cluster, cluster.env_up(tags=options.tags, **options.run), steps)
 
 
 @env.command()
@@ -55,11 +55,10 @@ def down(options: Options) -> int:
     or a node does not say whether one does.
     """
     cluster = options.cluster()
-    again = f"env down{inventory_flag(options)}"
-    return _carry_out(options, cluster, cluster.env_down(tags=options.tags, **options.run), again, [])
+    return _carry_out(options, cluster, cluster.env_down(tags=options.tags, **options.run), [])
 
 
-def _carry_out(options: Options, cluster: Cluster, run: Run, again: str, steps: list[tuple[str, str]]) -> int:
+def _carry_out(options: Options, cluster: Cluster, run: Run, steps: list[tuple[str, str]]) -> int:
     result = options.carry_out_to_tell(cluster, run)
 
     from rdm_provision.cli import view
@@ -68,5 +67,5 @@ def _carry_out(options: Options, cluster: Cluster, run: Run, again: str, steps: 
     view.recap(console, result)
     for path, nodes in cluster.kept(result).items():
         console.print(f"  Kept, because something is in it: {path} ({view.names(nodes)})", soft_wrap=True)
-    view.next_steps(console, steps if result.ok else view.mend(result, f"rdm-provision {again}"))
+    view.next_steps(console, steps if result.ok else view.mend(result, again(), options.limit))
     return result.exit_code

@@ -135,7 +135,7 @@ def jobs(
         emit_json({**result.to_json(), "jobs": [one.to_json() for one in found]})
         return result.exit_code
     console = view.out()
-    flag = inventory_flag(options)
+    flag = inventory_flag()
     if watch and found and result.cancelled:
         job_view.left(console, found[0], flag)
         return result.exit_code

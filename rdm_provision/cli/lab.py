@@ -88,6 +88,7 @@ Examples:
                                                and with a kernel whose soft RoCE knows namespaces
   rdm-provision lab up --trainer               for training; again after a change of trainer/
   rdm-provision lab up --slurm                 for a Slurm cluster, which `slurm up` makes of it
+  rdm-provision lab up --slurm --trainer       and to train through it, on CPUs
 """
 )
 @click.option("-n", "--nodes", type=int, default=3, show_default=True, metavar="N", help="How many nodes.")
@@ -114,7 +115,11 @@ Examples:
     type=click.Choice(_DRIVERS),
     help="Of the container network that the inventory asks for.  [default: macvlan; with vm: sriov]",
 )
-@click.option("--trainer", is_flag=True, help="Containers run the training image, to train on CPUs.")
+@click.option(
+    "--trainer",
+    is_flag=True,
+    help="Containers run the training image, or with --slurm nodes have its packages, to train on CPUs.",
+)
 @click.option("--slurm", is_flag=True, help="Nodes have what `rdm-provision slurm up` needs.")
 @click.option(
     "--rails",

@@ -44,7 +44,7 @@ def plan(options: Options, save: bool, release: tuple[str, ...]) -> int:
     if options.as_json:
         emit_json(made.to_json())
         return 0
-    _show(made, save=save or bool(release), flag=inventory_flag(options))
+    _show(made, save=save or bool(release), flag=inventory_flag())
     return 0
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, lab_steps, whole_run_options
+from rdm_provision.cli.common import Options, again, emit_json, inventory_flag, lab_steps, whole_run_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def up(options: Options) -> int:
     end one is refused. A second run changes nothing.
     """
     cluster = options.cluster()
-    flag = inventory_flag(options)
+    flag = inventory_flag()
 
     def done(console: Console, answer: SlurmAnswer) -> None:
         _nodes(console, answer)
@@ -64,11 +64,10 @@ def up(options: Options) -> int:
 
     steps = [
         ("its nodes and its queue", f"rdm-provision slurm status{flag}"),
+        *_training_steps(cluster, flag),
         ("take it away", f"rdm-provision slurm down{flag}"),
     ]
-    return _carry_out(
-        options, cluster, cluster.slurm_up(**_settings(options)), f"slurm up{flag}", steps, done
-    )
+    return _carry_out(options, cluster, cluster.slurm_up(**_settings(options)), steps, done)
 
 
 @slurm.command(
@@ -88,7 +87,7 @@ def down(options: Options, purge: bool) -> int:
     cluster = options.cluster()
     run = cluster.slurm_down(purge=purge, **_settings(options))
     steps = lab_steps(cluster)
-    return _carry_out(options, cluster, run, f"slurm down{inventory_flag(options)}", steps)
+    return _carry_out(options, cluster, run, steps)
 
 
 @slurm.command(
@@ -107,10 +106,19 @@ def status(options: Options) -> int:
         _nodes(console, answer)
         _queue(console, answer)
 
-    again = f"slurm up{inventory_flag(options)}"
-    return _carry_out(
-        options, cluster, cluster.slurm_status(**_settings(options)), again, [], done, brief=True
-    )
+    up = f"rdm-provision slurm up{inventory_flag()}"
+    run = cluster.slurm_status(**_settings(options))
+    return _carry_out(options, cluster, run, [], done, command=up, brief=True)
+
+
+def _training_steps(cluster: Cluster, flag: str) -> list[tuple[str, str]]:
+    """Return how to train through it, where jobs run on the hosts and one submits them."""
+    if not (cluster.is_bare and cluster.login):
+        return []
+    return [
+        ("the environment that jobs run in", f"rdm-provision env up{flag}"),
+        ("train through it", f"rdm-provision train{flag} CONFIG.yaml --launcher slurm"),
+    ]
 
 
 def _settings(options: Options) -> dict[str, int]:
@@ -122,10 +130,10 @@ def _carry_out(
     options: Options,
     cluster: Cluster,
     run: Run,
-    again: str,
     steps: list[tuple[str, str]],
     done: Callable[[Console, SlurmAnswer], None] | None = None,
     *,
+    command: str = "",
     brief: bool = False,
 ) -> int:
     result = options.carry_out(cluster, run, brief=brief)
@@ -145,7 +153,7 @@ def _carry_out(
         view.recap(console, result)
     if result.ok and done is not None:
         done(console, answer)
-    mended = view.mend(result, f"rdm-provision {again}", whole=True)
+    mended = view.mend(result, command or again(), whole=True)
     view.next_steps(console, steps if result.ok else mended)
     return result.exit_code
 

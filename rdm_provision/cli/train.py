@@ -95,7 +95,7 @@ def train(
     if options.as_json:
         emit_json({**result.to_json(), "job": state.to_json() if state else None})
         return result.exit_code
-    return _recap(result, state, inventory_flag(options), check=check, detach=detach)
+    return _recap(result, state, inventory_flag(), check=check, detach=detach)
 
 
 def _print_config(options: Options, cluster: Cluster, config: str | None, words: list[str]) -> int:

@@ -8,6 +8,7 @@ import click
 
 from rdm_provision.cli.common import (
     Options,
+    again,
     inventory_flag,
     lab_steps,
     recheck_option,
@@ -53,7 +54,7 @@ def up(options: Options, recheck: bool) -> int:
     view.what_runs(console, cluster.containers(result))
     if result.fabric is not None:
         fabric.show_fabric(console, result.fabric)
-    flag = inventory_flag(options)
+    flag = inventory_flag()
     if result.ok:
         if not result.changed:
             console.print()
@@ -61,7 +62,7 @@ def up(options: Options, recheck: bool) -> int:
             console.print(f"Nothing was changed: the cluster is as the inventory describes it{where}.")
         view.next_steps(console, next_steps(cluster, flag))
     else:
-        view.next_steps(console, view.mend(result, f"rdm-provision up{flag}"))
+        view.next_steps(console, view.mend(result, again(), options.limit))
     return result.exit_code
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, inventory_flag, limited_run_options
+from rdm_provision.cli.common import Options, again, inventory_flag, limited_run_options
 
 if TYPE_CHECKING:
     from rdm_provision.events import RunResult
@@ -70,22 +70,24 @@ def verify(options: Options, all_pairs: bool, rdma: bool, collective: bool, max_
     if result.collective is not None:
         measured.show_collective(console, result.collective)
     if not result.ok:
-        view.next_steps(console, next_steps(result, inventory_flag(options)))
+        view.next_steps(console, next_steps(result, inventory_flag(), again(), options.limit))
     return result.exit_code
 
 
-def next_steps(result: RunResult, flag: str) -> list[tuple[str, str]]:
+def next_steps(result: RunResult, flag: str, command: str, limit: str = "") -> list[tuple[str, str]]:
     """Return what to do when nodes failed.
 
     Args:
         result: what was measured.
         flag: how the inventory is named on the command line.
+        command: the command line that measured, without ``--limit``.
+        limit: what it was limited to.
     """
     from rdm_provision.cli import view
 
-    again = view.mend(result, f"rdm-provision verify{flag}", whole=True)
+    repeated = view.mend(result, command, limit, whole=True)
     # No run of `up` brings a device that the kernel does not show.
     bare = set((result.rdma or {}).get("without_device") or ())
     if result.failed and not result.unreachable and bare.issuperset(result.failed):
-        return again
-    return [("put right what is not as described", f"rdm-provision up{flag}"), *again]
+        return repeated
+    return [("put right what is not as described", f"rdm-provision up{flag}"), *repeated]

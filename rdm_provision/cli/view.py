@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -308,18 +309,19 @@ def next_steps(console: Console, lines: Sequence[tuple[str, str]]) -> None:
         )
 
 
-def mend(result: RunResult, command: str, *, whole: bool = False) -> list[tuple[str, str]]:
+def mend(result: RunResult, command: str, limit: str = "", *, whole: bool = False) -> list[tuple[str, str]]:
     """Return what to do when nodes failed: run the same again, and look.
 
     Args:
         result: of the run.
-        command: the command line that was run.
+        command: the command line that was run, without ``--limit``.
+        limit: what it was limited to.
         whole: run it for all nodes, and not for those that failed alone.
     """
-    again = command
     bad = [*result.failed, *result.unreachable]
     if not whole and 0 < len(bad) <= 8 and len(bad) < len(result.nodes):
-        again += f" --limit {','.join(bad)}"
+        limit = ",".join(bad)
+    again = f"{command} --limit {shlex.quote(limit)}" if limit else command
     steps = [("when it is mended, again", again)]
     if result.record is not None:
         steps.append(("what Ansible said", f"less {result.record / 'ansible.log'}"))

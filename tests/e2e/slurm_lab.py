@@ -36,8 +36,8 @@ class SlurmLab(Lab):
     def rdm(
         self, verb: str, *argv: str, expect: int = 0, answer: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        """Run a verb of ``rdm-provision`` on this lab's inventory; ``slurm`` has verbs of its own."""
-        if verb != "slurm":
+        """Run a verb of ``rdm-provision`` on this lab's inventory; ``slurm`` and ``env`` have their own."""
+        if verb not in ("slurm", "env"):
             return super().rdm(verb, *argv, expect=expect, answer=answer)
         words = [one for one in argv if one != "--json"]
         flags = ["--json"] if "--json" in argv else []
@@ -78,8 +78,8 @@ class SlurmLab(Lab):
 
 @contextmanager
 def running_slurm(product: Product, name: str) -> Iterator[SlurmLab]:
-    """A lab with a Slurm cluster that runs; what a killed run has left of it goes first."""
-    with running_lab(product, name, "--nodes", str(len(NODES)), "--slurm") as lab:
+    """A lab with a Slurm cluster that runs, and what jobs need; what a killed run has left goes first."""
+    with running_lab(product, name, "--nodes", str(len(NODES)), "--slurm", "--trainer") as lab:
         made = SlurmLab(lab.product, lab.name)
         made.json("slurm", "up")
         yield made

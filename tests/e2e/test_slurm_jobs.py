@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A training job through a lab's Slurm with accounting: the tiny GPT on two nodes, and what is never let run.
-
-The environment in /shared is the checkout's own, copied, since making it takes longer than all tests here.
-"""
+"""A training job through a lab's Slurm with accounting: the tiny GPT on two nodes, and what never runs."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,13 +14,6 @@ from tests.e2e.slurm_lab import USER, SlurmLab
 
 pytestmark = pytest.mark.long
 
-PACKAGES = "/shared/python/lib/python3.11/site-packages"
-PROGRAM = """\
-#!/shared/python/bin/python
-import sys
-from rdm_trainer.cli import main
-sys.exit(main())
-"""
 CONFIG = ROOT / "trainer/configs/demo.yaml"
 OPTIONS = (
     "launcher.slurm.partition=gpu2",
@@ -39,32 +28,10 @@ OPTIONS = (
 """Two nodes of the lab, which has no data."""
 
 
-def copy(lab: SlurmLab, source: str, *names: str) -> None:
-    """Copy directories below a directory of the checkout into the environment's packages."""
-    leave_out = ("--exclude=__pycache__", "--exclude=*.pth", "--exclude=__editable__*")
-    node = f"rdm-lab-{lab.name}-n1"
-    with subprocess.Popen(
-        ["tar", "-C", str(ROOT / source), *leave_out, "-cf", "-", *names], stdout=subprocess.PIPE
-    ) as packed:
-        unpack = ["docker", "exec", "-i", "-u", USER, node, "tar", "-C", PACKAGES, "-xf", "-"]
-        subprocess.run(unpack, stdin=packed.stdout, check=True, timeout=600)
-    # 1: a file changed meanwhile, if only in its number of links, which a second environment makes.
-    assert packed.returncode in (0, 1)
-
-
 @pytest.fixture(scope="module")
 def trained(slurm: SlurmLab) -> SlurmLab:
-    """The lab, with the trainer's environment where its inventory says."""
-    own = "trainer/.venv/lib/python3.11/site-packages"
-    assert (ROOT / own).is_dir(), (
-        "there is no trainer/.venv of Python 3.11, the nodes' own: make setup-trainer"
-    )
-    slurm.user("sh", "-c", "test -d python || python3 -m venv --without-pip python; mkdir -p jobs")
-    copy(slurm, own, ".")
-    copy(slurm, "trainer", "rdm_job", "rdm_log", "rdm_trainer")
-    program = "/shared/python/bin/rdm-trainer"
-    slurm.user("python3", "-c", f"open({program!r}, 'w').write({PROGRAM!r})")
-    slurm.user("chmod", "755", program)
+    """The lab with the environment of its jobs, made as docs/slurm.md says."""
+    slurm.json("env", "up")
     slurm.idle()
     return slurm
 

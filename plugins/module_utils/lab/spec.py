@@ -415,16 +415,49 @@ def inventory(
     }
 
 
-def slurm_inventory(made: Dict[str, Any]) -> Dict[str, Any]:
+class NodePackages(NamedTuple):
+    """The packages that the nodes make a Python environment of.
+
+    Attributes:
+        name: of their directory.
+        archives: where that lies on this machine.
+        torch: the requirement of the torch among them.
+    """
+
+    name: str
+    archives: str
+    torch: str
+
+    def variables(self) -> Dict[str, Any]:
+        """Return what has the nodes take them, and ask no index."""
+        return {
+            "python_env_torch": self.torch,
+            "python_env_torch_backend": "",
+            "python_env_no_index": True,
+            "python_env_find_links": [f"{IMAGES_AT}/{self.name}"],
+            "python_env_controller_find_links": [f"{self.archives}/{self.name}"],
+        }
+
+
+def slurm_inventory(made: Dict[str, Any], packages: Optional[NodePackages] = None) -> Dict[str, Any]:
     """Return the inventory of a lab whose nodes are a Slurm cluster: two partitions, and who is in them.
+
+    Jobs run on the nodes themselves, in an environment that `env up` makes in the shared directory.
 
     Its hardware is a stand-in: device files without GPUs behind them, and more cores and memory than there
     are, so that jobs of the size that is usual on such nodes are accepted.
 
     Args:
         made: the inventory of the lab, as :func:`inventory` returns it.
+        packages: what the environment is made of; None for what the indexes have.
     """
     children = made["cluster"]["children"]
+    for group in ("master", "workers"):
+        for variables in children[group]["hosts"].values():
+            # The fabric is the containers'; jobs of Slurm talk over the network of its daemons.
+            variables["my_ip"] = variables["ansible_host"]
+    master = next(iter(children["master"]["hosts"].values()))
+    subnet = ipaddress.ip_network(f"{master['my_ip']}/{SUBNET_PREFIX}", strict=False)
     groups = {"hgx": children["master"]["hosts"], "gpu2": children["workers"]["hosts"]}
     gpus = {
         name: {"hosts": {host: {} for host in hosts}, "vars": {"slurm_gpu_type": SLURM_TYPES[name]}}
@@ -434,6 +467,12 @@ def slurm_inventory(made: Dict[str, Any]) -> Dict[str, Any]:
     login: Dict[str, Any] = {"hosts": {host: {} for host in groups["hgx"]}}
     variables = {
         **made["cluster"]["vars"],
+        "rdm_runtime": "host",
+        "rdm_become": False,
+        "rdm_subnet": str(subnet),
+        # The distribution splits venv off, and the nodes do without.
+        "python_env_method": "uv",
+        **(packages.variables() if packages is not None else {}),
         "job_directory": f"{SHARED_AT}/jobs",
         "python_env_directory": f"{SHARED_AT}/python",
         "python_env_shared": True,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, List
+from typing import Dict, Iterator, List, Tuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
 from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe
@@ -45,9 +45,33 @@ def install_layer(
     """
     output = work / "out"
     output.mkdir()
+    binds, environment, directories = package_sources(work, trainer, files, apt_options)
+    binds.append(f"{output}:{AT}/out")
+    argv = ["sh", f"{AT}/lab/{lab_trainer.SCRIPT}", *directories]
+    with _base_image(api, base) as image, builder(api, image, binds, environment) as container:
+        done = api.exec(container, argv, LIMIT_S)
+    if done.exit_code:
+        said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
+        raise LabProblem(f"the training image cannot be made; the installation said: {said[-800:]}")
+    return recipe.measured(output / "layer.tar")
+
+
+def package_sources(
+    work: Path, trainer: Path, files: Path, apt_options: List[str]
+) -> Tuple[List[str], Dict[str, str], List[str]]:
+    """Return what lets a builder take packages from where this machine does.
+
+    Args:
+        work: a directory that the engine can mount.
+        trainer: the directory `trainer` of the project.
+        files: the directory with the builder's scripts.
+        apt_options: options of apt, such as a proxy.
+
+    Returns:
+        Binds, the environment, and the directories of this machine that are among the binds.
+    """
     settings = lab_trainer.pip_settings(_pip("config", "list"))
     binds = [given(str(trainer.resolve()), "trainer"), given(str(files.resolve()), "lab")]
-    binds.append(f"{output}:{AT}/out")
     directories = lab_trainer.local_directories(settings)
     binds += [f"{path}:{path}:ro" for path in directories]
     trusted = settings.get("cert", "") or certificates()
@@ -67,13 +91,7 @@ def install_layer(
         "PIP_CONFIG_FILE": f"{AT}/pip.conf",
         "SSL_CERT_FILE": seen,
     }
-    argv = ["sh", f"{AT}/lab/{lab_trainer.SCRIPT}", *directories]
-    with _base_image(api, base) as image, builder(api, image, binds, environment) as container:
-        done = api.exec(container, argv, LIMIT_S)
-    if done.exit_code:
-        said = (done.stdout + done.stderr).decode("utf-8", "replace").strip()
-        raise LabProblem(f"the training image cannot be made; the installation said: {said[-800:]}")
-    return recipe.measured(output / "layer.tar")
+    return binds, environment, directories
 
 
 @contextmanager

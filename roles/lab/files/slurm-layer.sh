@@ -16,5 +16,7 @@ for name in munge mariadb slurmdbd slurmctld slurmd slurmrestd; do
   [ ! -e "/etc/init.d/$name" ] || update-rc.d "$name" disable
 done
 install --mode=0755 /build/lab/slurm-node /usr/local/sbin/rdm-slurm-node
+# The users' own, too, as on an ordinary host: `env up` lets the nodes log in to each other. It stands before rdm-lab.conf.
+printf 'AuthorizedKeysFile /etc/rdm-lab/authorized_keys .ssh/authorized_keys\n' >/etc/ssh/sshd_config.d/own-keys.conf
 # Secrets belong to no image: the package munge has made itself a key.
 rm -f /etc/munge/munge.key

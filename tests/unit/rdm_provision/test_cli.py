@@ -345,7 +345,7 @@ def test_up_is_advised_after_verify_unless_the_nodes_have_no_device() -> None:
 
     def advised(*without: str) -> list[str]:
         result = RunResult(verb="verify", nodes=nodes, rdma={"without_device": list(without)})
-        return [step.split()[1] for _, step in next_steps(result, " -i x")]
+        return [step.split()[1] for _, step in next_steps(result, " -i x", "rdm-provision verify -i x")]
 
     assert advised("node1") == ["up", "verify"]
     assert advised("node1", "node2") == ["verify"]

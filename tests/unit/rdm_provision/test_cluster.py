@@ -104,6 +104,18 @@ def test_an_inventory_without_nodes(tmp_path: Path) -> None:
         Cluster.load(tmp_path)
 
 
+def test_an_inventory_of_a_login_host_alone_is_for_jobs(tmp_path: Path) -> None:
+    text = "all: {children: {login: {hosts: {front: {}, second: {}}}}}\n"
+    (tmp_path / "hosts.yml").write_text(text, encoding="utf-8")
+    cluster = Cluster.load(tmp_path)
+    for run in (cluster.train(resume="gpt-1"), cluster.jobs(), cluster.logs("gpt-1"), cluster.stop("gpt-1")):
+        assert run.spec.nodes == ("front",)
+    for verb in (cluster.up, cluster.check, cluster.env_up, cluster.env_down, cluster.slurm_up):
+        with pytest.raises(InputError, match=r"needs nodes, and .* has only front") as refused:
+            verb()
+        assert "master and workers" in refused.value.hint
+
+
 def test_a_path_with_a_typo_gets_a_suggestion(make_inventory: MakeInventory) -> None:
     path = make_inventory(name="production")
     with pytest.raises(InventoryError) as caught:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.archive.index import index_archive
-from ansible_collections.rdm.provision.plugins.module_utils.lab import recipe, slurm
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.lab import packages, recipe, slurm
 from ansible_collections.rdm.provision.plugins.module_utils.lab import trainer as lab_trainer
 
 FILES = Path(__file__).parents[5] / "roles/lab/files"
@@ -89,7 +90,26 @@ def test_the_version_changes_with_every_file_and_with_the_base(tmp_path: Path) -
 
 
 def test_every_file_of_the_role_is_part_of_the_recipe() -> None:
-    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, lab_trainer.SCRIPT, *slurm.FILES, "vm"}
+    scripts = {lab_trainer.SCRIPT, packages.SCRIPT, *slurm.FILES}
+    assert {path.name for path in FILES.iterdir()} == {*recipe.FILES, *scripts, "vm"}
+
+
+def test_packages_are_downloaded_again_when_their_pins_or_the_nodes_change(tmp_path: Path) -> None:
+    trainer = tmp_path / "trainer"
+    (trainer / "requirements").mkdir(parents=True)
+    pins = trainer / packages.PINS
+    pins.write_text("numpy==1\ntorch==2.13.0\n")
+
+    def wanted(image: str = "node:1") -> packages.Packages:
+        return packages.Packages(DockerAPI(), image, FILES, trainer, tmp_path)
+
+    first = wanted()
+    assert (first.torch, first.present()) == ("torch==2.13.0+cpu", False)
+    first.directory.mkdir()
+    assert wanted().present()
+    assert not wanted("node:2").present()
+    pins.write_text("numpy==2\ntorch==2.13.0\n")
+    assert not wanted().present()
 
 
 def test_paths_with_quotes_are_quoted_in_hooks() -> None:

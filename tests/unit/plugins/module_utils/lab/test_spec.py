@@ -274,3 +274,25 @@ def test_the_inventory_of_a_slurm_lab_puts_each_node_into_a_partition(count: int
     assert [name for name, one in partitions.items() if one["default"]] == ["hgx"]
     assert [*made["children"]["login"]["hosts"]] == ["n1"]
     assert made["children"]["hgx"]["vars"] == {"slurm_gpu_type": "hgx"}
+
+
+def test_the_inventory_of_a_slurm_lab_is_one_that_env_up_and_jobs_through_slurm_take() -> None:
+    addresses = {"n1": "10.20.0.11", "n2": "10.20.0.12"}
+    packages = spec.NodePackages("packages-1", "/cache/a", "torch==2+cpu")
+    made = spec.slurm_inventory(spec.inventory("lab", addresses, "macvlan", "/tmp/x"), packages)["cluster"]
+    of = made["vars"]
+    # A job through Slurm needs an environment, and env up makes one of bare hosts alone.
+    assert (of["rdm_runtime"], of["rdm_become"], of["python_env_shared"]) == ("host", False, True)
+    pins = {
+        node: one["my_ip"]
+        for g in ("master", "workers")
+        for node, one in made["children"][g]["hosts"].items()
+    }
+    assert (pins, of["rdm_subnet"]) == (addresses, "10.20.0.0/24")
+    assert of["python_env_find_links"] == [f"{spec.IMAGES_AT}/packages-1"]
+    assert of["python_env_controller_find_links"] == ["/cache/a/packages-1"]
+    assert (of["python_env_torch"], of["python_env_no_index"]) == ("torch==2+cpu", True)
+    # Without packages here, those of the indexes.
+    plain = spec.slurm_inventory(spec.inventory("lab", addresses, "macvlan", "/tmp/x"))["cluster"]["vars"]
+    assert plain["rdm_runtime"] == "host"
+    assert not {"python_env_no_index", "python_env_torch"} & set(plain)
