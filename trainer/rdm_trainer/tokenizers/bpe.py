@@ -8,14 +8,13 @@ the tokenizers library, whose result they are. The tokens are therefore those of
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from rdm_trainer.errors import TrainerError
-from rdm_trainer.tokenizers.pretokens import cut
+from rdm_trainer.tokenizers.pretokens import cut, word_begin
 
 __all__ = ["GPT2Encoder"]
 
@@ -28,8 +27,6 @@ MOST_LONG_WORDS = 1 << 18
 MOST_POOLED = 1 << 24
 # Characters that are looked up together: their arrays stay in the processor's cache.
 BLOCK = 1 << 18
-# Where a long document may be cut: this space is the beginning of a word, whatever surrounds it.
-CUT = re.compile(r"(?<=[A-Za-z0-9.,]) (?=[A-Za-z])")
 # GPT-2 writes each byte as a character that can be seen: those that cannot move behind the 256th, in order.
 SEEN = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 BYTE_CHARACTERS = {
@@ -249,9 +246,9 @@ class GPT2Encoder:
 def _pieces(text: str) -> list[str]:
     """Cut a long text where its tokens do not notice."""
     pieces, begin = [], 0
-    while len(text) - begin > BLOCK and (match := CUT.search(text, begin + BLOCK)):
-        pieces.append(text[begin : match.start()])
-        begin = match.start()
+    while len(text) - begin > BLOCK and (end := word_begin(text, begin + BLOCK)) is not None:
+        pieces.append(text[begin:end])
+        begin = end
     return [*pieces, text[begin:]]
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Pretokens", "cut"]
+__all__ = ["Pretokens", "cut", "word_begin"]
 
 # Classes of characters. END stands behind each document.
 OTHER, LETTER, NUMBER, SPACE, END = range(5)
@@ -26,6 +26,8 @@ UNKNOWN = 255
 # The surrogates, which no text has, fill whole parts of this many code points.
 PART = 0x800
 SEPARATOR = "\n"
+# Characters in which a place to cut is looked for at a time.
+WINDOW = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,29 @@ def cut(texts: list[str]) -> Pretokens:
     ends = np.searchsorted(begins, ends_at)
     starts = np.append(begins, len(points))
     return Pretokens(data, starts if offsets is None else offsets[starts], ends)
+
+
+def word_begin(text: str, after: int) -> int | None:
+    """Find where a word begins, whatever surrounds it.
+
+    Behind a character that is no white space, a run of another class is always a word of its own, unless an
+    apostrophe stands before it. So the words on both sides are the same when the text is cut there.
+
+    Args:
+        text: Of one document.
+        after: The first place that will do; not the beginning.
+
+    Returns:
+        The first such place; None where there is none.
+    """
+    for begin in range(after, len(text), WINDOW):
+        window = text[begin - 1 : begin + WINDOW]
+        points: npt.NDArray[np.uint32] = np.frombuffer(window.encode("utf-32-le"), "<u4")
+        kinds = _classes.of(points)
+        found = (kinds[:-1] < SPACE) & (kinds[1:] != kinds[:-1]) & (points[:-1] != ord("'"))
+        if found.any():
+            return begin + int(found.argmax())
+    return None
 
 
 def _begins(points: npt.NDArray[np.integer], kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:

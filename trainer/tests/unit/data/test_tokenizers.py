@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from pathlib import Path
@@ -17,7 +18,7 @@ from rdm_trainer.config import TokenizerConfig
 from rdm_trainer.errors import TrainerError
 from rdm_trainer.tokenizers import bpe
 from rdm_trainer.tokenizers import load as tokenizers
-from rdm_trainer.tokenizers.pretokens import cut
+from rdm_trainer.tokenizers.pretokens import cut, word_begin
 from rdm_trainer.tokenizers.special_tokens import special_tokens
 
 # What the pattern treats apart: contractions, spaces of all kinds, letters and numbers of several scripts.
@@ -98,6 +99,33 @@ def test_long_documents_are_cut_where_no_token_notices(
     document = "".join(choices.choices(PIECES, k=2000))
     assert len(bpe._pieces(document)) > 20
     assert_same(pair, ["It's", document, "", document[5:], "x" * 300])
+
+
+@given(texts, st.data())
+def test_words_are_the_same_on_both_sides_of_a_cut(text: str, data: st.DataObject) -> None:
+    after = data.draw(st.integers(1, max(1, len(text))))
+    at = word_begin(text, after)
+    if at is None:
+        return
+    assert after <= at < len(text)
+    whole = [words.data[a:b] for words in [cut([text])] for a, b in itertools.pairwise(words.starts)]
+    parts = [cut([part]) for part in (text[:at], text[at:])]
+    # The last word of each is the separator.
+    apart = [[words.data[a:b] for a, b in itertools.pairwise(words.starts)] for words in parts]
+    assert apart[0][:-1] + apart[1] == whole
+
+
+@pytest.mark.parametrize(
+    "sentence", ["これは日本語の文章です。", "它没有空格。也不长。", "ข้อความภาษาไทย๑๒", "🙂text🙃", "a+b*c"]
+)
+def test_long_documents_without_spaces_are_cut_too(
+    pair: tuple[tokenizers.Tokenizer, Any], monkeypatch: pytest.MonkeyPatch, sentence: str
+) -> None:
+    monkeypatch.setattr(bpe, "BLOCK", 50)
+    document = sentence * 300
+    pieces = bpe._pieces(document)
+    assert max(map(len, pieces)) < 50 + len(sentence)
+    assert_same(pair, [document])
 
 
 def test_what_was_learned_may_be_forgotten(
