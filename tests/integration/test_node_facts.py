@@ -80,7 +80,7 @@ def test_engine(occupied: Engine, busybox_image: str) -> None:
     assert docker["version"] == occupied.api.version()["Version"]
     assert docker["root_dir"] == docker["image_dir"] == node["disk"]["path"] == str(occupied.root / "data")
     assert docker["image_store"] == "classic"
-    assert docker["live_restore"] is False
+    assert (docker["live_restore"], docker["log_driver"]) == (False, "json-file")
     assert docker["login_user_allowed"] is True
     assert {"bridge", "macvlan"} <= set(docker["network_plugins"])
     assert docker["default_address_pools"][0] == {"base": "172.17.0.0/16", "size": 16}
