@@ -152,7 +152,7 @@ node:
         api_version: {description: The newest API that it speaks., type: str, sample: "1.41"}
         min_api_version: {description: The oldest API that it speaks., type: str, sample: "1.12"}
         storage_driver: {description: Storage driver., type: str, sample: overlay2}
-        log_driver: {description: What keeps containers' logs unless told otherwise., type: str, sample: local}
+        log_driver: {description: What keeps the logs of containers., type: str, sample: local}
         image_store: {description: C(classic) or C(containerd)., type: str, sample: classic}
         root_dir: {description: Docker's data directory., type: str, sample: /var/lib/docker}
         image_dir: {description: Where images are stored., type: str, sample: /var/lib/docker}
