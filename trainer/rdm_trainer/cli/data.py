@@ -99,13 +99,9 @@ def _print(report: Report) -> None:
 @click.option("--output-prefix", required=True, type=click.Path(path_type=Path), metavar="PREFIX")
 def merge(prefixes: tuple[Path, ...], output_prefix: Path) -> None:
     """Put data sets behind one another."""
-    from rdm_trainer.data.indexed_dataset import IndexedDataset, paths
+    from rdm_trainer.data.indexed_dataset import IndexedDataset
     from rdm_trainer.data.indexed_dataset import merge as put_together
-    from rdm_trainer.errors import TrainerError
 
-    existing = [str(path) for path in paths(output_prefix) if path.exists()]
-    if existing:
-        raise TrainerError(f"{' and '.join(existing)} would be replaced: choose another --output-prefix.")
     put_together(prefixes, output_prefix)
     merged = IndexedDataset(output_prefix)
     click.echo(f"{output_prefix}: {merged.documents:,} documents, {merged.tokens:,} tokens")

@@ -393,13 +393,16 @@ def merge(prefixes: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
         output: The path of the new one, without suffix.
 
     Raises:
-        TrainerError: No data set is given, one is damaged, their dtypes differ, or the output cannot be
-            written.
+        TrainerError: No data set is given, one is damaged, their dtypes differ, or the output is there
+            already or cannot be written.
     """
     if not prefixes:
         raise TrainerError("nothing to merge: give at least one data set.")
     datasets = [IndexedDataset(prefix) for prefix in prefixes]
     try:
+        existing = [str(path) for path in paths(Path(output)) if path.exists()]
+        if existing:
+            raise TrainerError(f"{' and '.join(existing)} would be replaced: choose another --output-prefix.")
         with IndexedWriter(output, datasets[0].dtype) as writer:
             for dataset in datasets:
                 writer.add_dataset(dataset)

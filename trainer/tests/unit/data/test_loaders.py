@@ -354,3 +354,6 @@ def test_merge_verb(two: list[str], tmp_path: Path) -> None:
     assert "240 documents" in done.output
     again = CliRunner().invoke(data_verb, ["merge", *two, "--output-prefix", str(tmp_path / "m")])
     assert "would be replaced" in str(again.exception)
+    for prefix, reason in ((tmp_path / ("m" * 300), "File name too long"), ("/proc/x/m", "No such file")):
+        refused = CliRunner().invoke(data_verb, ["merge", *two, "--output-prefix", str(prefix)])
+        assert f"{prefix} cannot be written: {reason}" in str(refused.exception)
