@@ -120,9 +120,10 @@ bench: setup-dev ## print the tables of docs/performance.md, measured here and n
 	python benchmarks/scale.py
 	python benchmarks/sriov_plugin.py
 
-docs: setup-dev ## write docs/variables.md, docs/training-configuration.md and the pictures of CONTRIBUTING.md
+docs: setup-dev ## write docs/variables.md, docs/training-configuration.md, docs/megatron-flags.md and the pictures of CONTRIBUTING.md
 	python docs/generate_variables.py
 	python docs/generate_training_configuration.py
+	python docs/generate_megatron_flags.py
 	python docs/generate_pictures.py
 
 wheel: setup-dev ## build the wheel that carries the CLI, the API and the collection

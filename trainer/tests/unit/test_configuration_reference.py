@@ -13,8 +13,8 @@ from rdm_trainer.config import schema
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generator", DOCS / "generate_training_configuration.py")
+def generator(name: str = "training_configuration") -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generator", DOCS / f"generate_{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,3 +52,15 @@ def test_megatron_s_flags_are_mapped_to_keys_that_there_are() -> None:
     # Of the model's shape and the layout nothing is left out.
     for section in ("model", "parallel"):
         assert {name for where, name in named if where == section} == sections[section]
+
+
+def test_every_flag_of_megatron_s_has_a_key_or_what_to_do_instead() -> None:
+    module = generator("megatron_flags")
+    page = (DOCS / "megatron-flags.md").read_text(encoding="utf-8")
+    assert page == module.page(page), "run `make docs`"
+    by_hand, _, rest = page.partition(module.TITLE)
+    keys, others = (re.findall(r"`(--[\w-]+)", part) for part in (by_hand, rest))
+    assert {flag for flag in module.flags() if flag not in keys and flag not in others} == set()
+    assert [flag for flag in others if flag in keys or others.count(flag) > 1] == []
+    # No row is empty, and no rule is for a flag that has gone.
+    assert [line for line in rest.splitlines() if line.endswith("|  |")] == []

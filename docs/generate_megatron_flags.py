@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# ruff: noqa: E501  # cells of a table
+"""Write the second part of docs/megatron-flags.md: what Megatron's other flags are for, and what to do instead.
+
+``megatron_flags.txt`` has the flags. The first part of the page, written by hand, maps those that have a key.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+PAGE = DOCS / "megatron-flags.md"
+FLAGS = DOCS / "megatron_flags.txt"
+TITLE = "## What is not here"
+HEAD = f"""{TITLE}
+
+Every other flag of Megatron-LM's pretraining (megatron-core 0.19.2) and Megatron-DeepSpeed's (207b2d5; theirs alone are
+marked DS), by what it is for. Written by `make docs` from `docs/megatron_flags.txt`. **Leave out** means that a command line
+with the flag trains the same here without it. Where something is really missing, Megatron itself runs in the same
+launchers, with its own flags: `launcher.program: [pretrain_gpt.py, --num-layers, "24", …]`.
+"""
+MISSING = "Not here; run Megatron itself through `launcher.program`."
+
+# What flags are for, what to do instead, and the flags as regular expressions; the first that matches is taken.
+RULES: tuple[tuple[str, str, str], ...] = (
+    # What is always so.
+    (
+        "attention kernels",
+        "Leave out: torch's `scaled_dot_product_attention` takes the fastest kernel that there is.",
+        r"use-flash-attn(-.*)?|attention-backend|flash-attention-version|transformer-impl|no-masked-softmax-fusion",
+    ),
+    (
+        "fused kernels",
+        "Leave out; `optimisation.compile: true` fuses what can be fused.",
+        r"no-(bias-.*|rope|gradient-accumulation|gradient-reduce-div)-fusion|no-persist-layer-norm"
+        r"|cross-entropy-(loss-fusion|fusion-impl)|disable-mem-efficient-ln|disable-jit-fuser|fused-residual-rmsnorm"
+        r"|use-fused-weighted-squared-relu|use-transformer-engine-op-fuser|use-te-activation-func|no-clone-.*"
+        r"|disable-clone-.*",
+    ),
+    (
+        "precision of single steps",
+        "Leave out: with 16-bit weights the optimiser's copy is fp32, the loss is computed in fp32, and bf16 gradients "
+        "are summed in fp32. Attention is not scaled by layers.",
+        r"accumulate-allreduce-grads-in-fp32|attention-softmax-in-fp32|fp16-lm-cross-entropy|embedding-weights-in-fp32"
+        r"|(no|apply)-query-key-layer-scaling|grad-reduce-in-bf16|disable-bf16-reduced-precision-matmul"
+        r"|ddp-reduce-scatter-with-fp32-accumulation|ddp-param-name-patterns-for-fp32-local-accumulation"
+        r"|no-check-for-nan-in-loss-and-grad",
+    ),
+    (
+        "how gradients and weights travel",
+        "Leave out: DeepSpeed and the pipeline here choose buckets and overlap; `parallel.zero_stage` says what is shared.",
+        r"overlap-(grad-reduce|param-gather.*|p2p-.*)|no-overlap-p2p-.*|ddp-.*|DDP-impl|no-contiguous-buffers-in-local-ddp"
+        r"|no-scatter-gather-.*|(no|disable)-align-(grad-reduce|param-gather)|use-ring-exchange-p2p|zero-.*"
+        r"|no-async-tensor-model-parallel-allreduce|no-use-layer-wise-param-layout|create-all-gather-group"
+        r"|suggested-communication-unit-size|num-distributed-optimizer-instances|pipeline-model-parallel-comm-backend",
+    ),
+    (
+        "DeepSpeed's own configuration",
+        "Leave out: it follows from the job's YAML.",
+        r"deepspeed(_config)?|deepscale(_config)?|no-pipeline-parallel|torch_adam|ds_fused_adam",
+    ),
+    (
+        "rank and start of the processes",
+        "Leave out: launchers set them, and every stage makes its weights where they belong.",
+        r"local[-_]rank|lazy-mpu-init|use-cpu-initialization|no-initialization|init-model-with-meta-device"
+        r"|use-mcore-models|fake-process-group|use-dataset-only|use-tp-pp-dp-mapping",
+    ),
+    (
+        "saving on a signal",
+        "Leave out: `SIGTERM`, `SIGUSR1` and Ctrl-C save and end the job ([resuming](resuming.md#ending-early)). "
+        "`rdm-provision stop JOB` does it on every node.",
+        r"exit-signal.*|kill-switch-file",
+    ),
+    (
+        "going on after a failure",
+        "`launcher.max_restarts`; the agents of the nodes watch the ranks ([watching jobs](watching-jobs.md)).",
+        r"adlr-.*|enable-ft-package|calc-ft-timeouts|ft-.*|inprocess-.*",
+    ),
+    (
+        "slow ranks",
+        "Leave out: every step is measured, and `rdm-provision jobs` names who is slow ([watching jobs](watching-jobs.md)).",
+        r"log-straggler|straggler-.*|disable-straggler-on-startup|gpu-sniff-test-interval|run-workload-inspector-server",
+    ),
+    (
+        "what TensorBoard gets",
+        "It gets every number of a log line, at `logging.interval`; memory and the optimiser's states are not among them.",
+        r"(no-|disable-)?log-.*-to-tensorboard|tensorboard-(log-interval|queue-size)",
+    ),
+    (
+        "what a log line has",
+        "Leave out: throughput, MFU and the norm of the gradients are in every line; the other figures are not here.",
+        r"log-(throughput|progress|params-norm|num-zeros-in-grad|max-attention-logit|memory-interval|device-memory-used"
+        r"|energy)|logging-level|config-logger-dir",
+    ),
+    (
+        "timers",
+        "`logging.trace_steps: 20-22` records what every rank does when, and a report draws it.",
+        r"timing-log-.*|no-barrier-with-level-1-timing|profile-backward|synchronize-each-layer",
+    ),
+    (
+        "Weights & Biases, one logger",
+        "`logging.trackers: [wandb]`, with `WANDB_PROJECT` and its other variables in `launcher.env`.",
+        r"wandb-.*|(no-)?one-logger.*|app-tag-.*",
+    ),
+    (
+        "profilers",
+        "`launcher.profiler`, `launcher.profiler_steps`, `launcher.profiler_ranks`.",
+        r"profile([-_].*)?|use-pytorch-profiler|pytorch-profiler-.*|record-(memory-history|shapes)|memory-snapshot-path"
+        r"|nvtx-ranges",
+    ),
+    (
+        "NCCL's and torch's own settings",
+        "Their variables in `launcher.env`, as `NCCL_IB_SL`, `NCCL_NVLS_ENABLE` or `TORCH_NCCL_TRACE_BUFFER_SIZE`.",
+        r"nccl-.*|use-nccl-ub|use-sharp|sharp-enabled-group|(no-|disable-)?flight-recorder-.*|disable-gloo-process-groups"
+        r"|high-priority-.*|disable-symmetric-registration|symmetric-ar-type"
+        r"|distributed-timeout-seconds-after-init",
+    ),
+    # Batch, optimiser, length.
+    (
+        "old names",
+        "Megatron refuses them too: `optimisation.micro_batch_size`, `optimisation.warmup_fraction`, `parallel.tensor`.",
+        r"batch-size|warmup|model-parallel-size",
+    ),
+    (
+        "lengths in tokens",
+        "Divide by `model.seq_length`: `optimisation.train_samples`, `warmup_samples`, `decay_samples`.",
+        r"(train|lr-decay|lr-warmup)-tokens",
+    ),
+    (
+        "a batch that grows",
+        "Not here within a run: end it with `checkpoint.exit_interval`, and go on with another "
+        "`optimisation.global_batch_size`.",
+        r"rampup-batch-size|step-batch-size-schedule|decrease-batch-size-if-needed",
+    ),
+    (
+        "schedules that a job that goes on takes",
+        "Leave out: a job that goes on takes its configuration's.",
+        r"(override|use-checkpoint)-opt[_-]param-scheduler|no-load-lr-state",
+    ),
+    (
+        "other schedules",
+        "`cosine`, `linear` and `constant` are here; weight decay is constant, the rate rises from 0 and is one for all "
+        "weights.",
+        r"lr-wsd-.*|lr-warmup-init|(start|end)-weight-decay|weight-decay-incr-style|decoupled-.*|freeze-all-layers"
+        r"|head-lr-mult",
+    ),
+    (
+        "other optimisers",
+        "AdamW alone is here. " + MISSING,
+        r"optimizer|sgd-momentum|muon-.*|lion-.*|apply-wd-to-qk-layernorm|no-weight-decay-cond-type"
+        r"|use-precision-aware-optimizer|main-(grads|params)-dtype|exp-avg-.*|optimizer-cuda-graph"
+        r"|dump-param-to-param-group-map",
+    ),
+    (
+        "weights, states and activations in the host's memory",
+        "Not in this pretraining: `parallel.zero_stage`, `parallel.tensor` and `parallel.activation_checkpointing` save "
+        "memory, and `rdm-trainer dry-run` says how much.",
+        r"(cpu-optimizer|optimizer-(cpu-offload|offload-fraction))|use-torch-optimizer-for-cpu-offload"
+        r"|overlap-cpu-optimizer-.*|no-pin-cpu-.*|remote-device|use-pin-memory|cpu-offloading-.*|checkpoint-in-cpu"
+        r"|fine-grained-.*|offload-modules|min-offloaded-tensor-size|delay-offload-.*|delta-offload-.*"
+        r"|activation-offload-fraction",
+    ),
+    (
+        "activations: other ways to save memory",
+        "`parallel.activation_checkpointing: full`, `parallel.activation_checkpointing_interval`; attention never keeps "
+        "its probabilities, so that `selective` has nothing to save.",
+        r"recompute-.*|distribute-(saved|checkpointed)-activations|deepspeed-activation-checkpointing"
+        r"|partition-activations|contigious-checkpointing|scattered-embeddings|split-transformers"
+        r"|memory-centric-tiled-linear|tile-factor|empty-unused-memory-level",
+    ),
+    # Layout.
+    (
+        "sequence and context parallelism",
+        "Not here: shorten `model.seq_length`, checkpoint activations, or "
+        + MISSING.removeprefix("Not here; "),
+        r"sequence-parallel|(hierarchical-|hybrid-)?context-parallel.*|ds-sequence-parallel.*|force-ds-sequence-parallel"
+        r"|max-seqlen-per-dp-cp-rank|cp-comm-type|mlp-chunks-.*",
+    ),
+    (
+        "overlap within tensor parallelism",
+        "Leave out: NCCL's own collectives are used.",
+        r"(no-|disable-)?tp-comm-.*|tensor-parallel-num-weight-shards|(defer-embedding-wgrad-compute|wgrad-deferral-limit)"
+        r"|delay-wgrad-compute",
+    ),
+    (
+        "interleaved and other pipeline schedules",
+        "1F1B alone is here. More micro-batches (`optimisation.global_batch_size`) make the bubble smaller; "
+        "`parallel.partition` moves blocks between stages, and `0-…` gives the embedding one of its own.",
+        r"num-layers-per-virtual-pipeline-stage|num-virtual-stages-per-pipeline-rank|enable-zbh1-.*|microbatch-group-.*"
+        r"|account-for-.*-in-pipeline-split|standalone-embedding-stage|pipeline-model-parallel-split-rank",
+    ),
+    (
+        "FSDP",
+        "`parallel.zero_stage: 3` shares weights, gradients and states.",
+        r".*fsdp.*|data-parallel-sharding-strategy|outer-dp-sharding-strategy|enable-full-sharding-in-hsdp"
+        r"|keep-fp8-transpose-cache",
+    ),
+    # The model.
+    (
+        "mixtures of experts",
+        MISSING,
+        r"(disable-|create-|overlap-)?moe-.*|num-experts(-switch)?|expert-.*|mlp-type|topk|use-tutel"
+        r"|enable-expert-tensor-parallelism|overlap-dispatch-.*|ep-overlap-.*|use-grouped-gemm-.*",
+    ),
+    (
+        "grouped queries, latent and sparse attention",
+        MISSING,
+        r"group-query-attention|num-query-groups|num-key-value-heads|multi-latent-attention|experimental-attention-variant"
+        r"|(no-|disable-)?dsa-.*|linear-.*|q-lora-rank|kv-lora-rank|qk-.*|v-head-dim|mscale.*|cache-mla-latents|mla-.*"
+        r"|softmax-type|window-.*|attention-output-gate|.*kitchen-attention.*",
+    ),
+    (
+        "rotary and relative positions",
+        "Positions are learned here. " + MISSING,
+        r"position-embedding-type|no-position-embedding|use-rotary-position-embeddings|rotary-.*|rope-.*|use-rope-scaling"
+        r"|no-rope-freq|(no-)?yarn-.*|relative-attention-.*|mrope-section",
+    ),
+    (
+        "RMSNorm and other norms",
+        "LayerNorm before each part is here. " + MISSING,
+        r"normalization|apply-layernorm-1p|apply-residual-connection-post-layernorm|fp32-residual-connection",
+    ),
+    (
+        "SwiGLU and other activations",
+        "GELU in its tanh form, OpenAI's, is here, and every linear layer has a bias. "
+        + MISSING,
+        r"swiglu|squared-relu|quick-geglu|openai-gelu|glu-linear-offset|activation-func-clamp-value|disable-bias-linear"
+        r"|add-qkv-bias",
+    ),
+    (
+        "state spaces, hybrids, other block plans",
+        MISSING,
+        r"mamba-.*|disable-mamba-.*|is-hybrid-model|hybrid-.*|heterogeneous-.*|spec|mtp-.*|enable-experimental",
+    ),
+    (
+        "other initial weights",
+        "`model.init_std`; residual outputs are divided by the root of twice the number of blocks, as in Megatron.",
+        r"init-method-xavier-uniform|embedding-init-method-std|data-parallel-random-init|use-mup|mup-.*",
+    ),
+    (
+        "fp8, fp4",
+        "`optimisation.precision: bf16`. " + MISSING,
+        r"(no-|disable-)?fp8-.*|fp4-.*|first-last-layers-bf16|num-layers-at-.*-in-bf16|reuse-grad-buf-.*"
+        r"|te-precision-config-file|te-rng-tracker",
+    ),
+    (
+        "CUDA graphs",
+        "`optimisation.compile: true`. " + MISSING,
+        r".*cuda-graph.*",
+    ),
+    (
+        "BERT, ICT, RETRO, vision",
+        "GPT and T5 alone are here. " + MISSING,
+        r"bert-.*|ict-.*|biencoder-.*|retro-.*|retriever-.*|titles-data-path|query-in-block-prob|use-one-sent-docs"
+        r"|evidence-data-path|block-data-path|embedding-path|indexer-.*|output-bert-embeddings|num-classes|img-[hw]"
+        r"|num-channels|patch-dim|.*classes-fraction|data-per-class-fraction|no-data-sharding|vision-.*|swin-.*|mask-type"
+        r"|mask-factor|iter-per-epoch|dino-.*",
+    ),
+    (
+        "distillation, reinforcement learning, instructions",
+        MISSING,
+        r"kd(-.*)?|mos|.*-teacher|reset-iteration|logits-.*|(no-)?rl-.*|grpo-.*|perform-rl-step|langrl-.*|refit-method"
+        r"|sft(-.*)?|chat-template",
+    ),
+    (
+        "generating text",
+        "Not here: this only trains.",
+        r"(no-)?inference(-.*)?|ds-inference|max-tokens-to-oom|flash-decode|use-legacy-static-engine"
+        r"|enable-chunked-prefill|num-speculative-tokens|use-same-sampling-seed-.*|batch-invariant-mode|onnx-safe",
+    ),
+    # Data.
+    (
+        "tokenizers of other kinds",
+        "`data.tokenizer.kind: huggingface` with the `tokenizer.json` that SentencePiece and tiktoken models have on "
+        "Hugging Face.",
+        r"(no-|disable-)?tokenizer-.*|tiktoken-.*|null-tokenizer-.*|trust-remote-code",
+    ),
+    (
+        "size of the vocabulary in memory",
+        "`model.make_vocab_size_divisible_by` pads it; `1` does not.",
+        r"padded-vocab-size|(no|disable)-pad-vocab-size",
+    ),
+    (
+        "documents within a sample",
+        "As without the flags: attention and positions go over ends of documents, and these are predicted too.",
+        r"reset-(position-ids|attention-mask)|eod-mask-loss|dataloader-inter-document-masking"
+        r"|no-create-attention-mask-in-dataloader|allow-ambiguous-pad-tokens",
+    ),
+    (
+        "filling in the middle",
+        MISSING,
+        r"fim-.*",
+    ),
+    (
+        "order and number of the samples",
+        "The order follows from the data, `optimisation.seed` and the number of samples "
+        "([data](data-formats.md#index-maps-of-a-gpt)); give the samples of so many epochs as `optimisation.train_samples`.",
+        r"train-data-exact-num-epochs|train-(idx|desc|doc-idx|sample-idx|shuffle-idx)-path|return-data-index"
+        r"|sample-rate|random-ltd|data-efficiency-.*|phase-transition-iterations|mid-level-dataset-surplus",
+    ),
+    (
+        "lists of data in files",
+        "Write the list into the job's YAML: `data.blend`, or `data.train`, `data.valid` and `data.test`.",
+        r"(per-split-)?data-args-path|per-dataset-sequences-path|multiple-validation-sets|validation-set-names",
+    ),
+    (
+        "how data is read",
+        "Leave out: files are mapped into memory. Objects in a store come to a file system first.",
+        r"data-impl|mmap-warmup|no-mmap-bin-files|num-dataset-builder-threads|dataloader-.*|object-storage-cache-path"
+        r"|(enable|disable)-msc|repeated-dataloader|aml-data-download-path",
+    ),
+    # Evaluation, checkpoints, faults.
+    (
+        "evaluation of another kind",
+        "`logging.eval_interval`, `logging.eval_iterations`, with the training's batch.",
+        r"start-eval-at-iter|eval-(global|micro)-batch-size|full-validation|test-mode|skip-train",
+    ),
+    (
+        "beginning from another checkpoint",
+        "`checkpoint.load` begins from another job's; `rdm-trainer checkpoint repair JOB --iteration N` goes back to an "
+        "earlier one. Optimiser and step come along always.",
+        r"finetune|pretrained-checkpoint|no-load-(optim|rng)|ckpt-step|load-tag|exit-on-missing-checkpoint"
+        r"|load-main-params-from-ckpt|override-ckpt-iteration",
+    ),
+    (
+        "arguments out of a checkpoint",
+        "Leave out: the configuration says them, and a model of another shape is refused.",
+        r"use-checkpoint-args|use-mp-args-from-checkpoint-args|(no|disable)-use-tokenizer-model-from-checkpoint-args",
+    ),
+    (
+        "formats of checkpoints",
+        "Leave out: every checkpoint goes on under [another layout](resuming.md#another-layout), is written by all ranks "
+        "and is verified; `checkpoint.asynchronous` writes in the background.",
+        r"(no-)?ckpt-.*|disable-ckpt-.*|auto-detect-ckpt-format|universal-checkpoint|use-dist-ckpt|(dist|async)-ckpt-.*"
+        r"|use-persistent-ckpt-worker|async-strategy|distrib-optim-.*|(no|disable)-(strict-fsdp-.*|stream-ckpt-dequant)"
+        r"|verify-integrity|checkpoint-(io-buffer-size|data-parallel|writer-decoupled)|aio-intra-op-parallelism",
+    ),
+    (
+        "which checkpoints are written and kept",
+        "`checkpoint.interval`, `checkpoint.keep`. Where nodes share no disk, each keeps what its ranks wrote.",
+        r"save-retain-interval|non-persistent-.*|replication.*|no-save-(optim|rng)",
+    ),
+    (
+        "tensors of a run for analysis",
+        MISSING,
+        r"save-(params|activations|tokens-per-expert|wgrads|dgrads)-interval",
+    ),
+    (
+        "determinism and faults",
+        "No step is left out or taken again; a loss that is not finite is told in the log, and two runs under one layout have "
+        "the same losses. For torch's own switches: `launcher.env: {CUBLAS_WORKSPACE_CONFIG: ':4096:8'}`.",
+        r"deterministic-mode|rerun-mode|error-injection-.*|check-for-.*|result-rejected-tracker-filename|fault-injector-.*"
+        r"|check-weight-hash-.*|iterations-to-skip",
+    ),
+    (
+        "Python's garbage collector, waiting for all ranks",
+        "Leave out.",
+        r"(no-|disable-)?manual-gc.*|train-sync-interval",
+    ),
+    (
+        "a configuration in YAML",
+        "The job's YAML, with the keys above.",
+        r"yaml-cfg",
+    ),
+    (
+        "the loss of a batch",
+        "Leave out for a GPT: every micro-batch has as many tokens.",
+        r"calculate-per-token-loss",
+    ),
+)
+
+
+def flags() -> dict[str, bool]:
+    """The flags, and whether Megatron-DeepSpeed alone has it."""
+    theirs, ds = FLAGS.read_text(encoding="utf-8").split("\n\n")
+    lists = [[line for line in part.splitlines() if line.startswith("--")] for part in (theirs, ds)]
+    return dict.fromkeys(lists[0], False) | {flag: True for flag in lists[1] if flag not in lists[0]}
+
+
+def mapped(page: str) -> set[str]:
+    """The flags that the hand-written part of a page gives a key for."""
+    return set(re.findall(r"--[A-Za-z0-9_-]+", page.partition(TITLE)[0]))
+
+
+def rule_of(flag: str) -> int | None:
+    """Which of the rules a flag falls under."""
+    name = flag.removeprefix("--")
+    return next((n for n, (_, _, pattern) in enumerate(RULES) if re.fullmatch(pattern, name)), None)
+
+
+def page(before: str) -> str:
+    """Return the whole page, its hand-written part taken from the page as it was."""
+    names = flags()
+    rows = ["| for | instead | flags |", "|---|---|---|"]
+    for number, (what, instead, _) in enumerate(RULES):
+        own = sorted(flag for flag in names.keys() - mapped(before) if rule_of(flag) == number)
+        listed = ", ".join(f"{'DS ' if names[flag] else ''}`{flag}`" for flag in own)
+        rows.append(f"| {what} | {instead} | {listed} |")
+    return before.partition(TITLE)[0] + HEAD + "\n" + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8").rstrip() + "\n\n"), encoding="utf-8")
