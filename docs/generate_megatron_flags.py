@@ -224,8 +224,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "SwiGLU and other activations",
-        "GELU in its tanh form, OpenAI's, is here, and every linear layer has a bias. "
-        + MISSING,
+        "GELU in its tanh form, OpenAI's, is here, and every linear layer has a bias. " + MISSING,
         r"swiglu|squared-relu|quick-geglu|openai-gelu|glu-linear-offset|activation-func-clamp-value|disable-bias-linear"
         r"|add-qkv-bias",
     ),
