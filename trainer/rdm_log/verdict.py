@@ -515,6 +515,7 @@ def _progress(run: Mapping[str, Any]) -> str:
     speed = f", {median / 1000:.2f} s a step" if median else ""
     loss = run["loss"]["last"]
     value = f", {run['loss']['name']} {loss:.4f}" if loss is not None else ""
-    if value and (last := run["loss"]["curve"][-1][0]) < run["last_iteration"]:
-        value += f" at iteration {last}"
+    curve = run["loss"]["curve"]
+    if value and curve and curve[-1][0] < run["last_iteration"]:
+        value += f" at iteration {curve[-1][0]}"
     return f"Iteration {run['last_iteration']}{total}{speed}{value}."
