@@ -27,7 +27,7 @@ def read(path: Path) -> dict[str, str]:
 
     try:
         found = yaml.safe_load(regular(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
     return flat(found) if isinstance(found, dict) else {}
 

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from rdm_log.report.configuration import flat, without_secrets
+from pathlib import Path
+
+import pytest
+
+from rdm_log.report.configuration import flat, read, without_secrets
 
 
 def test_secrets_are_not_shown_wherever_they_stand() -> None:
@@ -16,3 +20,9 @@ def test_secrets_are_not_shown_wherever_they_stand() -> None:
         *("--api_token=(not shown)", "--lr", "1"),
     ]
     assert not any(secret in " ".join(shown.values()) for secret in ("1a2b", "3c4d", "5e6f", "7a8b"))
+
+
+@pytest.mark.parametrize("text", ["a: 2024-99-99", "a: " + "[" * 5000, "a: [", "- 1", "a: \x01"])
+def test_what_is_no_configuration_is_an_empty_one(tmp_path: Path, text: str) -> None:
+    (tmp_path / "resolved.yaml").write_text(text)
+    assert read(tmp_path / "resolved.yaml") == {}
