@@ -181,11 +181,13 @@ class JobState:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the training is over at the speed so far; None when there is none."""
-        if not (self.seconds and self.losses and self.train_iterations):
+        """Seconds until the training is over at the speed of the last steps; None when there is none.
+
+        How many of its steps this run has made is not known: it may go on with an earlier one's.
+        """
+        if not (self.step_seconds and self.train_iterations):
             return None
-        done = self.iteration - self.losses[0][0]
-        return self.seconds / done * (self.train_iterations - self.iteration) if done > 0 else None
+        return self.step_seconds * max(0, self.train_iterations - self.iteration)
 
     def places(self) -> list[tuple[str, str]]:
         """Return where its files are on the nodes: (what, path)."""

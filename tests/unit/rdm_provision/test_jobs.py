@@ -99,6 +99,15 @@ def test_a_job_that_has_only_begun_has_no_figures() -> None:
     assert job_view.figures(job) == []
 
 
+def test_the_time_to_go_of_a_resumed_job_is_that_of_its_own_steps() -> None:
+    """Ten steps in a minute, after 900 of an earlier run, whose losses are still there."""
+    far = {"iteration": 910, "train_iterations": 1000, "step_seconds": 6.0, "losses": [[1, 11.0], [910, 3.0]]}
+    assert state(started=NOW - 60, progress=far).remaining == 90 * 6.0
+    assert state(progress={**far, "iteration": 1001}).remaining == 0
+    # Nothing is known before its first steps.
+    assert state(progress={**far, "step_seconds": None}).remaining is None
+
+
 def test_the_speed_of_a_program_whose_tokens_nobody_knows_is_its_steps() -> None:
     job = JobState.of(
         {"job": "new", "state": "running", "progress": {"iteration": 7, "step_seconds": 0.5}}, "/jobs", NOW
