@@ -96,17 +96,8 @@ def read_config(request: Request) -> Config:
         before = JobDirectory.named(request.name)
         text = before.config.read_text(encoding="utf-8")
         overrides = [*before.request().overrides, *overrides]
-    path = jobs_root() / f".{request.name}.{os.getpid()}.yaml"
-    try:
-        path.write_text(text, encoding="utf-8")
-        return configuration.load(path, overrides)
-    except OSError as error:
-        raise TrainerError(f"{jobs_root()} cannot be written: {error.strerror}.") from None
-    except ConfigError as error:
-        shown = [problem.replace(str(path), "the configuration") for problem in error.problems]
-        raise ConfigError(shown, rest=error.rest) from None
-    finally:
-        path.unlink(missing_ok=True)
+    # Never a file of its own, even for a moment: launcher.env may hold secrets.
+    return configuration.load_text(text, overrides)
 
 
 def with_slots(request: Request, config: Config) -> Request:

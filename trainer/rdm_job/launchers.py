@@ -19,9 +19,19 @@ from rdm_job.protocol import Node
 from rdm_job.rank import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
 from rdm_trainer.config.schema import LauncherConfig
 
-__all__ = ["LAUNCHERS", "Attempt", "Launcher", "environment", "exports", "launcher_of"]
+__all__ = [
+    "LAUNCHERS",
+    "Attempt",
+    "Launcher",
+    "environment",
+    "environment_of_launcher",
+    "exports",
+    "launcher_of",
+]
 
 RANK_MODULE = "rdm_job.rank"
+_DEEPSPEED_SHOWS = ("MLFLOW", "PYTHON", "MV2", "UCX", "NCCL")
+"""What DeepSpeed hands over on pdsh's command line: EXPORT_ENVS, and what its accelerator for CUDA names."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +77,42 @@ class Launcher:
         everywhere: Each node's agent runs it; otherwise only the master's.
         programs: What it needs on the PATH.
         uses_ssh: It reaches the other nodes' places over ssh.
+        shows: Variables whose names begin so would be on a command line: with several nodes it gets none.
     """
 
     command: Callable[[Attempt, int], list[str]]
     everywhere: bool
     programs: tuple[str, ...] = ()
     uses_ssh: bool = False
+    shows: tuple[str, ...] = ()
 
 
 def environment(attempt: Attempt) -> dict[str, str]:
     """Return the variables that every process of an attempt has, whoever starts it."""
+    return {**_own(attempt), **attempt.extra}
+
+
+def environment_of_launcher(
+    launcher: Launcher, attempt: Attempt, before: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables of a launcher itself.
+
+    Args:
+        launcher: It.
+        attempt: What it starts.
+        before: The agent's own.
+    """
+    variables = {**before, **environment(attempt)}
+    if launcher.shows and len(attempt.nodes) > 1:
+        variables = {name: value for name, value in variables.items() if not name.startswith(launcher.shows)}
+        # Its own Python may need those of the agent's.
+        python = {name: value for name, value in before.items() if name.startswith("PYTHON")}
+        variables.update({**python, **_own(attempt)})
+    return variables
+
+
+def _own(attempt: Attempt) -> dict[str, str]:
+    """Return the variables that are ours. None is a secret, and none needs quotes in a shell."""
     variables = {
         JOB_VARIABLE: attempt.job,
         DIRECTORY_VARIABLE: attempt.directory,
@@ -87,12 +123,15 @@ def environment(attempt: Attempt) -> dict[str, str]:
     }
     if attempt.accelerator == "cpu":
         variables["DS_ACCELERATOR"] = "cpu"
-    return {**variables, **attempt.extra}
+    return variables
 
 
 def exports(attempt: Attempt) -> str:
-    """Return ``.deepspeed_env``: pdsh hands over only what this file names."""
-    return "".join(f"{name}={value}\n" for name, value in environment(attempt).items())
+    """Return ``.deepspeed_env``: DeepSpeed puts what it names on pdsh's command line, for all to see.
+
+    So ``launcher.env`` is not in it. Each process takes that from the configuration; see ``rank``.
+    """
+    return "".join(f"{name}={value}\n" for name, value in _own(attempt).items())
 
 
 def _no_ssh(attempt: Attempt, node: int) -> list[str]:
@@ -168,7 +207,9 @@ def _srun(attempt: Attempt, _node: int) -> list[str]:
 
 LAUNCHERS: dict[str, Launcher] = {
     "no_ssh": Launcher(_no_ssh, everywhere=True),
-    "deepspeed": Launcher(_deepspeed, everywhere=False, programs=("pdsh", "ssh"), uses_ssh=True),
+    "deepspeed": Launcher(
+        _deepspeed, everywhere=False, programs=("pdsh", "ssh"), uses_ssh=True, shows=_DEEPSPEED_SHOWS
+    ),
     "torchrun": Launcher(_torchrun, everywhere=True),
     "mpirun": Launcher(_mpirun, everywhere=False, programs=("mpirun", "ssh"), uses_ssh=True),
     # Slurm starts the agents, and each its node's processes by torch's launcher, which hands SIGTERM on.

@@ -16,7 +16,7 @@ from typing import Any
 from rdm_job import processes
 from rdm_job.culprit import GONE, lines_of
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
-from rdm_job.launchers import Attempt, environment, exports, launcher_of
+from rdm_job.launchers import Attempt, environment_of_launcher, exports, launcher_of
 from rdm_job.links import Links
 from rdm_job.slurm.script import srun_of_ranks
 from rdm_job.watch import LOOK_S, SAMPLE_S, Watch
@@ -90,7 +90,10 @@ class Part:
                 self.launcher.command(attempt, self._number),
                 # Where the others have it, too: DeepSpeed's goes there on each node.
                 cwd=self.links.path if self.links else self.directory.path,
-                env={**os.environ, **environment(attempt), NODE_VARIABLE: self.node},
+                env={
+                    **environment_of_launcher(self.launcher, attempt, os.environ),
+                    NODE_VARIABLE: self.node,
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ __all__ = ["main"]
 
 DIRECTORY_VARIABLE = "RDM_JOB_DIR"
 ATTEMPT_VARIABLE = "RDM_ATTEMPT"
+_OF_LAUNCHER = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"),
+)
+"""What DeepSpeed's launcher of a node sets itself, whatever was there before."""
 _LOOK_S = 2.0
 _KEPT = 32 * 1024
 """How many bytes of the end of a program's errors tell why it ended."""
@@ -66,6 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     _redirect(directory, node)
     try:
         config = configuration.load(directory.resolved)
+        if config.launcher.kind == "deepspeed":
+            _go_on_with(config.launcher.env, arguments)
         marked = Marked(int(os.environ["RANK"]), 1, 2) if config.logging.mark_ranks else None
         _go_on_profiled(config.launcher, directory, arguments)
     except TrainerError as refusal:
@@ -120,6 +127,18 @@ def _own_directory() -> JobDirectory:
     if programs not in known.split(os.pathsep):
         os.environ["PATH"] = programs + os.pathsep + known
     return JobDirectory(path)
+
+
+def _go_on_with(variables: Mapping[str, str], arguments: Sequence[str]) -> None:
+    """Have the job's variables, which its launcher would show to all; then start this program again.
+
+    Python itself reads some of them when it starts. What the launcher has set stays.
+    """
+    wanted = {name: value for name, value in variables.items() if name not in _OF_LAUNCHER}
+    if wanted.items() <= os.environ.items():
+        return
+    command = [sys.executable, "-m", "rdm_job.rank", *arguments]
+    os.execve(sys.executable, command, {**os.environ, **wanted})  # noqa: S606  # a list, no shell
 
 
 def _go_on_profiled(launcher: LauncherConfig, directory: JobDirectory, arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ overrides to them, :mod:`~rdm_trainer.config.checks` what must hold between them
 from __future__ import annotations
 
 from rdm_trainer.config.checks import as_far_as_it_fits, check, has_sound_data, require
-from rdm_trainer.config.read import dump, from_dict, load, resolve
+from rdm_trainer.config.read import dump, from_dict, load, load_text, resolve
 from rdm_trainer.config.schema import (
     Blend,
     CheckpointConfig,
@@ -41,6 +41,7 @@ __all__ = [
     "from_dict",
     "has_sound_data",
     "load",
+    "load_text",
     "require",
     "resolve",
 ]

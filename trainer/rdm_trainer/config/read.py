@@ -18,7 +18,7 @@ import yaml
 from rdm_trainer.config.schema import Blend, Bounds, ByPartition, Config
 from rdm_trainer.errors import ConfigError, Unfit
 
-__all__ = ["dump", "from_dict", "load", "resolve", "text_of", "to_yaml"]
+__all__ = ["dump", "from_dict", "load", "load_text", "resolve", "text_of", "to_yaml"]
 
 Path_ = tuple[str | int, ...]
 Lines = dict[Path_, int]
@@ -112,13 +112,28 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: With every problem that was found.
     """
+    return load_text(text_of(path), overrides, str(path))
+
+
+def load_text(text: str, overrides: Sequence[str] = (), source: str = "the configuration") -> Config:
+    """Read a job's configuration that is no file; see :func:`load`.
+
+    Args:
+        text: YAML.
+        overrides: As :func:`load`'s.
+        source: What it is called in sentences.
+
+    Raises:
+        ConfigError: With every problem that was found.
+    """
+    _bound(text, source)
     lines: Lines = {}
     problems: list[str] = []
     twice: list[Path_] = []
-    mapping = _parse(text_of(path), str(path), lines, problems, twice)
+    mapping = _parse(text, source, lines, problems, twice)
     if not isinstance(mapping, dict):
-        raise ConfigError([f"{path} must hold keys and values, as `name: my-job`."])
-    return _build(mapping, overrides, lines, problems, twice, str(path))
+        raise ConfigError([f"{source} must hold keys and values, as `name: my-job`."])
+    return _build(mapping, overrides, lines, problems, twice, source)
 
 
 def text_of(path: Path) -> str:
@@ -134,9 +149,15 @@ def text_of(path: Path) -> str:
         raise ConfigError([f"{path} is not text in UTF-8."]) from None
     except OSError as error:
         raise ConfigError([f"{path} cannot be read: {error.strerror}."]) from None
-    if len(text) > _MOST_CHARACTERS:
-        raise ConfigError([f"{path} has more than {_MOST_CHARACTERS:,} characters, as no configuration has."])
+    _bound(text, str(path))
     return text
+
+
+def _bound(text: str, source: str) -> None:
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError(
+            [f"{source} has more than {_MOST_CHARACTERS:,} characters, as no configuration has."]
+        )
 
 
 def from_dict(mapping: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from rdm_job import network
-from rdm_job.check import check
+from rdm_job.check import check, read_config
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
+from rdm_trainer.errors import ConfigError
 
 CONFIG = """\
 model: {layers: LAYERS, attention_heads: 4, hidden_size: 64}
@@ -116,3 +118,27 @@ def test_a_launcher_whose_program_is_missing_says_where_it_comes_from(
     text = CONFIG.replace("LAYERS", "2").replace("KIND", "mpirun").replace("TRACKERS", "")
     said = check(Request("gpt", "n1", (Node("n1", "127.0.0.1", 4),), config=text))["problems"]
     assert f"The launcher mpirun needs mpirun, which {remedy}" in said
+
+
+def test_a_configuration_that_is_checked_is_never_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``launcher.env`` may hold secrets, and whoever checks may be killed at any time."""
+    monkeypatch.setenv("RDM_JOBS", str(tmp_path))
+    written: list[str] = []
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and is_on and str(arguments[0]).startswith(str(tmp_path)):
+            written.append(str(arguments[0]))
+
+    is_on = True
+    sys.addaudithook(audit)
+    node = Node("n1", "127.0.0.1", 4)
+    config = read_config(Request("gpt", "n1", (node,), config="launcher: {env: {A: b}}"))
+    with pytest.raises(ConfigError) as refused:
+        read_config(Request("gpt", "n1", (node,), config="3"))
+    is_on = False
+    assert config.launcher.env == {"A": "b"}
+    assert refused.value.problems == ("the configuration must hold keys and values, as `name: my-job`.",)
+    assert not written
+    assert not list(tmp_path.iterdir())

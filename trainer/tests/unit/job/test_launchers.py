@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 import rdm_job
 from rdm_job.environment import adopt_launcher_environment
-from rdm_job.launchers import LAUNCHERS, Attempt, environment, exports
+from rdm_job.launchers import LAUNCHERS, Attempt, environment, environment_of_launcher, exports
 from rdm_job.protocol import Node
 from rdm_trainer.config.schema import LauncherConfig
 
@@ -60,7 +61,54 @@ def test_deepspeed_goes_over_pdsh_only_to_other_nodes() -> None:
     assert "--force_multi" in many
     alone = Attempt("one", "/jobs/one", ATTEMPT.nodes[:1], ATTEMPT.network, 31001)
     assert "--force_multi" not in LAUNCHERS["deepspeed"].command(alone, 0)
-    assert "NCCL_DEBUG=WARN\n" in exports(ATTEMPT)
+
+
+SECRETS = {
+    "WANDB_API_KEY": "hush",
+    "MLFLOW_TRACKING_PASSWORD": "hush",
+    "NCCL_WORDS": "hush two; words $(x)",
+    "PYTHONPATH": "/hush",
+}
+
+
+def test_what_deepspeed_puts_on_pdsh_s_command_line_has_no_value_of_the_job(tmp_path: Path) -> None:
+    """DeepSpeed's own launcher, and a pdsh that says how it was started."""
+    pdsh = tmp_path / "bin" / "pdsh"
+    pdsh.parent.mkdir()
+    pdsh.write_text('#!/bin/sh\nfor word; do echo "$word"; done > "$SAID"\n')
+    pdsh.chmod(0o755)
+    attempt = dataclasses.replace(
+        ATTEMPT, directory=str(tmp_path), extra=SECRETS, python=sys.executable, accelerator="cpu"
+    )
+    (tmp_path / "hostfile").write_text("192.169.16.100 slots=8\n192.169.16.101 slots=4\n")
+    (tmp_path / ".deepspeed_env").write_text(exports(attempt))
+    before = {
+        **os.environ,
+        "PATH": f"{pdsh.parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "SAID": str(tmp_path / "said"),
+        "UCX_OF_THE_AGENT": "hush",
+    }
+    launcher = LAUNCHERS["deepspeed"]
+    subprocess.run(
+        launcher.command(attempt, 0),
+        cwd=tmp_path,
+        env=environment_of_launcher(launcher, attempt, before),
+        check=True,
+    )
+    said = (tmp_path / "said").read_text()
+    assert "export RDM_JOB_ID=gpt-1" in said
+    assert "export DS_ACCELERATOR=cpu" in said
+    assert "hush" not in said
+
+
+def test_other_launchers_have_the_job_s_variables_themselves() -> None:
+    attempt = dataclasses.replace(ATTEMPT, extra=SECRETS)
+    alone = dataclasses.replace(attempt, nodes=ATTEMPT.nodes[:1])
+    for kind, launcher in LAUNCHERS.items():
+        # Without other nodes DeepSpeed's starts the processes itself.
+        of = alone if kind == "deepspeed" else attempt
+        assert SECRETS.items() <= environment_of_launcher(launcher, of, {"PYTHONPATH": "/a"}).items()
 
 
 def test_torchrun_is_told_which_node_is_which() -> None:

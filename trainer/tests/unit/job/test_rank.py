@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,10 @@ from typing import IO, Any
 import pytest
 
 from rdm_job.culprit import LINES, Ended
+from rdm_job.directory import JobDirectory
 from rdm_job.part import Part
+from rdm_job.protocol import Node, Request
+from rdm_trainer import config as configuration
 from tests.waiting import DEADLINE_S
 
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
@@ -67,6 +71,55 @@ def test_a_signal_that_comes_as_a_program_begins_is_handed_on(tmp_path: Path) ->
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     assert done.stdout == "(143, 'it was ended by SIGTERM', [])\n"
+
+
+TELLS = """
+import json, os, sys
+names = ("SECRET", "PYTHONPATH", "RANK", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "RDM_NODE")
+print(json.dumps([{name: os.environ.get(name) for name in names}, sys.argv[1:]]))
+"""
+
+
+def test_a_rank_has_the_job_s_variables_whatever_its_launcher_hands_over(tmp_path: Path) -> None:
+    """DeepSpeed's would put them on pdsh's command line, so it gets none."""
+    (tmp_path / "program.py").write_text(TELLS)
+    path = os.environ.get("PYTHONPATH", "")
+    variables = {
+        "SECRET": "two 'words'; $(false)\nand = a line",
+        "PYTHONPATH": f"{tmp_path}/a b:{path}",
+        **{"RANK": "7", "MASTER_ADDR": "nowhere", "CUDA_VISIBLE_DEVICES": "5"},
+    }
+    config = configuration.from_dict(
+        {
+            "name": "gpt",
+            "launcher": {"kind": "deepspeed", "env": variables, "program": [f"{tmp_path}/program.py"]},
+        }
+    )
+    job = JobDirectory(tmp_path / "gpt", "n1")
+    job.make(Request("gpt", "n1", (Node("n1", "127.0.0.1", 1),)))
+    job.write_resolved(configuration.dump(configuration.resolve(config, 1)))
+    lock = job.lock()
+    assert lock is not None
+    with lock:
+        subprocess.run(
+            [sys.executable, "-m", "rdm_job.rank", "--local_rank=0"],
+            env={
+                **os.environ,
+                "PYTHONPATH": f"/elsewhere:{path}",
+                "RDM_JOB_DIR": str(job.path),
+                "RDM_NODE": "n1",
+                **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"},
+                "CUDA_VISIBLE_DEVICES": "0",
+            },
+            timeout=DEADLINE_S,
+            check=True,
+        )
+    seen, arguments = json.loads(job.log("n1", "out").read_text())
+    assert arguments == ["--local_rank=0"]
+    assert seen == {
+        **{name: variables[name] for name in ("SECRET", "PYTHONPATH")},
+        **{"RANK": "0", "MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": "0", "RDM_NODE": "n1"},
+    }
 
 
 def told(log: Path, record: dict[str, Any]) -> Ended:
