@@ -27,6 +27,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,6 +50,7 @@ __all__ = [
     "missing",
     "point_to",
     "prune",
+    "recover",
     "scan",
     "set_aside",
     "tag",
@@ -62,6 +64,7 @@ LATEST = "latest"
 MEGATRON_LATEST = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
+REPLACED = f".replaced{PARTIAL}"
 ASIDE = ".aside"
 
 _STEP = re.compile(r"global_step(\d+)$")
@@ -109,14 +112,20 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Write it into a directory, on the disk when this returns."""
-        write_durably(directory / MANIFEST, json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}))
+        content = json.loads(json.dumps(dataclasses.asdict(self)))
+        write_durably(
+            directory / MANIFEST,
+            json.dumps({"format": _FORMAT, "checksum": _checksum(content), **content}),
+        )
 
     @classmethod
     def read(cls, directory: Path) -> Manifest | None:
-        """Read a directory's manifest; None when it has none that can be read."""
+        """Read a directory's manifest; None when it has none that can be read and is as it was written."""
         try:
             found = json.loads((directory / MANIFEST).read_text())
-            if found.pop("format") != _FORMAT:
+            checksum = found.pop("checksum", None)
+            # Earlier releases wrote none.
+            if found.pop("format") != _FORMAT or checksum not in (None, _checksum(found)):
                 return None
             return cls(**found)
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -126,6 +135,10 @@ class Manifest:
     def bytes(self) -> int:
         """Size of all files together."""
         return sum(self.files.values())
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
 @dataclass(frozen=True)
@@ -270,7 +283,8 @@ def commit(directory: Path, name: str, manifest: Manifest) -> None:
     partial.mkdir(parents=True, exist_ok=True)
     manifest.write(partial)
     if final.exists():
-        replaced = directory / f"{name}.replaced{PARTIAL}"
+        # A run that ends between the two moves leaves no final name; recover gives it back.
+        replaced = directory / f"{name}{REPLACED}"
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
         partial.rename(final)
@@ -278,6 +292,17 @@ def commit(directory: Path, name: str, manifest: Manifest) -> None:
     else:
         partial.rename(final)
     _sync_directory(directory)
+
+
+def recover(directory: Path) -> None:
+    """Do the rest of a commit that ended between its two moves, or take it back."""
+    for leftover in scan(directory).leftovers:
+        name = leftover.removesuffix(REPLACED)
+        if name != leftover and not (directory / name).exists():
+            successor = directory / f"{name}{PARTIAL}"
+            whole = successor if Manifest.read(successor) is not None else directory / leftover
+            whole.rename(directory / name)
+            _sync_directory(directory)
 
 
 def point_to(directory: Path, iteration: int) -> None:
@@ -288,6 +313,7 @@ def point_to(directory: Path, iteration: int) -> None:
 
 def clear_leftovers(directory: Path) -> None:
     """Remove what a write left behind in a directory."""
+    recover(directory)
     for name in scan(directory).leftovers:
         path = directory / name
         if path.is_dir() and not path.is_symlink():

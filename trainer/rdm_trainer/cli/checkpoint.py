@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ def _verb(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
     argument = click.argument("directory", type=click.Path(path_type=Path))
     return argument(function)
+
+
+@contextlib.contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TrainerError(f"{directory} cannot be written: {error.strerror}.", exit_code=FAILED) from error
 
 
 def _iteration(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +108,10 @@ def list_(directory: Path, as_json: bool) -> int:
     for step in steps:
         click.echo(_line(step))
     for name in inventory.leftovers:
-        click.echo(f"{'':>10}  {name} was left by a run that ended while writing; the next one removes it")
+        click.echo(
+            f"{'':>10}  {name} was left by a run that ended while writing; the next one removes it, or gives "
+            "it back its name"
+        )
     return DONE
 
 
@@ -109,7 +121,7 @@ def _line(step: dict[str, Any]) -> str:
     elif step["manifest"]:
         state = f"{len(step['missing'])} files are missing here"
     else:
-        state = "no manifest: not written by rdm-trainer, or not to the end"
+        state = "no manifest that can be read: not written by rdm-trainer, or not to the end, or damaged"
     words = [f"{step['iteration']:>10}", f"{step['bytes'] / 1e9:9.3f} GB", state]
     if layout := step["layout"]:
         words.append(
@@ -167,14 +179,14 @@ def repair(directory: Path, as_json: bool, iteration: int | None) -> int:
     training goes on from that one.
     """
     directory = _directory(directory)
+    with _writing(directory):
+        files.recover(directory)
     inventory = files.scan(directory)
     chosen = _newest(inventory, directory, iteration)
-    try:
+    with _writing(directory):
         aside = [] if iteration is None else files.set_aside(directory, chosen)
         files.clear_leftovers(directory)
         files.point_to(directory, chosen)
-    except OSError as error:
-        raise TrainerError(f"{directory} cannot be written: {error.strerror}.", exit_code=FAILED) from error
     if as_json:
         _print_json({"iteration": chosen, "removed": list(inventory.leftovers), "aside": aside})
         return DONE

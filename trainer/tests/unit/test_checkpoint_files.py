@@ -103,6 +103,62 @@ def test_whatever_ends_a_commit_a_complete_checkpoint_stays(
     assert killed_at > 5
 
 
+def test_whatever_ends_the_writing_of_a_step_again_one_of_the_two_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, killed_at, left_over = Path.rename, 0, set()
+    while True:
+        directory = tmp_path / str(killed_at)
+        write(directory, 2)
+        write(directory, 4)
+        before = (directory / "global_step4/a.pt").read_bytes()
+        moves = iter(range(killed_at))
+
+        def counted(self: Path, target: Path, _moves: Any = moves) -> Path:
+            if next(_moves, None) is None:
+                raise _Killed
+            return original(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", counted)
+            try:
+                write(directory, 4)
+                break
+            except _Killed:
+                left_over |= {path.name for path in directory.glob("*.partial")}
+        files.clear_leftovers(directory)
+        assert whole(directory) == [2, 4]
+        assert not list(directory.glob("*.partial"))
+        # The successor is whole when the first of the two moves begins.
+        is_new = (directory / "global_step4/a.pt").read_bytes() != before
+        assert is_new == (killed_at > 0)
+        killed_at += 1
+    assert left_over == {"global_step4.partial", "global_step4.replaced.partial"}
+
+
+def test_a_step_whose_successor_has_no_manifest_is_taken_back(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    (tmp_path / "global_step4").rename(tmp_path / "global_step4.replaced.partial")
+    (tmp_path / "global_step4.partial").mkdir()
+    files.recover(tmp_path)
+    assert whole(tmp_path) == [4]
+    repaired = json.loads(ask("repair", tmp_path, "--json").output)
+    assert repaired == {"iteration": 4, "removed": ["global_step4.partial"], "aside": []}
+
+
+def test_a_manifest_with_a_flipped_bit_is_none(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    path = tmp_path / "global_step4/manifest.json"
+    text = path.read_text()
+    assert '"consumed_samples": 32' in text
+    path.write_text(text.replace('"consumed_samples": 32', '"consumed_samples": 33'))
+    assert Manifest.read(path.parent) is None
+    content = json.loads(text)
+    del content["checksum"]
+    path.write_text(json.dumps(content))
+    assert Manifest.read(path.parent) is not None, "as earlier releases wrote it"
+
+
 def test_writing_a_step_again_replaces_it(tmp_path: Path) -> None:
     write(tmp_path, 2)
     before = (tmp_path / "global_step2/a.pt").read_bytes()
