@@ -284,6 +284,30 @@ class Engine:
             loss = self._averaged(loss, self._accumulation)
         return loss
 
+    @torch.no_grad()
+    def first_not_finite(self) -> str | None:
+        """Return the name of something of this rank's state that has a NaN or an infinity; None without.
+
+        It waits for the device.
+        """
+        named: dict[str, torch.Tensor] = {
+            name: getattr(weight, "ds_tensor", weight) for name, weight in self.module.named_parameters()
+        }
+        wrapped = self.deepspeed.optimizer
+        states = getattr(wrapped, "optimizer", wrapped).state
+        for number, (master, state) in enumerate(states.items()):
+            for name, value in {"weights": master, **state}.items():
+                if isinstance(value, torch.Tensor):
+                    named[f"part {number} of the optimiser's {name}"] = value
+        # The largest value is found without a copy, and is NaN where one is.
+        largest = {
+            name: torch.linalg.vector_norm(value, torch.inf, dtype=torch.float32).to(self.device)
+            for name, value in named.items()
+            if value.numel()
+        }
+        finite = torch.stack(list(largest.values())).isfinite().tolist() if largest else []
+        return next((name for name, fine in zip(largest, finite, strict=True) if not fine), None)
+
     def set_learning_rate(self, rate: float) -> None:
         """Take this learning rate from the next step on."""
         for group in self.deepspeed.optimizer.param_groups:

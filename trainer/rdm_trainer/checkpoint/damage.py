@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rdm_trainer.errors import FAILED, TrainerError
 
-__all__ = ["is_sound", "naming"]
+__all__ = ["error", "is_sound", "naming", "refuse"]
 
 
 def is_sound(path: Path) -> bool:
@@ -23,11 +23,34 @@ def is_sound(path: Path) -> bool:
         return False
 
 
+def error(directory: Path, names: Iterable[str]) -> TrainerError:
+    """Return what to raise when files of a checkpoint's directory are damaged."""
+    what = f"{directory} is damaged in {' and '.join(sorted(names))}"
+    if directory.name.endswith("_universal"):
+        return TrainerError(
+            f"{what}; remove that directory, and the copy is made anew from the checkpoint.",
+            exit_code=FAILED,
+        )
+    return TrainerError(
+        f"{what}; bring that back, or go to an earlier checkpoint with `rdm-trainer checkpoint repair "
+        f"{directory.parent} --iteration N`.",
+        exit_code=FAILED,
+    )
+
+
+def refuse(directory: Path, names: Iterable[str]) -> None:
+    """Read files to the end.
+
+    Raises:
+        TrainerError: Some of them are damaged.
+    """
+    if damaged := [name for name in names if not is_sound(directory / name)]:
+        raise error(directory, damaged)
+
+
 @contextlib.contextmanager
 def naming(directory: Path, names: Iterable[str]) -> Iterator[None]:
     """Say which of the files that were read are damaged, when reading them fails with whatever it may be.
-
-    Checksums are compared only then: comparing them each time would read every checkpoint twice.
 
     Args:
         directory: The step's.
@@ -38,12 +61,8 @@ def naming(directory: Path, names: Iterable[str]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        damaged = [name for name in sorted(names) if not is_sound(directory / name)]
+    except Exception as problem:
+        damaged = [name for name in names if not is_sound(directory / name)]
         if not damaged:
             raise
-        raise TrainerError(
-            f"{directory} is damaged in {' and '.join(damaged)}; bring that back, or go to an earlier "
-            f"checkpoint with `rdm-trainer checkpoint repair {directory.parent} --iteration N`.",
-            exit_code=FAILED,
-        ) from error
+        raise error(directory, damaged) from problem

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rdm_trainer.checkpoint import reading
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.universal import STATES, parameter_folder
 from rdm_trainer.distributed.topology import Topology
@@ -78,7 +79,8 @@ def load_universal(engine: Engine, folder: Path, topology: Topology, manifest: M
         if wrapped.zero_optimization_stage() == 3:
             _load_partitioned(engine, folder, topology)
         elif hasattr(wrapped.optimizer, "load_hp_checkpoint_state_from_checkpoint_dir"):
-            wrapped.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
+            with reading.as_data():
+                wrapped.optimizer.load_state_dict(None, checkpoint_folder=str(folder))
             wrapped.optimizer.update_lp_params()
             _place_steps(wrapped.optimizer.optimizer)
         else:
@@ -169,7 +171,7 @@ def _set_loss_scale(optimiser: Any, scale: float | None) -> None:
 
 def _part(folder: Path, name: str, state: str, shape: torch.Size, topology: Topology) -> torch.Tensor:
     """Read one state of a parameter and take this tensor rank's part of it, of the given shape."""
-    saved = torch.load(parameter_folder(folder, name) / f"{state}.pt", weights_only=False, mmap=True)
+    saved = reading.load_mapped(parameter_folder(folder, name) / f"{state}.pt")
     whole: torch.Tensor = saved["param"]
     if saved.get("vocab_tensor"):
         rows = shape[0] * topology.tensor
@@ -189,7 +191,7 @@ def _load_replicated(engine: Engine, folder: Path, topology: Topology) -> None:
             values = {state: _part(folder, name, state, weight.shape, topology) for state in STATES}
             with torch.no_grad():
                 weight.copy_(values["fp32"])
-            step = torch.load(parameter_folder(folder, name) / "step.pt", weights_only=False)
+            step = reading.load_mapped(parameter_folder(folder, name) / "step.pt")
             optimiser.state[weight] = {
                 "step": _counted(step, weight, group),
                 **{state: values[state].to(weight.device, weight.dtype, copy=True) for state in STATES[1:]},
@@ -219,7 +221,7 @@ def _load_partitioned(engine: Engine, folder: Path, topology: Topology) -> None:
                 safe_set_local_fp32_param(weight, own)
             else:
                 safe_set_local_optimizer_state(weight, own, state)
-        step = torch.load(parameter_folder(folder, name) / "step.pt", weights_only=False)
+        step = reading.load_mapped(parameter_folder(folder, name) / "step.pt")
     for number, master in enumerate(optimiser.fp32_partitioned_groups_flat):
         optimiser.optimizer.state[master]["step"] = _counted(step, master, optimiser.param_groups[0])
         flat = optimiser.fp16_partitioned_groups_flat[number]

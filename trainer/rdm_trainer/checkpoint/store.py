@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rdm_trainer import models
-from rdm_trainer.checkpoint import damage, files, identity, restore, universal
+from rdm_trainer.checkpoint import damage, files, identity, reading, restore, universal
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.checkpoint.names import has_former_names
 from rdm_trainer.checkpoint.storage import Storage
@@ -90,8 +90,22 @@ class Checkpoints:
 
         Returns:
             Whether it is saved, or begun.
+
+        Raises:
+            TrainerError: The state is not finite, so that it must not become the newest, and training on
+                cannot mend it.
         """
         self.finish()
+        problem = self._collective.first_error(self._engine.first_not_finite())
+        if problem is not None:
+            begin = f"the checkpoint of iteration {self.newest}" if self.newest else "the start"
+            raise TrainerError(
+                f"After iteration {iteration} there are values that are not finite ({problem}), with which "
+                "no training can go on, so that it was not saved. Started again, the job goes on from "
+                f"{begin}; if that ends here again, lower optimisation.lr or optimisation.clip_grad, or look "
+                "at the data.",
+                exit_code=FAILED,
+            )
         partial = f"{files.tag(iteration)}{files.PARTIAL}"
         problem = self._storage.each(lambda: _make_anew(self._storage.directory / partial))
         if problem is not None:
@@ -179,6 +193,7 @@ class Checkpoints:
             TrainerError: The checkpoint is of another model, or cannot be read.
         """
         storage = self._storage
+        storage.each(lambda: files.recover(storage.directory))
         inventories = storage.inventories()
         manifest = self._newest(storage, inventories)
         if any(inventory.leftovers for inventory in inventories.values()):
@@ -205,6 +220,14 @@ class Checkpoints:
             self._load(storage, manifest, inventories)
         else:
             self._load_converted(storage, manifest, inventories)
+        problem = self._collective.first_error(self._engine.first_not_finite())
+        if problem is not None:
+            raise TrainerError(
+                f"{step_directory} has values that are not finite ({problem}), with which no training can go "
+                f"on; go to an earlier checkpoint with `rdm-trainer checkpoint repair {storage.directory} "
+                "--iteration N`.",
+                exit_code=FAILED,
+            )
         return manifest.state
 
     def _newest(self, storage: Storage, inventories: Mapping[int, Inventory]) -> Manifest | None:
@@ -230,7 +253,8 @@ class Checkpoints:
         self._spread(storage, name, manifest, needed, inventories)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             restore.load_same_layout(self._engine, storage.directory, name)
-            random = torch.load(storage.directory / name / _RANDOM, weights_only=True)
+            random, is_sound = reading.load(storage.directory / name / _RANDOM)
+        self._refuse(storage.directory / name, self._writer.damaged | (set() if is_sound else {_RANDOM}))
         if len(random) == self._collective.size:
             torch.set_rng_state(random[self._collective.rank])
         self._say(
@@ -259,6 +283,9 @@ class Checkpoints:
                 )
         needed = self._needed(storage, restore.needed_universal_files(converted, self._engine))
         self._spread(storage, name, converted, needed, inventories)
+        own = self._share(storage, converted, needed)
+        damaged = {file for file in own if not damage.is_sound(storage.directory / name / file)}
+        self._refuse(storage.directory / name, damaged)
         with damage.naming(storage.directory / name, needed[self._collective.rank]):
             restore.load_universal(self._engine, storage.directory / name, self._topology, manifest)
         self._say(
@@ -271,6 +298,20 @@ class Checkpoints:
         if storage.is_shared:
             return [own if rank == self._collective.rank else set() for rank in range(self._collective.size)]
         return self._collective.gather(own)
+
+    def _share(self, storage: Storage, manifest: Manifest, needed: list[set[str]]) -> set[str]:
+        """Divide the files that the ranks of a directory read, each often by many, between these ranks."""
+        rank = self._collective.rank
+        ranks = [other for other, store in enumerate(storage.stores) if store == storage.stores[rank]]
+        names = manifest.files if storage.is_shared else set().union(*(needed[other] for other in ranks))
+        sizes = {name: manifest.files[name] for name in names}
+        return universal.shares(sizes, len(ranks))[ranks.index(rank)]
+
+    def _refuse(self, directory: Path, damaged: set[str]) -> None:
+        """Fail on all ranks alike when any of them read a damaged file."""
+        found = {name for names in self._collective.gather(damaged) for name in names}
+        if found:
+            raise damage.error(directory, found)
 
     def _spread(
         self,

@@ -30,6 +30,7 @@ from deepspeed.checkpoint import constants as keys
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.names import present_name
+from rdm_trainer.checkpoint.reading import load_mapped
 from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["STATES", "abandon", "begin", "convert", "convert_part", "finish", "parameter_folder", "shares"]
@@ -59,11 +60,6 @@ def parameter_folder(universal: Path, name: str) -> Path:
     return universal / "zero" / name
 
 
-def _load(path: Path) -> Any:
-    # Mapped: what is not asked for is not read.
-    return torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-
-
 class _Source:
     """The files of one step, by tensor and pipeline rank."""
 
@@ -76,7 +72,7 @@ class _Source:
         """Read what data rank 0 of this place wrote beside the optimiser."""
         number = pipe * self.tensor + part
         prefix = "zero_pp_rank_0_" if self.stage == 3 else ""
-        state: dict[str, Any] = _load(self.directory / f"{prefix}mp_rank_{number:02d}_model_states.pt")
+        state: dict[str, Any] = load_mapped(self.directory / f"{prefix}mp_rank_{number:02d}_model_states.pt")
         return state
 
     def optimiser_states(self, pipe: int, part: int) -> list[dict[str, Any]]:
@@ -88,7 +84,7 @@ class _Source:
             path = self.directory / name
             if not path.exists():
                 path = self.directory / f"bf16_{name}"
-            states.append(_load(path)[keys.OPTIMIZER_STATE_DICT])
+            states.append(load_mapped(path)[keys.OPTIMIZER_STATE_DICT])
         return states
 
     def pieces(self, pipe: int, part: int) -> Iterator[_Piece]:
@@ -167,7 +163,7 @@ class _Source:
             if match and int(match[2] or 0) == part:
                 number = str(int(match[1]))
                 prefix = f"tied_modules.{tied[number]}." if number in tied else f"{number}."
-                found.update({prefix + name: value for name, value in _load(path).items()})
+                found.update({prefix + name: value for name, value in load_mapped(path).items()})
         return found
 
 
@@ -248,6 +244,8 @@ def convert_part(directory: Path, iteration: int, part: int, parts: int) -> None
     step_directory = directory / files.tag(iteration)
     manifest = Manifest.read(step_directory)
     assert manifest is not None
+    # Mapped and read in parts by all processes, each file is compared with its checksums by one of them.
+    damage.refuse(step_directory, shares(manifest.files, parts)[part])
     with _told(directory, iteration), damage.naming(step_directory, manifest.files):
         _convert(_Source(step_directory, manifest.layout), _partial(directory, iteration), part, parts)
 

@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 import torch
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
-from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint import files, reading
 from rdm_trainer.checkpoint.names import with_present_names
 
 __all__ = ["RankWriter"]
@@ -99,6 +99,11 @@ class RankWriter(CheckpointEngine):
 
     Args:
         asynchronous: Copy the states into host memory, so that training may go on while they are written.
+
+    Attributes:
+        files: What was written, with its bytes.
+        error: Why writing failed.
+        damaged: Names of the files that were read and are not what was written.
     """
 
     def __init__(self, *, asynchronous: bool = False) -> None:
@@ -110,6 +115,7 @@ class RankWriter(CheckpointEngine):
         self._thread: threading.Thread | None = None
         self.files: dict[Path, int] = {}
         self.error: str | None = None
+        self.damaged: set[str] = set()
 
     # DeepSpeed's side.
 
@@ -128,8 +134,11 @@ class RankWriter(CheckpointEngine):
         self._taken.append((self._snapshot(state_dict) if self._asynchronous else state_dict, Path(path)))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """Read a file of DeepSpeed's; the checkpoint must be one that the user trusts."""
-        return with_present_names(torch.load(path, map_location=map_location, weights_only=False))
+        """Read a file of DeepSpeed's, and note when it is damaged: all ranks go on until all have read."""
+        content, is_sound = reading.load(Path(path), map_location=map_location)
+        if not is_sound:
+            self.damaged.add(Path(path).name)
+        return with_present_names(content)
 
     def preserves_storage_sharing(self) -> bool:
         """DeepSpeed clones parts of flat buffers, so that not the whole buffer is written for each."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from rdm_trainer.checkpoint import files
+from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.errors import TrainerError
 from rdm_trainer.train import Training
@@ -226,3 +228,110 @@ def test_ends_in_order_at_the_same_step_on_all_ranks(tmp_path: Path) -> None:
         assert (tmp_path / name / "checkpoints" / "latest").read_text() == f"global_step{iteration}"
     assert "SIGUSR1" in ranks[1]["signal"][1]
     assert ranks[0]["tokens"] == []
+
+
+def flip(path: Path) -> None:
+    """Flip the highest bit of an exponent in the largest tensor of a file."""
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        part = max(archive.infolist(), key=lambda part: part.file_size)
+        begin = content.index(archive.read(part), part.header_offset)
+    content[begin + 4 * 10 + 3] ^= 0x40
+    path.write_bytes(content)
+
+
+FLIPPED = {
+    "weights": ("global_step4/mp_rank_00_model_states.pt", parallel()),
+    "optimiser": ("global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt", parallel()),
+    "random": ("global_step4/rng_states.pt", parallel()),
+    "before the conversion": (
+        "global_step4/zero_pp_rank_1_mp_rank_00_optim_states.pt",
+        parallel(zero_stage=2),
+    ),
+    "after the conversion": (
+        "global_step4_universal/zero/2.mlp.fc1.weight/exp_avg.pt",
+        parallel(tensor=2),
+    ),
+}
+
+
+def flipped_bits(root: str) -> dict[str, str]:
+    """Go on from a checkpoint with one flipped bit, in each of these files."""
+    said = {}
+    resuming.train(GPT, Path(root) / "saved", stop_after=4)
+    for name, (file, layout) in FLIPPED.items():
+        job_dir = Path(root) / name
+
+        def damage(file: str = file, job_dir: Path = job_dir) -> None:
+            shutil.copytree(Path(root) / "saved", job_dir)
+            if "universal" in file:
+                convert(job_dir / "checkpoints", 4)
+            flip(job_dir / "checkpoints" / file)
+
+        alone(damage)
+        try:
+            resuming.train(training.configure(GPT, layout), job_dir)
+        except TrainerError as error:
+            said[name] = str(error)
+    return said
+
+
+def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
+    ranks = processes.run(2, flipped_bits, str(tmp_path))
+    for said in ranks:
+        assert said.keys() == FLIPPED.keys()
+        for name, (file, _) in FLIPPED.items():
+            folder, _, inner = file.partition("/")
+            assert f"checkpoints/{folder} is damaged in {inner}; " in said[name]
+        assert "--iteration N" in said["weights"]
+        assert "remove that directory" in said["after the conversion"]
+
+
+def not_finite(root: str) -> dict[str, Any]:
+    """Save at 2, 4, 6 and 8; of rank 1, one number is no longer finite before 6."""
+    answers: dict[str, Any] = {}
+
+    def prepare(trained: Training) -> None:
+        step, engine = trained.engine.train_step, trained.engine
+
+        def spoiling(batches: Any) -> Any:
+            result = step(batches)
+            if trained.iteration == 5 and dist.get_rank() == 1:
+                state: Any = next(iter(engine.deepspeed.optimizer.optimizer.state.values()))
+                state["exp_avg"][3] = spoiled
+            return result
+
+        engine.train_step = spoiling  # type: ignore[method-assign]
+
+    for spoiled in (float("nan"), float("inf")):
+        job_dir = Path(root) / str(spoiled)
+        try:
+            resuming.train(training.configure(GPT, {"checkpoint.interval": 2}), job_dir, prepare=prepare)
+        except TrainerError as error:
+            answers[str(spoiled)] = str(error)
+
+    def unaware(trained: Training) -> None:
+        prepare(trained)
+        trained.engine.first_not_finite = lambda: None  # type: ignore[method-assign]
+
+    # As an earlier release saved it.
+    resuming.train(GPT, Path(root) / "saved", prepare=unaware, stop_after=6)
+    try:
+        resuming.train(GPT, Path(root) / "saved")
+    except TrainerError as error:
+        answers["loaded"] = str(error)
+    return answers
+
+
+def test_what_is_not_finite_does_not_become_the_newest(tmp_path: Path) -> None:
+    ranks = processes.run(2, not_finite, str(tmp_path))
+    for said in ranks:
+        for spoiled in ("nan", "inf"):
+            assert (
+                "After iteration 6 there are values that are not finite (rank 1: part 0 of" in said[spoiled]
+            )
+            assert "goes on from the checkpoint of iteration 4" in said[spoiled]
+            checkpoints = tmp_path / spoiled / "checkpoints"
+            assert (checkpoints / "latest").read_text() == "global_step4"
+            assert sorted(files.scan(checkpoints).steps) == [2, 4]
+        assert "global_step6 has values that are not finite (rank 1: " in said["loaded"]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Files of a checkpoint, read as data only and compared with their checksums on the way.
+
+``torch.save`` writes an archive with a checksum of each part, which ``torch.load`` does not look at: a bit
+that a disk or a wire flipped would be trained with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+__all__ = ["as_data", "load", "load_mapped"]
+
+_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+# What DeepSpeed writes beside tensors and plain values.
+_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+# Of a part's header: the lengths of the name and of the extra field, and where they are.
+_LENGTHS = struct.Struct("<26xHH")
+
+
+@contextlib.contextmanager
+def as_data() -> Iterator[None]:
+    """Let ``torch.load``, also DeepSpeed's, make tensors, plain values and the classes above, and no more."""
+    before = os.environ.get(_DATA_ONLY)
+    os.environ[_DATA_ONLY] = "1"
+    try:
+        with torch.serialization.safe_globals(_CLASSES):
+            yield
+    finally:
+        del os.environ[_DATA_ONLY]
+        if before is not None:
+            os.environ[_DATA_ONLY] = before
+
+
+def load(path: Path, *, map_location: Any = None) -> tuple[Any, bool]:
+    """Read a whole file, once.
+
+    Args:
+        path: The file.
+        map_location: As ``torch.load`` takes it.
+
+    Returns:
+        The content, and whether all of it is as it was written.
+
+    Raises:
+        zipfile.BadZipFile: What tells the content is damaged; other errors may come of damage as well.
+    """
+    with _Checked(path) as file:
+        file.check_pickle()
+        with as_data():
+            content = torch.load(file, map_location=map_location, weights_only=True)
+        return content, file.is_sound()
+
+
+def load_mapped(path: Path) -> Any:
+    """Map a file, of which only what is used is read; nothing is compared."""
+    with as_data():
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+
+
+class _Checked(io.FileIO):
+    """An archive of torch's that compares each part with its checksum when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._archive = zipfile.ZipFile(path)
+        self._unread = {part.header_offset: part for part in self._archive.infolist()}
+        self._contents: dict[int, zipfile.ZipInfo] = {}
+        self._sound = True
+
+    def close(self) -> None:
+        """Close both views of the file."""
+        self._archive.close()
+        super().close()
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer: torch asks for each part's header and then for all of its content."""
+        data = memoryview(buffer).cast("B")
+        begin, count = self.tell(), 0
+        while count < len(data) and (read := super().readinto(data[count:])):
+            count += read
+        if begin in self._unread and count == _LENGTHS.size:
+            self._contents[begin + count + sum(_LENGTHS.unpack(data))] = self._unread[begin]
+        elif (part := self._contents.get(begin)) is not None and count == part.file_size:
+            self._unread.pop(part.header_offset, None)
+            self._sound &= zlib.crc32(data) == part.CRC
+        return count
+
+    def check_pickle(self) -> None:
+        """Compare what tells the rest of the content, before anything is made of it."""
+        for part in self._archive.infolist():
+            if part.filename.endswith("/data.pkl"):
+                self._archive.read(part)
+
+    def is_sound(self) -> bool:
+        """Read what torch did not ask for, and tell whether every part is as it was written."""
+        try:
+            for part in self._unread.values():
+                with self._archive.open(part) as content:
+                    for _ in _blocks(content):
+                        pass
+        except zipfile.BadZipFile:
+            return False
+        return self._sound
+
+
+def _blocks(content: Any) -> Iterator[bytes]:
+    while block := content.read(1 << 20):
+        yield block

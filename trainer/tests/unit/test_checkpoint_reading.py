@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""No flipped bit of a checkpoint's file is taken for what was written, and no file runs anything."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rdm_trainer.checkpoint import reading
+
+SCALER = {
+    "init_scale": 2.0**16,
+    "scale_window": 7,
+    "min_scale": 1.0,
+    "delayed_shift": 2,
+    "consecutive_hysteresis": False,
+}
+STATE = {
+    "weights": torch.arange(300.0),
+    "half": torch.ones(5, dtype=torch.bfloat16),
+    "shapes": [OrderedDict(name=torch.Size([2, 3]))],
+    "scalers": [LossScaler(8.0), DynamicLossScaler(**SCALER)],
+    "stage": ZeroStageEnum.gradients,
+    "fragment": fragment_address(numel=3, start=4),
+    "step": torch.tensor(4.0),
+    "none": None,
+}
+
+
+def save(path: Path) -> bytes:
+    torch.save(STATE, path)
+    return path.read_bytes()
+
+
+def same(found: Any) -> bool:
+    scalers = [vars(scaler) for scaler in found["scalers"]] == [vars(scaler) for scaler in STATE["scalers"]]
+    tensors = all(torch.equal(found[name], STATE[name]) for name in ("weights", "half", "step"))
+    rest = all(found[name] == STATE[name] for name in ("shapes", "stage", "fragment", "none"))
+    return scalers and tensors and rest
+
+
+def test_what_deepspeed_writes_is_read(tmp_path: Path) -> None:
+    save(tmp_path / "a.pt")
+    found, is_sound = reading.load(tmp_path / "a.pt")
+    assert is_sound
+    assert same(found)
+    assert same(reading.load_mapped(tmp_path / "a.pt"))
+
+
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+@settings(max_examples=300, deadline=None)
+def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
+    path = tmp_path_factory.mktemp("flipped") / "a.pt"
+    content = bytearray(save(path))
+    content[int(place * len(content))] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        found, is_sound = reading.load(path)
+    except Exception:  # whatever it may be: damage.naming looks for the file
+        return
+    assert not is_sound or same(found)
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "data/0", "data/1"])
+def test_a_flipped_bit_is_found_in_every_part(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.pt"
+    content = bytearray(save(path))
+    with zipfile.ZipFile(path) as archive:
+        part = archive.getinfo(f"a/{name}")
+        data = archive.read(part)
+    content[content.index(data, part.header_offset)] ^= 0x40
+    path.write_bytes(content)
+    if name == "data.pkl":
+        with pytest.raises(zipfile.BadZipFile):
+            reading.load(path)
+    else:
+        assert not reading.load(path)[1]
+
+
+class _Runs:
+    """Makes a file when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_is_run_that_a_file_names(tmp_path: Path) -> None:
+    torch.save({"weights": _Runs(tmp_path / "made")}, tmp_path / "a.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        reading.load(tmp_path / "a.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        reading.load_mapped(tmp_path / "a.pt")
+    # As DeepSpeed calls it.
+    with reading.as_data(), pytest.raises(pickle.UnpicklingError):
+        torch.load(tmp_path / "a.pt", weights_only=False)
+    assert not (tmp_path / "made").exists()
+    torch.load(tmp_path / "a.pt", weights_only=False)
+    assert (tmp_path / "made").exists(), "which other calls still do"
