@@ -309,6 +309,7 @@ class Training:
         self.consumed_samples = int(state["consumed_samples"])
         self._moved_samples = int(state["moved_samples"])
         self._skipped = int(state["skipped"])
+        self._schedule = LearningRate.of(self.config, self.iteration - self._skipped, self._moved_samples)
         self._progress.begin(self.iteration, state["curve"])
         self._last_iteration = self.iteration + self._steps_left()
         self._note(consumed_samples=self.consumed_samples, train_iterations=self._last_iteration)
@@ -389,6 +390,8 @@ class Training:
         batches = self._loaders.train
         assert batches is not None
         self._sums.clear()
+        if not self._steps_left():
+            self._tell_that_nothing_is_left()
         while self._steps_left():
             self._step(batches)
             if self._is_due(self.config.logging.interval):
@@ -423,12 +426,24 @@ class Training:
                 exit_code=FAILED,
             )
 
+    def _tell_that_nothing_is_left(self) -> None:
+        samples = self.config.optimisation.train_samples
+        wanted = f"train_iterations is {self.config.train_iterations}"
+        reached = f"iteration {self.iteration}"
+        if samples is not None:
+            wanted, reached = f"train_samples is {samples}", f"{self.consumed_samples} samples"
+        self.reason = "nothing was left to train"
+        self._say(
+            f"nothing is left to train: the checkpoint has reached {reached}, and optimisation.{wanted}; "
+            "give more to train on"
+        )
+
     def _is_due(self, interval: int) -> bool:
         return interval > 0 and self.iteration % interval == 0
 
     def _step(self, batches: Iterator[Any]) -> None:
         batch = self.config.optimisation.global_batch_size
-        self.engine.set_learning_rate(self._schedule.at(self._moved_samples))
+        self.engine.set_learning_rate(self._learning_rate())
         interval = self.config.logging.interval
         self._own_time.begin(
             self.iteration + 1, measured=interval > 0 and (self.iteration + 1) % interval == 0
@@ -450,6 +465,9 @@ class Training:
         self._skipped += skipped
         self._loss_scale = self._result.loss_scale
 
+    def _learning_rate(self) -> float:
+        return self._schedule.after(self.iteration - self._skipped, self._moved_samples)
+
     def _log(self) -> None:
         """Write the line of the steps since the last one. The device is waited for here, and only here."""
         with self._own_time.waiting():
@@ -461,7 +479,7 @@ class Training:
             train_iterations=self._last_iteration,
             consumed_samples=self.consumed_samples,
             milliseconds=1000 * seconds,
-            learning_rate=self._schedule.at(self._moved_samples),
+            learning_rate=self._learning_rate(),
             global_batch_size=self.config.optimisation.global_batch_size,
             losses={metrics.LM_LOSS: loss},
             loss_scale=self._loss_scale,

@@ -92,6 +92,7 @@ def other_batches(root: str) -> dict[str, dict[str, Any]]:
         ("smaller", by_samples, 4),
         ("not a part of it", by_samples, 12),
         ("by steps", GPT, 4),
+        ("larger, by steps", GPT, 16),
     ):
         job_dir = Path(root) / name
         resuming.train(job, job_dir, stop_after=4)
@@ -110,7 +111,11 @@ def test_goes_on_with_another_global_batch(tmp_path: Path) -> None:
         "smaller": (12, 64),
         "not a part of it": (6, 56),
         "by steps": (8, 48),
+        "larger, by steps": (8, 96),
     }
+    # The rate comes to its end with the training, whatever counts its length.
+    rates = {name: one["lr"] for name, one in said.items() if name != "not a part of it"}
+    assert rates == dict.fromkeys(rates, 5e-4)
     assert said["larger"]["train_iterations"] == 6
     assert all("/       6" in line for line in said["larger"]["lines"])
 
@@ -157,7 +162,8 @@ def same_again(root: str) -> dict[str, Any]:
     second = resuming.train(job, Path(root) / "parts", stop_after=5)
     third = resuming.train(job, Path(root) / "parts")
     answers["parts"] = first.losses() | second.losses() | third.losses()
-    answers["done"] = resuming.train(job, Path(root) / "parts").losses()
+    done = resuming.train(job, Path(root) / "parts")
+    answers["done"], answers["done says"] = done.losses(), done.find("left to train")
     wider = dataclasses.replace(job, model=dataclasses.replace(job.model, hidden_size=64))
     try:
         resuming.train(wider, Path(root) / "parts")
@@ -174,6 +180,9 @@ def test_the_same_layout_gives_the_same_numbers(tmp_path: Path) -> None:
     found = processes.run(2, same_again, str(tmp_path))[0]
     assert found["parts"] == found["unbroken"]
     assert found["done"] == {}
+    said, reason = found["done says"]
+    assert "reached iteration 8, and optimisation.train_iterations is 8; give more" in said
+    assert "exiting at iteration 8: nothing was left to train" in reason
     assert "model.hidden_size is 64 here and 32 there" in found["refused"]
     assert found["refused"].count(". ") == 0
     assert list(found["other"]) == [9]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -73,9 +74,11 @@ def test_is_the_lowest_after_the_decay(rate: LearningRate, more: int) -> None:
     assert rate.at(int(rate.decay) + 1 + more) == expected
 
 
-def of(**optimisation: object) -> LearningRate:
+def of(steps: int = 0, samples: int = 0, **optimisation: Any) -> LearningRate:
     return LearningRate.of(
-        configuration.from_dict({"optimisation": {"global_batch_size": 8, "lr": 1.0, **optimisation}})
+        configuration.from_dict({"optimisation": {"global_batch_size": 8, "lr": 1.0, **optimisation}}),
+        steps,
+        samples,
     )
 
 
@@ -90,7 +93,49 @@ def test_lengths_come_from_steps_samples_or_the_whole_training() -> None:
     assert of(train_iterations=100, decay_iterations=50, warmup_fraction=0.1).warmup == 40
 
 
-def test_steps_and_samples_say_the_same() -> None:
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        {"train_samples": 800, "warmup_samples": 80},
+        {"train_samples": 800, "warmup_iterations": 10},
+        {"train_iterations": 100, "warmup_samples": 80},
+        {"train_iterations": 7, "decay_iterations": 100, "warmup_samples": 80},
+        {"train_iterations": 7, "decay_samples": 800, "warmup_iterations": 10},
+    ],
+)
+@pytest.mark.parametrize("resumed", [0, 5, 10, 40])
+def test_steps_and_samples_say_the_same(mixed: dict[str, Any], resumed: int) -> None:
     steps = of(train_iterations=100, warmup_iterations=10)
-    samples = of(train_samples=800, warmup_samples=80)
-    assert steps == samples
+    other = of(resumed, 8 * resumed, **mixed)
+    assert [other.after(step, 8 * step) for step in range(120)] == [
+        steps.after(step, 8 * step) for step in range(120)
+    ]
+
+
+def test_another_batch_changes_no_steps_rate() -> None:
+    lengths: dict[str, Any] = {"train_iterations": 20, "warmup_iterations": 2, "lr": 3e-3, "min_lr": 1e-4}
+    before = of(**lengths)
+    for batch in (2, 16, 24):
+        after = of(10, 80, **lengths, global_batch_size=batch)
+        for step in range(10, 21):
+            assert after.after(step, 80 + (step - 10) * batch) == pytest.approx(before.after(step, 8 * step))
+        assert after.after(20, 80 + 10 * batch) == 1e-4
+        # And another one on top of it.
+        again = of(15, 80 + 5 * batch, **lengths, global_batch_size=8)
+        assert again.after(15, 80 + 5 * batch) == pytest.approx(before.after(15, 120))
+        assert again.after(20, 80 + 5 * batch + 40) == 1e-4
+
+
+def test_another_batch_changes_no_rate_by_samples() -> None:
+    lengths: dict[str, Any] = {"train_samples": 160, "warmup_samples": 16}
+    before, after = of(**lengths), of(10, 80, **lengths, global_batch_size=16)
+    for step in range(6):
+        assert after.after(10 + step, 80 + 16 * step) == before.at(80 + 16 * step)
+
+
+def test_a_warm_up_in_another_unit_ends_where_it_ended() -> None:
+    # Ten steps of 8 samples rose; another batch afterwards moves nothing, and one within it the rest.
+    assert of(20, 160, train_samples=800, warmup_iterations=10, global_batch_size=16).warmup == 80
+    assert of(5, 40, train_samples=800, warmup_iterations=10, global_batch_size=16).warmup == 40 + 5 * 16
+    assert of(20, 160, train_iterations=100, warmup_samples=80, global_batch_size=16).warmup == 10 * 16
+    assert of(5, 40, train_iterations=100, warmup_samples=80, global_batch_size=16).warmup == 5 * 16 + 40
