@@ -105,9 +105,14 @@ class DecoderBlock(Block):
 
 
 def _visible(tokens: torch.Tensor, padding: int) -> torch.Tensor:
-    """Return bool [batch, 1, 1, sequence]: True where there is no padding, and all over where all is."""
-    real = tokens != padding
-    return (real | ~real.any(dim=1, keepdim=True))[:, None, None, :]
+    """Return bool [batch, 1, 1, sequence]: True up to the last token that is not padding, True for the first.
+
+    Padding only follows a text, which ends with a sentinel. Within it, the same id is a token like others:
+    GPT-2's only special one ends each document, too.
+    """
+    places = torch.arange(tokens.shape[1], device=tokens.device)
+    last = (places * (tokens != padding)).amax(dim=1, keepdim=True)
+    return (places <= last)[:, None, None, :]
 
 
 def layers(config: Config, topology: Topology, padding: int) -> list[Layer]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rdm_trainer.config import Config
+from rdm_trainer.models import t5
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import parallel
 
@@ -46,6 +47,8 @@ CASES = {
 
 def go_on(names: list[str], root: str) -> dict[str, dict[int, float]]:
     """Train the rest of each case in this launch."""
+    # A T5 did not see the tokens within a text that have the padding's id, then.
+    t5._visible = lambda tokens, padding: (tokens != padding)[:, None, None, :]
     return {
         name: resuming.train(training.configure(CASES[name][1], CASES[name][2]), Path(root) / name).losses()
         for name in names

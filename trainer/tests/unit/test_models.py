@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from rdm_trainer import flops, models
 from rdm_trainer.config import Config, ModelConfig, ParallelConfig
@@ -15,6 +16,7 @@ from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.errors import TrainerError
+from rdm_trainer.models.t5 import DecoderBlock, EncoderBlock
 
 GPT = ModelConfig(
     layers=3, hidden_size=16, attention_heads=4, seq_length=8, vocab_size=50, make_vocab_size_divisible_by=8
@@ -101,6 +103,25 @@ def test_a_decoder_sees_the_encoder_but_not_its_padding_nor_its_own_later_tokens
     later = decoder.clone()
     later[:, 3:] = 1
     assert loss(encoder, later) == pytest.approx(loss(encoder))
+
+
+def test_a_token_within_a_text_counts_also_where_padding_has_its_id() -> None:
+    """GPT-2's only special token ends documents and fills up."""
+    model = built(T5)
+    text = torch.randint(1, T5.vocab_size, (1, 5))
+    text[0, 2] = 0
+    decoder, target = torch.randint(1, T5.vocab_size, (1, 6)), labels(T5, 1)
+
+    def loss(encoder: torch.Tensor) -> float:
+        return float(model((encoder, decoder), target))
+
+    within, filled = loss(text), loss(functional.pad(text, (0, 3)))
+    for module in model.modules():
+        if isinstance(module, EncoderBlock | DecoderBlock):
+            module.padding = -1
+    assert loss(text) == within
+    assert filled == pytest.approx(within)
+    assert loss(functional.pad(text, (0, 3))) != pytest.approx(within)
 
 
 def test_a_sample_without_any_encoder_token_still_has_a_loss() -> None:
