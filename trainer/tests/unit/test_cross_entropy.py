@@ -100,3 +100,34 @@ def test_half_precision_keeps_the_loss_in_fp32_and_small_gradients_alive(dtype: 
     close = (found.float() - wanted).norm() / wanted.norm()
     assert close < 0.02
     assert found.ne(0).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("chunk", [None, 64 * 100])
+def test_a_frequent_token_and_an_outlier_do_not_overflow_fp16(chunk: int | None) -> None:
+    tokens, rows = 4096, 64
+    states, weight, _, _ = case(tokens, 8, rows, rows, 2, torch.float16)
+    with torch.no_grad():
+        weight.mul_(0.01)
+        states[:, 0] = 40.0
+    labels, mask = torch.full((tokens,), 3), torch.ones(tokens)
+    loss = linear_cross_entropy(states, weight, labels, mask, chunk_elements=chunk)
+    loss.backward()
+    wide = weight.detach().float().requires_grad_()
+    reference(states.detach().float(), wide, labels, mask, rows).backward()
+    assert gradient(wide).abs().max() > 10.0
+    torch.testing.assert_close(gradient(weight).float(), gradient(wide), rtol=0.01, atol=1e-3)
+
+
+def test_a_loss_scale_may_be_larger_than_fp16_can_hold() -> None:
+    states, weight, labels, mask = case(64, 8, 512, 512, 1, torch.float16)
+    with torch.no_grad():
+        weight.mul_(1e-3)
+        states.mul_(1e-3)
+    mask = torch.zeros_like(mask)
+    mask[5] = 1.0
+    loss = linear_cross_entropy(states, weight, labels, mask)
+    (loss * 2.0**20).backward()
+    wide_states, wide_weight = (value.detach().float().requires_grad_() for value in (states, weight))
+    (reference(wide_states, wide_weight, labels, mask, 512) * 2.0**20).backward()
+    for found, wanted in ((states, wide_states), (weight, wide_weight)):
+        torch.testing.assert_close(gradient(found).float(), gradient(wanted), rtol=0.02, atol=0.5)

@@ -20,6 +20,9 @@ from rdm_trainer.distributed.tensor_parallel.chunks import chunk_tokens
 
 __all__ = ["linear_cross_entropy"]
 
+# Of a gradient that is in fp32 at once.
+_PART_ELEMENTS = 1 << 26
+
 
 def linear_cross_entropy(
     hidden_states: torch.Tensor,
@@ -117,6 +120,29 @@ def _over_ranks(
     return top + torch.log(total), gathered[:, 2].sum(dim=0)
 
 
+def _shrink(hidden_states: torch.Tensor) -> torch.Tensor | None:
+    """Return a power of two for fp16's states, so that their sum over all tokens cannot overflow.
+
+    Each is summed with a factor of up to 1. What is divided by the number of tokens later may be small.
+    """
+    if hidden_states.dtype != torch.float16:
+        return None
+    largest = torch.linalg.vector_norm(hidden_states, torch.inf, dtype=torch.float32)
+    most = largest * hidden_states.shape[0] / torch.finfo(torch.float16).max
+    return torch.exp2(-torch.ceil(torch.log2(most)).clamp_min(0.0)).half()
+
+
+def _scaled(gradient: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a gradient times a scale, which may be larger than fp16 can hold."""
+    if dtype != torch.float16:
+        return (gradient * scale).to(dtype)
+    result = torch.empty_like(gradient, dtype=dtype)
+    rows = max(1, _PART_ELEMENTS // gradient.shape[1])
+    for part, into in zip(gradient.split(rows), result.split(rows), strict=True):
+        torch.mul(part.float(), scale.float(), out=into)
+    return result
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -136,6 +162,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden_states.device)
         states_gradient = torch.empty_like(hidden_states) if training else None
         weight_gradient: torch.Tensor | None = None
+        shrink = _shrink(hidden_states) if training else None
         for start in range(0, tokens, size):
             part = slice(start, min(start + size, tokens))
             logits = hidden_states[part] @ weight.t()
@@ -146,29 +173,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradient = gradient_of(logits, normaliser, labels[part], mask[part], first, valid)
             del logits
             torch.mm(gradient, weight, out=states_gradient[part])
-            update = gradient.t() @ hidden_states[part]
+            states = hidden_states[part] if shrink is None else hidden_states[part] * shrink
+            update = gradient.t() @ states
             if weight_gradient is None:
                 # Sums of several chunks in 16 bits would lose what the chunks are not meant to cost.
                 weight_gradient = update.float() if size < tokens else update
             else:
                 weight_gradient += update
             # The next chunk's logits take their memory.
-            del gradient, update
+            del gradient, update, states
         if states_gradient is not None:
             if group is not None:
                 dist.all_reduce(states_gradient, group=group)
-            ctx.save_for_backward(states_gradient, weight_gradient, count)
+            ctx.save_for_backward(states_gradient, weight_gradient, count, shrink)
             ctx.weight_type = weight.dtype
         return loss / count
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states_gradient, weight_gradient, count = ctx.saved_tensors
+        states_gradient, weight_gradient, count, shrink = ctx.saved_tensors
         # Only here, where a loss scale has come in: divided by the tokens, fp16 could not hold them.
         scale = gradients[0] / count
         return (
-            states_gradient * scale,
-            (weight_gradient * scale).to(ctx.weight_type),
+            _scaled(states_gradient, scale, states_gradient.dtype),
+            _scaled(weight_gradient, scale if shrink is None else scale / shrink, ctx.weight_type),
             None,
             None,
             None,
