@@ -268,6 +268,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_arguments import CLAIM, FILE_ARGUMENTS
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import Plan, Problem, claimed
+from ansible_collections.rdm.provision.plugins.module_utils.node.former_directory import directory_of, removal
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import PluginProblem
 
@@ -360,6 +361,11 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         if wanted["receipt"]:
             receipt.keep(wanted["receipt"], api)
     now = inspect(api, "containers", name) if not check else found
+    if found and now and directory_of(found) != directory_of(now):
+        former = removal(directory_of(found), wanted["cluster"])
+        if former:
+            result["paths"] = [*paths, *former.changes()]
+            former.apply(module)
     state = now["State"]["Status"] if now else "created"
     return dict(result, container={"name": name, "state": state, "image": wanted["image"]})
 

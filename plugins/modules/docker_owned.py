@@ -56,6 +56,13 @@ options:
       - Empty means the one of the driver's name in C(/run/docker/plugins).
     type: str
     default: ""
+  config_dir:
+    description:
+      - With O(role=container), where the cluster's files are on the node. Where a container has read others,
+        as before the host name in this path changed, these go with it.
+      - Empty means to leave them.
+    type: str
+    default: ""
   stop_timeout:
     description: Seconds that a container gets to end by itself.
     type: int
@@ -77,7 +84,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 removed:
-  description: The names of what was removed.
+  description: The names of what was removed, and the paths of files.
   returned: always
   type: list
   elements: str
@@ -85,6 +92,7 @@ removed:
 """
 
 import contextlib
+import os
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -104,6 +112,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
     plugin_answers,
     refuse_while_needed,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import Problem
+from ansible_collections.rdm.provision.plugins.module_utils.node.former_directory import directory_of, removal
+from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.unit import NAME
 
@@ -114,6 +125,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "disconnect": {"type": "bool", "default": False},
     "driver": {"type": "str", "default": ""},
     "socket": {"type": "str", "default": ""},
+    "config_dir": {"type": "str", "default": ""},
     "stop_timeout": {"type": "int", "default": 10},
 }
 
@@ -123,7 +135,7 @@ _PATIENCE = 60.0  # seconds
 
 
 def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
-    """Remove the cluster's containers of the role; return their names."""
+    """Remove the cluster's containers of the role; return their names, and what went with them."""
     filters = {"label": label_filter(params["cluster"], params["role"])}
     found = api.get("/containers/json", all=True, filters=filters)
     if found and params["driver"]:
@@ -132,7 +144,20 @@ def remove_containers(api: DockerAPI, params: Dict[str, Any], check: bool) -> Li
         )
     if not check:
         _end(api, found, params["stop_timeout"])
-    return container_names(found)
+    return container_names(found) + _former_files(found, params, check)
+
+
+def _former_files(containers: List[Dict[str, Any]], params: Dict[str, Any], check: bool) -> List[str]:
+    """Remove the cluster's files that containers have read elsewhere than they are now; return the paths."""
+    now = os.path.realpath(local_path(params["config_dir"]))
+    paths: List[str] = []
+    for directory in sorted({directory_of(one) for one in containers}) if params["config_dir"] else ():
+        plan = removal(directory, params["cluster"]) if os.path.realpath(directory) != now else None
+        if plan:
+            paths += plan.changes()
+            if not check:
+                plan.apply(None)
+    return paths
 
 
 def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List[str]:
@@ -221,8 +246,10 @@ def main() -> None:
         except DockerUnavailable:
             if not no_engine_here(api):
                 raise
-    except (DockerProblem, Refused) as problem:
+    except (DockerProblem, Problem, Refused) as problem:
         module.fail_json(msg=str(problem))
+    except OSError as error:
+        module.fail_json(msg="{0}: {1}".format(error.filename or "cannot remove", error.strerror or error))
     result: Dict[str, Any] = {"changed": bool(removed), "removed": removed}
     if module._diff:
         result["diff"] = {"before": "".join(name + "\n" for name in removed), "after": ""}

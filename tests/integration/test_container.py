@@ -99,6 +99,34 @@ def test_it_is_made_once_as_it_was_asked_for(api: DockerAPI, options: Options) -
     assert found(api)["Id"] == made["Id"]
 
 
+def test_a_container_of_another_directory_leaves_none_of_its_keys(
+    api: DockerAPI, options: Options, tmp_path: Path
+) -> None:
+    """Without root the directory is called after the host, whose name can change."""
+
+    def at(name: str) -> Options:
+        home = tmp_path / ".rdm" / name
+        key = {"path": str(home / "ssh/id_ed25519"), "secret_content": "key", "mode": "0600"}
+        return {
+            **options,
+            "volumes": [f"{tmp_path / 'jobs'}:/jobs", f"{home}:/etc/rdm:ro"],
+            "claims": [{"path": str(home / "cluster"), "name": "c"}],
+            "directories": [{"path": str(home / "ssh")}],
+            "files": [key],
+        }
+
+    up(at("old"))
+    key = tmp_path / ".rdm" / "old" / "ssh/id_ed25519"
+    assert key.exists()
+    assert up(at("new"), check=True)["actions"] == ["replace"]
+    assert key.exists()
+    result = up(at("new"))
+    assert (result["actions"], str(key) in result["paths"]) == (["replace"], True)
+    assert not (tmp_path / ".rdm" / "old").exists()
+    assert (tmp_path / ".rdm" / "new" / "ssh/id_ed25519").exists()
+    assert not up(at("new"))["changed"]
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine import ownership, readiness
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels, last_words
-from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned
+from ansible_collections.rdm.provision.plugins.modules import container_ready, docker_owned, node_files
 
 from tests.integration.engine import Engine
 from tests.integration.images import import_image, ssh_rootfs
@@ -90,6 +90,23 @@ def test_only_what_carries_the_labels_goes(node: Node) -> None:
     assert owned("network") == ["net"]
     assert node.names() == {"foreign-net", "neighbour-net", "neighbour", "foreign"}
     assert owned("container") == owned("network") == owned("plugin") == []
+
+
+def test_files_of_a_host_name_of_before_go_with_the_container(node: Node, tmp_path: Path) -> None:
+    """Without root the directory is called after the host; `down` knows the new name only."""
+    old, other = tmp_path / ".rdm" / "old", tmp_path / ".rdm" / "other"
+    for directory in (old, other):  # the other's node shares the home
+        claim = {"path": str(directory / "cluster"), "name": "c"}
+        key = {"path": str(directory / "ssh/id_ed25519"), "secret_content": "k", "mode": "0600"}
+        made = {"claim": claim, "directories": [{"path": str(directory / "ssh")}], "files": [key]}
+        run_module(node_files, made)
+    binds = [f"{old}:/etc/rdm:ro"]
+    node.run("rdm", SLEEP, labels("c", "container"), HostConfig={"Binds": binds})
+    now = str(tmp_path / ".rdm" / "new")
+    removed = owned("container", check=True, config_dir=now)
+    assert (removed[0], str(old / "ssh/id_ed25519") in removed, old.exists()) == ("rdm", True, True)
+    assert owned("container", config_dir=now) == removed
+    assert (old.exists(), (other / "ssh/id_ed25519").exists()) == (False, True)
 
 
 def test_a_container_may_take_longer_to_end_than_the_engine_may_be_silent(
