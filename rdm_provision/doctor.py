@@ -158,7 +158,7 @@ def _inventory(inventory: Path | None) -> tuple[bool, str]:
         try:
             inventory = find_inventory()
         except RdmError as error:
-            return True, f"{error}: {error.hint}"
+            return True, f"{str(error).removeprefix('no inventory: ')}; {error.hint}"
     try:
         cluster = Cluster.load(inventory)
     except RdmError as error:

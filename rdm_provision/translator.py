@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rdm_provision import environment
 from rdm_provision.constants import JOB_MODULE
 from rdm_provision.diffs import environment_values, unified_diff
 from rdm_provision.events import (
@@ -514,11 +515,11 @@ def _why(res: Mapping[str, Any], *, unreachable: bool) -> str:
         return re.sub(r"^ssh: ", "", message).rstrip(".: ") or "no connection"
     if "undecryptable variable" in message:
         return f"{message.rstrip('. ')} (--ask-vault-pass or --vault-password-file FILE gives its password)"
-    last_words = _last_line(res.get("stderr") or res.get("module_stderr") or res.get("stdout"))
-    if message.startswith(("non-zero return code", "MODULE FAILURE")) or not message:
-        ended = f"exit code {res['rc']}" if "rc" in res else "it failed"
-        return f"{ended}: {last_words}" if last_words else ended
-    return message
+    environment.make_importable()
+    from ansible_collections.rdm.provision.plugins.plugin_utils.failure import reason
+
+    texts = {key: plain(res.get(key)) for key in ("stderr", "module_stderr", "stdout") if res.get(key)}
+    return reason({**res, **texts})
 
 
 def _other_host_key(file: str, line: str, host: str) -> str:
@@ -528,11 +529,6 @@ def _other_host_key(file: str, line: str, host: str) -> str:
         f"the ssh host key of {host} is not the one in {file}:{line}. "
         f"If the host was made anew: {forget}; if not, somebody else answers there"
     )
-
-
-def _last_line(text: Any) -> str:
-    lines = [line for line in plain(text).splitlines() if line.strip()]
-    return _one_line(lines[-1]) if lines else ""
 
 
 def error_sentence(text: str) -> str:

@@ -13,6 +13,7 @@ from ansible.errors import AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.vars.hostvars import HostVarsVars
 from ansible_collections.rdm.provision.plugins.module_utils.constants import PLAN_FILE
+from ansible_collections.rdm.provision.plugins.plugin_utils.failure import reason
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import answer
 
@@ -120,8 +121,7 @@ class HostVariables:
         for host in hosts:
             registered = answer(name, host, self._raw[host]) or {}
             if registered.get("failed") and not registered.get("unreachable"):
-                said = str(registered.get("msg") or "the module says nothing").strip()
-                found[host] = said.splitlines()[0].rstrip(".: ")
+                found[host] = reason(registered).rstrip(".: ")
         return found
 
     def archives(self, name: str, host: str) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import re
+import shlex
 import sys
 import termios
 from collections.abc import Sequence
@@ -10,13 +12,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, limited_run_options
+from rdm_provision.cli.common import Options, emit_json, inventory_flag, limited_run_options
 from rdm_provision.cli.printable import printable
 
 if TYPE_CHECKING:
     from rdm_provision.outcomes import CommandOutput
 
 __all__ = ["exec_"]
+
+_FOR_A_SHELL = re.compile(r"[\s;|&<>$*`]")
+"""What is in no program's name."""
 
 
 @click.command(
@@ -78,6 +83,9 @@ def exec_(options: Options, argv: tuple[str, ...], user: str, timeout: float, st
     if view.unhappy_end(result):
         return result.exit_code
     _write(outputs)
+    if code and len(argv) == 1 and _FOR_A_SHELL.search(argv[0]):
+        shell = f"rdm-provision exec{inventory_flag()} -- sh -c {shlex.quote(argv[0])}"
+        click.echo(f"No shell has seen the command. For one: {shell}", err=True)
     return code
 
 

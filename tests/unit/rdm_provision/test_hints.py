@@ -6,16 +6,18 @@ import ast
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import pytest
 import yaml
 
-from rdm_provision import Cluster
+from rdm_provision import Cluster, doctor
 from rdm_provision.cli import cli, live, main
 from rdm_provision.errors import InputError
 from rdm_provision.events import NodeRecap, RunResult
+from rdm_provision.outcomes import CommandOutput
 from tests.conftest import ROOT
 from tests.unit.rdm_provision.conftest import MakeInventory
 
@@ -239,3 +241,31 @@ def test_what_was_checked_is_what_is_brought_up(
         *("rdm-provision", "up", "-i", path, "-e", "network_replace=true"),
         *("--limit", "node1", "--tags", "network"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "shell"),
+    [(["hostname; date"], "-- sh -c 'hostname; date'"), (["false"], ""), (["sh", "-c", "a b"], "")],
+)
+def test_a_line_for_a_shell_that_no_shell_has_seen_is_given_one(
+    words: list[str],
+    shell: str,
+    make_inventory: MakeInventory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = RunResult(verb="exec", nodes={"node1": NodeRecap(failed=1)})
+    monkeypatch.setattr(live, "watch", lambda *_, **__: result)
+    monkeypatch.setattr(Cluster, "outputs", lambda *_: (CommandOutput("node1", 127),))
+    with pytest.raises(SystemExit):
+        main(["exec", "-i", str(make_inventory("node1")), "--", *words])
+    said = capsys.readouterr().err
+    assert (shell in said) if shell else ("shell" not in said)
+
+
+def test_doctor_does_not_say_no_inventory_of_an_inventory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    well, said = doctor._inventory(None)
+    assert (well, said.startswith("there is none in ./inventory"), "-i PATH" in said) == (True, True, True)

@@ -314,6 +314,34 @@ def test_an_end_without_a_culprit_is_told() -> None:
             "exit code 3: last words",
         ),
         ("failed", {"rc": 3}, "exit code 3"),
+        # ansible-core's words since 2.19, which hide those of a shell, of sudo, or of Python.
+        (
+            "failed",
+            {
+                "msg": "Module result deserialization failed: No start of json char found",
+                "rc": 1,
+                "module_stderr": "sudo: a password is required\n",
+            },
+            "exit code 1: sudo: a password is required",
+        ),
+        (
+            "failed",
+            {"msg": "Task failed: Timed out after 180 second(s)."},
+            "it did not answer within 180 s: a file that the shell reads at login (.bashrc, .zshenv) may "
+            "wait there, or a file system hangs",
+        ),
+        (
+            "failed",
+            {"msg": "Timeout (12s) waiting for privilege escalation prompt: "},
+            "sudo did not begin within 12 s: it asks for a password, or a file that the shell reads at login "
+            "(.bashrc, .zshenv) may wait there, or a file system hangs",
+        ),
+        (
+            "failed",
+            {"msg": "Task failed: Missing sudo password"},
+            "sudo asks for a password there: give it as ansible_become_password, encrypted with "
+            "ansible-vault, or let the user do without one",
+        ),
         ("failed", {"msg": "two\n  lines"}, "two lines"),
         (
             "unreachable",
