@@ -212,11 +212,17 @@ class ControlServer:
         self._members: dict[str, _Channel] = {}
         self._heard: dict[str, float] = {}
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queue a message to every member that is connected."""
+    def send(self, message: dict[str, Any], to: str | None = None) -> None:
+        """Queue a message to every member that is connected, or to one.
+
+        Args:
+            message: What is sent.
+            to: One member's name; nothing is sent when it is not connected.
+        """
         body = json.dumps(message).encode()
-        for channel in self._members.values():
-            channel.send(body)
+        for name, channel in self._members.items():
+            if to is None or name == to:
+                channel.send(body)
 
     def receive(self, timeout: float = 0.0) -> dict[str, list[dict[str, Any]]]:
         """Return the messages that have come, by member.
@@ -329,6 +335,8 @@ class ControlClient:
         self._channel: _Channel | None = None
         self._tried = -_RETRY_S
         self._heard = time.monotonic()
+        self.refusals = 0
+        """Connections that the other end closed before both had proved themselves."""
 
     @property
     def is_proven(self) -> bool:
@@ -356,6 +364,7 @@ class ControlClient:
         if messages:
             self._heard = time.monotonic()
         if not self._lines.is_open:
+            self.refusals += self._channel is None
             self._lines = self._channel = None
         return messages
 

@@ -32,11 +32,15 @@ def address_of(interface: str) -> str | None:
     return next((entry.address for entry in entries if entry.family == socket.AF_INET), None)
 
 
-def outward_address() -> str | None:
-    """Return the address that this machine talks to other networks with; None without a default route."""
-    # Nothing is sent: to connect a datagram socket only chooses a route. 192.0.2.0/24 is nobody's (RFC 5737).
+def outward_address(to: str = "192.0.2.1") -> str | None:
+    """Return the address that this machine talks to another with; None without a route to it.
+
+    Args:
+        to: The other machine; when not given one of other networks: 192.0.2.0/24 is nobody's (RFC 5737).
+    """
+    # Nothing is sent: to connect a datagram socket only chooses a route.
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
+        probe.connect((to, 9))
         return str(probe.getsockname()[0])
     return None
 

@@ -26,6 +26,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "preprocess": ("preprocess:preprocess", "Turn text into the tokens that training reads."),
     "data": ("data:data", "Look into data sets and fetch them."),
     "train": ("train:train", "Train. Launchers start this once per device."),
+    "rendezvous": (
+        "rendezvous:rendezvous",
+        "Let hosts that know no inventory find each other, and run a command.",
+    ),
     "checkpoint": ("checkpoint:checkpoint", "Look into checkpoints, convert and repair them."),
     "log": ("log:log", "Say what the logs of a training say, anybody's."),
     "report": ("report:report", "Make one HTML page of what jobs wrote, or compare them."),

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The interface that a job should talk over, and what its libraries need to know of it."""
+
+from __future__ import annotations
+
+import ctypes.util
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rdm_job.network import address_of, interface_of, outward_address
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["Fabric", "Port", "adopt", "find_fabric", "library_settings", "missing_libraries", "rdma_ports"]
+
+SYSFS = Path("/sys")
+
+
+@dataclass(frozen=True)
+class Port:
+    """An active RDMA port.
+
+    Args:
+        device: As ``mlx5_0``.
+        number: From 1.
+        is_ethernet: RoCE, not InfiniBand.
+        interfaces: Network interfaces of its device.
+    """
+
+    device: str
+    number: int
+    is_ethernet: bool
+    interfaces: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.number}"
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Where this member is reached, and the RDMA ports behind that interface.
+
+    Args:
+        interface: Its name; nothing when no interface of this network namespace has the address.
+        address: Its IPv4 address.
+        ports: Active RDMA ports of the interface's device; all active ones when none is its own.
+    """
+
+    interface: str
+    address: str
+    ports: tuple[Port, ...] = ()
+
+
+def rdma_ports(sysfs: Path = SYSFS) -> list[Port]:
+    """Return the active RDMA ports of this host, by device and number.
+
+    Args:
+        sysfs: Where sysfs is mounted.
+    """
+    ports = []
+    for device in sorted((sysfs / "class/infiniband").glob("*")):
+        interfaces = tuple(sorted(path.name for path in (device / "device/net").glob("*")))
+        for port in sorted((device / "ports").glob("*")):
+            # As "4: ACTIVE" (Documentation/ABI/stable/sysfs-class-infiniband).
+            if _text(port / "state").endswith("ACTIVE") and port.name.isdigit():
+                is_ethernet = _text(port / "link_layer") == "Ethernet"
+                ports.append(Port(device.name, int(port.name), is_ethernet, interfaces))
+    return ports
+
+
+def find_fabric(interface: str = "", launcher: str = "", sysfs: Path = SYSFS) -> Fabric:
+    """Return where others reach this member.
+
+    That is on the interface that is named, else on that of an active RDMA port, else on the one that leads to
+    the launcher.
+
+    Args:
+        interface: Which, if the user said so.
+        launcher: The launcher's address; nothing on the launcher itself.
+        sysfs: Where sysfs is mounted.
+
+    Raises:
+        TrainerError: There is none, or it has no address that others could use.
+    """
+    ports = rdma_ports(sysfs)
+    if interface:
+        address = address_of(interface)
+        if address is None:
+            raise TrainerError(f"--interface is {interface}, which has no IPv4 address here.")
+        return _checked(interface, address, ports)
+    for port in ports:
+        for name in port.interfaces:
+            if address := address_of(name):
+                return _checked(name, address, ports)
+    address = outward_address(launcher) if launcher else outward_address()
+    if address is None:
+        raise TrainerError(
+            "There is no route to other hosts; name the interface that they are on: --interface."
+        )
+    return _checked(interface_of(address) or "", address, ports)
+
+
+def _checked(interface: str, address: str, ports: list[Port]) -> Fabric:
+    if ipaddress.IPv4Address(address).is_loopback:
+        raise TrainerError(
+            f"This member's address would be {address}, which other hosts cannot reach; name the interface "
+            "that they are on: --interface."
+        )
+    own = tuple(port for port in ports if interface in port.interfaces)
+    return Fabric(interface, address, own or tuple(ports))
+
+
+def library_settings(fabric: Fabric, sysfs: Path = SYSFS) -> dict[str, str]:
+    """Return the variables by which NCCL, Gloo and UCX use a fabric.
+
+    Args:
+        fabric: The fabric.
+        sysfs: Where sysfs is mounted.
+    """
+    settings = {}
+    if fabric.interface:
+        # The sign makes NCCL take no interface whose name only begins so.
+        settings["NCCL_SOCKET_IFNAME"] = f"={fabric.interface}"
+        settings["GLOO_SOCKET_IFNAME"] = fabric.interface
+    if fabric.ports:
+        settings["NCCL_IB_HCA"] = "=" + ",".join(map(str, fabric.ports))
+        settings["UCX_NET_DEVICES"] = ",".join(map(str, fabric.ports))
+        indices = {_gid_index(port, fabric.address, sysfs) for port in fabric.ports if port.is_ethernet}
+        # NCCL knows one index for all devices.
+        if len(indices) == 1 and (index := indices.pop()) is not None:
+            settings["NCCL_IB_GID_INDEX"] = str(index)
+    return settings
+
+
+def _gid_index(port: Port, address: str, sysfs: Path) -> int | None:
+    """Return where a RoCE port's table has this address for RoCE v2; None when it does not."""
+    folder = sysfs / "class/infiniband" / port.device / "ports" / str(port.number)
+    wanted = ipaddress.IPv6Address(f"::ffff:{address}")
+    numbers = sorted(int(path.name) for path in (folder / "gids").glob("*") if path.name.isdigit())
+    for number in numbers:
+        try:
+            found = ipaddress.IPv6Address(_text(folder / "gids" / str(number)))
+        except ValueError:
+            continue
+        if found == wanted and _text(folder / "gid_attrs/types" / str(number)) in ("RoCE v2", ""):
+            return number
+    return None
+
+
+def missing_libraries(
+    fabric: Fabric, find: Callable[[str], str | None] = ctypes.util.find_library
+) -> dict[str, str]:
+    """Return the user-space libraries that RDMA needs and this host lacks, with the package that has each.
+
+    Args:
+        fabric: The fabric.
+        find: As :func:`ctypes.util.find_library`.
+    """
+    if not fabric.ports:
+        return {}
+    wanted = {"ibverbs": "libibverbs1"}
+    if any(port.device.startswith("mlx5") for port in fabric.ports):
+        wanted["mlx5"] = "libmlx5-1, in newer releases ibverbs-providers"
+    return {f"lib{name}": package for name, package in wanted.items() if not find(name)}
+
+
+def adopt(settings: Mapping[str, str], environment: dict[str, str]) -> list[str]:
+    """Set variables that the user has not set, and return their names.
+
+    Args:
+        settings: Name → value.
+        environment: What is changed.
+    """
+    taken = [name for name in settings if not environment.get(name)]
+    environment.update((name, settings[name]) for name in taken)
+    return taken
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

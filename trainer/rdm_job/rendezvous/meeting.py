@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the launcher and the workers of a rendezvous say to each other.
+
+    worker    join     what it says of itself; again on every new connection, until the start
+    launcher  status   how many have come; every two seconds, and so a sign of life
+    launcher  members  all of them by rank, and the round of this list
+    worker    ack      the round of the list that it has
+    launcher  start    the round that everybody has acknowledged: the command runs
+    worker    ended    its exit code and last errors
+    launcher  end      the job's exit code and why: whoever still runs stops
+
+A member that goes before the start leaves its place to a successor, and the list goes round again. After the
+start, the first that fails or is lost ends the job for all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rdm_job.control import ControlClient, ControlServer
+from rdm_job.rendezvous.command import Command
+from rdm_job.rendezvous.roster import Member, Roster
+from rdm_trainer.errors import DONE, FAILED, TrainerError
+
+__all__ = ["End", "Launcher", "Started", "Worker"]
+
+BEAT_S = 2.0
+SILENT_S = 12.0
+"""Who says nothing for so long before the start has gone, in seconds."""
+_LOOK_S = 0.2
+_END_S = 25.0
+"""How long the others' ends are waited for, in seconds; a command that does not end is killed before."""
+_REMIND_S = 30.0
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a member starts with.
+
+    Args:
+        members: All members by rank.
+        rank: This one's.
+        port: On the launcher, for torch's store.
+    """
+
+    members: tuple[Member, ...]
+    rank: int
+    port: int
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment of this member's command: torchrun reads the PET ones as its options."""
+        own = self.members[self.rank]
+        count, processes = str(len(self.members)), str(own.gpus)
+        master = self.members[0].address
+        found = {
+            "MASTER_ADDR": master,
+            "MASTER_PORT": str(self.port),
+            "NNODES": count,
+            "NUM_NODES": count,
+            "NODE_RANK": str(self.rank),
+            "GROUP_RANK": str(self.rank),
+            "NPROC_PER_NODE": processes,
+            "GPUS_PER_NODE": processes,
+            "PET_MASTER_ADDR": master,
+            "PET_MASTER_PORT": str(self.port),
+            "PET_NNODES": count,
+            "PET_NODE_RANK": str(self.rank),
+            "PET_NPROC_PER_NODE": processes,
+        }
+        if all(member.gpus == 1 for member in self.members):
+            # The command is the rank itself.
+            found |= {"RANK": str(self.rank), "WORLD_SIZE": count, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        return found
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended.
+
+    Args:
+        code: The exit code of all members.
+        reason: One sentence; nothing when all went well.
+        errors: The last lines of errors of the first that failed.
+    """
+
+    code: int
+    reason: str = ""
+    errors: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, message: Mapping[str, Any]) -> End:
+        """Return an end from what the launcher sent."""
+        return cls(
+            int(message.get("code", FAILED)),
+            str(message.get("reason") or ""),
+            tuple(str(line) for line in message.get("errors") or ()),
+        )
+
+
+class Launcher:
+    """The launcher's end.
+
+    Args:
+        server: Where workers connect.
+        roster: Who takes part.
+        session: Tells this launcher from one that was killed before.
+        show: Prints a line for the user.
+    """
+
+    def __init__(
+        self, server: ControlServer, roster: Roster, session: str, show: Callable[[str], None]
+    ) -> None:
+        self._server, self._roster, self._session, self._show = server, roster, session, show
+        self._beat = 0.0
+        self._listed = -1
+
+    def gather(
+        self, timeout: float, should_stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Member, ...] | None:
+        """Wait for all, and return the members by rank when everybody has acknowledged them.
+
+        Args:
+            timeout: Seconds.
+            should_stop: Ends the waiting; None is returned then.
+
+        Raises:
+            TrainerError: Not all have come in time.
+        """
+        until = time.monotonic() + timeout
+        while not should_stop():
+            for connection, messages in self._server.receive(_LOOK_S).items():
+                for message in messages:
+                    self._hear(connection, message)
+            self._drop_silent()
+            roster = self._roster
+            if roster.is_complete and self._listed != roster.round:
+                self._listed = roster.round
+                listed = [member.to_dict() for member in roster.by_rank()]
+                self._server.send({"type": "members", "members": listed, "round": roster.round})
+            if roster.is_agreed:
+                return tuple(roster.by_rank())
+            self._send_status()
+            if time.monotonic() > until:
+                reason = self._too_late(timeout)
+                self._server.send({"type": "end", "code": FAILED, "reason": reason})
+                raise TrainerError(reason, exit_code=FAILED)
+        self._server.send(
+            {"type": "end", "code": FAILED, "reason": "The launcher was stopped before the start."}
+        )
+        return None
+
+    def start(self, port: int) -> None:
+        """Let all workers start.
+
+        Args:
+            port: On this host, for torch's store.
+        """
+        self._server.send({"type": "start", "round": self._roster.round, "port": port})
+
+    def run(self, command: Command, lost_after: float, should_stop: Callable[[], bool]) -> End:
+        """Watch the job until all have ended.
+
+        Args:
+            command: This member's own.
+            lost_after: A worker that says nothing for so many seconds is lost.
+            should_stop: The user wants it to end.
+        """
+        names = {
+            connection: member.name
+            for connection in self._roster.connections
+            if (member := self._roster.member(connection)) is not None
+        }
+        codes: dict[str, int] = {}
+        end: End | None = None
+        ended_at = 0.0
+        own: int | None = None
+        while True:
+            for connection, messages in self._server.receive(_LOOK_S).items():
+                for message in messages:
+                    if message.get("type") == "join" and connection not in names:
+                        reason = "The job has started without this member: all had come."
+                        self._server.send({"type": "end", "code": FAILED, "reason": reason}, to=connection)
+                    if message.get("type") == "ended" and connection in names and connection not in codes:
+                        codes[connection] = int(message.get("code", FAILED))
+                        if codes[connection] and end is None:
+                            end = _failed(names[connection], codes[connection], message.get("errors"))
+            if own is None and (own := command.poll()) is not None and own and end is None:
+                end = _failed(self._roster.launcher.name, own, command.errors())
+            for connection, name in names.items():
+                silent = self._server.silent_for(connection) or 0.0
+                if connection not in codes and end is None and silent > lost_after:
+                    end = End(FAILED, f"{name} has not been heard of for {silent:.0f} s.")
+            if end is None and should_stop():
+                end = End(130, "The launcher was stopped.")
+            if end is None and own == 0 and len(codes) == len(names):
+                end = End(DONE)
+            if end is None:
+                self._send_status()
+                continue
+            if not ended_at:
+                ended_at = time.monotonic()
+                command.stop()
+            self._server.send(
+                {"type": "end", "code": end.code, "reason": end.reason, "errors": list(end.errors)}
+            )
+            all_ended = own is not None and len(codes) == len(names)
+            if all_ended or (own is not None and time.monotonic() - ended_at > _END_S):
+                return end
+
+    def _hear(self, connection: str, message: Mapping[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "ack":
+            self._roster.agree(connection, int(message.get("round", -1)))
+        if kind != "join":
+            return
+        try:
+            member = Member.read(message.get("member") or {})
+            known = self._roster.member(connection)
+            replaced = self._roster.join(connection, member)
+        except ValueError as error:
+            self._refuse(connection, f"The launcher refuses this member: {error}.")
+            return
+        if replaced is not None:
+            self._refuse(replaced, f"A later process is called {member.name}, too, and takes its place.")
+        # A new connection of a member that was here lacks what was sent meanwhile.
+        self._listed = -1
+        if known is None and self._roster.member(connection) is not None:
+            self._show(f"{member} has come{' again' if replaced else ''}. {self._state()}")
+
+    def _refuse(self, connection: str, reason: str) -> None:
+        self._server.send({"type": "end", "code": FAILED, "reason": reason}, to=connection)
+
+    def _drop_silent(self) -> None:
+        for connection in [*self._roster.connections, *self._roster.waiting]:
+            if (self._server.silent_for(connection) or 0.0) > SILENT_S:
+                member = self._roster.leave(connection)
+                self._show(f"{member} has gone. {self._state()}")
+
+    def _state(self) -> str:
+        wanted, missing = self._roster.wanted, self._roster.missing
+        if not missing:
+            return f"All {wanted} are here."
+        return f"{wanted - missing} of {wanted} are here."
+
+    def _send_status(self) -> None:
+        now = time.monotonic()
+        if now - self._beat >= BEAT_S:
+            self._beat = now
+            status = {
+                "session": self._session,
+                "missing": self._roster.missing,
+                "wanted": self._roster.wanted,
+            }
+            self._server.send({"type": "status", **status})
+
+    def _too_late(self, timeout: float) -> str:
+        roster = self._roster
+        seen = ", ".join(str(member) for member in roster.by_rank())
+        missing = f"{roster.missing} of {roster.wanted} members have not come"
+        if roster.is_complete:
+            missing = "not all members have acknowledged the list of members"
+        return f"After {timeout:g} s, {missing}; here are {seen}."
+
+
+class Worker:
+    """A worker's end.
+
+    Args:
+        client: Its connection to the launcher.
+        member: What it says of itself.
+        show: Prints a line for the user.
+    """
+
+    def __init__(self, client: ControlClient, member: Member, show: Callable[[str], None]) -> None:
+        self._client, self._member, self._show = client, member, show
+        self._beat = 0.0
+        self._was_proven = False
+        self._session = ""
+        self._listed: tuple[int, list[Member]] | None = None
+        self._reminded = time.monotonic()
+
+    def gather(self, timeout: float, where: str, should_stop: Callable[[], bool]) -> Started | End:
+        """Wait for the start.
+
+        Args:
+            timeout: Seconds.
+            where: The launcher, for messages.
+            should_stop: The user wants it to end.
+
+        Returns:
+            What to start with; the end, when there is no start for this member.
+
+        Raises:
+            TrainerError: The launcher did not let it start in time.
+        """
+        until = time.monotonic() + timeout
+        while not should_stop():
+            for message in self._receive(joins=True):
+                kind = message.get("type")
+                if kind == "members":
+                    members = [Member.read(one) for one in message["members"]]
+                    if self._member in members:
+                        self._listed = int(message["round"]), members
+                        self._client.send({"type": "ack", "round": message["round"]})
+                if kind == "start" and self._listed is not None and message["round"] == self._listed[0]:
+                    members = self._listed[1]
+                    return Started(tuple(members), members.index(self._member), int(message["port"]))
+                if kind == "end":
+                    return End.read(message)
+            self._remind(where)
+            if time.monotonic() > until:
+                raise TrainerError(f"After {timeout:g} s, {self._trouble(where)}.", exit_code=FAILED)
+        return End(130, "This member was stopped before the start.")
+
+    def run(self, command: Command, lost_after: float, should_stop: Callable[[], bool]) -> End:
+        """Run the command until the launcher says how the job has ended.
+
+        Args:
+            command: This member's.
+            lost_after: A launcher that says nothing for so many seconds is lost.
+            should_stop: The user wants this member to end.
+        """
+        own: int | None = None
+        end: End | None = None
+        session = self._session
+        while end is None:
+            for message in self._receive(joins=False):
+                if message.get("type") == "end":
+                    end = End.read(message)
+            if end is None and session and self._session != session:
+                end = End(FAILED, "The launcher was started again, and knows nothing of this job.")
+            if end is None and self._client.silent_for() > lost_after:
+                end = End(FAILED, f"The launcher has not been heard of for {lost_after:g} s.")
+            if should_stop():
+                command.stop()
+            if own is None and (own := command.poll()) is not None:
+                errors = command.errors() if own else []
+                self._ended = {"type": "ended", "code": own, "errors": errors}
+                self._client.send(self._ended)
+        command.stop()
+        while own is None and (own := command.poll()) is None:
+            time.sleep(_LOOK_S)
+        self._client.send({"type": "ended", "code": own})
+        self._client.receive(_LOOK_S)
+        return end
+
+    _ended: dict[str, Any] | None = None
+
+    def _receive(self, *, joins: bool) -> list[dict[str, Any]]:
+        messages = self._client.receive(_LOOK_S)
+        if self._client.is_proven and not self._was_proven:
+            if joins:
+                self._client.send({"type": "join", "member": self._member.to_dict()})
+            elif self._ended is not None:
+                self._client.send(self._ended)
+        self._was_proven = self._client.is_proven
+        for message in messages:
+            if message.get("type") == "status":
+                self._session = str(message.get("session"))
+        now = time.monotonic()
+        if now - self._beat >= BEAT_S:
+            self._beat = now
+            self._client.send({"type": "alive"})
+        return messages
+
+    def _remind(self, where: str) -> None:
+        if time.monotonic() - self._reminded >= _REMIND_S:
+            self._reminded = time.monotonic()
+            self._show(f"Still waiting: {self._trouble(where)}.")
+
+    def _trouble(self, where: str) -> str:
+        if self._client.is_proven:
+            return f"the launcher at {where} still waits for other members"
+        if self._client.refusals:
+            return f"what answers at {where} does not know this job and its secret"
+        return f"nothing answers at {where}"
+
+
+def _failed(name: str, code: int, errors: Any) -> End:
+    lines = tuple(str(line) for line in errors) if isinstance(errors, (list, tuple)) else ()
+    return End(code, f"{name} ended with exit code {code}.", lines)

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who takes part in a rendezvous, and with which rank. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+__all__ = ["RANK_BY", "Member", "Roster"]
+
+RANK_BY = ("name", "address", "arrival")
+
+_LONGEST = 253
+"""Characters of a host name (RFC 1035)."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member, as it says of itself.
+
+    Args:
+        name: What tells it apart from all others: a successor of the same name takes its place.
+        host: Its host's name; several may have the same.
+        address: Its IPv4 address on the fabric.
+        gpus: Processes that it will run.
+        gpu: What its GPUs are called; nothing without any.
+    """
+
+    name: str
+    host: str
+    address: str
+    gpus: int
+    gpu: str = ""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Member:
+        """Return a member from what another process sent.
+
+        Raises:
+            ValueError: That is none; the message says what is wrong.
+        """
+        name, host, gpu = (str(given.get(key) or "") for key in ("name", "host", "gpu"))
+        gpus = given.get("gpus")
+        for key, text in (("name", name), ("host", host)):
+            if not text or len(text) > _LONGEST or not text.isprintable() or " " in text:
+                raise ValueError(f"the {key} {text[:60]!r} is none")
+        if not isinstance(gpus, int) or not 0 < gpus <= 1024:
+            raise ValueError(f"{name} would run {gpus!r} processes")
+        try:
+            address = ipaddress.IPv4Address(str(given.get("address")))
+        except ValueError:
+            raise ValueError(f"{given.get('address')!r} of {name} is no IPv4 address") from None
+        if address.is_loopback or address.is_unspecified or address.is_multicast:
+            raise ValueError(f"others cannot reach {name} at {address}")
+        return cls(name, host, str(address), gpus, gpu[:80])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The member as plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        devices = f", {self.gpus} x {self.gpu}" if self.gpu else ""
+        return f"{self.name} ({self.address}{devices})"
+
+
+class Roster:
+    """The members that have come so far; the launcher has rank 0.
+
+    A connection stands for a process. A later process of the same name replaces an earlier one, which lets a
+    member that died come again; who comes when all have come waits for a place.
+
+    Args:
+        launcher: The first member.
+        wanted: How many there must be, the launcher included.
+        rank_by: What the workers' ranks follow: their names, addresses, or the order in which they came.
+    """
+
+    def __init__(self, launcher: Member, wanted: int, rank_by: str = "name") -> None:
+        self.launcher, self.wanted = launcher, wanted
+        self._rank_by = rank_by
+        # Connection → member, in the order in which they came.
+        self._members: dict[str, Member] = {}
+        self._waiting: dict[str, Member] = {}
+        self._agreed: set[str] = set()
+        self.round = 0
+        """Counts up whenever the members change; what was agreed before is void then."""
+
+    @property
+    def missing(self) -> int:
+        """How many have yet to come."""
+        return self.wanted - 1 - len(self._members)
+
+    @property
+    def is_complete(self) -> bool:
+        """All have come."""
+        return self.missing == 0
+
+    @property
+    def is_agreed(self) -> bool:
+        """All have come, and have acknowledged the list of all."""
+        return self.is_complete and self._agreed == self._members.keys()
+
+    @property
+    def connections(self) -> list[str]:
+        """The workers' connections."""
+        return list(self._members)
+
+    @property
+    def waiting(self) -> list[str]:
+        """Connections of those that came when all had come."""
+        return list(self._waiting)
+
+    def member(self, connection: str) -> Member | None:
+        """Return the member of a connection; None when it takes no part."""
+        return self._members.get(connection)
+
+    def join(self, connection: str, member: Member) -> str | None:
+        """Let a member take part, or wait.
+
+        Args:
+            connection: Its connection.
+            member: What it said of itself.
+
+        Returns:
+            The connection that it replaces, if it replaces one.
+
+        Raises:
+            ValueError: It is called as the launcher is.
+        """
+        if member.name == self.launcher.name:
+            raise ValueError(f"the launcher is called {member.name}, too")
+        if self._members.get(connection) == member or connection in self._waiting:
+            return None
+        earlier = next(
+            (other for other, one in self._members.items() if one.name == member.name or other == connection),
+            None,
+        )
+        if earlier is None and not self.missing:
+            self._waiting[connection] = member
+            return None
+        if earlier is not None:
+            del self._members[earlier]
+        self._members[connection] = member
+        self._changed()
+        return earlier if earlier != connection else None
+
+    def leave(self, connection: str) -> Member | None:
+        """Take out whoever is gone, and let the one that has waited longest take its place.
+
+        Returns:
+            Who has left; None when the connection stood for nobody.
+        """
+        left = self._waiting.pop(connection, None)
+        member = self._members.pop(connection, None)
+        if member is not None:
+            self._changed()
+            for other, one in list(self._waiting.items()):
+                if self.missing:
+                    del self._waiting[other]
+                    self.join(other, one)
+        return member or left
+
+    def agree(self, connection: str, given_round: int) -> None:
+        """Note that a member has acknowledged the list of a round."""
+        if given_round == self.round and connection in self._members:
+            self._agreed.add(connection)
+
+    def ranks(self) -> dict[str, int]:
+        """Return each worker's rank by its connection; the launcher's is 0."""
+        found = list(self._members.items())
+        if self._rank_by == "name":
+            found.sort(key=lambda item: _natural(item[1].name))
+        elif self._rank_by == "address":
+            found.sort(key=lambda item: (ipaddress.IPv4Address(item[1].address), _natural(item[1].name)))
+        return {connection: rank for rank, (connection, _) in enumerate(found, start=1)}
+
+    def by_rank(self) -> list[Member]:
+        """Return all members, by rank."""
+        ranks = self.ranks()
+        return [
+            self.launcher,
+            *(self._members[connection] for connection in sorted(ranks, key=ranks.__getitem__)),
+        ]
+
+    def _changed(self) -> None:
+        self.round += 1
+        self._agreed.clear()
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Return what sorts node9 before node10."""
+    parts: list[tuple[int, str]] = []
+    digits = ""
+    for character in name + "\0":
+        if character.isascii() and character.isdigit():
+            digits += character
+            continue
+        if digits:
+            parts.append((int(digits), ""))
+            digits = ""
+        parts.append((-1, character))
+    return parts

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A member of a rendezvous from its start to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rdm_job import devices
+from rdm_job.control import ControlClient, ControlServer
+from rdm_job.network import take_free_ports
+from rdm_job.processes import allow_files
+from rdm_job.rendezvous import fabric as fabrics
+from rdm_job.rendezvous import hosts_file as hosts
+from rdm_job.rendezvous.command import Command
+from rdm_job.rendezvous.meeting import End, Launcher, Started, Worker
+from rdm_job.rendezvous.roster import Member, Roster
+from rdm_trainer.errors import FAILED, TrainerError
+
+if TYPE_CHECKING:
+    from rdm_job.rendezvous.fabric import Fabric
+
+__all__ = ["Plan", "launch", "own_member", "session_secret", "work"]
+
+_VARIABLE = "RDZV_SECRET"
+_SHORTEST = 16
+_OWN_WORKLOADS = ("train",)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a member does.
+
+    Args:
+        command: What it runs after the start; ``train CONFIG`` is this program's own workload.
+        member: What it says of itself.
+        fabric: Where it is reached.
+        port: The launcher's.
+        secret: What all members know.
+        timeout: Seconds that members wait for each other.
+        lost_after: Seconds of silence after which a member is lost.
+        hosts_file: Where members' names are written, if anywhere.
+    """
+
+    command: tuple[str, ...]
+    member: Member
+    fabric: Fabric
+    port: int
+    secret: bytes
+    timeout: float
+    lost_after: float
+    hosts_file: Path | None = None
+
+
+def session_secret(job: str, file: Path | None, *, is_insecure: bool) -> bytes:
+    """Return what members of a job prove that they know; jobs of other names have another.
+
+    Args:
+        job: The job's name.
+        file: Where the users' secret is; RDZV_SECRET has it when not given.
+        is_insecure: There shall be none.
+
+    Raises:
+        TrainerError: There is none, or a short one.
+    """
+    if file is not None:
+        try:
+            text = file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise TrainerError(f"The secret in {file} cannot be read: {error}.") from None
+    else:
+        text = os.environ.get(_VARIABLE, "").strip()
+    if not text and is_insecure:
+        text = "no secret at all"
+    if not text:
+        raise TrainerError(
+            "There is no secret, so that whoever reaches the launcher's port could take a place: set "
+            "RDZV_SECRET or --secret-file on all members, or say --insecure on all."
+        )
+    if len(text) < _SHORTEST:
+        raise TrainerError(f"The secret has {len(text)} characters; it needs {_SHORTEST} at least.")
+    return hmac.digest(text.encode(), f"rdm-rendezvous {job}".encode(), "sha256")
+
+
+def own_member(
+    name: str | None, interface: str, launcher: str, processes: int | None
+) -> tuple[Member, Fabric]:
+    """Return what this member says of itself, and its fabric.
+
+    Args:
+        name: What it is called; host name and address when not given.
+        interface: Where others reach it, if the user said so.
+        launcher: The launcher's address or name; nothing on the launcher itself.
+        processes: How many it runs; as many as it has GPUs when not given.
+
+    Raises:
+        TrainerError: Others could not reach it, or it has a name that cannot be used.
+    """
+    if launcher:
+        try:
+            launcher = str(socket.getaddrinfo(launcher, None, socket.AF_INET)[0][4][0])
+        except OSError:
+            raise TrainerError(f"The launcher's name {launcher} has no IPv4 address here.") from None
+    fabric = fabrics.find_fabric(interface, launcher)
+    host = socket.gethostname().partition(".")[0]
+    found = next(
+        ((accelerator, count) for accelerator in ("cuda", "rocm") if (count := devices.count(accelerator))),
+        ("", 0),
+    )
+    try:
+        member = Member.read(
+            {
+                "name": name or f"{host}@{fabric.address}",
+                "host": host,
+                "address": fabric.address,
+                "gpus": processes or found[1] or 1,
+                "gpu": f"{found[0]} GPU" if found[1] else "",
+            }
+        )
+    except ValueError as error:
+        raise TrainerError(f"This member cannot take part: {error}.") from None
+    return member, fabric
+
+
+def launch(plan: Plan, count: int, rank_by: str) -> int:
+    """Be the launcher.
+
+    Args:
+        plan: What this member does.
+        count: Members, this one included.
+        rank_by: As :class:`Roster` has it.
+
+    Returns:
+        The job's exit code.
+
+    Raises:
+        TrainerError: It could not begin.
+    """
+    _prepare(plan)
+    try:
+        server = ControlServer("", plan.port, plan.secret, count)
+    except OSError as error:
+        raise TrainerError(
+            f"Port {plan.port} cannot be listened on: {error.strerror}; choose another for all: --port."
+        ) from None
+    roster = Roster(plan.member, count, rank_by)
+    _show(f"{plan.member} waits for {count - 1} members at {plan.member.address}:{server.port}.")
+    with contextlib.closing(server), _signalled() as is_signalled:
+        launcher = Launcher(server, roster, secrets.token_hex(8), _show)
+        members = launcher.gather(plan.timeout, is_signalled)
+        if members is None:
+            return _ended(End(130, "The launcher was stopped before the start."))
+        ports = take_free_ports(plan.member.address, 1, secrets.randbelow(1 << 16))
+        if ports is None:
+            raise TrainerError("No port is free here for torch's store.", exit_code=FAILED)
+        launcher.start(ports[0])
+        with _names(plan, members), _command(plan, Started(members, 0, ports[0])) as command:
+            end = launcher.run(command, plan.lost_after, is_signalled)
+    return _ended(end)
+
+
+def work(plan: Plan, launcher: str) -> int:
+    """Be a worker.
+
+    Args:
+        plan: What this member does.
+        launcher: The launcher's address or name.
+
+    Returns:
+        The job's exit code.
+
+    Raises:
+        TrainerError: It could not begin.
+    """
+    _prepare(plan)
+    where = f"{launcher}:{plan.port}"
+    connection = f"{plan.member.name}#{secrets.token_hex(8)}"
+    client = ControlClient(launcher, plan.port, connection, plan.secret)
+    _show(f"{plan.member} looks for the launcher at {where}.")
+    with contextlib.closing(client), _signalled() as is_signalled:
+        worker = Worker(client, plan.member, _show)
+        found = worker.gather(plan.timeout, where, is_signalled)
+        if isinstance(found, End):
+            return _ended(found)
+        with _names(plan, found.members), _command(plan, found) as command:
+            end = worker.run(command, plan.lost_after, is_signalled)
+    return _ended(end)
+
+
+def _prepare(plan: Plan) -> None:
+    for library, package in fabrics.missing_libraries(plan.fabric).items():
+        _show(f"This host has an RDMA port, but no {library} for it: install {package}.")
+    allow_files()
+
+
+@contextlib.contextmanager
+def _command(plan: Plan, started: Started) -> Iterator[Command]:
+    """Run the command, and leave nothing of it."""
+    environment = dict(os.environ)
+    # The job is together: its processes need no secret.
+    for name in (_VARIABLE, f"{_VARIABLE}_FILE"):
+        environment.pop(name, None)
+    environment |= started.variables()
+    fabrics.adopt(fabrics.library_settings(plan.fabric), environment)
+    _show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
+    command = Command(_arguments(plan.command), environment)
+    try:
+        yield command
+    finally:
+        command.kill()
+
+
+def _arguments(command: Sequence[str]) -> list[str]:
+    """Return a command, with torchrun before a workload of ours."""
+    if command[0] not in _OWN_WORKLOADS:
+        return list(command)
+    return [sys.executable, "-m", "torch.distributed.run", "-m", "rdm_trainer", *command]
+
+
+@contextlib.contextmanager
+def _names(plan: Plan, members: Sequence[Member]) -> Iterator[None]:
+    """Have all members' names in the hosts file, where the user wants that and it can be written."""
+    file = plan.hosts_file
+    if file is None:
+        yield
+        return
+    try:
+        hosts.write_in_place(file, hosts.with_block(file.read_text(), members))
+    except (OSError, UnicodeDecodeError) as error:
+        _show(f"The members' names are not in {file}, which cannot be written: {error}.")
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            hosts.write_in_place(file, hosts.without_block(file.read_text()))
+
+
+@contextlib.contextmanager
+def _signalled() -> Iterator[Callable[[], bool]]:
+    """Note that a signal has come, instead of dying of it with the command still at work."""
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ended(end: End) -> int:
+    if end.reason:
+        _show(f"The job has ended: {end.reason}")
+    for line in end.errors:
+        _show(f"  {line}")
+    return end.code
+
+
+def _show(line: str) -> None:
+    print(f"rendezvous: {line}", file=sys.stderr, flush=True)

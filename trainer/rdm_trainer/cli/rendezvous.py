@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer rendezvous``: members that know no inventory find each other, and run a command together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rdm_trainer.errors import TrainerError
+
+__all__ = ["rendezvous"]
+
+_EPILOG = """
+\b
+On one host:    ROLE=launcher NUM_NODES=2 RDZV_ID=demo RDZV_SECRET_FILE=key \\
+                  rdm-trainer rendezvous -- torchrun script.py
+On the other:   ROLE=worker MASTER_ADDR=10.1.2.3 RDZV_ID=demo RDZV_SECRET_FILE=key \\
+                  rdm-trainer rendezvous -- torchrun script.py
+A secret:       head -c 32 /dev/urandom | base64 > key; chmod 600 key
+"""
+
+
+@click.command(epilog=_EPILOG, context_settings={"ignore_unknown_options": True})
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]..."
+)
+@click.option(
+    "--role",
+    type=click.Choice(["launcher", "worker"]),
+    envvar="ROLE",
+    required=True,
+    help="The launcher has rank 0 and waits for the others.  [ROLE]",
+)
+@click.option("--id", "job", envvar="RDZV_ID", required=True, help="The job's name, no secret.  [RDZV_ID]")
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 10000),
+    envvar="NUM_NODES",
+    help="Launcher only: how many members there are, itself included.  [NUM_NODES]",
+)
+@click.option(
+    "--master", envvar="MASTER_ADDR", help="Worker only: the launcher's address or name.  [MASTER_ADDR]"
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1024, 65535),
+    envvar="RDZV_PORT",
+    default=29501,
+    show_default=True,
+    help="Where the launcher listens.  [RDZV_PORT]",
+)
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(1, 1024),
+    envvar="GPUS_PER_NODE",
+    help="Processes of this member; as many as it has GPUs when not given.  [GPUS_PER_NODE]",
+)
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="RDZV_SECRET_FILE",
+    help="What all members know and nobody else; or in RDZV_SECRET.  [RDZV_SECRET_FILE]",
+)
+@click.option("--insecure", is_flag=True, help="No secret: whoever reaches the port can take part.")
+@click.option(
+    "--name",
+    envvar="RDZV_NAME",
+    help="Tells this member from all others.  [RDZV_NAME; host name and address when not given]",
+)
+@click.option("--interface", help="Where others reach this member; found when not given.")
+@click.option(
+    "--rank-by",
+    type=click.Choice(["name", "address", "arrival"]),
+    default="name",
+    show_default=True,
+    help="Launcher only: what the workers' ranks follow.",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long members wait for each other.",
+)
+@click.option(
+    "--lost-after",
+    type=click.FloatRange(min=5),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After the start, who is silent for so long has failed.",
+)
+@click.option(
+    "--hosts-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write all members' names into this file, as /etc/hosts, until the end.",
+)
+def rendezvous(
+    command: tuple[str, ...],
+    role: str,
+    job: str,
+    nodes: int | None,
+    master: str | None,
+    port: int,
+    gpus_per_node: int | None,
+    secret_file: Path | None,
+    insecure: bool,
+    name: str | None,
+    interface: str | None,
+    rank_by: str,
+    timeout: float,
+    lost_after: float,
+    hosts_file: Path | None,
+) -> int:
+    """Find the other members of a job, start COMMAND on all at once, and end together.
+
+    COMMAND runs once on each member, with MASTER_ADDR, MASTER_PORT, NNODES, NODE_RANK and what torchrun reads
+    as its options, so that `-- torchrun script.py` needs none. `-- train CONFIG` trains with this program.
+    All members exit with the code of the first that fails.
+    """
+    from rdm_job.rendezvous.run import Plan, launch, own_member, session_secret, work
+
+    if role == "launcher" and nodes is None:
+        raise TrainerError("The launcher must know how many members there are: --nodes or NUM_NODES.")
+    if role == "worker" and not master:
+        raise TrainerError("A worker must know the launcher's address: --master or MASTER_ADDR.")
+    secret = session_secret(job, secret_file, is_insecure=insecure)
+    member, fabric = own_member(
+        name, interface or "", master or "" if role == "worker" else "", gpus_per_node
+    )
+    plan = Plan(command, member, fabric, port, secret, timeout, lost_after, hosts_file)
+    return launch(plan, nodes or 1, rank_by) if role == "launcher" else work(plan, master or "")

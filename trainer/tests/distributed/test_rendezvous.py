@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Members that know no inventory, as processes of this machine: they meet, start and end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.waiting import DEADLINE_S, wait_until
+
+PROGRAM = [sys.executable, "-m", "rdm_trainer", "rendezvous"]
+SAY_RANK = 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR" && env | grep -c ^RDZV_SECRET'
+
+ALL_REDUCE = """
+import os, torch.distributed as dist, torch
+dist.init_process_group("gloo")
+sum_of_ranks = torch.tensor(float(dist.get_rank()))
+dist.all_reduce(sum_of_ranks)
+print(f"{dist.get_world_size()} ranks, sum {sum_of_ranks.item():g}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def _interface() -> str:
+    """Return an interface of this machine that others could reach."""
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        for entry in entries:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return name
+    raise AssertionError("this machine has no address but its loopback's")
+
+
+class Members:
+    """The members of one job.
+
+    Args:
+        folder: Where their output and the secret go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        (folder / "secret").write_text("a secret of tests, long enough\n")
+
+    def start(
+        self, name: str, command: list[str], *options: str, count: int = 0, secret: str = "secret"
+    ) -> subprocess.Popen[bytes]:
+        """Start a member; a count makes it the launcher."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RDZV_")}
+        environment |= {
+            "ROLE": "launcher" if count else "worker",
+            "NUM_NODES": str(count or 1),
+            "MASTER_ADDR": "127.0.0.1",
+            "RDZV_ID": "test",
+            "RDZV_PORT": str(self.port),
+            "RDZV_NAME": name,
+            "RDZV_SECRET_FILE": str(self.folder / secret),
+        }
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*PROGRAM, "--interface", _interface(), *options, "--", *command],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._running.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        """Return what a member has written."""
+        file = self.folder / f"{name}.log"
+        return file.read_text() if file.exists() else ""
+
+    def said(self, name: str, text: str) -> None:
+        """Wait until a member has written something."""
+        wait_until(f"{name} says {text!r}", lambda: self.log(name), lambda log: text in log)
+
+    def end(self) -> None:
+        """End what still runs."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    """A job's members; none is left."""
+    made = Members(tmp_path)
+    yield made
+    made.end()
+
+
+def _codes(*processes: subprocess.Popen[bytes]) -> list[int]:
+    return [process.wait(timeout=DEADLINE_S) for process in processes]
+
+
+def test_members_that_come_in_any_order_have_their_ranks_by_name_and_no_secret(members: Members) -> None:
+    command = ["sh", "-c", f"{SAY_RANK}; true"]
+    workers = [members.start(f"n{number}", command) for number in (3, 1)]
+    members.said("n1", "looks for the launcher")
+    launcher = members.start("n0", command, count=4)
+    members.said("n0", "3 of 4 are here")
+    workers.append(members.start("n2", command))
+    assert _codes(launcher, *workers) == [0, 0, 0, 0]
+    for number in range(4):
+        address = psutil.net_if_addrs()[_interface()]
+        own = next(entry.address for entry in address if entry.family == socket.AF_INET)
+        assert f"{number} of 4 at {own}\n0\n" in members.log(f"n{number}")
+
+
+def test_torchrun_takes_all_that_it_needs_from_its_environment(members: Members, tmp_path: Path) -> None:
+    script = tmp_path / "all_reduce.py"
+    script.write_text(ALL_REDUCE)
+    command = [sys.executable, "-m", "torch.distributed.run", str(script)]
+    launcher = members.start("n0", command, "--gpus-per-node", "2", count=2)
+    worker = members.start("n1", command, "--gpus-per-node", "1")
+    assert _codes(launcher, worker) == [0, 0], members.log("n0") + members.log("n1")
+    assert members.log("n0").count("3 ranks, sum 3") == 2
+    assert members.log("n1").count("3 ranks, sum 3") == 1
+
+
+def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Members) -> None:
+    # What the others started ends as well, although it ignores the wish to.
+    lasting = ["sh", "-c", "trap '' TERM; sleep 1000"]
+    launcher = members.start("n0", lasting, count=3)
+    worker = members.start("n1", ["sh", "-c", "sleep 1000"])
+    failing = members.start("n2", ["sh", "-c", "echo CUDA out of memory >&2; exit 7"])
+    assert _codes(failing, worker, launcher) == [7, 7, 7]
+    for name in ("n0", "n1"):
+        assert "n2 ended with exit code 7." in members.log(name)
+        assert "CUDA out of memory" in members.log(name)
+
+
+def test_a_worker_that_dies_before_the_start_is_replaced_by_its_successor(members: Members) -> None:
+    launcher = members.start("n0", ["true"], count=3)
+    first = members.start("n1", ["true"])
+    members.said("n0", "n1 (")
+    first.send_signal(signal.SIGKILL)
+    again = members.start("n1", ["true"])
+    members.said("n0", "has come again. 2 of 3 are here.")
+    last = members.start("n2", ["true"])
+    assert _codes(launcher, again, last) == [0, 0, 0]
+
+
+def test_a_worker_that_dies_after_the_start_ends_the_job(members: Members) -> None:
+    launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "5", count=2)
+    worker = members.start("n1", ["sleep", "1000"])
+    members.said("n1", "All 2 members start")
+    worker.send_signal(signal.SIGKILL)
+    assert _codes(launcher) == [1]
+    assert "n1 has not been heard of for" in members.log("n0")
+
+
+def test_a_launcher_that_is_killed_and_started_again_finds_all(members: Members) -> None:
+    launcher = members.start("n0", ["true"], count=3)
+    worker = members.start("n1", ["true"])
+    members.said("n0", "n1 (")
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    again = members.start("n0", ["true"], count=3)
+    last = members.start("n2", ["true"])
+    assert _codes(again, worker, last) == [0, 0, 0]
+
+
+def test_who_does_not_know_the_secret_takes_no_part(members: Members, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("another secret, just as long\n")
+    launcher = members.start("n0", ["true"], count=2)
+    stranger = members.start("n1", ["touch", str(tmp_path / "ran")], "--timeout", "15", secret="other")
+    assert _codes(stranger) == [1]
+    assert "does not know this job and its secret" in members.log("n1")
+    assert not (tmp_path / "ran").exists()
+    worker = members.start("n2", ["true"])
+    assert _codes(launcher, worker) == [0, 0]
+
+
+def test_a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> None:
+    worker = members.start("n1", ["true"])
+    members.said("n1", "looks for the launcher")
+    # So long that the worker, which asks every second, has come, however busy the machine.
+    launcher = members.start("n0", ["true"], "--timeout", "30", count=4)
+    assert _codes(launcher, worker) == [1, 1]
+    for name in ("n0", "n1"):
+        assert "2 of 4 members have not come" in members.log(name)
+        assert "n1 (" in members.log(name)
+
+
+def test_one_too_many_is_told_so(members: Members) -> None:
+    launcher = members.start("n0", ["sleep", "5"], count=2)
+    worker = members.start("n1", ["true"])
+    members.said("n1", "All 2 members start")
+    late = members.start("n2", ["true"])
+    assert _codes(late, worker, launcher) == [1, 0, 0]
+    assert "The job has started without this member" in members.log("n2")
+
+
+def test_a_flood_of_connections_that_prove_nothing_holds_nobody_up(members: Members) -> None:
+    launcher = members.start("n0", ["true"], count=2)
+    members.said("n0", "waits for 1 members")
+    with ExitStack() as stack:
+        for number in range(1500):
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", members.port)))
+            if number % 2:
+                with suppress(OSError):
+                    connection.send(b'{"name": "x", "proof": "no"}\n' * 10)
+        memory = psutil.Process(launcher.pid).memory_info().rss
+        worker = members.start("n1", ["true"])
+        assert _codes(worker, launcher) == [0, 0]
+    assert memory < 200e6
+
+
+def test_names_are_in_the_hosts_file_while_the_job_runs(members: Members, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("127.0.0.1 localhost\n")
+    show = ["sh", "-c", f"cat {file}"]
+    launcher = members.start("n0", show, "--hosts-file", str(file), count=2)
+    worker = members.start("n1", ["true"], "--hosts-file", "/proc/version")
+    assert _codes(launcher, worker) == [0, 0]
+    assert "rank1" in members.log("n0")
+    assert file.read_text() == "127.0.0.1 localhost\n"
+    assert "The members' names are not in /proc/version" in members.log("n1")
+
+
+def test_a_launcher_that_is_stopped_stops_all(members: Members) -> None:
+    launcher = members.start("n0", ["sleep", "1000"], count=2)
+    worker = members.start("n1", ["sleep", "1000"])
+    members.said("n1", "All 2 members start")
+    launcher.send_signal(signal.SIGTERM)
+    assert _codes(launcher, worker) == [130, 130]
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--role", "launcher", "--id", "x", "--insecure"], "how many members"),
+        (["--role", "worker", "--id", "x", "--insecure"], "must know the launcher's address"),
+        (["--role", "launcher", "--id", "x", "--nodes", "2"], "There is no secret"),
+        (["--role", "launcher", "--id", "x", "--nodes", "2", "--insecure", "--interface", "lo"], "127.0.0.1"),
+        (
+            ["--role", "worker", "--id", "x", "--insecure", "--master", "no.such.host.invalid"],
+            "no IPv4 address",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(options: list[str], problem: str) -> None:
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("ROLE", "NUM_NODES", "MASTER_ADDR") and not key.startswith("RDZV_")
+    }
+    done = subprocess.run(
+        [*PROGRAM, *options, "--", "true"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert problem in done.stderr
+    assert done.stderr.count("Error: ") == 1

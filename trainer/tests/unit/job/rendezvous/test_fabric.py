@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fabric of a member: which interface, and what NCCL, Gloo and UCX are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rdm_job.rendezvous import fabric
+from rdm_job.rendezvous.fabric import Fabric, Port
+from rdm_trainer.errors import TrainerError
+
+
+def _device(
+    root: Path, name: str, *, state: str = "4: ACTIVE", layer: str = "InfiniBand", net: str = ""
+) -> Path:
+    port = root / "class/infiniband" / name / "ports/1"
+    port.mkdir(parents=True)
+    (port / "state").write_text(f"{state}\n")
+    (port / "link_layer").write_text(f"{layer}\n")
+    if net:
+        (root / "class/infiniband" / name / "device/net" / net).mkdir(parents=True)
+    return port
+
+
+def test_only_active_ports_count(tmp_path: Path) -> None:
+    _device(tmp_path, "mlx5_0", net="ib0")
+    _device(tmp_path, "mlx5_1", state="1: DOWN")
+    assert fabric.rdma_ports(tmp_path) == [Port("mlx5_0", 1, is_ethernet=False, interfaces=("ib0",))]
+
+
+def test_the_interface_of_an_active_port_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _device(tmp_path, "mlx5_0", net="ib0")
+    _device(tmp_path, "mlx5_1", net="ib1")
+    monkeypatch.setattr(fabric, "address_of", {"ib1": "10.9.0.7"}.get)
+    found = fabric.find_fabric(sysfs=tmp_path)
+    assert (found.interface, found.address) == ("ib1", "10.9.0.7")
+    assert [str(port) for port in found.ports] == ["mlx5_1:1"]
+
+
+def test_without_rdma_the_route_to_the_launcher_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fabric, "outward_address", {"10.1.2.3": "10.1.2.9"}.get)
+    monkeypatch.setattr(fabric, "interface_of", {"10.1.2.9": "eth1"}.get)
+    assert fabric.find_fabric("", "10.1.2.3", tmp_path) == Fabric("eth1", "10.1.2.9")
+
+
+def test_an_address_that_others_cannot_reach_is_never_given_out(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match=r"127\.0\.0\.1.*--interface"):
+        fabric.find_fabric("lo", sysfs=tmp_path)
+
+
+def test_an_interface_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainerError, match="--interface is ib7"):
+        fabric.find_fabric("ib7", sysfs=tmp_path)
+
+
+def test_infiniband_needs_no_gid_index(tmp_path: Path) -> None:
+    port = Port("mlx5_0", 1, is_ethernet=False, interfaces=("ib0",))
+    assert fabric.library_settings(Fabric("ib0", "10.9.0.7", (port,)), tmp_path) == {
+        "NCCL_SOCKET_IFNAME": "=ib0",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "NCCL_IB_HCA": "=mlx5_0:1",
+        "UCX_NET_DEVICES": "mlx5_0:1",
+    }
+
+
+def test_the_gid_of_a_container_is_its_own_address_and_not_the_third(tmp_path: Path) -> None:
+    port = _device(tmp_path, "mlx5_0", layer="Ethernet", net="eth2")
+    (port / "gids").mkdir()
+    (port / "gid_attrs/types").mkdir(parents=True)
+    own = "0000:0000:0000:0000:0000:ffff:0a09:0007"
+    for index, (gid, kind) in {
+        3: ("fe80:0000:0000:0000:0000:0000:0000:0001", "RoCE v2"),
+        12: (own, "IB/RoCE v1"),
+        13: (own, "RoCE v2"),
+    }.items():
+        (port / "gids" / str(index)).write_text(f"{gid}\n")
+        (port / "gid_attrs/types" / str(index)).write_text(f"{kind}\n")
+    ports = tuple(fabric.rdma_ports(tmp_path))
+    assert fabric.library_settings(Fabric("eth2", "10.9.0.7", ports), tmp_path)["NCCL_IB_GID_INDEX"] == "13"
+    assert "NCCL_IB_GID_INDEX" not in fabric.library_settings(Fabric("eth2", "10.9.0.8", ports), tmp_path)
+
+
+def test_what_the_user_set_stays() -> None:
+    environment = {"NCCL_IB_HCA": "mlx5", "OTHER": "1"}
+    assert fabric.adopt({"NCCL_IB_HCA": "=mlx5_0:1", "GLOO_SOCKET_IFNAME": "ib0"}, environment) == [
+        "GLOO_SOCKET_IFNAME"
+    ]
+    assert environment == {"NCCL_IB_HCA": "mlx5", "GLOO_SOCKET_IFNAME": "ib0", "OTHER": "1"}
+
+
+def test_missing_libraries_are_named_with_their_packages() -> None:
+    port = Port("mlx5_0", 1, is_ethernet=False, interfaces=())
+    missing = fabric.missing_libraries(Fabric("ib0", "10.9.0.7", (port,)), find=lambda name: None)
+    assert missing["libibverbs"] == "libibverbs1"
+    assert "libmlx5-1" in missing["libmlx5"]
+    assert not fabric.missing_libraries(Fabric("eth0", "10.9.0.7"), find=lambda name: None)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Members' names in a hosts file: there while the job runs, and nothing else changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_job.rendezvous.hosts_file import with_block, without_block, write_in_place
+from rdm_job.rendezvous.roster import Member
+
+MEMBERS = [
+    Member("a", "trainer", "10.0.0.1", 8),
+    Member("b", "other", "10.0.0.2", 8),
+    Member("c", "trainer", "10.0.0.3", 8),
+]
+
+
+@given(text=st.text(alphabet="abc.1 #\n\t"))
+def test_it_is_as_before_afterwards(text: str) -> None:
+    once = with_block(text, MEMBERS)
+    assert with_block(once, MEMBERS) == once
+    assert without_block(once).rstrip("\n") == text.rstrip("\n")
+
+
+def test_each_member_has_its_rank_and_a_name_stands_for_one_address() -> None:
+    text = with_block("127.0.0.1 localhost\n", MEMBERS)
+    assert text.splitlines() == [
+        "127.0.0.1 localhost",
+        "# BEGIN rdm-trainer rendezvous",
+        "10.0.0.1 trainer rank0",
+        "10.0.0.2 other rank1",
+        "10.0.0.3 rank2",
+        "# END rdm-trainer rendezvous",
+    ]
+
+
+def test_the_file_itself_stays(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("a long line that was here before\n")
+    before = file.stat().st_ino
+    write_in_place(file, "short\n")
+    assert file.read_text() == "short\n"
+    assert file.stat().st_ino == before
+    with pytest.raises(OSError, match="none"):
+        write_in_place(tmp_path / "none", "x")

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who takes part in a rendezvous: the same ranks whatever the order, one place for one name."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rdm_job.rendezvous.roster import Member, Roster
+
+LAUNCHER = Member("n0", "n0", "10.0.0.1", 8)
+
+
+def _worker(number: int, *, name: str = "") -> Member:
+    # Addresses run against names.
+    return Member(name or f"n{number}", "host", f"10.0.1.{250 - number}", 8)
+
+
+@given(order=st.permutations(list(range(1, 12))), rank_by=st.sampled_from(["name", "address"]))
+def test_ranks_do_not_depend_on_who_came_first(order: list[int], rank_by: str) -> None:
+    roster = Roster(LAUNCHER, 12, rank_by)
+    for number in order:
+        assert not roster.is_complete
+        roster.join(f"c{number}", _worker(number))
+    assert roster.is_complete
+    expected = [f"n{number}" for number in range(1, 12)]
+    if rank_by == "address":
+        expected.reverse()
+    assert [member.name for member in roster.by_rank()] == ["n0", *expected]
+    assert sorted(roster.ranks().values()) == list(range(1, 12))
+
+
+def test_ranks_can_follow_the_order_of_arrival() -> None:
+    roster = Roster(LAUNCHER, 4, "arrival")
+    for number in (3, 1, 2):
+        roster.join(f"c{number}", _worker(number))
+    assert [member.name for member in roster.by_rank()] == ["n0", "n3", "n1", "n2"]
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["join", "leave", "again", "agree"]), st.integers(1, 6), st.integers(0, 2)),
+        max_size=40,
+    )
+)
+def test_whatever_happens_a_name_has_one_place_and_nobody_starts_without_all(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    roster = Roster(LAUNCHER, 4)
+    for what, number, process in steps:
+        connection, before = f"c{number}.{process}", roster.round
+        members = [roster.member(one) for one in roster.connections]
+        if what == "leave":
+            roster.leave(connection)
+        elif what == "agree":
+            roster.agree(connection, roster.round)
+        else:
+            roster.join(connection, _worker(number))
+        after = [roster.member(one) for one in roster.connections]
+        names = [member.name for member in after if member is not None]
+        assert len(set(names)) == len(names) <= 3
+        assert roster.missing == 3 - len(names) >= 0
+        if after != members:
+            assert roster.round > before
+            assert not roster.is_agreed
+        assert not roster.is_agreed or roster.is_complete
+
+
+def test_a_member_that_repeats_itself_is_counted_once() -> None:
+    roster = Roster(LAUNCHER, 3)
+    roster.join("c1", _worker(1))
+    assert roster.join("c1", _worker(1)) is None
+    assert roster.missing == 1
+
+
+def test_a_successor_takes_the_place_of_its_name() -> None:
+    roster = Roster(LAUNCHER, 3)
+    roster.join("c1", _worker(1))
+    assert roster.join("c1-later", _worker(1)) == "c1"
+    assert roster.connections == ["c1-later"]
+
+
+def test_one_too_many_waits_until_somebody_goes() -> None:
+    roster = Roster(LAUNCHER, 3)
+    for number in (1, 2, 3):
+        roster.join(f"c{number}", _worker(number))
+    assert roster.waiting == ["c3"]
+    roster.leave("c1")
+    assert roster.waiting == []
+    assert roster.is_complete
+    assert sorted(roster.connections) == ["c2", "c3"]
+
+
+def test_what_was_acknowledged_before_a_change_is_void() -> None:
+    roster = Roster(LAUNCHER, 3)
+    roster.join("c1", _worker(1))
+    roster.join("c2", _worker(2))
+    first = roster.round
+    roster.agree("c1", first)
+    roster.join("c2-later", _worker(2))
+    roster.agree("c2-later", first)
+    assert not roster.is_agreed
+    for connection in roster.connections:
+        roster.agree(connection, roster.round)
+    assert roster.is_agreed
+
+
+def test_nobody_is_called_as_the_launcher_is() -> None:
+    with pytest.raises(ValueError, match="the launcher is called n0, too"):
+        Roster(LAUNCHER, 3).join("c1", _worker(1, name="n0"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": ""}, "name"),
+        ({"name": "two words"}, "name"),
+        ({"name": "x" * 300}, "name"),
+        ({"host": "a\nb"}, "host"),
+        ({"address": "127.0.1.1"}, "127.0.1.1"),
+        ({"address": "fe80::1"}, "fe80::1"),
+        ({"address": "0.0.0.0"}, "0.0.0.0"),
+        ({"gpus": 0}, "0 processes"),
+        ({"gpus": "8"}, "'8' processes"),
+    ],
+)
+def test_what_is_no_member_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Member.read(_worker(1).to_dict() | change)
+
+
+def test_a_member_is_the_same_after_its_way() -> None:
+    assert Member.read(_worker(1).to_dict()) == _worker(1)
