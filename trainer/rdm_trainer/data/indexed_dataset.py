@@ -398,9 +398,10 @@ def merge(prefixes: Sequence[str | os.PathLike[str]], output: str | os.PathLike[
     """
     if not prefixes:
         raise TrainerError("nothing to merge: give at least one data set.")
+    files = paths(Path(output))
     datasets = [IndexedDataset(prefix) for prefix in prefixes]
     try:
-        existing = [str(path) for path in paths(Path(output)) if path.exists()]
+        existing = [str(path) for path in files if path.exists()]
         if existing:
             raise TrainerError(f"{' and '.join(existing)} would be replaced: choose another --output-prefix.")
         with IndexedWriter(output, datasets[0].dtype) as writer:
