@@ -28,6 +28,7 @@ __all__ = [
     "emit_json",
     "inventory_flag",
     "inventory_options",
+    "is_here",
     "json_option",
     "lab_steps",
     "limited_run_options",
@@ -47,6 +48,14 @@ _NOT_AGAIN = ("limit", "as_json", "show_command", "verbose")
 
 # Terminals obey these, and JSON lets them stand in strings (RFC 8259, section 7).
 _CONTROL = re.compile("[\x7f-\x9f]")
+
+
+def is_here(path: str | Path) -> bool:
+    """Return whether a path is there. One that may not be looked at is: whoever reads it says why."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return True
 
 
 @dataclass(frozen=True)

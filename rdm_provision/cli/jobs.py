@@ -17,6 +17,7 @@ from rdm_provision.cli.common import (
     Options,
     emit_json,
     inventory_flag,
+    is_here,
     limited_run_options,
     unknown_job,
     untold_options,
@@ -93,7 +94,7 @@ def jobs(
     scheduler's word, and what was asked for.
     """
     # An empty name is this directory's.
-    is_path = "/" in job or bool(job and Path(job).exists())
+    is_path = "/" in job or bool(job and is_here(job))
     is_read_here = (sections or verdict) and is_path and not (sections and verdict) and not watch
     if (state or conf) and not (is_read_here and verdict and not older):
         raise click.UsageError("--state and --conf are for --verdict of a directory, such as log2/10932251.")
@@ -110,7 +111,7 @@ def jobs(
     if verdict and (watch or sections or not job):
         raise click.UsageError("--verdict is of one JOB, and neither with --watch nor with --sections.")
     if "/" in job:
-        what = "is a path here, and no job of the cluster" if Path(job).exists() else "is no name of a job"
+        what = "is a path here, and no job of the cluster" if is_here(job) else "is no name of a job"
         hint = (
             f"a directory goes with --verdict or --sections, a log with --verdict; a page of it: "
             f"rdm-provision report {job}"
@@ -225,10 +226,11 @@ def _read_here(path: Path, words: Sequence[str], *, as_json: bool) -> int:
     """
     from rdm_provision import environment
 
-    if path.is_file() and words[0] == "sections":
+    # Unlike Path.is_file, it raises nothing where the directory above may not be searched.
+    if words[0] == "sections" and os.path.isfile(path):  # noqa: PTH113
         hint = f"give the directory that it is in, or make a page of it: rdm-provision report {path}"
         raise InputError(f"{path} is a file, and --sections is of a directory", hint=hint)
-    if not path.exists():
+    if not is_here(path):
         hint = "give one with NODE.out files" + (", or a log" if words[0] == "verdict" else "")
         raise InputError(f"there is no directory {path}", hint=hint)
     options = [*words, *(["--json"] if as_json else [])]

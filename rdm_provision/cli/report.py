@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, limited_run_options, unknown_job, untold_options
+from rdm_provision.cli.common import (
+    Options,
+    emit_json,
+    is_here,
+    limited_run_options,
+    unknown_job,
+    untold_options,
+)
 from rdm_provision.cli.printable import printable
 
 if TYPE_CHECKING:
@@ -52,12 +59,12 @@ def report(
     from rdm_provision.cli import view
 
     for target in targets:
-        if "/" in target and not Path(target).exists():
+        if "/" in target and not is_here(target):
             from rdm_provision.errors import InputError
 
             hint = "give a job's directory, one with NODE.out files, a log, or the name of a job"
             raise InputError(f"there is no file {Path(target)}", hint=hint)
-    jobs = [target for target in targets if "/" not in target and not Path(target).exists()]
+    jobs = [target for target in targets if "/" not in target and not is_here(target)]
     if (state or conf) and (jobs or len(targets) > 1):
         raise click.UsageError("--state and --conf are for one PATH, such as ./log2/10932251.")
     first = Path(targets[0]).resolve().name if targets[0] not in jobs else targets[0]

@@ -20,7 +20,16 @@ from rdm_log.parallel import records_of
 from rdm_log.runs import Run, merged, runs
 from rdm_log.scan import pieces, regular
 
-__all__ = ["NothingToRead", "Summary", "log_files", "plain", "progress", "summarise", "unreadable_logs"]
+__all__ = [
+    "NothingToRead",
+    "Summary",
+    "check_readable",
+    "log_files",
+    "plain",
+    "progress",
+    "summarise",
+    "unreadable_logs",
+]
 
 _OUTLIER = 1.5
 """A step is an outlier when it took so many times the median."""
@@ -65,6 +74,19 @@ class Summary:
         return {"files": list(self.files), "restarts": self.restarts, "runs": list(self.runs)}
 
 
+def check_readable(path: Path) -> None:
+    """Refuse a path that may not be looked at, or a directory that may not be listed.
+
+    Raises:
+        NothingToRead: It is one.
+    """
+    try:
+        if path.is_dir():
+            next(path.iterdir(), None)
+    except OSError as error:
+        raise NothingToRead(f"{error.filename or path} cannot be read: {error.strerror}.") from error
+
+
 def log_files(path: Path) -> list[Path]:
     """Return the files that a path stands for: itself, or the ``.out`` files of a directory.
 
@@ -73,6 +95,7 @@ def log_files(path: Path) -> list[Path]:
     Raises:
         NothingToRead: There is none.
     """
+    check_readable(path)
     try:
         if not path.is_dir():
             # What exists and cannot be looked at is refused, too.

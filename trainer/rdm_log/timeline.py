@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from rdm_log.heads import head, info_of, info_of_job
 from rdm_log.rank_timers import layout
 from rdm_log.scan import TIMERS, pieces, regular, with_pieces
-from rdm_log.summary import summarise
+from rdm_log.summary import check_readable, summarise
 
 __all__ = [
     "BLOCK",
@@ -175,6 +175,8 @@ def of_paths(paths: Sequence[Path]) -> Timeline:
     Raises:
         NothingToRead: A log cannot be read.
     """
+    for path in paths:
+        check_readable(path)
     files = [file for path in paths if path.is_dir() for file in trace_files(path)]
     if files or any(path.is_dir() for path in paths):
         return read_traces(files)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -857,3 +858,25 @@ def test_many_nodes_are_counted() -> None:
 )
 def test_speeds_are_for_people(tokens: float | None, words: str) -> None:
     assert job_view.rate(tokens) == words
+
+
+@pytest.mark.parametrize("words", [["jobs", "--verdict"], ["jobs", "--sections"], ["report"]])
+def test_logs_that_may_not_be_looked_at_are_said_in_a_sentence(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    really = Path.stat
+
+    def denied(path: Path, **named: Any) -> Any:
+        if path.name == "dark":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really(path, **named)
+
+    verb, *options = words
+    command = {"jobs": jobs_verb.jobs, "report": report_verb.report}[verb]
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", denied)
+        ended = CliRunner().invoke(command, [*options, str(tmp_path / "dark")], standalone_mode=False)
+    assert ended.exception is None or isinstance(ended.exception, InputError), ended.exception
+    # The program that reads logs looks for itself, and there is none in this test.
+    said = f"{ended.exception}{capfd.readouterr().err}"
+    assert re.search(r"no (?:file|directory) .*dark|dark (?:is|has)|There is no", said), said

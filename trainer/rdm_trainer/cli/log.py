@@ -24,7 +24,7 @@ _TIMERS = 12
 
 @click.group()
 def log() -> None:
-    """Read what a training wrote: ours, Megatron-LM's, Megatron-DeepSpeed's or DeepSpeed's."""
+    """Read what a training wrote: ours, Megatron's, DeepSpeed's, NeMo's, torchtitan's, Hugging Face's."""
 
 
 @log.command()
@@ -66,7 +66,12 @@ def sections(directory: Path, as_json: bool) -> int:
     from rdm_log.printable import printable
     from rdm_log.sections import sections as sections_of
     from rdm_log.sections import text
+    from rdm_log.summary import NothingToRead, check_readable
 
+    try:
+        check_readable(directory)
+    except NothingToRead as error:
+        raise TrainerError(str(error)) from error
     if not any(directory.glob("*.out")):
         raise TrainerError(f"{directory} has no NODE.out files; give a directory such as log2/10932251.")
     found = sections_of(directory, directory.resolve().name)

@@ -763,7 +763,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["", "logs"])
 def test_a_directory_that_may_not_be_read_is_said_in_a_sentence(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").mkdir()
     really = Path.iterdir
@@ -777,6 +777,15 @@ def test_a_directory_that_may_not_be_read_is_said_in_a_sentence(
     for read in (lambda: observe(tmp_path, now=0.0), lambda: collect(tmp_path)):
         with pytest.raises(NothingToRead, match="cannot be read: Permission denied"):
             read()
+    if not name:
+        for command in (
+            ["sections", str(tmp_path)],
+            ["trace", str(tmp_path), "-o", str(tmp_path / "t.json")],
+        ):
+            with pytest.raises(SystemExit) as ended:
+                cli.main(["log", *command])
+            assert ended.value.code == 3
+            assert f"{tmp_path} cannot be read: Permission denied.\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
