@@ -116,7 +116,9 @@ def plan_cluster(
     if addresses is None:
         return None, found
     bare = inventory.runtime == RUNTIME_HOST
-    warning = None if bare else public_space_warning(addresses.subnet)
+    # Once: whoever has kept the plan knows.
+    known = previous is not None and previous.subnet == addresses.subnet
+    warning = None if bare or known else public_space_warning(addresses.subnet)
     return ClusterPlan(inventory, addresses, [warning] if warning else []), found
 
 

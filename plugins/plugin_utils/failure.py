@@ -14,6 +14,8 @@ _NO_MESSAGE = (
     # Of ansible-core since 2.19.
     "Module result deserialization failed",
 )
+# requests' words, around those of the engine.
+_ENGINE = re.compile(r"\b\d{3} (?:Client|Server) Error for http\+docker://\S+ [\w ]+ \(\"(.+?)\"\)")
 _LATE = re.compile(r"Timed out after (\d+) second")
 _SUDO_LATE = re.compile(r"Timeout \((\d+)s\) waiting for privilege escalation prompt")
 _WAITS = "a file that the shell reads at login (.bashrc, .zshenv) may wait there, or a file system hangs"
@@ -30,6 +32,7 @@ def reason(result: Mapping[str, Any]) -> str:
         result: of the task.
     """
     message = _WRAPPERS.sub("", " ".join(str(result.get("msg") or "").split()))
+    message = _ENGINE.sub(r"\1", message)
     if late := _LATE.match(message):
         return f"it did not answer within {late[1]} s: {_WAITS}"
     if late := _SUDO_LATE.match(message):

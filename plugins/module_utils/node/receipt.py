@@ -173,7 +173,8 @@ def to_do(
     for name, mine in keys.items() if "container" in inputs else ():
         theirs = [state for path, state in found["container"].items() if path.endswith("/ssh/" + name)]
         if not mine or not all(state.endswith(mine) for state in theirs or [""]):
-            reasons.setdefault("container", []).append("the cluster's key in {0} is another".format(name))
+            how = "another" if theirs else "missing"
+            reasons.setdefault("container", []).append("the cluster's key in {0} is {1}".format(name, how))
     return reasons
 
 

@@ -314,6 +314,14 @@ def test_an_end_without_a_culprit_is_told() -> None:
             "exit code 3: last words",
         ),
         ("failed", {"rc": 3}, "exit code 3"),
+        (
+            "failed",
+            {
+                "msg": "Error creating network: 500 Server Error for http+docker://localhost/v1.41/networks/"
+                'create: Internal Server Error ("network dm-1 is already using parent interface ib0")'
+            },
+            "Error creating network: network dm-1 is already using parent interface ib0",
+        ),
         # ansible-core's words since 2.19, which hide those of a shell, of sudo, or of Python.
         (
             "failed",

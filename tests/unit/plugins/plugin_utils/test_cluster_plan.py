@@ -52,6 +52,10 @@ def test_inventory_alone_gives_addresses_and_a_warning_about_the_default_subnet(
     assert plan.addresses.nodes == {"m": "192.169.16.100", "w1": "192.169.16.101", "w2": "192.169.16.102"}
     assert len(plan.warnings) == 1
     assert planned(rdm_subnet="10.9.0.0/24").warnings == []
+    # Whoever has kept that plan has read it.
+    again, _ = plan_cluster(["m"], ["w1"], {host: CPU for host in HOSTS}, plan.addresses)
+    assert again is not None
+    assert again.warnings == []
 
 
 def test_problems_of_the_inventory_the_addresses_and_the_caller_come_together() -> None:

@@ -321,7 +321,8 @@ def test_keys_are_those_of_the_controller(home: Path, watch: dict[str, Any]) -> 
     assert receipt.to_do(kept(watch, home), INPUTS, {"id_ed25519": mine}, now) == {}
     assert set(receipt.to_do(kept(watch, home), INPUTS, {"id_ed25519": "f" * 16}, now)) == {"container"}
     assert set(receipt.to_do(kept(watch, home), INPUTS, {"id_ed25519": ""}, now)) == {"container"}
-    assert set(receipt.to_do(kept(watch, home), INPUTS, {"ssh_host_ed25519_key": mine}, now)) == {"container"}
+    gone = receipt.to_do(kept(watch, home), INPUTS, {"ssh_host_ed25519_key": mine}, now)
+    assert gone == {"container": ["the cluster's key in ssh_host_ed25519_key is missing"]}
 
 
 def test_a_large_file_counts_by_size_and_time(home: Path, watch: dict[str, Any]) -> None:
