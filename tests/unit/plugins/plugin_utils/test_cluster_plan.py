@@ -53,7 +53,7 @@ def test_inventory_alone_gives_addresses_and_a_warning_about_the_default_subnet(
     assert len(plan.warnings) == 1
     assert planned(rdm_subnet="10.9.0.0/24").warnings == []
     # Whoever has kept that plan has read it.
-    again, _ = plan_cluster(["m"], ["w1"], {host: CPU for host in HOSTS}, plan.addresses)
+    again, _ = plan_cluster(["m"], ["w1"], dict.fromkeys(HOSTS, CPU), plan.addresses)
     assert again is not None
     assert again.warnings == []
 
