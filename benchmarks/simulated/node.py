@@ -169,6 +169,11 @@ def node_facts(node: Node, parameters: Parameters) -> Result:
     return {"node": facts}
 
 
+def node_lock(_node: Node, parameters: Parameters) -> Result:
+    """`rdm.provision.node_lock`: nobody else is at work on a simulated node."""
+    return {"changed": False, "holder": {}, "invocation": echo(parameters)}
+
+
 def receipt(node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.receipt`."""
     node.state["receipt"] = {"inputs": parameters["inputs"], "found": _observed(node)}
@@ -379,6 +384,7 @@ def fabric_probe(node: Node, parameters: Parameters) -> Result:
 
 MODULES: dict[str, Callable[[Node, Parameters], Result]] = {
     "ansible.modules.ping": ping,
+    "rdm.provision.node_lock": node_lock,
     "community.docker.docker_network": docker_network,
     "rdm.provision.container": container,
     "rdm.provision.fabric_probe": fabric_probe,

@@ -24,6 +24,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
     HostVariables,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.image_list import Images
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_locks import NodeLocks, of_run
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_alone import alone
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
     bare_node_plan,
@@ -32,7 +33,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
     plan_inventory,
     planned_variables,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import keys_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import keys_of, origins
 from ansible_collections.rdm.provision.plugins.plugin_utils.play_variables import unseen, variables_in_play
 from ansible_collections.rdm.provision.plugins.plugin_utils.reach import Reach
 from ansible_collections.rdm.provision.plugins.plugin_utils.receipts import receipts
@@ -72,12 +73,21 @@ class ActionModule(Decision):
                 node: {**found, "archives": reader.archives(options["inspection"], node)}
                 for node, found in reader.facts(options["facts"], plan.addresses.nodes)
             }
-            wants = {node: node_plan(reader, node, plan, images[node]) for node in facts}
+            origin = origins(reader, previous) if options["keys"] else {}
+            wants = {
+                node: node_plan(reader, node, plan, images[node])._replace(origin=origin.get(node))
+                for node in facts
+            }
+            changes = options["write"] and not self._task.check_mode
+            locks = self._locks(plan, options) if changes else None
+            if locks:
+                facts = _taken_over(locks, facts)
             try:
-                changes = options["write"] and not self._task.check_mode
                 failed = reader.failed(options["facts"], plan.addresses.nodes)
                 planned = plan_nodes(plan, wants, facts, changes, failed)
             except Refused as refused:
+                if locks:
+                    locks.release(node for node, found in facts.items() if found.get("locked"))
                 return {**refused.result("nodes"), "warnings": warnings}
             for node, more in planned.nodes.items():
                 nodes[node].update(more)
@@ -108,6 +118,7 @@ class ActionModule(Decision):
             become = {name: node.become for name, node in plan.inventory.nodes.items()}
             brings = {name: bool(one.image and one.listed) for name, one in images.items()}
             result["receipts"] = receipts(reader, result, become, brings, keys)
+            result["lock"] = {} if self._task.check_mode else of_run(self._variables, plan.inventory.cluster)
         return result
 
     def _unseen(self, reader: HostVariables, variables: Mapping[str, Any]) -> list[Problem]:
@@ -149,6 +160,11 @@ class ActionModule(Decision):
                 arguments = {"config_dir": presumed_config_dir(plan, name), "node": name}
                 yield name, reach.call(reach.host(name), "rdm.provision.node_facts", arguments)
 
+    def _locks(self, plan: ClusterPlan, options: dict[str, Any]) -> NodeLocks | None:
+        """Return what takes and releases the nodes' locks; None in a run that has none."""
+        wanted = of_run(self._variables, plan.inventory.cluster)
+        return NodeLocks(self, self._variables, wanted, options["look"]) if wanted else None
+
     def _keep(
         self, reader: HostVariables, plan: AddressPlan, previous: AddressPlan | None, write: bool
     ) -> dict[str, Any]:
@@ -169,6 +185,13 @@ class ActionModule(Decision):
         if differs and self._task.diff:
             kept["diff"] = difference(str(path), before, after)
         return kept
+
+
+def _taken_over(locks: NodeLocks, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts after taking over the locks of runs that were killed on this machine."""
+    holders = {node: found["lock"] for node, found in facts.items() if found.get("lock")}
+    now = locks.take((), holders) if holders else {}
+    return {node: {**found, "lock": now.get(node, {})} for node, found in facts.items()}
 
 
 def _refuse_secrets(reader: HostVariables) -> None:

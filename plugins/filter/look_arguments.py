@@ -14,12 +14,20 @@ description:
     M(rdm.provision.node_facts) by node, for M(rdm.provision.ask_all).
 author:
   - The rdm-provision developers
-positional: _input
+positional: _input, lock, locks
 options:
   _input:
     description: What M(rdm.provision.plan) returned as C(receipts).
     type: dict
     required: true
+  lock:
+    description: What it returned as C(lock).
+    type: dict
+    default: {}
+  locks:
+    description: Whether the lock is taken where there is no work, too.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -38,8 +46,11 @@ _value:
 """
 
 
-def look_arguments(receipts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def look_arguments(
+    receipts: Mapping[str, Mapping[str, Any]], lock: Mapping[str, Any] | None = None, locks: bool = False
+) -> dict[str, dict[str, Any]]:
     """Return the arguments by node, the same that the role preflight gives the ordinary task."""
+    everywhere: dict[str, Any] = {"lock": dict(lock)} if lock else {}
     return {
         node: {
             "config_dir": receipt["config_dir"],
@@ -48,6 +59,8 @@ def look_arguments(receipts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[
             "inputs": receipt["inputs"],
             "key_digests": receipt["key_digests"],
             "sriov": receipt["sriov"],
+            "locks": locks or bool(receipt["absent"]),
+            **everywhere,
         }
         for node, receipt in receipts.items()
     }

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ class LookupModule(LookupBase):
         self.set_options(var_options=variables, direct=options)
         if any(context.CLIARGS.get(option) for option in _CHANGES_NOTHING):
             return terms
-        for home in _homes(variables or {}):
+        for home in cluster_lock.homes(variables or {}):
             if not self.get_option("hold"):
                 cluster_lock.give_back(home)
                 continue
@@ -79,13 +78,6 @@ class LookupModule(LookupBase):
             except cluster_lock.Busy as busy:
                 raise AnsibleError(f"{busy}: {busy.hint}") from None
         return terms
-
-
-def _homes(variables: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the folders of the inventories, in an order that is the same for everybody."""
-    sources = [Path(str(source)) for source in variables.get("ansible_inventory_sources") or []]
-    folders = {source if source.is_dir() else source.parent for source in sources if source.exists()}
-    yield from sorted(folders)
 
 
 def _what() -> str:

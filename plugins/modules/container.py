@@ -183,6 +183,29 @@ options:
         description: Who claims the directory.
         type: str
         required: true
+  lock:
+    description:
+      - Which run changes the node, as O(rdm.provision.node_lock#module:lock). The lock is renewed before
+        anything is changed, and released when O(receipt) is kept.
+    type: dict
+    version_added: 0.2.0
+    suboptions:
+      cluster:
+        description: As O(rdm.provision.node_lock#module:lock.cluster).
+        type: str
+        required: true
+      run:
+        description: As O(rdm.provision.node_lock#module:lock.run).
+        type: str
+        required: true
+      home:
+        description: As O(rdm.provision.node_lock#module:lock.home).
+        type: str
+        required: true
+      leader:
+        description: As O(rdm.provision.node_lock#module:lock.leader).
+        type: dict
+        required: true
   receipt:
     description: The receipt to keep when all is done; none unless given, and none in check mode.
     type: dict
@@ -264,7 +287,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swa
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import inspect
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import NotReady
-from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
+from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock, receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_arguments import CLAIM, FILE_ARGUMENTS
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import Plan, Problem, claimed
@@ -314,6 +337,7 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "ready_timeout": {"type": "int", "default": 30},
     **FILE_ARGUMENTS,
     "claims": {**CLAIM, "type": "list", "elements": "dict", "default": []},
+    "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
     "receipt": {"type": "dict", "options": receipt.ARGUMENTS},
 }
 
@@ -331,6 +355,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     """
     wanted = dict(module.params, env={name: str(value) for name, value in module.params["env"].items()})
     check, name = module.check_mode, wanted["name"]
+    if wanted["lock"] and not check:
+        _renew(wanted["lock"])
     files = Plan(claimed(wanted, wanted["claims"]))
     paths = files.changes()
     api = DockerAPI(timeout=_PATIENCE + wanted["stop_timeout"])
@@ -360,6 +386,8 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
         change.make(todo)
         if wanted["receipt"]:
             receipt.keep(wanted["receipt"], api)
+            if wanted["lock"]:
+                node_lock.release(wanted["lock"])
     now = inspect(api, "containers", name) if not check else found
     if found and now and directory_of(found) != directory_of(now):
         former = removal(directory_of(found), wanted["cluster"])
@@ -368,6 +396,20 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             former.apply(module)
     state = now["State"]["Status"] if now else "created"
     return dict(result, container={"name": name, "state": state, "image": wanted["image"]})
+
+
+def _renew(lock: Dict[str, Any]) -> None:
+    """Renew the lock of the run; Refused where another one has it by now."""
+    try:
+        holder = node_lock.take(lock)
+    except OSError:
+        return  # which the look has told
+    if holder:
+        leader = holder["leader"]
+        raise Refused(
+            "{what} (process {pid} of {user} on {host}) has begun to change this node, and this run leaves "
+            "it as it is: run it again when that one has ended".format(**leader)
+        )
 
 
 def _runs(found: Dict[str, Any]) -> bool:

@@ -88,6 +88,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
     DockerAPI,
     DockerProblem,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import listed_name
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter, the_one
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
@@ -118,7 +119,7 @@ def find_container(api: DockerAPI, cluster: str) -> dict[str, Any]:
             "there is no training container of cluster {0} here: bring it up first".format(cluster)
         )
     container = the_one(found)
-    name, state = str(container["Names"][0]).lstrip("/"), str(container["State"])
+    name, state = listed_name(container), str(container.get("State", ""))
     if state != "running":
         raise ValueError("the container {0} does not run (it is {1}): bring it up first".format(name, state))
     return {"name": name, "state": state}

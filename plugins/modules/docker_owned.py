@@ -167,7 +167,7 @@ def remove_networks(api: DockerAPI, params: Dict[str, Any], check: bool) -> List
     ours: List[Tuple[Dict[str, Any], Dict[str, Any]]] = []
     for network in found:
         users = api.get("/containers/json", all=True, filters={"network": [network["Id"]]})
-        allowed = [user for user in users if is_ours(user["Labels"], params["cluster"], "container")]
+        allowed = [user for user in users if is_ours(user.get("Labels"), params["cluster"], "container")]
         foreign = [user for user in users if user not in allowed]
         # Without disconnect, ours have gone before; only in check mode they are still there.
         if not params["disconnect"] and not check and not foreign:
@@ -198,7 +198,7 @@ def wake_plugin(api: DockerAPI, cluster: str, socket: str = "") -> None:
         with contextlib.suppress(installation.InstallationProblem):
             installation.control("restart", NAME)
     plugins = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "plugin")})
-    stopped = [plugin for plugin in plugins if plugin["State"] != "running"]
+    stopped = [plugin for plugin in plugins if plugin.get("State") != "running"]
     if not stopped:
         return
     networks = api.get("/networks", filters={"label": label_filter(cluster, "network")})

@@ -54,6 +54,34 @@ options:
     description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
     type: dict
     default: {}
+  lock:
+    description:
+      - Which run is going to change the node, as O(rdm.provision.node_lock#module:lock). Where there is work,
+        it takes the lock of the cluster.
+    type: dict
+    version_added: 0.2.0
+    suboptions:
+      cluster:
+        description: As O(rdm.provision.node_lock#module:lock.cluster).
+        type: str
+        required: true
+      run:
+        description: As O(rdm.provision.node_lock#module:lock.run).
+        type: str
+        required: true
+      home:
+        description: As O(rdm.provision.node_lock#module:lock.home).
+        type: str
+        required: true
+      leader:
+        description: As O(rdm.provision.node_lock#module:lock.leader).
+        type: dict
+        required: true
+  locks:
+    description: Whether the run takes the lock in any case.
+    type: bool
+    default: false
+    version_added: 0.2.0
   sriov:
     description:
       - The interfaces that the container network is to lie on, and what is wanted of them.
@@ -299,6 +327,14 @@ node:
       description: Name of the cluster whose files O(config_dir) holds; empty for none.
       type: str
       sample: rdm
+    origin:
+      description:
+        - Where that cluster was made, as far as its files on the node say so.
+        - C(authority) is the fingerprint of the key that signs its containers' host keys, and C(my_ip) the
+          node's address.
+        - Empty texts where there are no such files.
+      type: dict
+      sample: {authority: "SHA256:5MRE8yuq", my_ip: 192.169.16.100}
     hardware:
       description: Digest of all that decides what containers get of the node.
       type: str
@@ -309,6 +345,13 @@ node:
         - Empty when the receipt of the last run holds.
       type: dict
       sample: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}
+    lock:
+      description:
+        - Who else is changing the cluster on this node, as C(run) and C(leader); empty for nobody.
+      type: dict
+    locked:
+      description: Whether the run of O(lock) holds the lock now.
+      type: bool
     findings:
       description: What is wrong or could not be read, as C(level) (error or warning), C(what) and C(text).
       type: list
@@ -340,12 +383,14 @@ from ansible_collections.rdm.provision.plugins.module_utils.node import (
     host_state,
     kubernetes,
     network_state,
+    node_lock,
     rdma_tools,
     receipt,
     shell_variable,
     sriov_parent,
     sysfs,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.cluster_files import origin
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
 from ansible_collections.rdm.provision.plugins.module_utils.sriov import installation
 from ansible_collections.rdm.provision.plugins.module_utils.vf import functions
@@ -359,6 +404,8 @@ ARGUMENT_SPEC = {
     "inputs": {"type": "dict", "default": {}},
     "receipt_directory": {"type": "path", "default": CONFIG_DIR},
     "key_digests": {"type": "dict", "default": {}, "no_log": False},
+    "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
+    "locks": {"type": "bool", "default": False},
     "sriov": {
         "type": "dict",
         "options": {
@@ -403,6 +450,8 @@ def node_facts(
     inputs: dict[str, str] | None = None,
     receipt_directory: str = CONFIG_DIR,
     key_digests: dict[str, str] | None = None,
+    lock: dict[str, Any] | None = None,
+    locks: bool = False,
     sriov: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
@@ -435,6 +484,7 @@ def node_facts(
                 "config-dir", host_state.not_writable, local_path(config_dir), otherwise=""
             ),
         },
+        "origin": origin(config_dir, receipt_directory),
         "ssh": findings.guard("ssh", network_state.ssh_connection, otherwise={"client": "", "server": ""}),
     }
     found.update(_network(findings, sysfs_root))
@@ -459,8 +509,25 @@ def node_facts(
     unready = sriov_parent.unready(found["parents"], found["boot"], sriov or {})
     if unready and "sriov" in (inputs or {}):
         found["work"].setdefault("sriov", []).extend(unready)
+    found.update(_lock(findings, lock, locks or bool(found["work"]), found["config_owner"]))
     found["findings"] = findings
     return found
+
+
+def _lock(findings: Findings, wanted: dict[str, Any] | None, takes: bool, cluster: str) -> dict[str, Any]:
+    """Take the lock where the run is going to change the node, or see who holds it."""
+    holder: node_lock.Holder = {}
+    locked = False
+    if wanted and takes:
+        try:
+            holder = node_lock.take(wanted)
+            locked = not holder
+        except OSError as error:
+            text = "the node cannot be locked against other runs: {0}: {1}"
+            findings.add("warning", "no-lock", text.format(error.filename, error.strerror))
+    elif wanted or cluster:
+        holder = node_lock.holder(wanted["cluster"] if wanted else cluster)
+    return {"lock": holder, "locked": locked}
 
 
 def _work(

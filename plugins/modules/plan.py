@@ -67,6 +67,8 @@ options:
     description:
       - The connection plugins by which nodes are looked at when the inventory is refused, so that what is
         wrong with them comes in the same report; for stage V(inventory). With none no node is connected to.
+      - For stage V(nodes), those by which the locks of runs that were killed are taken over, and its own are
+        released when it refuses.
       - Nodes that do not answer plainly are left to the next run.
     type: list
     elements: str
@@ -218,6 +220,10 @@ saved:
   description: Whether the plan file says the same as this plan, because it did before or was written now.
   returned: success
   type: bool
+lock:
+  description: Which run wants the locks of the nodes, for M(rdm.provision.node_facts); empty where none does.
+  returned: with O(receipts)
+  type: dict
 receipts:
   description: What M(rdm.provision.node_facts) and M(rdm.provision.receipt) compare, by node.
   returned: with O(receipts)

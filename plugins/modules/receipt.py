@@ -50,6 +50,27 @@ options:
     description: Digest of what the node has for containers, as M(rdm.provision.node_facts) returned it.
     type: str
     required: true
+  lock:
+    description: Which run has changed the node, as O(rdm.provision.node_lock#module:lock); it is released.
+    type: dict
+    version_added: 0.2.0
+    suboptions:
+      cluster:
+        description: As O(rdm.provision.node_lock#module:lock.cluster).
+        type: str
+        required: true
+      run:
+        description: As O(rdm.provision.node_lock#module:lock.run).
+        type: str
+        required: true
+      home:
+        description: As O(rdm.provision.node_lock#module:lock.home).
+        type: str
+        required: true
+      leader:
+        description: As O(rdm.provision.node_lock#module:lock.leader).
+        type: dict
+        required: true
   docker_socket:
     description: Path or C(unix://) address of the Docker Engine's socket; empty means the usual one.
     type: str
@@ -77,10 +98,14 @@ from typing import Any, Dict
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
-from ansible_collections.rdm.provision.plugins.module_utils.node import receipt
+from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock, receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 
-ARGUMENT_SPEC: Dict[str, Any] = {**receipt.ARGUMENTS, "docker_socket": {"type": "str", "default": ""}}
+ARGUMENT_SPEC: Dict[str, Any] = {
+    **receipt.ARGUMENTS,
+    "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
+    "docker_socket": {"type": "str", "default": ""},
+}
 
 
 def main() -> None:
@@ -90,6 +115,8 @@ def main() -> None:
     api = DockerAPI(module.params["docker_socket"])
     try:
         result["kept"] = not module.check_mode and receipt.keep(module.params, api)
+        if module.params["lock"] and not module.check_mode:
+            node_lock.release(module.params["lock"])
     except (DockerProblem, ValueError) as problem:
         module.fail_json(msg=str(problem), **echo(module))
     except OSError as error:

@@ -23,7 +23,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,6 +83,7 @@ class Leader(NamedTuple):
         pid: its process id, which means something on ``host`` in the process namespace ``space`` only.
         started: as in :class:`Process`.
         user: whose it is.
+        since: when it took the lock, in seconds since 1970.
     """
 
     what: str
@@ -91,11 +92,21 @@ class Leader(NamedTuple):
     user: str
     host: str
     space: str
+    since: float = 0.0
 
     @classmethod
     def here(cls, what: str) -> Leader:
         """Return this process as the leader of a run."""
-        return cls(what, *Process.of(os.getpid()), _user(), socket.gethostname(), _space())
+        me = Process.of(os.getpid())
+        return cls(what, *me, _user(), socket.gethostname(), _space(), time.time())
+
+    @classmethod
+    def read(cls, record: Any) -> Leader | None:
+        """Return the leader that a record names, None where it is of another version."""
+        try:
+            return cls(**record)
+        except TypeError:
+            return None
 
     @property
     def elsewhere(self) -> bool:
@@ -200,6 +211,26 @@ def held(home: Path) -> list[int]:
     with contextlib.suppress(OSError):
         return list(_descriptors(os.getpid(), (home / STATE_DIR / "lock").stat(), locked=True))
     return []
+
+
+def leader(home: Path) -> Leader | None:
+    """Return who leads the run that this process belongs to; None where it holds no lock of the cluster.
+
+    Args:
+        home: the folder of the inventory.
+    """
+    files = held(home)
+    return _leader(files[0]) if files else None
+
+
+def homes(variables: Mapping[str, Any]) -> list[Path]:
+    """Return the folders of the inventories, in an order that is the same for everybody.
+
+    Args:
+        variables: of a host.
+    """
+    sources = [Path(str(source)) for source in variables.get("ansible_inventory_sources") or []]
+    return sorted({source if source.is_dir() else source.parent for source in sources if source.exists()})
 
 
 def give_back(home: Path) -> None:
@@ -341,9 +372,8 @@ def _leader(file: int) -> Leader | None:
     if not text:
         return Leader("", 0, 0, "", socket.gethostname(), _space())
     try:
-        found: dict[str, Any] = json.loads(text)
-        return Leader(**found)
-    except (ValueError, TypeError):
+        return Leader.read(json.loads(text))
+    except ValueError:
         return None
 
 
@@ -397,8 +427,10 @@ def _started(pid: int) -> int | None:
 
 
 def _space() -> str:
+    """Return the process namespace and the boot: the first namespace is called the same on every host."""
     with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{os.readlink('/proc/self/ns/pid')} {boot}"
     return ""
 
 

@@ -34,8 +34,10 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     config_dir_problems,
     container_seen,
     ended_by_plan,
+    lock_problem,
     network_differences,
     network_present,
+    origin_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
@@ -166,6 +168,9 @@ def plan_nodes(
     ended = ended_jobs(running)
     if changes:
         problems += ended
+    locked = [lock_problem(node, found["lock"]) for node, found in facts.items() if found.get("lock")]
+    if changes:
+        problems += locked
     warnings: list[Problem] = []
     nodes: dict[str, dict[str, Any]] = {}
     holders = {address: node for node, address in plan.addresses.nodes.items()}
@@ -175,6 +180,7 @@ def plan_nodes(
         problems += findings.problems
         config_dir = _config_dir(plan.inventory, node, found)
         problems += config_dir_problems(want, config_dir, found)
+        problems += origin_problems(want, config_dir, found)
         warnings += findings.warnings
         nodes[node] = _told(want, found, config_dir)
     warnings += fleet_checks.differences(facts)
@@ -184,7 +190,7 @@ def plan_nodes(
     if problems:
         order = {node: rank for rank, node in enumerate(plan.inventory.nodes)}
         raise Refused(sorted(problems, key=lambda problem: order.get(problem.node or "", -1)))
-    return NodesPlan(nodes, sentences(warnings) + rehearsal(ended))
+    return NodesPlan(nodes, sentences(warnings) + rehearsal([*locked, *ended]))
 
 
 def _taken(

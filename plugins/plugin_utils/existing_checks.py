@@ -4,11 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
 
-from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
+from ansible_collections.rdm.provision.plugins.module_utils.constants import (
+    LABEL_CLUSTER,
+    PLAN_FILE,
+    STATE_DIR,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import NEXT, OLD, is_ours
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import subnets_of
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, of_rails
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import plugin_in_place
@@ -69,6 +75,45 @@ def config_dir_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any
     return [Problem(want.node, config_dir, f"belongs to the cluster {owner}", remedy)]
 
 
+def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem when the cluster of our name on the node was made from another inventory.
+
+    A node that was away while the keys were replaced has the address that the plan knows, and the old keys.
+    """
+    mine, theirs = want.origin, facts.get("origin") or {}
+    if mine is None or facts.get("config_owner") != want.cluster:
+        return []
+    authority, my_ip = theirs.get("authority", ""), theirs.get("my_ip", "")
+    known = bool(mine.before) and mine.before == my_ip
+    what = f"the cluster {want.cluster} in {config_dir}"
+    if authority and authority != mine.authority and not mine.new_keys and not known:
+        ours = mine.authority or "yet to be made"
+        its = f"its ssh authority is {authority}, and this one's is {ours}"
+        reason = f"was made from another inventory: {its}"
+        remedy = (
+            f"work with that one, whose {PLAN_FILE} and {STATE_DIR}/ssh may be copied here, or, if both are "
+            "lost, set preflight_new_ssh_keys=true for one run"
+        )
+        return [Problem(want.node, what, reason, remedy)]
+    if my_ip and not mine.planned and my_ip != want.my_ip:
+        lacks = f"and this inventory, which has no {PLAN_FILE}, would give it {want.my_ip}"
+        reason = f"gave this node {my_ip}, {lacks}"
+        remedy = f"copy {PLAN_FILE} from where the cluster was made, or set my_ip: {my_ip} for this node"
+        return [Problem(want.node, what, reason, remedy)]
+    return []
+
+
+def lock_problem(node: str, holder: Mapping[str, Any]) -> Problem:
+    """Return the problem that another run holds a node's lock."""
+    leader = Leader.read(holder["leader"])
+    if leader is None:
+        reason = "is being changed by a run of another version of rdm-provision"
+    else:
+        since = datetime.fromtimestamp(leader.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        reason = f"is being changed by {leader} since {since}"
+    return Problem(node, "", reason, "wait for that run to end, or stop it where it was started")
+
+
 def network(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
     """Note when there is a network of this name that is not ours, or in use and other than planned."""
     differences = network_differences(want, facts)
@@ -97,7 +142,9 @@ def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
     named = (("container", want.container_name, _containers(facts)), ("network", want.network_name, networks))
     for kind, name, existing in named:
         for one in existing:
-            left_behind = kind == "container" and one["name"] in (name + NEXT, name + OLD)
+            # One that has lost its name goes by its id.
+            nameless = one["name"] == one["id"][:12]
+            left_behind = kind == "container" and (nameless or one["name"] in (name + NEXT, name + OLD))
             if one["name"] == name or left_behind or not is_ours(one.get("labels"), want.cluster, kind):
                 continue
             index = one["name"].rpartition("-")[2]

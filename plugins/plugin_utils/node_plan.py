@@ -46,6 +46,22 @@ class SriovSettings(NamedTuple):
         return {key: value for key, value in self._asdict().items() if key in told}
 
 
+class Origin(NamedTuple):
+    """What this inventory knows of the cluster, to compare with what a node carries of one of that name.
+
+    Attributes:
+        authority: fingerprint of the key that signs its containers' host keys; empty before it is made.
+        new_keys: whether the user wants other keys than before.
+        planned: whether there was an address plan before this run.
+        before: the node's address in it; empty for a node that it does not have.
+    """
+
+    authority: str
+    new_keys: bool
+    planned: bool
+    before: str
+
+
 class NodePlan(NamedTuple):
     """What the cluster wants of one node.
 
@@ -85,6 +101,7 @@ class NodePlan(NamedTuple):
         become: whether root works there.
         sriov: what is wanted of the interfaces below the network.
         plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
+        origin: where the cluster was made; None where nobody asks for its keys.
     """
 
     node: str
@@ -121,6 +138,7 @@ class NodePlan(NamedTuple):
     become: bool = True
     sriov: SriovSettings = SriovSettings()
     plugin: str = ""
+    origin: Origin | None = None
 
 
 def parents(want: NodePlan) -> list[str]:

@@ -9,6 +9,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import STA
 from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
 from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables import HostVariables
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Origin
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
 
 
@@ -57,6 +58,25 @@ def keys_of(reader: HostVariables, cluster: str, writes: bool) -> cluster_keys.K
         reason = f"cannot be written: {error.strerror}"
         problem = Problem(None, f"container_ssh_key_dir {directory}", reason, "let this user write there")
         raise Refused([problem]) from None
+
+
+def origins(reader: HostVariables, previous: AddressPlan | None) -> dict[str, Origin]:
+    """Return for each node what this inventory knows of the cluster.
+
+    Args:
+        reader: the variables.
+        previous: what the plan file holds.
+
+    Raises:
+        Refused: a key that is there cannot be used.
+    """
+    anew = _wants_new(reader)
+    keys = None if anew else cluster_keys.read(_directory(reader, reader.hosts[0]))
+    authority = keys.fingerprints[cluster_keys.AUTHORITY] if keys else ""
+    before = {**previous.removed, **previous.nodes} if previous else {}
+    return {
+        host: Origin(authority, anew, previous is not None, before.get(host, "")) for host in reader.hosts
+    }
 
 
 def _directory(reader: HostVariables, host: str) -> str:

@@ -20,7 +20,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.container_req
     ends,
     request,
 )
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerProblem
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import (
+    DockerAPI,
+    DockerError,
+    DockerProblem,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import (
     job_directory,
     lost_addresses,
@@ -30,6 +34,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership imp
     OLD,
     inspect,
     is_ours,
+    label_filter,
 )
 from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness import (
     NotReady,
@@ -68,7 +73,7 @@ def settled(api: DockerAPI, name: str, cluster: str, check: bool) -> Tuple[Optio
     """Clear away what a run that was killed has left; return the container, and the names that go.
 
     One that was to be the successor has never run. One that was to make room is only needed where its
-    successor does not run; there it gets its name back.
+    successor does not run; there it gets its name back. One that has lost its name is nobody's to find.
 
     Raises:
         NotReady: the name is somebody else's.
@@ -76,13 +81,15 @@ def settled(api: DockerAPI, name: str, cluster: str, check: bool) -> Tuple[Optio
     refuse_claimed(api, name, cluster)
     now, old = inspect(api, "containers", name), _spare(api, name + OLD, cluster)
     comes_back = old is not None and not (now is not None and now["State"]["Running"])
-    gone = [_spare(api, name + NEXT, cluster), now if comes_back else old]
+    gone = [_spare(api, name + NEXT, cluster), now if comes_back else old, *_nameless(api, cluster)]
     for one in gone if not check else ():
         if one is not None:
             _remove(api, one["Id"])
     if comes_back and not check:
         _rename(api, str((old or {})["Id"]), name)
-    return (old if comes_back else now), [one["Name"].lstrip("/") for one in gone if one is not None]
+    return (old if comes_back else now), [
+        one["Name"].lstrip("/") or one["Id"][:12] for one in gone if one is not None
+    ]
 
 
 def steps(
@@ -292,10 +299,20 @@ def _spare(api: DockerAPI, name: str, cluster: str) -> Optional[Container]:
     )
 
 
+def _nameless(api: DockerAPI, cluster: str) -> List[Container]:
+    """Return the cluster's containers that have lost their names, as two runs at once could leave them."""
+    listed = api.get("/containers/json", all=True, filters={"label": label_filter(cluster, "container")})
+    return [{"Id": one["Id"], "Name": ""} for one in listed if not one.get("Names")]
+
+
 def _rename(api: DockerAPI, container: str, name: str) -> None:
     api.post("/containers/{0}/rename".format(container), name=name)
 
 
 def _remove(api: DockerAPI, container: str, volumes: bool = False) -> None:
     """Remove a container; the volumes that it has used stay, since nobody can know what is in them."""
-    api.delete("/containers/{0}".format(container), force=True, v=volumes)
+    try:
+        api.delete("/containers/{0}".format(container), force=True, v=volumes)
+    except DockerError as error:
+        if error.status != 404:  # somebody was faster
+            raise

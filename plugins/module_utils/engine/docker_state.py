@@ -146,7 +146,7 @@ def networks(found: list[dict[str, Any]], all_containers: list[dict[str, Any]]) 
             "options": network.get("Options") or {},
             "labels": network.get("Labels") or {},
             "containers": [
-                _name(container)
+                listed_name(container)
                 for container in all_containers
                 if any(
                     network["Id"] == end.get("NetworkID") or network["Name"] == name
@@ -167,7 +167,7 @@ def containers(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "id": container["Id"],
-            "name": _name(container),
+            "name": listed_name(container),
             "image": container.get("Image", ""),
             "image_id": container.get("ImageID", ""),
             "state": container.get("State", ""),
@@ -238,7 +238,8 @@ def _trains(container: dict[str, Any]) -> bool:
     return (container.get("Labels") or {}).get(LABEL_ROLE) == "container"
 
 
-def _name(container: dict[str, Any]) -> str:
+def listed_name(container: Mapping[str, Any]) -> str:
+    """Return the name of a container of the engine's list; of one that has lost its name, its id in short."""
     # A legacy link adds names such as /other/alias.
     names = [name[1:] for name in container.get("Names") or [] if name.count("/") == 1]
     return names[0] if names else container["Id"][:12]

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, DockerError
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import listed_name
 from ansible_collections.rdm.provision.plugins.module_utils.sriov.client import (
     CAPABILITIES,
     PluginProblem,
@@ -160,12 +161,12 @@ def the_one(found: list[dict[str, Any]]) -> dict[str, Any]:
 
     A run that was killed may have left others beside it.
     """
-    return min(found, key=lambda container: container["State"] != "running")
+    return min(found, key=lambda container: container.get("State") != "running")
 
 
 def container_names(found: Iterable[dict[str, Any]]) -> list[str]:
     """Return the names in the engine's list of containers, in order."""
-    return sorted(container["Names"][0].lstrip("/") for container in found)
+    return sorted(map(listed_name, found))
 
 
 def _seconds(moment: str) -> str:

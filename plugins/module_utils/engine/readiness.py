@@ -9,6 +9,7 @@ from typing import Any, Dict, List, NoReturn, Optional
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import listed_name
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import (
     inspect,
     is_ours,
@@ -119,7 +120,9 @@ def _suspect(api: DockerAPI, socket: str) -> str:
     directory = os.path.realpath(os.path.dirname(socket))
     names = []
     for container in api.get("/containers/json"):
-        sources = [os.path.realpath(mount.get("Source") or "/nowhere") for mount in container["Mounts"]]
+        sources = [
+            os.path.realpath(mount.get("Source") or "/nowhere") for mount in container.get("Mounts") or ()
+        ]
         if any(os.path.commonpath([source, directory]) == source for source in sources if source != "/"):
-            names.append(container["Names"][0].lstrip("/"))
+            names.append(listed_name(container))
     return " (container {0})".format(", ".join(sorted(names))) if names else ""

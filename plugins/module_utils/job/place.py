@@ -13,7 +13,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI, ExecResult
-from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import job_directory
+from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_state import (
+    job_directory,
+    listed_name,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import label_filter, the_one
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
@@ -152,11 +155,10 @@ def find_container(api: DockerAPI, cluster: str) -> Container:
     if not found:
         raise NoAgent("there is no training container of cluster {0}: {1}".format(cluster, _BRING_UP))
     container = the_one(found)
-    name = str(container["Names"][0]).lstrip("/")
-    if container["State"] != "running":
-        raise NoAgent(
-            "the container {0} does not run (it is {1}): {2}".format(name, container["State"], _BRING_UP)
-        )
+    name = listed_name(container)
+    state = container.get("State", "")
+    if state != "running":
+        raise NoAgent("the container {0} does not run (it is {1}): {2}".format(name, state, _BRING_UP))
     directory = job_directory(container)
     if directory:
         return Container(api, name, directory)

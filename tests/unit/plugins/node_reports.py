@@ -82,7 +82,10 @@ SOUND: dict[str, Any] = {
     "shells": {"bash": True, "zsh": False},
     "strays": [],
     "config_owner": "",
+    "origin": {"authority": "", "my_ip": ""},
     "network_plugin": {"systemd": True, "unit": False, "cluster": "", "running": False},
+    "lock": {},
+    "locked": False,
     "findings": [],
 }
 
@@ -115,4 +118,4 @@ def network(name: str, subnet: str, **changes: Any) -> dict[str, Any]:
 def container(name: str, cluster: str = "", **networks: str) -> dict[str, Any]:
     """A container as `node_facts` reports it; with a cluster's name it carries that cluster's label."""
     labels = {"rdm.provision.cluster": cluster} if cluster else {}
-    return {"id": name, "name": name, "labels": labels, "state": "running", "networks": networks}
+    return {"id": f"id of {name}", "name": name, "labels": labels, "state": "running", "networks": networks}

@@ -207,8 +207,16 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
         "key_digests": {"id": ""},
         "sriov": {"parents": ["ib0"]},
     }
-    assert look_arguments({"a": {**receipt, "watch": {}}}) == {
+    absent: list[str] = []
+    lock = {"run": "x"}
+    assert look_arguments({"a": {**receipt, "watch": {}, "absent": ["my_ip"]}}, lock)["a"]["locks"] is True
+    assert (
+        look_arguments({"a": {**receipt, "watch": {}, "absent": absent}}, lock, locks=True)["a"]["lock"]
+        == lock
+    )
+    assert look_arguments({"a": {**receipt, "watch": {}, "absent": absent}}) == {
         "a": {
+            "locks": False,
             "config_dir": "~/.rdm",
             "node": "a",
             "receipt_directory": "/x",

@@ -500,6 +500,49 @@ def test_directory_of_another_cluster_is_refused(cluster: Cluster) -> None:
     assert result["msg"].endswith(f"a: /etc/rdm belongs to the cluster A: {remedy}")
 
 
+def test_a_cluster_of_the_same_name_from_another_inventory_is_refused(cluster: Cluster) -> None:
+    """Each refusal ends when its hint is followed."""
+
+    def carries(my_ip: str, authority: str = "") -> dict[str, Any]:
+        return facts(config_owner="rdm", origin={"authority": authority, "my_ip": my_ip})
+
+    def keyed(*options: str) -> tuple[int, str]:
+        rc, result, _ = cluster.run("-e", "keys=true", *options, stage="nodes")
+        return rc, result.get("msg", "")
+
+    # Another inventory, that has b and c, has made both.
+    cluster.write({"b": carries("192.169.16.101", "SHA256:x")}, {"c": carries("192.169.16.102")}, CPU)
+    rc, msg = keyed()
+    assert (rc, cluster.plan_file.exists()) == (2, False)
+    assert (
+        "b: the cluster rdm in /etc/rdm was made from another inventory: its ssh authority is SHA256:x, and "
+        "this one's is yet to be made: work with that one" in msg
+    )
+    assert (
+        "c: the cluster rdm in /etc/rdm gave this node 192.169.16.102, and this inventory, which has no "
+        "address_plan.cfg, would give it 192.169.16.101: copy address_plan.cfg" in msg
+    )
+    pin = {"my_ip": "192.169.16.102"}
+    cluster.write(
+        {"b": carries("192.169.16.100", "SHA256:x")}, {"c": {**carries("192.169.16.102"), **pin}}, CPU
+    )
+    assert keyed()[0] == 2
+    assert keyed("-e", "preflight_new_ssh_keys=true") == (0, "")
+    # b was away when the keys were made, and d belongs to somebody else.
+    workers = {"c": {**carries("192.169.16.102"), **pin}}
+    cluster.write({"b": carries("192.169.16.100", "SHA256:x")}, workers, CPU)
+    assert keyed() == (0, "")
+    cluster.write(
+        {"b": carries("192.169.16.100", "SHA256:x")},
+        {**workers, "d": carries("192.169.16.101", "SHA256:x")},
+        CPU,
+    )
+    rc, msg = keyed()
+    assert rc == 2
+    assert "\n- d: the cluster rdm in /etc/rdm was made from another inventory" in msg
+    assert "\n- b" not in msg
+
+
 def test_every_problem_of_every_node_is_in_one_report_and_nothing_is_written(cluster: Cluster) -> None:
     overlapping = [{"name": "ib0", "addresses": ["192.169.16.5/24"]}]
     cluster.write(

@@ -11,6 +11,7 @@ import yaml
 from ansible_collections.rdm.provision.plugins.module_utils.engine import docker_state
 from ansible_collections.rdm.provision.plugins.module_utils.node import host_state, network_state, sysfs
 from ansible_collections.rdm.provision.plugins.modules import node_facts
+from ansible_collections.rdm.provision.plugins.plugin_utils import cluster_keys
 
 from tests.fixtures.sysfs.build import build
 from tests.unit.plugins.job_locks import running_job
@@ -70,6 +71,21 @@ def test_directory_of_a_cluster_has_its_name(tmp_path: Path) -> None:
     socket, config_dir = str(tmp_path / "docker.sock"), str(tmp_path)
     node = run_module(node_facts, {"docker_socket": socket, "config_dir": config_dir})["node"]
     assert node["config_owner"] == "north"
+    assert node["origin"] == {"authority": "", "my_ip": ""}
+
+
+def test_files_of_a_cluster_say_where_it_was_made(tmp_path: Path) -> None:
+    keys = cluster_keys.make(str(tmp_path / "keys"), "north")
+    (tmp_path / "ssh").mkdir()
+    for name, text in cluster_keys.of_node(keys, "north", "n1", "10.0.0.1").items():
+        (tmp_path / "ssh" / name).write_text(text)
+    (tmp_path / "env").write_text("MY_IP=10.0.0.1\nMASTER_ADDR=10.0.0.2\n")
+    params = {"config_dir": str(tmp_path), "receipt_directory": str(tmp_path)}
+    node = run_module(node_facts, {"docker_socket": str(tmp_path / "docker.sock"), **params})["node"]
+    assert node["origin"] == {"authority": keys.fingerprints["host_ca"], "my_ip": "10.0.0.1"}
+    (tmp_path / "ssh" / "known_hosts").write_text("@cert-authority * ssh-ed25519 no-key north\n")
+    node = run_module(node_facts, {"docker_socket": str(tmp_path / "docker.sock"), **params})["node"]
+    assert node["origin"]["authority"] == ""
 
 
 def test_jobs_that_run_in_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import Leader
 from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_plan import (
     ClusterPlan,
     plan_cluster,
@@ -161,6 +162,22 @@ def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> No
         plan_nodes(plan, wants(plan), facts)
     (warning,) = plan_nodes(plan, wants(plan), facts, changes=False).warnings
     assert warning.startswith("This would be refused: w1: the job one runs")
+
+
+def test_a_node_that_another_run_changes_refuses_this_one_and_is_told_to_who_only_looks() -> None:
+    plan = planned()
+    holder = {"run": "x", "leader": Leader("rdm-provision up", 7, 1, "eve", "ctl", "", 0.0)._asdict()}
+    other = {"run": "x", "leader": {"who": "a later version"}}
+    facts = {"m": report(), "w1": report(lock=holder), "w2": report(lock=other)}
+    told = r"w1: is being changed by rdm-provision up \(process 7 of eve on ctl\) since 1970-01-01 "
+    with pytest.raises(Refused, match=told) as refused:
+        plan_nodes(plan, wants(plan), facts)
+    assert "w2: is being changed by a run of another version" in str(refused.value)
+    warnings = plan_nodes(plan, wants(plan), facts, changes=False).warnings
+    assert [line.partition(": ")[2][:28] for line in warnings] == [
+        "w1: is being changed by rdm-",
+        "w2: is being changed by a ru",
+    ]
 
 
 def test_problems_of_all_nodes_are_reported_in_the_order_of_the_inventory() -> None:

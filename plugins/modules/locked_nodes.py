@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Documentation and options of `rdm.provision.locked_nodes`, an action that runs on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: locked_nodes
+short_description: Lock all nodes of a play against other runs, or refuse
+description:
+  - Takes the lock of the cluster on every host of the play, in threads, and refuses with every node on which
+    another run holds it, before anything is changed. Run it once.
+  - A host that cannot be reached, or not in a thread, is left without a lock.
+  - Does nothing where the run does not hold the lock beside its inventory, as
+    P(rdm.provision.cluster_lock#lookup) takes it.
+version_added: 0.2.0
+author: The rdm-provision developers
+extends_documentation_fragment: rdm.provision.attributes.looks
+options:
+  cluster:
+    description: Name of the cluster.
+    type: str
+    required: true
+  state:
+    description: Whether to take the locks or to release them.
+    type: str
+    choices: [held, free]
+    default: held
+  connections:
+    description: The connection plugins that work in threads.
+    type: list
+    elements: str
+    default: [ssh]
+"""
+
+EXAMPLES = r"""
+- name: Lock the nodes
+  rdm.provision.locked_nodes:
+    cluster: rdm
+  run_once: true
+"""
+
+RETURN = r"""
+rdm_refused:
+  description: Who refuses, V(nodes).
+  returned: when it is refused
+  type: str
+problems:
+  description: Every node on which another run is at work, as C(node), C(value), C(reason) and C(remedy).
+  returned: when it is refused
+  type: list
+  elements: dict
+"""
+
+from typing import Any, Dict
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "cluster": {"type": "str", "required": True},
+    "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
+    "connections": {"type": "list", "elements": "str", "default": ["ssh"]},
+}

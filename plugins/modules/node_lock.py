@@ -1,0 +1,106 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Take or release the lock of a cluster on a node; see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_lock
+short_description: Take or release the lock of a cluster on a node
+description:
+  - Keeps runs from two machines, or two clones of an inventory, from changing a node at the same time.
+  - A lock counts while a call of its run is at work on the node, and a minute after that, so that a run which
+    was killed keeps nobody out for long. M(rdm.provision.node_facts) takes it in passing.
+version_added: 0.2.0
+author:
+  - The rdm-provision developers
+attributes:
+  check_mode:
+    support: full
+    description: In check mode the lock is neither taken nor released.
+  diff_mode:
+    support: none
+    description: The lock is no part of what the user asked for.
+  idempotent:
+    support: full
+    description: A lock is never reported as a change.
+options:
+  state:
+    description: Whether the run is to hold the lock afterwards.
+    type: str
+    choices: [held, free]
+    default: held
+  lock:
+    description: Which run wants it, as C(lock) of M(rdm.provision.plan) says.
+    type: dict
+    required: true
+    suboptions:
+      cluster:
+        description: Name of the cluster.
+        type: str
+        required: true
+      run:
+        description: The run's mark.
+        type: str
+        required: true
+      home:
+        description: The mark of the inventory from which it works.
+        type: str
+        required: true
+      leader:
+        description: The process that leads it.
+        type: dict
+        required: true
+  ended:
+    description: Marks of runs that are known to have ended; their locks do not count.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Take the lock
+  rdm.provision.node_lock:
+    lock: "{{ preflight_plan.lock }}"
+"""
+
+RETURN = r"""
+holder:
+  description: Who else holds the lock, as C(run) and C(leader); empty for nobody.
+  returned: success
+  type: dict
+"""
+
+from typing import Any, Dict
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
+from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
+
+ARGUMENT_SPEC: Dict[str, Any] = {
+    "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
+    "lock": {"type": "dict", "required": True, "options": node_lock.ARGUMENTS},
+    "ended": {"type": "list", "elements": "str", "default": []},
+}
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec=ARGUMENT_SPEC, supports_check_mode=True)
+    wanted = module.params["lock"]
+    found: Dict[str, Any] = {}
+    try:
+        if module.check_mode:
+            found = node_lock.holder(wanted["cluster"])
+        elif module.params["state"] == "held":
+            found = node_lock.take(wanted, module.params["ended"])
+        else:
+            node_lock.release(wanted)
+    except OSError as error:
+        msg = "{0}: {1}".format(error.filename or "the lock", error.strerror or error)
+        module.fail_json(msg=msg, **echo(module))
+    module.exit_json(changed=False, holder=found, **echo(module))
+
+
+if __name__ == "__main__":
+    main()

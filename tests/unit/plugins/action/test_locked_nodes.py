@@ -1,0 +1,107 @@
+"""`rdm.provision.locked_nodes` as ansible-playbook runs it; this machine is the node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock
+from ansible_collections.rdm.provision.plugins.modules import locked_nodes
+from ansible_collections.rdm.provision.plugins.modules import node_lock as module
+from ansible_collections.rdm.provision.plugins.plugin_utils.cluster_lock import Leader
+
+from tests.conftest import COLLECTIONS, ROOT
+from tests.unit.plugins.modules.running import documented_options, run_module
+
+PLAY = """
+- name: Change a cluster
+  hosts: "{{ lookup('rdm.provision.cluster_lock', 'all') }}"
+  gather_facts: false
+  tasks:
+    - name: Lock
+      rdm.provision.locked_nodes: &options
+        cluster: "{{ cluster }}"
+        connections: [local]
+      run_once: true
+    - name: Look
+      rdm.provision.node_lock:
+        lock: {cluster: "{{ cluster }}", run: other, home: other, leader: {}}
+    - name: Release
+      rdm.provision.locked_nodes:
+        <<: *options
+        state: free
+      run_once: true
+"""
+CLUSTER = f"test-{os.getpid()}"
+
+
+def other(**changes: Any) -> dict[str, Any]:
+    leader = Leader("rdm-provision up", 7, 1, "eve", "ctl", "", 1764060730.0)._replace(**changes)
+    return {"cluster": CLUSTER, "run": "other", "home": "other", "leader": leader._asdict()}
+
+
+@pytest.fixture(autouse=True)
+def free() -> Iterator[None]:
+    yield
+    node_lock.release(other())
+
+
+def play(directory: Path) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit status, and what each task returned."""
+    (directory / "hosts").write_text(
+        "here ansible_connection=local ansible_pipelining=true rdm_become=false "
+        f"ansible_python_interpreter={sys.executable}\n"
+    )
+    (directory / "play.yml").write_text(PLAY)
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [program, "--inventory=hosts", "play.yml", "-e", f"cluster={CLUSTER}"],
+        cwd=directory,
+        env=os.environ
+        | {
+            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    tasks = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    return done.returncode, [task["hosts"]["here"] for task in tasks]
+
+
+@pytest.mark.parametrize("documented", [module, locked_nodes], ids=["node_lock", "locked_nodes"])
+def test_documentation_matches_the_arguments(documented: Any) -> None:
+    assert documented_options(documented.DOCUMENTATION) == documented_options(documented.ARGUMENT_SPEC)
+
+
+def test_nodes_are_locked_until_they_are_released(tmp_path: Path) -> None:
+    rc, (_, looked, _) = play(tmp_path)
+    assert rc == 0
+    assert looked["holder"]["leader"]["what"] == "ansible-playbook play.yml"
+    assert node_lock.holder(CLUSTER) == {}
+
+
+def test_a_node_that_another_run_changes_refuses_this_one_with_who_and_since_when(tmp_path: Path) -> None:
+    assert run_module(module, {"lock": other()}) == {"changed": False, "holder": {}}
+    rc, results = play(tmp_path)
+    assert (rc, len(results)) == (2, 1)
+    assert (
+        "here: is being changed by rdm-provision up (process 7 of eve on ctl) since 2025-11-25 08:52:10 UTC: "
+        "wait for that run to end" in results[0]["msg"]
+    )
+    assert node_lock.holder(CLUSTER)["run"] == "other"
+
+
+def test_the_lock_of_a_run_that_was_killed_on_this_machine_is_taken_over(tmp_path: Path) -> None:
+    here = Leader.here("rdm-provision up")
+    node_lock.take(other(pid=2**22, started=1, host=here.host, space=here.space))
+    assert play(tmp_path)[0] == 0
