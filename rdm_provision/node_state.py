@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rdm_provision.constants import LABEL_CLUSTER, LABEL_ROLE
+from rdm_provision.events import Problem
 
 __all__ = ["NodeState", "node_state"]
 
@@ -47,8 +48,22 @@ class NodeState:
         return self.reachable and not self.remarks
 
 
-def node_state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str, Any] | None) -> NodeState:
-    """Compare what a node says of itself with the plan; a new node has no address before it is saved."""
+def node_state(
+    name: str,
+    plan: Mapping[str, Any],
+    why: str,
+    facts: Mapping[str, Any] | None,
+    problems: Iterable[Problem] = (),
+) -> NodeState:
+    """Compare what a node says of itself with the plan; a new node has no address before it is saved.
+
+    Args:
+        name: of the node.
+        plan: what the action plan returned.
+        why: it was not looked at.
+        facts: what was found there; None for nothing.
+        problems: for which a change of the cluster would be refused.
+    """
     planned_node = plan["nodes"].get(name) or {}
     planned = "" if planned_node.get("note") == "new" else str(planned_node.get("my_ip", ""))
     if facts is None:
@@ -74,7 +89,10 @@ def node_state(name: str, plan: Mapping[str, Any], why: str, facts: Mapping[str,
         network=f"{network['name']} ({network['driver']})" if network else "",
         plugin=plugin,
         accelerator=accelerator,
-        remarks=tuple(_remarks(planned, found, container, network, plugin)),
+        remarks=(
+            *_remarks(planned, found, container, network, plugin),
+            *(str(replace(problem, node=None)) for problem in problems if problem.node in (None, name)),
+        ),
     )
 
 

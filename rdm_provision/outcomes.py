@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rdm_provision.events import RunResult
+from rdm_provision.events import Problem, RunResult
 from rdm_provision.node_state import NodeState, node_state
 
 __all__ = [
@@ -101,8 +101,9 @@ def states(result: RunResult, cluster: str) -> tuple[NodeState, ...]:
     """Return the state of each node that a run of ``status`` looked at, in the cluster of this name."""
     facts = result.returned.get(FACTS_MODULE, {})
     plan = result.plan or {"cluster": cluster, "nodes": {}}
+    problems = [Problem(**problem) for problem in plan.get("problems", ())]
     return tuple(
-        node_state(name, plan, recap.why, _last(facts.get(name)).get("node"))
+        node_state(name, plan, recap.why, _last(facts.get(name)).get("node"), problems)
         for name, recap in result.nodes.items()
     )
 

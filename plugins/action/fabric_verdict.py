@@ -41,9 +41,24 @@ class ActionModule(Decision):
                 continue
             for rail, there in zip(rails.values(), measured, strict=False):
                 rail[host] = there
-        judged = {
+        judged = self._judged(names, rails, options)
+        tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in judged.items()]
+        found = fabric.of_rails(judged)
+        # What a node that is about to change does to others is not their fault, and may be over then.
+        stays = {
+            name: {node: one for node, one in rail.items() if node not in options["changing"]}
+            for name, rail in rails.items()
+        }
+        lasting = fabric.of_rails(self._judged(names, stays, options)) if options["changing"] else found
+        faulty = {node: one["reason"] for node, one in lasting["verdicts"].items() if not one["ok"]}
+        return {"fabric": found, "faulty": faulty, "msg": "\n".join(tables)}
+
+    @staticmethod
+    def _judged(
+        names: list[str], rails: dict[str, dict[str, fabric.Measurement]], options: dict[str, Any]
+    ) -> dict[str, fabric.Fabric]:
+        """Return the judgement on each rail."""
+        return {
             name: judge(names, measurements, options["slow_factor"], options["slow_floor_us"])
             for name, measurements in rails.items()
         }
-        tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in judged.items()]
-        return {"fabric": fabric.of_rails(judged), "msg": "\n".join(tables)}

@@ -68,6 +68,7 @@ class ActionModule(Decision):
             beside = self._beside(reader, plan, images, problems, options) if plan else []
             raise Refused([*problems, *beside], warnings=warnings)
         nodes = base_of_nodes(plan, previous, images)
+        found: list[Problem] = []
         if stage == "nodes":
             facts = {
                 node: {**found, "archives": reader.archives(options["inspection"], node)}
@@ -87,11 +88,14 @@ class ActionModule(Decision):
                 planned = plan_nodes(plan, wants, facts, changes, failed)
             except Refused as refused:
                 if locks:
-                    locks.release(node for node, found in facts.items() if found.get("locked"))
-                return {**refused.result("nodes"), "warnings": warnings}
-            for node, more in planned.nodes.items():
-                nodes[node].update(more)
-            warnings = planned.warnings
+                    locks.release(node for node, one in facts.items() if one.get("locked"))
+                if options["refuse"]:
+                    return {**refused.result("nodes"), "warnings": warnings}
+                found = refused.problems
+            else:
+                for node, more in planned.nodes.items():
+                    nodes[node].update(more)
+                warnings = planned.warnings
         writes = options["write"] and not self._task.check_mode
         addresses = plan.addresses
         keys = keys_of(reader, plan.inventory.cluster, writes) if options["keys"] else None
@@ -112,6 +116,8 @@ class ActionModule(Decision):
             removed=addresses.removed,
             warnings=warnings,
         )
+        if not options["refuse"]:
+            result["problems"] = [problem._asdict() for problem in found]
         if plan.rails:
             result["rails"] = [str(subnet) for subnet in plan.rails]
         if options["receipts"]:

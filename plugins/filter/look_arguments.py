@@ -59,6 +59,7 @@ def look_arguments(
             "inputs": receipt["inputs"],
             "key_digests": receipt["key_digests"],
             "sriov": receipt["sriov"],
+            "addresses": receipt["addresses"],
             "locks": locks or bool(receipt["absent"]),
             **everywhere,
         }

@@ -44,6 +44,14 @@ options:
     type: dict
     default: {}
     version_added: 0.2.0
+  changing:
+    description:
+      - The nodes that the run is going to change, in check mode. They are in RV(fabric), and neither they nor
+        what others measured of them is in RV(faulty).
+    type: list
+    elements: str
+    default: []
+    version_added: 0.2.0
   slow_factor:
     description: A node is slow when its links take so many times the median of the cluster...
     type: float
@@ -64,11 +72,16 @@ EXAMPLES = r"""
 
 - name: Fail the nodes that do not take part
   ansible.builtin.fail:
-    msg: "{{ fabric_verdict.fabric.verdicts[inventory_hostname].reason }}"
-  when: not fabric_verdict.fabric.verdicts[inventory_hostname].ok
+    msg: "{{ fabric_verdict.faulty[inventory_hostname] }}"
+  when: inventory_hostname in fabric_verdict.faulty
 """
 
 RETURN = r"""
+faulty:
+  description: The nodes to fail, and why.
+  returned: always
+  type: dict
+  sample: {n3: "no answer from any peer: its interface eth0 has no link"}
 fabric:
   description: The judgement.
   returned: always
@@ -147,6 +160,7 @@ ARGUMENT_SPEC: dict[str, Any] = {
     "measurements": {"type": "str", "required": True},
     "hosts": {"type": "list", "elements": "str", "default": []},
     "rails": {"type": "dict", "default": {}},
+    "changing": {"type": "list", "elements": "str", "default": []},
     "slow_factor": {"type": "float", "default": 4.0},
     "slow_floor_us": {"type": "float", "default": 300.0},
 }

@@ -82,6 +82,13 @@ options:
     type: bool
     default: false
     version_added: 0.2.0
+  addresses:
+    description:
+      - The address that the container is to have on the network of each interface. Where the network or the
+        container has work, others on the wire are asked for it (ARP), but not where a container here has it.
+    type: dict
+    default: {}
+    version_added: 0.2.0
   sriov:
     description:
       - The interfaces that the container network is to lie on, and what is wanted of them.
@@ -345,6 +352,11 @@ node:
         - Empty when the receipt of the last run holds.
       type: dict
       sample: {hostfile: ["/etc/rdm/job/hostfile has changed: content"]}
+    in_use:
+      description: Who on the wire has an address of O(addresses), as C(interface), C(address) and C(mac).
+      type: list
+      elements: dict
+      sample: [{interface: ib0, address: 192.169.16.100, mac: "02:42:c0:a9:10:64"}]
     lock:
       description:
         - Who else is changing the cluster on this node, as C(run) and C(leader); empty for nobody.
@@ -379,6 +391,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api im
 from ansible_collections.rdm.provision.plugins.module_utils.engine.other_engines import other_engines
 from ansible_collections.rdm.provision.plugins.module_utils.job.running_jobs import running_jobs
 from ansible_collections.rdm.provision.plugins.module_utils.node import (
+    arp,
     boot,
     host_state,
     kubernetes,
@@ -404,6 +417,7 @@ ARGUMENT_SPEC = {
     "inputs": {"type": "dict", "default": {}},
     "receipt_directory": {"type": "path", "default": CONFIG_DIR},
     "key_digests": {"type": "dict", "default": {}, "no_log": False},
+    "addresses": {"type": "dict", "default": {}},
     "lock": {"type": "dict", "options": node_lock.ARGUMENTS},
     "locks": {"type": "bool", "default": False},
     "sriov": {
@@ -452,6 +466,7 @@ def node_facts(
     key_digests: dict[str, str] | None = None,
     lock: dict[str, Any] | None = None,
     locks: bool = False,
+    addresses: dict[str, str] | None = None,
     sriov: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the facts of this node; see RETURN."""
@@ -509,9 +524,20 @@ def node_facts(
     unready = sriov_parent.unready(found["parents"], found["boot"], sriov or {})
     if unready and "sriov" in (inputs or {}):
         found["work"].setdefault("sriov", []).extend(unready)
+    found["in_use"] = findings.guard("wire", _in_use, found, addresses or {}, sysfs_root, otherwise=[])
     found.update(_lock(findings, lock, locks or bool(found["work"]), found["config_owner"]))
     found["findings"] = findings
     return found
+
+
+def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -> list[dict[str, str]]:
+    """Return who else has the addresses; the wire is not asked for nothing, since that takes a second."""
+    if not {"network", "container"}.intersection(found["work"]):
+        return []
+    containers = (found["docker"] or {}).get("containers") or []
+    here = {address for one in containers for address in one["networks"].values()}
+    here.update(one.partition("/")[0] for link in found["interfaces"] for one in link["addresses"])
+    return arp.in_use({name: one for name, one in addresses.items() if one not in here}, sysfs_root)
 
 
 def _lock(findings: Findings, wanted: dict[str, Any] | None, takes: bool, cluster: str) -> dict[str, Any]:

@@ -73,6 +73,11 @@ options:
     type: list
     elements: str
     default: []
+  refuse:
+    description: For stage V(nodes), whether to refuse; otherwise the plan has RV(problems).
+    type: bool
+    default: true
+    version_added: 0.2.0
   patience:
     description: Seconds that each node has for that. Who waits for it has an inventory to correct.
     type: float
@@ -220,6 +225,12 @@ saved:
   description: Whether the plan file says the same as this plan, because it did before or was written now.
   returned: success
   type: bool
+problems:
+  description:
+    - What a change of the cluster would be refused for, as C(node), C(value), C(reason) and C(remedy).
+  returned: without O(refuse), and where it is refused
+  type: list
+  elements: dict
 lock:
   description: Which run wants the locks of the nodes, for M(rdm.provision.node_facts); empty where none does.
   returned: with O(receipts)
@@ -289,5 +300,6 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "keys": {"type": "bool", "default": False},
     "receipts": {"type": "bool", "default": False},
     "look": {"type": "list", "elements": "str", "default": []},
+    "refuse": {"type": "bool", "default": True},
     "patience": {"type": "float", "default": 10},
 }

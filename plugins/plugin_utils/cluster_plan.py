@@ -31,6 +31,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.device_checks import rdma_interfaces, reserves
 from ansible_collections.rdm.provision.plugins.plugin_utils.ended_jobs import ended_jobs
 from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks import (
+    addresses_of,
     config_dir_problems,
     container_seen,
     ended_by_plan,
@@ -38,6 +39,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     network_differences,
     network_present,
     origin_problems,
+    wire_problems,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import Inventory, check_inventory
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
@@ -174,6 +176,7 @@ def plan_nodes(
     warnings: list[Problem] = []
     nodes: dict[str, dict[str, Any]] = {}
     holders = {address: node for node, address in plan.addresses.nodes.items()}
+    ours = addresses_of(plan.inventory.cluster, facts.values())
     for node, found in facts.items():
         want = wants[node]._replace(others=holders)
         findings = (check_host if bare else check_node)(want, found)
@@ -181,6 +184,7 @@ def plan_nodes(
         config_dir = _config_dir(plan.inventory, node, found)
         problems += config_dir_problems(want, config_dir, found)
         problems += origin_problems(want, config_dir, found)
+        problems += wire_problems(want, found, ours)
         warnings += findings.warnings
         nodes[node] = _told(want, found, config_dir)
     warnings += fleet_checks.differences(facts)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from ipaddress import ip_network
 from typing import Any
@@ -103,6 +103,36 @@ def origin_problems(want: NodePlan, config_dir: str, facts: Mapping[str, Any]) -
     return []
 
 
+def wire_problems(want: NodePlan, facts: Mapping[str, Any], ours: Collection[str]) -> list[Problem]:
+    """Return where others on the wire have the node's address.
+
+    Args:
+        want: what the cluster wants of the node.
+        facts: what was found there.
+        ours: the addresses that containers of this cluster have now, which may be about to change.
+    """
+    remedy = (
+        "set rdm_subnet to a subnet of this cluster's own (each cluster on a fabric needs one), or give the "
+        "node another my_ip"
+    )
+    return [
+        Problem(want.node, one["address"], f"is used already on {one['interface']} by {one['mac']}", remedy)
+        for one in facts.get("in_use") or ()
+        if one["address"] not in ours
+    ]
+
+
+def addresses_of(cluster: str, facts: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the addresses that a cluster's containers have on these nodes."""
+    return {
+        address
+        for found in facts
+        for container in _containers(found)
+        if is_ours(container.get("labels"), cluster)
+        for address in (container.get("networks") or {}).values()
+    }
+
+
 def lock_problem(node: str, holder: Mapping[str, Any]) -> Problem:
     """Return the problem that another run holds a node's lock."""
     leader = Leader.read(holder["leader"])
@@ -156,7 +186,10 @@ def old_names(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> N
                     findings.problems.append(Problem(want.node, value, reason, remedy))
             else:
                 reason = f"is not what this cluster has on the node, a {kind} named {one['name']}"
-                remedy = f"go back to {one['name']}, or take the cluster down first (rdm-provision down)"
+                # A network cannot be renamed.
+                back = f"rename it back (docker rename {one['name']} {name}), " if kind == "container" else ""
+                settled = f"set {kind}_name: {one['name']}"
+                remedy = f"{back}{settled}, or take the cluster down first (rdm-provision down)"
                 findings.problems.append(Problem(want.node, f"{kind}_name {name}", reason, remedy))
 
 

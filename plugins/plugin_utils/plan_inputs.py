@@ -47,7 +47,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.inventory import (
     outside,
 )
 from ansible_collections.rdm.provision.plugins.plugin_utils.network_options import driver_options
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import NodePlan
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import DRIVERS_ON_A_PARENT, NodePlan
 from ansible_collections.rdm.provision.plugins.plugin_utils.plan_keys import key_problems
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import OWN, UPSTREAM, UPSTREAM_IMAGE
 from ansible_collections.rdm.provision.plugins.plugin_utils.python_sources import (
@@ -349,6 +349,31 @@ def _network_options(reader: HostVariables, host: str, parent: str = "", rail: i
         pkey=pkey,
         extra=reader.role_value(host, "network_options") or {},
     )
+
+
+def wire_addresses(reader: HostVariables, host: str, plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return a node's address on the wire of each of its interfaces that can be asked who has it.
+
+    Args:
+        reader: the variables.
+        host: the node.
+        plan: what the action plan returns.
+    """
+    driver = reader.text(host, "network_driver")
+    vlan = int(reader.text(host, "network_vlan") or 0)
+    if driver not in DRIVERS_ON_A_PARENT or reader.text(host, "rdm_runtime") == RUNTIME_HOST:
+        return {}
+    if driver == "sriov" and (vlan or reader.text(host, "network_pkey")):
+        return {}  # on another wire than the physical function
+    first = IPv4Network(plan["subnet"])
+    subnets = [first, *map(IPv4Network, plan.get("rails") or ())]
+    parents = _texts(reader.role_value(host, "container_rails")) or [reader.text(host, "network_parent")]
+    return {
+        parent.partition(",")[0].strip() + (f".{vlan}" if vlan else ""): moved(
+            plan["nodes"][host]["my_ip"], first, subnet
+        )
+        for parent, subnet in zip(parents, subnets, strict=False)
+    }
 
 
 def _sriov_network(reader: HostVariables, host: str) -> Network:

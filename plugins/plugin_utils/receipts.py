@@ -22,7 +22,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.host_variables impor
     HostVariables,
     role_options,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import function_devices, plugin_of
+from ansible_collections.rdm.provision.plugins.plugin_utils.plan_inputs import (
+    function_devices,
+    plugin_of,
+    wire_addresses,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.plugin_checks import (
     OWN,
     UPSTREAM,
@@ -91,6 +95,7 @@ def receipts(
             "sriov": sriov_settings(reader, node)
             ._replace(socket=one.plugin_socket(), function_devices=one.function_devices())
             .look(),
+            "addresses": wire_addresses(reader, node, plan),
             "bare": one.bare,
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),

@@ -6,7 +6,7 @@ import shlex
 
 import click
 
-from rdm_provision.cli.common import Options, emit_json, inventory_flag, recheck_option, run_options
+from rdm_provision.cli.common import Options, again, emit_json, inventory_flag, recheck_option, run_options
 from rdm_provision.events import FAILED
 
 __all__ = ["check"]
@@ -36,7 +36,7 @@ def check(options: Options, exit_code: bool, recheck: bool) -> int:
         emit_json({**result.to_json(), "exit_code": code, "in_sync": result.ok and not result.changed})
         return code
 
-    from rdm_provision.cli import view
+    from rdm_provision.cli import fabric, view
 
     if view.unhappy_end(result):
         return code
@@ -44,7 +44,11 @@ def check(options: Options, exit_code: bool, recheck: bool) -> int:
     view.drift(console, result, everything=options.verbose > 0)
     view.recap(console, result)
     view.found(console, result)
-    if result.ok and result.changed:
+    if result.fabric is not None:
+        fabric.show_fabric(console, result.fabric)
+    if not result.ok:
+        view.next_steps(console, view.mend(result, again(), options.limit, whole=True))
+    elif result.changed:
         part = "".join(
             f" {option} {shlex.quote(value)}"
             for option, value in (("--limit", options.limit), ("--tags", options.tags))

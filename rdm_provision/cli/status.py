@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rdm_provision.cli.common import Options, emit_json, limited_run_options
+from rdm_provision.events import FAILED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,8 @@ Examples:
 def status(options: Options) -> int:
     """Show what runs on each node, and what is not as planned. Reads only.
 
-    Exits with 1 when a node could not be looked at; what is found there, good or bad, makes no difference.
+    What `up` would refuse is not as planned, too. Exits with 1 when anything is not, or a node could not be
+    looked at.
     """
     cluster = options.cluster()
     result = options.carry_out(cluster, cluster.status(**options.run), brief=True)
@@ -37,14 +39,15 @@ def status(options: Options) -> int:
         return 0
     states = cluster.states(result)
     healthy = bool(states) and all(state.healthy for state in states)
+    code = result.exit_code or (0 if healthy else FAILED)
     if options.as_json:
         from rdm_provision.events import to_json
 
-        data = {**result.to_json(), "healthy": healthy}
+        data = {**result.to_json(), "exit_code": code, "healthy": healthy}
         for state in states:
             data["nodes"][state.node] |= {**to_json(state), "healthy": state.healthy}
         emit_json(data)
-        return result.exit_code
+        return code
 
     from rdm_provision.cli import view
 
@@ -55,7 +58,7 @@ def status(options: Options) -> int:
     view.heading(console, name, view.count(len(states), "node"))
     _show(console, states)
     view.warnings(console, result)
-    return result.exit_code
+    return code
 
 
 def _show(console: Console, states: Sequence[NodeState]) -> None:

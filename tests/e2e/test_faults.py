@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +100,10 @@ def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -
     allowed = "/etc/rdm/ssh/authorized_keys"
     lab.on("n2", "sh", "-c", f"cp -p {allowed} /root/allowed; echo nobody > {allowed}")
     lab.lab("cut", "n3")
+    # What is wrong on n2 is about to be mended.
+    checked = lab.json("check", expect=1)
+    assert (checked["failed"], checked["in_sync"]) == (["n3"], False)
+    assert checked["fabric"]["verdicts"]["n3"]["reason"] in checked["nodes"]["n3"]["why"]
     assert [node["cable"] for node in lab.lab("status")["nodes"]] == ["plugged", "plugged", "cut"]
     result = lab.json("verify", expect=1)
     verdicts = result["fabric"]["verdicts"]
@@ -108,6 +115,41 @@ def test_a_cut_cable_is_found_and_named_and_so_is_who_lets_nobody_in(lab: Lab) -
     lab.on("n2", "cp", "-p", "/root/allowed", allowed)
     lab.lab("heal", "n3")
     assert lab.json("verify")["ok"]
+
+
+def test_a_container_that_was_renamed_is_told_by_status_as_by_up(lab: Lab) -> None:
+    lab.provisioned()
+    lab.on("n2", "docker", "rename", "rdm", "rdm-old")
+    (problem,) = lab.json("up", expect=2)["problems"]
+    (remark,) = lab.json("status", expect=1)["nodes"]["n2"]["remarks"]
+    assert remark == f"{problem['value']} {problem['reason']}: {problem['remedy']}"
+    assert "rename it back (docker rename rdm-old rdm)" in remark
+    lab.on("n2", "docker", "rename", "rdm-old", "rdm")
+    assert lab.json("status")["healthy"]
+
+
+def test_what_another_inventory_or_another_run_has_in_hand_is_refused(lab: Lab, tmp_path: Path) -> None:
+    lab.provisioned()
+    hosts = (lab.inventory / "hosts.yml").read_text(encoding="utf-8")
+    (tmp_path / "hosts.yml").write_text(hosts.replace("{{ inventory_dir }}", str(lab.inventory)))
+    said = lab.product.rdm("up", "-i", str(tmp_path), expect=2).stdout
+    assert f"n1, n2, n3: the cluster {lab.name} in /etc/rdm was made from another inventory" in said
+    # A run from elsewhere, whose call on n2 does not end.
+    leader = {"what": "rdm-provision up", "pid": 7, "started": 1, "user": "eve", "host": "ctl", "space": ""}
+    began = int(lab.on("n2", "cut", "-d", " ", "-f", "22", "/proc/1/stat"))
+    record = {"run": "x", "home": "x", "leader": leader, "call": [1, began], "session": None}
+    lock = f"/run/rdm-provision/{lab.name}.lock"
+    lab.on("n2", "mkdir", "-m", "700", "/run/rdm-provision")
+    lab.on("n2", "sh", "-c", f"echo {shlex.quote(json.dumps(record))} > {lock}")
+    for verb in ("up", "down"):
+        (problem,) = lab.json(verb, expect=2)["problems"]
+        assert problem["node"] == "n2"
+        assert problem["reason"].startswith("is being changed by rdm-provision up (process 7 of eve on ctl)")
+    assert [lab.container(node) for node in NODES] == ["running"] * 3
+    lab.on("n2", "rm", lock)
+    assert changed(lab.json("up")) == []
+    assert [lab.there(node, "/run/rdm-provision") for node in NODES] == [False, True, False]
+    lab.on("n2", "rmdir", "/run/rdm-provision")
 
 
 def test_the_engine_dies_while_it_loads_an_image(lab: Lab) -> None:
@@ -141,7 +183,7 @@ def test_the_sriov_plugin_is_killed(sriov: Lab) -> None:
     sriov.on("n1", "docker", "kill", "rdm-sriov-plugin")
     look = ["docker", "inspect", "--format", "{{.State.Status}}", "rdm-sriov-plugin"]
     wait_until(lambda: sriov.on("n1", *look).strip() == "exited", "the plugin has ended")
-    status = sriov.json("status")
+    status = sriov.json("status", expect=1)
     assert status["nodes"]["n1"]["remarks"] == ["the SR-IOV plugin is exited"]
     assert not status["healthy"]
     result = sriov.json("up")

@@ -84,6 +84,7 @@ SOUND: dict[str, Any] = {
     "config_owner": "",
     "origin": {"authority": "", "my_ip": ""},
     "network_plugin": {"systemd": True, "unit": False, "cluster": "", "running": False},
+    "in_use": [],
     "lock": {},
     "locked": False,
     "findings": [],

@@ -442,7 +442,7 @@ def test_status_of_nodes_without_an_engine(
     path = make_inventory(rdm_cluster="no-such-{{ what }}", what="cluster")
     said = call("status", "-i", path, "--json")
     data = json.loads(said.out)
-    assert (said.code, data["ok"], data["healthy"]) == (0, True, False)
+    assert (said.code, data["ok"], data["healthy"]) == (1, True, False)
     assert all(node["reachable"] and node["remarks"] for node in data["nodes"].values())
     assert said.err == ""
     shown = call("status", "-i", path, "--limit", "node1").out

@@ -420,10 +420,12 @@ def facts(**docker: Any) -> dict[str, Any]:
     return {"node": {"accelerator": "cpu", "docker": {**found, **docker}, "docker_error": ""}}
 
 
-def state(told: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path) -> Any:
+def state(
+    told: dict[str, Any] | None, *, why: str = "", my_ip: str = "10.77.0.100", tmp: Path, **planned: Any
+) -> Any:
     # The name that the inventory has is not evaluated, and not the one to look for.
     cluster = Cluster(tmp, {"master": ("node1",)}, {"node1": {"rdm_cluster": "{{ site }}"}})
-    plan = {"cluster": "mine", "nodes": {"node1": {"my_ip": my_ip, "note": "kept"}}}
+    plan = {"cluster": "mine", "nodes": {"node1": {"my_ip": my_ip, "note": "kept"}}, **planned}
     returned = {FACTS_MODULE: {"node1": [told]}} if told is not None else {}
     nodes = {"node1": NodeRecap(ok=1, why=why)}
     (found,) = cluster.states(RunResult(verb="status", nodes=nodes, returned=returned, plan=plan))
@@ -442,6 +444,14 @@ def test_what_a_killed_run_has_left_beside_the_container_is_not_the_container(tm
     containers = told["node"]["docker"]["containers"]
     containers.insert(0, {**containers[1], "name": "rdm.next", "state": "created", "networks": {}})
     assert state(told, tmp=tmp_path).container == "rdm (running)"
+
+
+def test_what_would_be_refused_is_not_as_planned(tmp_path: Path) -> None:
+    problem = {"node": "node1", "value": "x", "reason": "is wrong", "remedy": "right it"}
+    others = [{**problem, "node": "node2"}, {**problem, "node": None, "value": "all"}]
+    found = state(facts(), problems=[problem, *others], tmp=tmp_path)
+    assert found.remarks == ("x is wrong: right it", "all is wrong: right it")
+    assert not found.healthy
 
 
 def test_remarks_on_what_is_not_as_planned(tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
         "inputs": {"my_ip": "1"},
         "key_digests": {"id": ""},
         "sriov": {"parents": ["ib0"]},
+        "addresses": {"ib0": "10.0.0.1"},
     }
     absent: list[str] = []
     lock = {"run": "x"}
@@ -223,6 +224,7 @@ def test_arguments_of_all_nodes_are_those_of_each() -> None:
             "inputs": {"my_ip": "1"},
             "key_digests": {"id": ""},
             "sriov": {"parents": ["ib0"]},
+            "addresses": {"ib0": "10.0.0.1"},
         }
     }
     lines = [f"n{number} 10.0.0.{number}\n" for number in range(1, 9)]

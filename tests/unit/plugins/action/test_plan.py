@@ -840,6 +840,28 @@ def test_what_makes_functions_is_an_input_and_what_they_are_is_looked_at(cluster
     assert any("rdm-sriov/vfs.json" in path for path in found[1]["watch"]["paths"]["sriov"])
 
 
+def test_each_interface_is_asked_for_the_address_that_is_planned_on_its_wire(cluster: Cluster) -> None:
+    sriov = {"network_driver": "sriov", "sriov_allow_tag": True, "network_parent": "ib0,ib1"}
+    workers = {
+        "b": {"network_vlan": 5},
+        "c": sriov,
+        "d": {**sriov, "network_vlan": 5},
+        "e": {"network_driver": "bridge"},
+    }
+    cluster.write({"a": {}}, workers, CPU)
+    _, result, output = cluster.run("-e", '{"receipts": true}')
+    assert {node: one["addresses"] for node, one in result["receipts"].items()} == {
+        "a": {"ib0": "192.169.16.100"},
+        "b": {"ib0.5": "192.169.16.101"},
+        "c": {"ib0": "192.169.16.102"},
+        "d": {},
+        "e": {},
+    }, output
+    cluster.write({"a": {"container_rails": ["ib0", "ib1"]}}, {}, CPU)
+    _, result, output = cluster.run("-e", '{"receipts": true}')
+    assert result["receipts"]["a"]["addresses"] == {"ib0": "192.169.16.100", "ib1": "192.169.17.100"}, output
+
+
 def test_what_the_plugin_would_undo_is_refused_unless_it_is_the_same(cluster: Cluster) -> None:
     sriov = {**CPU, "network_driver": "sriov", "sriov_allow_tag": True, "sriov_vfs": 2}
     right = {

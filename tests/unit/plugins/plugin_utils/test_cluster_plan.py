@@ -164,6 +164,21 @@ def test_a_plan_that_ends_a_job_is_refused_before_a_change_and_else_told() -> No
     assert warning.startswith("This would be refused: w1: the job one runs")
 
 
+def test_an_address_that_another_on_the_wire_has_is_refused_unless_it_is_one_of_ours() -> None:
+    plan = planned()
+    used = [{"interface": "ib0", "address": "192.169.16.100", "mac": "02:42:c0:a9:10:64"}]
+    facts = {"m": report(in_use=used), "w1": report()}
+    told = "m: 192.169.16.100 is used already on ib0 by 02:42:c0:a9:10:64: set rdm_subnet to a subnet of"
+    with pytest.raises(Refused, match=told):
+        plan_nodes(plan, wants(plan), facts)
+    # The two are about to exchange their addresses.
+    facts["w1"] = report(docker_containers=[container("rdm", "rdm", ibnet="192.169.16.100")])
+    assert plan_nodes(plan, wants(plan), facts).nodes
+    facts["w1"] = report(docker_containers=[container("rdm", "other", ibnet="192.169.16.100")])
+    with pytest.raises(Refused, match=told):
+        plan_nodes(plan, wants(plan), facts)
+
+
 def test_a_node_that_another_run_changes_refuses_this_one_and_is_told_to_who_only_looks() -> None:
     plan = planned()
     holder = {"run": "x", "leader": Leader("rdm-provision up", 7, 1, "eve", "ctl", "", 0.0)._asdict()}

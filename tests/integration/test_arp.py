@@ -1,0 +1,39 @@
+"""Who has an address on the wire, asked over a real cable in a network namespace of the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.conftest import COLLECTIONS
+
+ASK = """
+import json, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from ansible_collections.rdm.provision.plugins.module_utils.node.arp import in_use
+# As long as sysfs is the host's, it has the host's interfaces.
+subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
+for line in (
+    "link add ib0 type veth peer name other",
+    "link set other address 02:00:00:00:00:02",
+    "link set ib0 up",
+    "link set other up",
+    "address add 192.169.16.100/24 dev other",
+):
+    subprocess.run(["ip", *line.split()], check=True)
+print(json.dumps([in_use({"ib0": f"192.169.16.{last}"}) for last in (100, 101)]))
+"""
+
+
+def test_who_has_an_address_is_found_and_nobody_where_it_is_free() -> None:
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", sys.executable, "-c", ASK, str(COLLECTIONS)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    taken = {"interface": "ib0", "address": "192.169.16.100", "mac": "02:00:00:00:00:02"}
+    assert json.loads(done.stdout) == [[taken], []]

@@ -1,0 +1,94 @@
+"""`rdm.provision.fabric_verdict` as ansible-playbook runs it, on what hosts are said to have measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.conftest import COLLECTIONS, ROOT
+
+PLAY = """
+- name: Judge the fabric
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Judge
+      rdm.provision.fabric_verdict:
+        nodes: "n1 10.0.0.1\\nn2 10.0.0.2\\nn3 10.0.0.3\\n"
+        measurements: measured
+        changing: "{{ changing | default([]) }}"
+      run_once: true
+"""
+
+
+def measured(*peers: str, up: bool = True) -> dict[str, Any]:
+    """What a node measured; a peer is a line of what the probe returns."""
+    return {
+        "measured": {
+            "measured": True,
+            "reason": "",
+            "container_state": "running",
+            "method": "icmp",
+            "note": "",
+            "link": {"name": "eth0", "up": up},
+            "rtt_us": "".join(f"{peer}\n" for peer in peers),
+            "loss": {},
+            "errors": {},
+            "ssh": {},
+            "login": {},
+        }
+    }
+
+
+CUT = {
+    "n1": measured("n2 90 80", "n3 -"),
+    "n2": measured("n3 -", "n1 90 80"),
+    "n3": measured("n1 -", "n2 -", up=False),
+}
+
+
+def judged(directory: Path, *options: str) -> dict[str, Any]:
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": CUT}}, sort_keys=False))
+    (directory / "play.yml").write_text(PLAY)
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"),
+            "--inventory=hosts.yml",
+            "--check",
+            "play.yml",
+            *options,
+        ],
+        cwd=directory,
+        env=os.environ
+        | {
+            "ANSIBLE_COLLECTIONS_PATH": str(COLLECTIONS),
+            "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json",
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    (task,) = json.loads(done.stdout[done.stdout.index("{") :])["plays"][0]["tasks"]
+    result: dict[str, Any] = task["hosts"]["n1"]
+    return result
+
+
+def test_a_run_that_changes_nothing_fails_who_is_off_the_fabric(tmp_path: Path) -> None:
+    result = judged(tmp_path)
+    assert list(result["faulty"]) == ["n3"]
+    assert result["faulty"]["n3"] == result["fabric"]["verdicts"]["n3"]["reason"]
+    assert "no link" in result["faulty"]["n3"]
+
+
+def test_who_is_about_to_change_is_shown_and_not_failed(tmp_path: Path) -> None:
+    result = judged(tmp_path, "-e", '{"changing": ["n3"]}')
+    assert result["faulty"] == {}
+    assert result["fabric"]["verdicts"]["n3"]["ok"] is False
