@@ -282,7 +282,7 @@ def docker_network(node: Node, parameters: Parameters) -> Result:
 def container(node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.container`."""
     containers, name = node.kind("containers"), parameters["name"]
-    passing = {"directories", "files", "blocks", "claims", "receipt", "recreate"}
+    passing = {"directories", "files", "blocks", "claims", "lock", "receipt", "recreate"}
     wanted = digest({key: value for key, value in given(parameters).items() if key not in passing})
     was = containers.get(name, {"state": "absent", "digest": ""})
     claims = parameters.get("claims") or [None]

@@ -123,6 +123,12 @@ link:
   returned: when measured
   type: dict
   sample: {name: eth0, up: true}
+duplicate:
+  description: Who else on the wire has MY_IP, in one sentence; empty for nobody.
+  returned: when measured
+  type: str
+  sample: 192.169.16.100 is used by 02:42:c0:a9:10:64 on the wire below eth0, too
+  version_added: 0.2.0
 rtt_us:
   description:
     - Median and least round-trip time to each peer in microseconds, one line C(name median least) per peer,
@@ -283,6 +289,11 @@ def measure(parameters: dict[str, Any], nodes: dict[str, str]) -> dict[str, Any]
         "method": result["method"],
         "note": result["note"],
         "link": result["link"],
+        "duplicate": "{0} is used by {1} on the wire below {2}, too".format(
+            nodes[node], result["also"], result["link"]["name"]
+        )
+        if result["also"]
+        else "",
         "rtt_us": packed(zip(peers, result["rtt_us"], result["min_us"])),
         "loss": {name: round(1 - got / sent, 2) for name, sent, got in counts if 0 < got < sent},
         "errors": {peers[int(index)]: text for index, text in result["errors"].items()},

@@ -535,7 +535,8 @@ def _in_use(found: dict[str, Any], addresses: dict[str, str], sysfs_root: str) -
     if not {"network", "container"}.intersection(found["work"]):
         return []
     containers = (found["docker"] or {}).get("containers") or []
-    here = {address for one in containers for address in one["networks"].values()}
+    up = [one for one in containers if one["state"] not in ("created", "exited", "dead")]
+    here = {address for one in up for address in one["networks"].values()}
     here.update(one.partition("/")[0] for link in found["interfaces"] for one in link["addresses"])
     return arp.in_use({name: one for name, one in addresses.items() if one not in here}, sysfs_root)
 

@@ -52,7 +52,8 @@ beside:
   sample: {n3: [my_ip, hostfile, receipt]}
 plays:
   description:
-    - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt) and C(verify).
+    - The hosts of each role's play, and of the plays C(inspect), C(absent), C(receipt), C(release)
+      and C(verify).
     - Nodes with work, and one more, where there is one, that has none. Ansible ends the whole run when all
       hosts of a play have failed.
     - There are no receipts in check mode, and with C(--tags), C(--skip-tags) or C(--step).

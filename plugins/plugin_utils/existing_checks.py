@@ -139,8 +139,8 @@ def lock_problem(node: str, holder: Mapping[str, Any]) -> Problem:
     if leader is None:
         reason = "is being changed by a run of another version of rdm-provision"
     else:
-        since = datetime.fromtimestamp(leader.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        reason = f"is being changed by {leader} since {since}"
+        since = datetime.fromtimestamp(leader.since, UTC).strftime(" since %Y-%m-%d %H:%M:%S UTC")
+        reason = f"is being changed by {leader}{since if leader.since else ''}"
     return Problem(node, "", reason, "wait for that run to end, or stop it where it was started")
 
 

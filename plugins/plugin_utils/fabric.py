@@ -26,6 +26,7 @@ class Measurement(NamedTuple):
         note: why the method is not the usual one.
         link: name of the interface that has MY_IP.
         link_up: whether it is up and has a carrier; None when not known.
+        duplicate: who else on the wire has MY_IP, in one sentence; empty for nobody.
         rtt_us: median round-trip time by peer; None where the peer was silent. Others were not asked.
         loss: share of requests without answer, for peers that answered some of them.
         errors: the kernel's words where a request could not be sent.
@@ -40,6 +41,7 @@ class Measurement(NamedTuple):
     note: str = ""
     link: str = ""
     link_up: bool | None = None
+    duplicate: str = ""
     rtt_us: Mapping[str, float | None] = {}
     loss: Mapping[str, float] = {}
     errors: Mapping[str, str] = {}
@@ -126,6 +128,7 @@ def measurement(result: Mapping[str, Any]) -> Measurement:
         note=str(result["note"]),
         link=str(result["link"]["name"]),
         link_up=result["link"]["up"],
+        duplicate=result.get("duplicate", ""),
         rtt_us=unpacked(result["rtt_us"]),
         loss=result["loss"],
         errors=result["errors"],

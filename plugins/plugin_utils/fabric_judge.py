@@ -89,7 +89,7 @@ class _Judge:
     def judge(self) -> Fabric:
         """Take the steps in their order: from the causes that explain most to those that explain least."""
         failed_pairs = [(one, other) for one in self.measuring for other in self._by_rank(self.silent[one])]
-        explained = self._not_measured()
+        explained = self._not_measured() | self._duplicates()
         explained |= self._cut_off(explained)
         self._pairs([pair for pair in failed_pairs if not explained & set(pair)])
         self._logins(explained | self._sshd(explained))
@@ -142,6 +142,14 @@ class _Judge:
         for reason, names in causes.items():
             self._blame(names, reason)
         return dead
+
+    def _duplicates(self) -> set[str]:
+        """Name and return the nodes whose address somebody else has, too: who asks meets either of them."""
+        found = {name: self.measurements[name].duplicate for name in self.measuring}
+        for name, reason in found.items():
+            if reason:
+                self._blame([name], reason)
+        return {name for name, reason in found.items() if reason}
 
     def _cut_off(self, dead: set[str]) -> set[str]:
         """Name the nodes, and the groups of them, that do not reach the main part of the cluster."""

@@ -191,6 +191,18 @@ def test_each_rail_is_measured_and_the_verdict_names_the_one_that_is_cut(
     assert judged["findings"] == [f"rail ib1: n2: {failed['n2'].removeprefix('rail ib1: ')}"]
 
 
+def test_who_else_has_an_address_is_named(cluster: Cluster) -> None:
+    assert cluster.measure("n1")["duplicate"] == ""
+    mac = json.loads(cluster.inside("n2", "ip", "-json", "link", "show", "eth0"))[0]["address"]
+    second = [f"{ADDRESSES['n1']}/24", "dev", "eth0"]
+    cluster.inside("n2", "ip", "address", "add", *second)
+    try:
+        found = cluster.measure("n1", ssh=False)["duplicate"]
+    finally:
+        cluster.inside("n2", "ip", "address", "del", *second)
+    assert found == f"{ADDRESSES['n1']} is used by {mac} on the wire below eth0, too"
+
+
 def test_only_the_next_peers_are_asked_for_their_sshd(cluster: Cluster) -> None:
     assert list(cluster.measure("n2", ssh_peers=1)["ssh"]) == ["n3"]
     assert cluster.measure("n2", ssh=False)["ssh"] == {}

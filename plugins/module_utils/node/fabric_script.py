@@ -9,7 +9,7 @@ It takes one JSON object, cut into as many arguments as needed (Linux allows 128
     {"source": MY_IP, "peers": [address…], "tries": 3, "deadline": 10, "patience": 5, "port": 22,
      "ssh": [index…], "login": [address…]}
 
-    {"problem": "", "method": "icmp", "note": "", "link": {"name": "eth0", "up": true},
+    {"problem": "", "method": "icmp", "note": "", "link": {"name": "eth0", "up": true}, "also": "" or a MAC,
      "rtt_us": [median or null…], "min_us": [least or null…], "sent": [n…], "answered": [n…],
      "errors": {"index": text}, "ssh": {"index": "" or what is wrong},
      "login": {address: "" or what is wrong}}
@@ -25,6 +25,7 @@ the container does not pass for a slow network.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import json
@@ -45,6 +46,8 @@ ECHO_REPLY, ECHO_REQUEST = 0, 8
 HEADER = struct.Struct("!BBHHH")  # type, code, checksum, identifier, sequence number
 STAMP = struct.Struct("!8sIH")  # our token, index of the peer, number of the try
 SO_TIMESTAMPNS = 35
+ETHERNET, BROADCAST = 1, b"\xff" * 6
+ARP = struct.Struct("!6s6sHHHBBH6s4s6s4s")  # RFC 826, with the header of its frame
 SIOCGIFFLAGS, SIOCGIFADDR = 0x8913, 0x8915
 IFF_UP, IFF_RUNNING = 0x1, 0x40
 
@@ -202,6 +205,48 @@ class Tcp:
                 return
         peer.rtts.append((time.perf_counter() - begin) * 1e6)
         peer.heard.set()
+
+
+class Claims:
+    """Hears who else has our address: the wire is asked for it in the name of nobody (RFC 5227).
+
+    Raises:
+        OSError: it cannot be asked: without NET_RAW, or on a link that is not Ethernet.
+    """
+
+    def __init__(self, link: str, address: str) -> None:
+        self.other = ""
+        self.address = socket.inet_aton(address)
+        self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))
+        self.socket.setblocking(False)
+        try:
+            self.socket.bind((link, 0x0806))
+            _link, _protocol, _packet, kind, self.mac = self.socket.getsockname()
+            if kind != ETHERNET:
+                raise OSError(errno.EPROTONOSUPPORT, link)
+        except OSError:
+            self.socket.close()
+            raise
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.socket.fileno(), self.receive)
+        self.send()
+        loop.call_later(AGAIN, self.send)
+
+    def send(self) -> None:
+        """Ask; on a link that is down nobody hears it."""
+        fixed = (0x0806, ETHERNET, 0x0800, 6, 4, 1)
+        frame = ARP.pack(BROADCAST, self.mac, *fixed, self.mac, bytes(4), bytes(6), self.address)
+        with contextlib.suppress(OSError):
+            self.socket.send(frame)
+
+    def receive(self) -> None:
+        """Note who says that the address is his."""
+        with contextlib.suppress(OSError):
+            data = self.socket.recv(2048)
+            if len(data) >= ARP.size:
+                *_, mac, sender, _target, _wanted = ARP.unpack_from(data)
+                if sender == self.address and mac != self.mac:
+                    self.other = ":".join("%02x" % byte for byte in mac)
 
 
 def checksum(packet: bytes) -> int:
@@ -372,6 +417,9 @@ async def measure(settings: Settings) -> dict[str, Any]:
     source = settings.source
     result: dict[str, Any] = {"problem": "", "method": "icmp", "note": "", "link": link_of(source)}
     result["login"] = {}
+    claims = None
+    with contextlib.suppress(OSError):
+        claims = Claims(result["link"]["name"], source)
     try:
         prober: Icmp | Tcp = Icmp(source, peers)
     except PermissionError:
@@ -394,6 +442,7 @@ async def measure(settings: Settings) -> dict[str, Any]:
     for task in done:
         task.result()  # an error of ours must not pass for silence
     result.update(
+        also=claims.other if claims else "",
         rtt_us=[round(statistics.median(peer.rtts), 1) if peer.rtts else None for peer in peers],
         min_us=[round(min(peer.rtts), 1) if peer.rtts else None for peer in peers],
         sent=[peer.sent for peer in peers],

@@ -7,7 +7,9 @@ from pathlib import Path
 from benchmarks.scale import Cluster
 from benchmarks.simulated.node import Node
 
-FILES, CONTAINER, RECEIPT = (f"rdm.provision.{name}" for name in ("node_files", "container", "receipt"))
+FILES, CONTAINER, RECEIPT, LOCK = (
+    f"rdm.provision.{name}" for name in ("node_files", "container", "receipt", "node_lock")
+)
 
 
 def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tmp_path: Path) -> None:
@@ -21,10 +23,12 @@ def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tm
     rest = cluster.playbook("site", "--skip-tags", "hostfile").expect(0)
     assert (rest.changed, rest.calls[FILES], rest.calls[CONTAINER]) == (cluster.nodes, 2, 2)
     assert kept() == [False, False]
+    # Else the call that keeps the receipt does it.
+    assert [run.calls[LOCK] for run in (chosen, rest)] == [2, 2]
 
     whole = cluster.playbook().expect(0)
     assert (whole.changed, whole.calls[FILES], whole.calls[RECEIPT], whole.calls[CONTAINER]) == ([], 0, 0, 2)
-    assert kept() == [True, True]
+    assert (kept(), whole.calls[LOCK]) == ([True, True], 0)
     cluster.remove_container("n2")
     checked = cluster.playbook("site", "--check").expect(0)
     assert (checked.changed, checked.calls[CONTAINER]) == (["n2"], 1)

@@ -181,10 +181,11 @@ def test_an_address_that_another_on_the_wire_has_is_refused_unless_it_is_one_of_
 
 def test_a_node_that_another_run_changes_refuses_this_one_and_is_told_to_who_only_looks() -> None:
     plan = planned()
-    holder = {"run": "x", "leader": Leader("rdm-provision up", 7, 1, "eve", "ctl", "", 0.0)._asdict()}
+    leader = Leader("rdm-provision up", 7, 1, "eve", "ctl", "", 1764060730.0)
+    holder = {"run": "x", "leader": leader._asdict()}
     other = {"run": "x", "leader": {"who": "a later version"}}
     facts = {"m": report(), "w1": report(lock=holder), "w2": report(lock=other)}
-    told = r"w1: is being changed by rdm-provision up \(process 7 of eve on ctl\) since 1970-01-01 "
+    told = r"w1: is being changed by rdm-provision up \(process 7 of eve on ctl\) since 2025-11-25 "
     with pytest.raises(Refused, match=told) as refused:
         plan_nodes(plan, wants(plan), facts)
     assert "w2: is being changed by a run of another version" in str(refused.value)

@@ -93,6 +93,17 @@ def test_the_kernels_words_are_the_suspicion() -> None:
     assert judge(nodes, measurements).findings == ["n2: no answer from any peer: network is unreachable"]
 
 
+def test_a_node_whose_address_another_has_explains_what_others_meet_there() -> None:
+    nodes = names(3)
+    measurements = cluster(nodes)
+    reason = "10.0.0.2 is used by 02:42:00:00:00:01 on the wire below eth0, too"
+    strangers = {"login": {"n2": "Host key verification failed"}}
+    measurements["n1"] = measured(nodes, "n1", lambda _one, _other: USUAL, **strangers)
+    measurements["n2"] = measured(nodes, "n2", lambda _one, _other: USUAL, duplicate=reason)
+    judged = judge(nodes, measurements)
+    assert (failing(judged), judged.findings) == (["n2"], [f"n2: {reason}"])
+
+
 def test_what_is_said_of_several_rails_names_the_rail() -> None:
     nodes = names(3)
     whole, cut_off = judge(nodes, cluster(nodes)), judge(nodes, cluster(nodes, cut("n2")))
