@@ -516,7 +516,7 @@ def _own_step(grammar: Grammar, line: bytes, match: re.Match[bytes], whole: bool
     tag, time = prefix(line[: match.start()])
     if clock := _CLOCK.search(line, 0, match.start()):
         time = clock[0].decode().replace("T", " ").replace(",", ".")
-    told = match.groupdict().get("step")
+    told = match["step"] if "step" in match.re.groupindex else None
     number, total = int(told or 0), 0
     if both := _STEP_OF.search(match["fields"]):
         number, total = int(both[1]), int(both[2])
@@ -533,16 +533,15 @@ def _pairs(
     values: dict[str, float] = {}
     sizes: dict[str, float] = {}
     fields = match["fields"]
+    has_unit = "unit" in grammar.pair.groupindex
     for pair in grammar.pair.finditer(fields):
-        name, text, unit = pair["name"], pair["number"], pair.groupdict().get("unit")
         if not whole and pair.end() == len(fields):
             # It may be cut.
             continue
         with contextlib.suppress(ValueError):
-            number = float(text.replace(b",", b""))
-            if unit == b"GiB":
+            number = float(pair["number"].replace(b",", b""))
+            if has_unit and pair["unit"] == b"GiB":
                 sizes["max reserved"] = number * 1024.0
             else:
-                key = _text(name)
-                values[NAMES.get(key, key)] = number
+                values[field_name(pair["name"])] = number
     return _in_milliseconds(values), sizes
