@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["OneForwardOneBackward", "Path", "Schedule"]
+__all__ = ["BlockingSends", "OneForwardOneBackward", "Path", "Schedule"]
 
 # Of a stage's time, what its forward and its backward take.
 _FORWARD = 1 / 3
@@ -248,6 +248,37 @@ class OneForwardOneBackward:
         # Sends of a regular step; the paths above have those of its ends.
         sends = (steady - 2) * self.last_send if stage >= p - 2 else 0.0
         return begin + start + finish + (steady - 1) * own + sends
+
+
+@dataclass(frozen=True)
+class BlockingSends:
+    """A schedule whose stages do nothing else while they send and receive.
+
+    Args:
+        inner: The schedule without.
+        seconds: What that adds to each stage's time for one micro-batch.
+    """
+
+    inner: Schedule
+    seconds: tuple[float, ...]
+
+    def ends(self, times: Sequence[float]) -> list[float]:
+        """See :class:`Schedule`."""
+        return self.inner.ends([time + added for time, added in zip(times, self.seconds, strict=True)])
+
+    def paths(self, stage: int) -> list[Path]:
+        """See :class:`Schedule`."""
+        before, own, after = sum(self.seconds[:stage]), self.seconds[stage], sum(self.seconds[stage + 1 :])
+        return [
+            Path(path.own, path.after, path.seconds + before + path.own * own + path.after * after)
+            for path in self.inner.paths(stage)
+        ]
+
+    def bound(self, before: float, times: Sequence[float]) -> float:
+        """See :class:`Schedule`."""
+        stage = len(self.seconds) - len(times)
+        added = [time + extra for time, extra in zip(times, self.seconds[stage:], strict=True)]
+        return self.inner.bound(before + sum(self.seconds[:stage]), added)
 
 
 def _regular(now: list[float], before: list[float], step: float) -> bool:

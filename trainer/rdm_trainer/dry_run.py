@@ -19,7 +19,7 @@ from rdm_trainer.config.schema import Config
 from rdm_trainer.distributed.tensor_parallel.chunks import chunk_tokens
 from rdm_trainer.flops import Accelerator, LayerSize
 
-__all__ = ["GIB", "Memory", "Report", "Stage", "dry_run"]
+__all__ = ["GIB", "Memory", "Report", "Stage", "dry_run", "stage_memory"]
 
 GIB = 1024**3
 
@@ -135,7 +135,7 @@ def dry_run(config: Config, world_size: int) -> Report:
                 layers=tuple(layer.name for layer in layers),
                 parameters=split + whole,
                 in_flight=in_flight,
-                memory=_memory(config, layers, data, in_flight, last=index == parallel.pipeline - 1),
+                memory=stage_memory(config, layers, data, in_flight, last=index == parallel.pipeline - 1),
             )
         )
     step = flops.flops_per_sample(config) * optimisation.global_batch_size
@@ -175,7 +175,16 @@ def _held(layers: list[LayerSize]) -> tuple[int, int]:
     return split, whole
 
 
-def _memory(config: Config, layers: list[LayerSize], data: int, in_flight: int, *, last: bool) -> Memory:
+def stage_memory(config: Config, layers: list[LayerSize], data: int, in_flight: int, *, last: bool) -> Memory:
+    """Return the memory of a rank of a pipeline stage.
+
+    Args:
+        config: The job.
+        layers: The stage's layers.
+        data: Replicas.
+        in_flight: Micro-batches whose activations it keeps at once.
+        last: It computes the loss.
+    """
     split, whole = _held(layers)
     own = split // config.parallel.tensor + whole
     weights, gradients, optimiser = _states(config, own, data)

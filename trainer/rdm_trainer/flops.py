@@ -16,6 +16,7 @@ __all__ = [
     "find_accelerator",
     "flops_per_sample",
     "flops_per_token",
+    "forward_flops",
     "layer_parameters",
     "layer_sizes",
     "megatron_tflops",
@@ -124,6 +125,29 @@ def flops_per_sample(config: Config) -> float:
     decoder = model.decoder_blocks * by_name["DecoderBlock"] - cross_keys + by_name["Head"]
     scores = model.layers * source * source + model.decoder_blocks * target * (target + source)
     return 6.0 * (encoder * source + decoder * target) + 12.0 * inner * scores
+
+
+def forward_flops(config: Config, layer: LayerSize) -> float:
+    """Return the FLOPs of one layer's forward pass over one sample; those of all make a third of a sample's.
+
+    Args:
+        config: The job.
+        layer: One of :func:`layer_sizes`.
+
+    Source: as :func:`flops_per_sample`.
+    """
+    model = config.model
+    inner, source, target = model.attention_size, model.seq_length, model.decoder_length
+    if layer.name == "Head":
+        return 2.0 * target * layer.total
+    if layer.name.endswith("Embedding"):
+        return 0.0
+    if layer.name == "DecoderBlock":
+        cross_keys = 2 * (model.hidden_size + 1) * inner
+        products = cross_keys * source + (layer.total - cross_keys) * target
+        return 2.0 * products + 4.0 * inner * target * (target + source)
+    scores = 4.0 * inner * source * source if layer.name.endswith("Block") else 0.0
+    return 2.0 * layer.total * (target if layer.name.startswith("Decoder") else source) + scores
 
 
 def flops_per_token(config: Config) -> float:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_planner.schedules import OneForwardOneBackward
+from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
 from tests.unit.planner.fasop_reference import simulate
 
 _SECONDS = st.floats(0.001, 1.0) | st.sampled_from([0.1, 0.2])
@@ -45,3 +45,24 @@ def test_the_bounds_of_equal_stages_are_met() -> None:
     schedule = OneForwardOneBackward(4, 16)
     bounds = [schedule.bound(0.3 * stage, [0.3] * (4 - stage)) for stage in range(4)]
     assert max(bounds) == pytest.approx(19 * 0.3)
+
+
+@given(
+    stages=st.lists(st.tuples(_SECONDS, st.floats(0, 0.3)), min_size=1, max_size=8),
+    micro_batches=st.integers(1, 40),
+)
+@settings(deadline=None)
+def test_sends_that_block_a_stage_are_a_part_of_its_time(
+    stages: list[tuple[float, float]], micro_batches: int
+) -> None:
+    times, added = [time for time, _ in stages], tuple(extra for _, extra in stages)
+    plain = OneForwardOneBackward(len(stages), micro_batches)
+    schedule = BlockingSends(plain, added)
+    ends = schedule.ends(times)
+    assert ends == plain.ends([sum(stage) for stage in stages])
+    for stage in range(len(stages)):
+        before, after = sum(times[:stage]), sum(times[stage + 1 :])
+        for path in schedule.paths(stage):
+            bound = before + path.own * times[stage] + path.after * after + path.seconds
+            assert bound <= ends[0] * (1 + 1e-9)
+        assert schedule.bound(before, times[stage:]) <= ends[0] * (1 + 1e-9)

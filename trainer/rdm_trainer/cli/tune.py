@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""``rdm-trainer tune``: the fastest layout of a job on nodes of given GPUs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rdm_trainer.errors import DONE, FAILED, TrainerError
+
+if TYPE_CHECKING:
+    from rdm_planner.layouts import Estimate
+    from rdm_planner.nodes import NodeKind
+    from rdm_trainer.config import Config
+    from rdm_trainer.tune import PublishedModel
+
+__all__ = ["tune"]
+
+_ORDERS = 200
+_EPILOG = """
+\b
+16 nodes with 8 H100 each:        rdm-trainer tune gpt-5b.yaml --nodes 16xH100:8
+An A100 node and seven of A10:    rdm-trainer tune gpt2-xl.yaml --nodes 1xA100-40:4 --nodes 7xA10:4
+"""
+
+
+@click.command(epilog=_EPILOG)
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE]...")
+@click.option(
+    "--nodes",
+    "groups",
+    multiple=True,
+    required=True,
+    metavar="COUNTxGPU:GPUS",
+    help="Nodes of a kind, as 2xH100:8; again for another kind.",
+)
+@click.option(
+    "--inter", type=float, default=200.0, show_default=True, help="Between nodes, Gbit/s of a node."
+)
+@click.option("--intra", type=float, default=1600.0, show_default=True, help="Between a node's GPUs, Gbit/s.")
+@click.option(
+    "--efficiency",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="The share of their peak that GPUs reach.",
+)
+@click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="How many layouts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; times are seconds.")
+def tune(
+    config: Path,
+    overrides: tuple[str, ...],
+    groups: tuple[str, ...],
+    inter: float,
+    intra: float,
+    efficiency: float,
+    top: int,
+    as_json: bool,
+) -> int:
+    """Say which layout of CONFIG is the fastest on these nodes.
+
+    That is the tensor, data and pipeline degree, the micro-batch, which blocks are on which stage, and which
+    kind of node is at which place.
+
+    Times are guesses from published peaks; nothing has been measured. Exits with 1 when no layout fits.
+    """
+    from rdm_planner.search import search
+    from rdm_trainer import config as configuration
+    from rdm_trainer import flops
+
+    job = configuration.load(config, overrides)
+    for option, value in (("--inter", inter), ("--intra", intra)):
+        if value <= 0:
+            raise TrainerError(f"{option} is {value:g}; a bandwidth is above 0 Gbit/s.")
+    nodes = [node for group in groups for node in _nodes(group, inter * 1e9, intra * 1e9)]
+    if len({node.gpus for node in nodes}) > 1:
+        raise TrainerError("All nodes must have as many GPUs as the others.")
+    peaks = {
+        node.gpu: accelerator.tflops
+        for node in nodes
+        if (accelerator := flops.find_accelerator(node.gpu)) is not None
+    }
+    models = _models(job, nodes, peaks, efficiency)
+    found = search(models, keep=top)
+    if not found.layouts:
+        raise TrainerError(_no_layout(job, models[0]))
+    if not found.best:
+        raise TrainerError(
+            f"{job.name} fits these {models[0].world_size} GPUs in none of {found.layouts} layouts; take "
+            "more of them, or parallel.activation_checkpointing=full.",
+            exit_code=FAILED,
+        )
+    rows = [_row(job, estimate, peaks, models[0].gpus) for estimate in found.best]
+    if as_json:
+        counts = {"layouts": found.layouts, "solved": found.solved}
+        click.echo(json.dumps({"ok": True, "measured": False, **counts, "best": rows}, indent=2))
+    else:
+        _show(job, rows, found.layouts, found.solved, config)
+    return DONE
+
+
+def _nodes(group: str, inter: float, intra: float) -> list[NodeKind]:
+    """Return the nodes of one ``--nodes``."""
+    from rdm_planner.nodes import NodeKind
+    from rdm_trainer import flops
+
+    count, _, rest = group.partition("x")
+    name, _, gpus = rest.rpartition(":")
+    if not (
+        count.isdecimal() and gpus.isdecimal() and name and 0 < int(count) <= 4096 and 0 < int(gpus) <= 64
+    ):
+        raise TrainerError(
+            f"--nodes is {group[:60]!r}; write how many, which GPU and how many in each: 2xH100:8."
+        )
+    accelerator = flops.find_accelerator(name)
+    if accelerator is None:
+        known = ", ".join(one.name for one in flops.ACCELERATORS)
+        raise TrainerError(f"The GPU {name!r} is not known; known are {known}.")
+    return [NodeKind(accelerator.name, int(gpus), inter, intra, accelerator.memory_gib)] * int(count)
+
+
+def _models(
+    job: Config, nodes: list[NodeKind], peaks: dict[str, float], efficiency: float
+) -> list[PublishedModel]:
+    """Return a model for each order of nodes: all, or of many the rotations."""
+    import itertools
+
+    from rdm_planner.nodes import orders
+    from rdm_trainer.tune import PublishedModel
+
+    tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
+    if len(tried) > _ORDERS:
+        tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in range(len(nodes))))
+    return [PublishedModel(job, order, peaks, efficiency) for order in tried]
+
+
+def _no_layout(job: Config, model: PublishedModel) -> str:
+    import dataclasses
+
+    from rdm_planner.layouts import Layout
+    from rdm_trainer.config import check
+    from rdm_trainer.tune import with_layout
+
+    alone = with_layout(job, Layout(1, 1, 1, 1))
+    alone = dataclasses.replace(alone, parallel=dataclasses.replace(alone.parallel, data=None))
+    if problems := check(alone):
+        return problems[0]
+    return (
+        f"No layout divides {model.world_size} GPUs, {job.model.blocks} blocks, {job.model.attention_heads} "
+        f"heads and a global batch of {job.optimisation.global_batch_size}: a batch that is a multiple of "
+        f"{model.world_size} would work."
+    )
+
+
+def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) -> dict[str, Any]:
+    from rdm_trainer import flops
+    from rdm_trainer.tune import blocks_of, with_layout
+
+    layout = estimate.layout
+    tuned = with_layout(job, layout, estimate.cut)
+    batch = job.optimisation.global_batch_size
+    peak = sum(peaks[gpu] for gpu in estimate.nodes) * gpus * 1e12
+    overrides = [
+        f"parallel.tensor={layout.tensor}",
+        f"parallel.pipeline={layout.pipeline}",
+        f"optimisation.micro_batch_size={layout.micro_batch}",
+    ]
+    if job.parallel.data is not None:
+        overrides.append(f"parallel.data={layout.data}")
+    if job.launcher.nodes is not None:
+        overrides.append(f"launcher.nodes={len(estimate.nodes)}")
+    if job.launcher.devices_per_node is not None:
+        overrides.append(f"launcher.devices_per_node={gpus}")
+    if layout.pipeline > 1:
+        overrides.append(f"parallel.partition={tuned.parallel.partition}")
+    return {
+        "tensor": layout.tensor,
+        "data": layout.data,
+        "pipeline": layout.pipeline,
+        "micro_batch": layout.micro_batch,
+        "partition": "-".join(map(str, blocks_of(estimate.cut))),
+        "nodes": list(estimate.nodes),
+        "seconds": estimate.seconds,
+        "bound": estimate.bound,
+        "tokens_per_second": batch * job.model.tokens_per_sample / estimate.seconds,
+        "mfu": flops.flops_per_sample(tuned) * batch / estimate.seconds / peak,
+        "memory_gib": estimate.memory_gib,
+        "parts": dict(estimate.parts),
+        "overrides": overrides,
+    }
+
+
+def _show(job: Config, rows: list[dict[str, Any]], layouts: int, solved: int, config: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"\n[bold]{job.name}[/]: the fastest of {layouts} layouts ({solved} solved, the others cannot win)."
+    )
+    console.print("[yellow]A guess from published peaks and bandwidths: nothing has been measured.[/]\n")
+    table = Table(box=None, padding=(0, 1))
+    for name in ("step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "GiB", "bubble"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("blocks of each stage", overflow="fold")
+    for row in rows:
+        table.add_row(
+            f"{row['seconds']:.3f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['mfu']:.1%}",
+            *(str(row[name]) for name in ("tensor", "data", "pipeline", "micro_batch")),
+            f"{row['memory_gib']:.1f}",
+            f"{row['parts']['bubble and sends'] / row['seconds']:.0%}",
+            row["partition"] if row["pipeline"] > 1 else "",
+        )
+    console.print(table)
+    best = rows[0]
+    if len(set(best["nodes"])) > 1:
+        console.print(f"\nThe winner's nodes, in the order of ranks: {', '.join(best['nodes'])}")
+    if len(rows) > 1:
+        parts = {name: rows[1]["parts"][name] - seconds for name, seconds in best["parts"].items()}
+        name = max(parts, key=lambda part: parts[part])
+        console.print(
+            f"\nThe second is {rows[1]['seconds'] / best['seconds'] - 1:.1%} slower, mostly by its {name}."
+        )
+    console.print(f"\nNext: rdm-trainer dry-run {config} {' '.join(best['overrides'])}\n", soft_wrap=True)

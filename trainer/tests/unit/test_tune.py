@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Layouts of a job on GPUs of which only published figures are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rdm_planner.nodes import NodeKind
+from rdm_planner.search import search
+from rdm_trainer import config as configuration
+from rdm_trainer import flops
+from rdm_trainer.cli import cli
+from rdm_trainer.dry_run import GIB, dry_run
+from rdm_trainer.errors import TrainerError
+from rdm_trainer.tune import PublishedModel, with_layout
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+H100 = NodeKind("H100", gpus=4, inter=400e9, intra=3600e9, memory_gib=79.1)
+A10 = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=22.2)
+
+
+def _model(name: str, *nodes: NodeKind) -> PublishedModel:
+    return PublishedModel(
+        configuration.load(CONFIGS / f"{name}.yaml"), nodes, {"H100": 989.4, "A10": 125.0}, 0.5
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "gpt-1.3b", "t5-11b"])
+def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
+    job = configuration.load(CONFIGS / f"{name}.yaml")
+    forward = sum(flops.forward_flops(job, layer) for layer in flops.layer_sizes(job))
+    assert 3 * forward == pytest.approx(flops.flops_per_sample(job), rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["gpt2-xl", "t5-11b"])
+def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str) -> None:
+    model = _model(name, H100, H100, A10)
+    found = search([model], keep=30)
+    assert len({estimate.layout.pipeline for estimate in found.best}) > 1
+    for estimate in found.best:
+        tuned = with_layout(model.config, estimate.layout, estimate.cut)
+        tuned = dataclasses.replace(
+            tuned, launcher=dataclasses.replace(tuned.launcher, nodes=None, devices_per_node=None)
+        )
+        assert not configuration.check(tuned, model.world_size)
+        report = dry_run(tuned, model.world_size)
+        assert estimate.memory_gib == pytest.approx(report.peak.memory.total / GIB)
+        assert sum(estimate.parts.values()) == pytest.approx(estimate.seconds)
+        assert estimate.bound is not None
+        assert estimate.bound <= estimate.seconds * (1 + 1e-9)
+
+
+def test_the_slower_kind_gets_fewer_blocks() -> None:
+    model = _model("gpt2-xl", H100, A10)
+    best = next(one for one in search([model], keep=30).best if one.layout.pipeline == 2)
+    assert best.cut[0] > 2 * best.cut[1]
+
+
+def test_one_gpu_takes_its_flops_at_its_rate() -> None:
+    model = _model("gpt-1.3b", NodeKind("H100", 1, 1e9, 1e9, 79.1))
+    best = search([model], keep=1).best[0]
+    job = model.config
+    work = flops.flops_per_sample(job) * job.optimisation.global_batch_size
+    assert best.seconds == pytest.approx(work / (989.4e12 * 0.5), rel=5e-3)
+
+
+def _tune(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["tune", *arguments], standalone_mode=False)
+    if isinstance(result.exception, TrainerError):
+        return result.exception.exit_code, str(result.exception)
+    assert result.exception is None, result.exception
+    return result.return_value, result.output
+
+
+def test_its_json_has_what_to_start_with() -> None:
+    code, output = _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "2xA10:4", "--json", "--top", "3")
+    assert code == 0
+    found = json.loads(output)
+    assert found["measured"] is False
+    assert len(found["best"]) == 3
+    times = [row["seconds"] for row in found["best"]]
+    assert times == sorted(times)
+    job = configuration.load(CONFIGS / "gpt2-xl.yaml", found["best"][0]["overrides"])
+    assert not configuration.check(job, 8)
+
+
+def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
+    code, output = _tune(str(CONFIGS / "gpt2-xl.yaml"), "--nodes", "1xA100-40:4", "--nodes", "1xA10:4")
+    assert code == 0
+    assert "nothing has been measured" in output
+    assert "rdm-trainer dry-run" in output
+    assert "in the order of ranks" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        (["--nodes", "2xA11:4"], 3, "'A11' is not known"),
+        (["--nodes", "A10"], 3, "write how many"),
+        (["--nodes", "0xA10:4"], 3, "write how many"),
+        (["--nodes", "2xA10:4", "--inter", "0"], 3, "--inter is 0"),
+        (["--nodes", "2xA10:4", "--nodes", "1xA10:2"], 3, "as many GPUs"),
+        (["--nodes", "7xA10:1", "model.layers=3"], 3, "No layout divides 7 GPUs"),
+        (["--nodes", "1xA10:1", "model.hidden_size=16000"], 1, "fits these 1 GPUs in none"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments: list[str], code: int, problem: str) -> None:
+    found, message = _tune(str(CONFIGS / "gpt2-xl.yaml"), *arguments)
+    assert found == code
+    assert problem in message
