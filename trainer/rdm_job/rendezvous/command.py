@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import signal
@@ -13,42 +12,50 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from rdm_trainer.errors import TrainerError
-
 __all__ = ["Command"]
 
 _LINES = 20
 _LINE = 500
+_BLOCK = 65536
+_KEPT = 16384
 _TERM_S = 15.0
+# As shells have it.
+_CANNOT_RUN, _NOT_FOUND = 126, 127
 
 
 class Command:
-    """A command in a process group of its own.
+    """A command in a process group of its own. One that cannot be started has ended with 126 or 127.
 
     Args:
         arguments: The program and its arguments.
         environment: Its environment.
-
-    Raises:
-        TrainerError: It cannot be started.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._tail = b""
+        self._stopped: float | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._not_started = 0
         try:
             self._process = subprocess.Popen(
                 arguments, env=environment, stderr=subprocess.PIPE, start_new_session=True
             )
-        except OSError as error:
-            raise TrainerError(
-                f"{arguments[0]} cannot be started: {error.strerror}.", exit_code=127
-            ) from None
-        self._tail: collections.deque[str] = collections.deque(maxlen=_LINES)
-        self._reader = threading.Thread(target=self._pass_on, daemon=True)
+        except (OSError, ValueError) as error:
+            self._not_started = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_RUN
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            self._tail = f"{arguments[0]} cannot be started: {reason}.".encode()
+            return
+        assert self._process.stderr is not None
+        self._reader = threading.Thread(
+            target=self._pass_on, args=(self._process.stderr.fileno(),), daemon=True
+        )
         self._reader.start()
-        self._stopped: float | None = None
 
     def poll(self) -> int | None:
         """Return its exit code, as a shell has it; None while it runs."""
+        if self._process is None:
+            return self._not_started
         code = self._process.poll()
         if code is None:
             if self._stopped is not None and time.monotonic() - self._stopped > _TERM_S:
@@ -60,32 +67,34 @@ class Command:
 
     def stop(self) -> None:
         """Ask it to end; :meth:`poll` kills it when it takes too long."""
-        if self._stopped is None and self._process.poll() is None:
+        if self._stopped is None and self.poll() is None:
             self._stopped = time.monotonic()
             self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it and all that it started, at once."""
         self._signal(signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_TERM_S)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=_TERM_S)
 
     def errors(self) -> list[str]:
         """Return the last lines that it wrote to its standard error."""
-        self._reader.join(timeout=5)
-        return list(self._tail)
+        if self._reader is not None:
+            # A process that it left behind may hold the stream open.
+            self._reader.join(timeout=5)
+        lines = (line.strip()[:_LINE] for line in self._tail.decode(errors="replace").splitlines())
+        return [line for line in lines if line][-_LINES:]
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
 
-    def _pass_on(self) -> None:
-        """Write what comes to our own standard error, and keep the last lines."""
-        stream = self._process.stderr
-        assert stream is not None
-        for line in stream:
+    def _pass_on(self, stream: int) -> None:
+        """Write what comes to our own standard error, and keep the end."""
+        while block := os.read(stream, _BLOCK):
+            self._tail = (self._tail + block)[-_KEPT:]
             with contextlib.suppress(OSError, ValueError):
-                sys.stderr.buffer.write(line)
+                sys.stderr.buffer.write(block)
                 sys.stderr.buffer.flush()
-            if text := line.decode(errors="replace").strip():
-                self._tail.append(text[:_LINE])

@@ -116,6 +116,7 @@ class Launcher:
         self._server, self._roster, self._session, self._show = server, roster, session, show
         self._beat = 0.0
         self._listed = -1
+        self._start: dict[str, Any] = {}
 
     def gather(
         self, timeout: float, should_stop: Callable[[], bool] = lambda: False
@@ -158,7 +159,8 @@ class Launcher:
         Args:
             port: On this host, for torch's store.
         """
-        self._server.send({"type": "start", "round": self._roster.round, "port": port})
+        self._start = {"type": "start", "round": self._roster.round, "port": port}
+        self._server.send(self._start)
 
     def run(self, command: Command, lost_after: float, should_stop: Callable[[], bool]) -> End:
         """Watch the job until all have ended.
@@ -180,9 +182,11 @@ class Launcher:
         while True:
             for connection, messages in self._server.receive(_LOOK_S).items():
                 for message in messages:
-                    if message.get("type") == "join" and connection not in names:
-                        reason = "The job has started without this member: all had come."
-                        self._server.send({"type": "end", "code": FAILED, "reason": reason}, to=connection)
+                    if message.get("type") == "join" and connection in names:
+                        # Its connection broke before it heard of the start.
+                        self._server.send(self._start, to=connection)
+                    elif message.get("type") == "join":
+                        self._refuse(connection, "The job has started without this member: all had come.")
                     if message.get("type") == "ended" and connection in names and connection not in codes:
                         codes[connection] = int(message.get("code", FAILED))
                         if codes[connection] and end is None:

@@ -143,6 +143,22 @@ def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Me
         assert "CUDA out of memory" in members.log(name)
 
 
+def test_a_command_that_one_member_lacks_ends_all(members: Members) -> None:
+    launcher = members.start("n0", ["sleep", "1000"], count=2)
+    worker = members.start("n1", ["no-such-program"])
+    assert _codes(worker, launcher) == [127, 127]
+    assert "no-such-program cannot be started: No such file or directory." in members.log("n0")
+
+
+def test_errors_without_an_end_of_line_are_passed_on_and_bounded(members: Members) -> None:
+    write = "import os, sys; os.write(2, b'\\xff' * 3_000_000 + b' the end'); sys.exit(3)"
+    launcher = members.start("n0", ["sleep", "1000"], count=2)
+    worker = members.start("n1", [sys.executable, "-c", write])
+    assert _codes(worker, launcher) == [3, 3]
+    assert (members.folder / "n1.log").stat().st_size > 3_000_000
+    assert len(members.log("n0")) < 50_000
+
+
 def test_a_worker_that_dies_before_the_start_is_replaced_by_its_successor(members: Members) -> None:
     launcher = members.start("n0", ["true"], count=3)
     first = members.start("n1", ["true"])
