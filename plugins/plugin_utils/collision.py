@@ -40,10 +40,12 @@ class Use(NamedTuple):
     Attributes:
         network: the range.
         what: how to name it to a person, such as `interface ib0 (10.0.0.1/24)`.
+        removable: it can be taken off the node, unlike the addresses that ssh uses.
     """
 
     network: IPv4Network
     what: str
+    removable: bool = True
 
 
 def subnet_problems(subnet: IPv4Network, variable: str = SUBNET) -> list[Problem]:
@@ -106,17 +108,26 @@ def collisions(
         variable: with which another subnet can be chosen.
     """
     used: set[IPv4Network] = {network for at in ssh_addresses for network in [ipv4_network(at)] if network}
-    hits: dict[str, list[str]] = {}
+    hits: dict[str, list[Use]] = {}
+    stands = False
     for node, found in facts.items():
-        uses = list(_uses(found, _own_networks(found, network_names[node], cluster, subnet)))
+        own = _own_networks(found, network_names[node], cluster, subnet)
+        stands = stands or any(subnet in subnets_of(network) for network in own)
+        uses = list(_uses(found, own))
         used.update(use.network for use in (*uses, *_pools(found)))
-        what = [use.what for use in uses if use.network.overlaps(subnet)]
-        if what:
-            hits[node] = what
-    if not hits:
-        return []
-    remedy = _remedy([*used, subnet], subnet.prefixlen, variable)
-    return [Problem(node, str(subnet), "overlaps " + ", ".join(what), remedy) for node, what in hits.items()]
+        overlapping = [use for use in uses if use.network.overlaps(subnet)]
+        if overlapping:
+            hits[node] = overlapping
+    another = _remedy([*used, subnet], subnet.prefixlen, variable) if hits else ""
+    return [
+        Problem(
+            node,
+            str(subnet),
+            "overlaps " + ", ".join(use.what for use in uses),
+            _removal(uses) if stands and all(use.removable for use in uses) else another,
+        )
+        for node, uses in hits.items()
+    ]
 
 
 def pool_warnings(
@@ -216,11 +227,11 @@ def _uses(facts: Mapping[str, Any], own: list[Mapping[str, Any]]) -> Iterator[Us
     for its in its_ranges:
         found = ipv4_network(its["range"])
         if found is not None and its["known"]:
-            yield Use(found, f"the range of {kubernetes}'s {its['of']} ({found})")
+            yield Use(found, f"the range of {kubernetes}'s {its['of']} ({found})", removable=False)
     for end, address in (facts.get("ssh") or {}).items():
         found = ipv4_network(address)
         if found is not None:
-            yield Use(found, f"the address {address} of the ssh {end}")
+            yield Use(found, f"the address {address} of the ssh {end}", removable=False)
 
 
 def _pools(facts: Mapping[str, Any]) -> Iterator[Use]:
@@ -254,6 +265,11 @@ def _interfaces_of(network: Mapping[str, Any]) -> tuple[str, ...]:
     short = str(network.get("id", ""))[:12]
     named = (network.get("options") or {}).get("com.docker.network.bridge.name")
     return (*([named] if named else []), *(f"{kind}-{short}" for kind in ("br", "dm", "di")))
+
+
+def _removal(uses: Iterable[Use]) -> str:
+    """Return the remedy where the cluster already has the subnet: another one would rebuild it everywhere."""
+    return f"remove {', '.join(use.what for use in uses)} from this node; the cluster already has the subnet"
 
 
 def _remedy(used: Iterable[IPv4Network | str], prefixlen: int, variable: str) -> str:

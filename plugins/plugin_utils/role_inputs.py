@@ -69,7 +69,9 @@ class RoleInputs:
         self._defaults = defaults
 
     def digest(self, role: str, variables: Mapping[str, Any], more: Any) -> str:
-        """Return the digest for a role on a node; empty when it cannot be told.
+        """Return the digests for a role on a node, joined by `-`: of the code, the variables, and the rest.
+
+        Empty when they cannot be told.
 
         Args:
             role: name of the role.
@@ -81,7 +83,7 @@ class RoleInputs:
             if not self._collect(name, variables, known):
                 return ""
         try:
-            return _digest([self._code, known, more])
+            return "-".join((self._code, _digest(known), _digest(more)))
         except TypeError:  # keys of a dictionary that have no order
             return ""
 

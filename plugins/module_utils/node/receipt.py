@@ -167,15 +167,24 @@ def to_do(
         if not digest:
             reasons.setdefault(role, []).append("what its variables come to is only known when it runs")
         elif receipt["inputs"].get(role) != digest:
-            reasons.setdefault(role, []).append(
-                "it was made from other variables, another plan or another version"
-            )
+            reasons.setdefault(role, []).append(_other_inputs(role, receipt["inputs"].get(role), digest))
     for name, mine in keys.items() if "container" in inputs else ():
         theirs = [state for path, state in found["container"].items() if path.endswith("/ssh/" + name)]
         if not mine or not all(state.endswith(mine) for state in theirs or [""]):
             how = "another" if theirs else "missing"
             reasons.setdefault("container", []).append("the cluster's key in {0} is {1}".format(name, how))
     return reasons
+
+
+def _other_inputs(role: str, before: Any, now: str) -> str:
+    """Return which inputs differ, as far as both digests tell."""
+    was, parts = str(before or "").split("-"), now.split("-")
+    rest = "other archives, or another accelerator" if role == "images" else "another plan"
+    kinds = ("another version of rdm.provision", "other variables", rest)
+    if len(was) == len(parts) == len(kinds):
+        differ = [kind for kind, old, new in zip(kinds, was, parts) if old != new]
+        return "it was made from {0}".format(" and ".join(differ))
+    return "it was made from other variables, another plan or another version"
 
 
 def read(config_dir: str) -> Dict[str, Any]:

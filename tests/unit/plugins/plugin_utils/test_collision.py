@@ -51,6 +51,34 @@ def test_interface_is_named_with_its_range_and_a_free_subnet() -> None:
     )
 
 
+def test_the_hint_is_to_remove_the_stranger_where_the_cluster_stands() -> None:
+    """Another subnet would rebuild a healthy cluster."""
+    ours = network("ibnet", str(SUBNET), labels=OURS)
+    stranger = network("legacy", "192.169.16.128/25", driver="bridge")
+    nodes = {
+        "n1": report(docker_networks=with_network(ours, stranger)),
+        "n2": report(docker_networks=with_network(ours)),
+        "n3": report(ssh={"client": "192.169.16.9"}, docker_networks=with_network(ours)),
+    }
+    first, last = collisions(SUBNET, nodes, dict.fromkeys(nodes, "ibnet"), "rdm")
+    assert (first.node, first.remedy) == (
+        "n1",
+        "remove Docker network legacy (192.169.16.128/25) from this node; the cluster already has the subnet",
+    )
+    assert (last.node, last.remedy) == (
+        "n3",
+        "choose another subnet with rdm_subnet, for example 10.20.0.0/24",
+    )
+    alone = {"n1": report(docker_networks=with_network(stranger))}
+    [problem] = collisions(SUBNET, alone, {"n1": "ibnet"}, "rdm")
+    assert problem.remedy.startswith("choose another subnet"), "nothing of ours stands yet"
+    moved = {
+        "n1": report(docker_networks=with_network(network("ibnet", "10.9.0.0/24", labels=OURS), stranger))
+    }
+    [problem] = collisions(SUBNET, moved, {"n1": "ibnet"}, "rdm")
+    assert problem.remedy.startswith("choose another subnet"), "the cluster has another subnet"
+
+
 def test_everything_that_overlaps_on_a_node_is_one_problem_and_named_once() -> None:
     found = report(
         interfaces=[

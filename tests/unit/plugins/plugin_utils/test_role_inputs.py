@@ -33,6 +33,19 @@ def test_the_same_is_the_same(inputs: RoleInputs) -> None:
     )
 
 
+def test_code_variables_and_the_rest_are_told_apart(inputs: RoleInputs, tmp_path: Path) -> None:
+    def differs(one: str, other: str) -> list[bool]:
+        return [a != b for a, b in zip(one.split("-"), other.split("-"), strict=True)]
+
+    before = digest(inputs)
+    assert differs(before, digest(inputs, network_name="mine")) == [False, True, False]
+    assert differs(before, digest(inputs, more=["10.0.0.1"])) == [False, False, True]
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "main.yml").write_text("--- # another\n", encoding="utf-8")
+    assert differs(before, digest(RoleInputs([code], OPTIONS, DEFAULTS))) == [True, False, False]
+
+
 @pytest.mark.parametrize(
     "variables",
     [

@@ -297,6 +297,22 @@ def test_other_inputs_are_work_for_their_role(home: Path, watch: dict[str, Any])
     assert set(found) == {"my_ip"}
 
 
+@pytest.mark.parametrize(
+    ("role", "now", "reason"),
+    [
+        ("my_ip", "c-v2-p", "other variables"),
+        ("my_ip", "c-v-p2", "another plan"),
+        ("images", "c-v-p2", "other archives, or another accelerator"),
+        ("my_ip", "c2-v-p2", "another version of rdm.provision and another plan"),
+        ("network", "c-v-p", "other variables, another plan or another version"),  # of a release before
+        ("hostfile", "c-v-p", "other variables, another plan or another version"),  # it did not work then
+    ],
+)
+def test_the_reason_says_which_inputs_differ(role: str, now: str, reason: str) -> None:
+    before = {"found": {}, "inputs": {"my_ip": "c-v-p", "images": "c-v-p", "network": "1" * 16}}
+    assert receipt.to_do(before, {role: now}, {}, {}) == {role: [f"it was made from {reason}"]}
+
+
 def test_inputs_that_cannot_be_told_are_work_each_time(home: Path, watch: dict[str, Any]) -> None:
     assert set(receipt.to_do(kept(watch, home), {**INPUTS, "images": ""}, {}, see(watch, Engine()))) == {
         "images"
