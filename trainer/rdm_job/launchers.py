@@ -178,6 +178,8 @@ def _torchrun(attempt: Attempt, node: int) -> list[str]:
         f"--master-addr={attempt.nodes[0].address}",
         f"--master-port={attempt.port}",
         f"--local-addr={mine.address}",
+        # It would leave a directory for each attempt in the temporary one, for ever; this goes with the job.
+        f"--log-dir={attempt.directory}/torchrun",
         *("--module", RANK_MODULE),
     ]
 

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,13 +211,16 @@ def _command(plan: Plan, started: Started) -> Iterator[Command]:
     for name in (_VARIABLE, f"{_VARIABLE}_FILE"):
         environment.pop(name, None)
     environment |= started.variables()
-    fabrics.adopt(fabrics.library_settings(plan.fabric), environment)
     _show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
-    command = Command(_arguments(plan.command), environment)
-    try:
-        yield command
-    finally:
-        command.kill()
+    with tempfile.TemporaryDirectory(prefix="rdm-rendezvous-", ignore_cleanup_errors=True) as scratch:
+        # torchrun leaves a directory behind wherever it writes its logs.
+        settings = {"PET_LOG_DIR": scratch, **fabrics.library_settings(plan.fabric)}
+        fabrics.adopt(settings, environment)
+        command = Command(_arguments(plan.command), environment)
+        try:
+            yield command
+        finally:
+            command.kill()
 
 
 def _arguments(command: Sequence[str]) -> list[str]:

@@ -119,6 +119,8 @@ def test_torchrun_is_told_which_node_is_which() -> None:
     assert (first["--master-addr"], second["--master-addr"]) == ("192.169.16.100", "192.169.16.100")
     assert (first["--nproc-per-node"], second["--nproc-per-node"]) == ("8", "4")
     assert second["--local-addr"] == "192.169.16.101"
+    # Without, each attempt leaves a directory in /tmp.
+    assert first["--log-dir"] == f"{ATTEMPT.directory}/torchrun"
 
 
 def test_mpirun_hands_over_names_and_fills_nodes_by_slot() -> None:
