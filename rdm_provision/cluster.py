@@ -94,6 +94,7 @@ class Cluster(JobVerbs):
         hostvars: Mapping[str, Mapping[str, Any]],
         extra_vars: Mapping[str, Any] | None = None,
         vault: str = "",
+        become: str = "",
     ) -> None:
         """Make a cluster of an inventory that is already read; :meth:`load` reads one.
 
@@ -102,9 +103,10 @@ class Cluster(JobVerbs):
             groups: the hosts of each group, those of the groups in it included.
             hostvars: each host's variables, as they are written.
             extra_vars: variables over all others.
-            vault: the password of what is encrypted in it; empty for none.
+            vault: file with the password of what is encrypted in it; empty for none.
+            become: the password of sudo on the nodes; empty for none.
         """
-        self._vault = vault
+        self._vault, self._become = vault, become
         self.inventory = inventory
         self.home = inventory if inventory.is_dir() else inventory.parent
         self.extra_vars = dict(extra_vars or {})
@@ -138,6 +140,7 @@ class Cluster(JobVerbs):
         extra_vars: Mapping[str, Any] | None = None,
         vault_password_file: str | Path = "",
         vault_password: str = "",
+        become_password: str = "",
     ) -> Cluster:
         """Read an inventory. No node is touched.
 
@@ -146,6 +149,7 @@ class Cluster(JobVerbs):
             extra_vars: variables that win over the inventory's.
             vault_password_file: file with the password of encrypted variables, or a program that prints it.
             vault_password: the password itself.
+            become_password: what sudo asks for on the nodes; empty where it asks for none.
 
         Raises:
             InputError: no inventory was named and none was found, or there is no such password file.
@@ -165,7 +169,7 @@ class Cluster(JobVerbs):
         groups = {name: members_of(name, listing) for name in listing}
         for name in {host for hosts in groups.values() for host in hosts}:
             hostvars.setdefault(name, {})
-        cluster = cls(path, groups, hostvars, extra_vars, vault)
+        cluster = cls(path, groups, hostvars, extra_vars, vault, become_password)
         if not cluster.nodes:
             raise InventoryError(
                 f"{path} has no host in the groups master and workers",
@@ -620,6 +624,7 @@ class Cluster(JobVerbs):
                 onlooking=onlooking,
                 keep=keep,
                 vault=self._vault,
+                become=self._become,
             )
         )
 

@@ -62,6 +62,7 @@ class RunSpec:
         keep: modules whose results the caller wants in ``RunResult.returned``.
         env: more environment variables.
         vault: file with the password of encrypted variables; empty for none but the user's own settings.
+        become: the password that sudo asks for on the nodes; empty as above.
     """
 
     verb: str
@@ -82,6 +83,7 @@ class RunSpec:
     keep: frozenset[str] = frozenset()
     env: Mapping[str, str] = field(default_factory=dict)
     vault: str = ""
+    become: str = field(default="", repr=False)
 
     @property
     def effective_forks(self) -> int:
@@ -106,6 +108,7 @@ class RunSpec:
         ]
         argv += [flag for flag, wanted in (("--check", self.check), ("--diff", self.diff)) if wanted]
         argv += ["--forks", str(self.effective_forks), *vault_arguments(self.vault)]
+        argv += ["--ask-become-pass"] if self.become else []
         if self.verbosity:
             argv.append("-" + "v" * self.verbosity)
         if variables := self.variables(show_values=show_values):
@@ -322,25 +325,52 @@ class Run:
         argv = ["-I", str(_SUPERVISED), environment.program("ansible-playbook")]
         argv.append(environment.playbook(spec.playbook))
         argv += [flag for flag, wanted in (("--check", spec.check), ("--diff", spec.diff)) if wanted]
-        runner = ansible_runner.run(
-            private_data_dir=str(folder),
-            project_dir=str(Path.cwd()),
-            binary=sys.executable,
-            inventory=_inventory_argument(spec.inventory),
-            limit=spec.limit or None,
-            tags=spec.tags or None,
-            forks=spec.effective_forks,
-            verbosity=spec.verbosity or None,
-            cmdline=shlex.join(argv),
-            envvars={**self._environment(folder), DIRECTORY: str(answers)},
-            settings={"pexpect_timeout": _POLL_S},
-            quiet=True,
-            event_handler=on_event,
-            cancel_callback=look_in,
-        )
+        with _through_a_pipe(spec.become, folder) as password:
+            runner = ansible_runner.run(
+                private_data_dir=str(folder),
+                project_dir=str(Path.cwd()),
+                binary=sys.executable,
+                inventory=_inventory_argument(spec.inventory),
+                limit=spec.limit or None,
+                tags=spec.tags or None,
+                forks=spec.effective_forks,
+                verbosity=spec.verbosity or None,
+                cmdline=shlex.join(argv),
+                envvars={**self._environment(folder), **password, DIRECTORY: str(answers)},
+                settings={"pexpect_timeout": _POLL_S},
+                quiet=True,
+                event_handler=on_event,
+                cancel_callback=look_in,
+            )
         result = translator.end(runner.rc, cancelled=self._cancelled_at is not None, record=record.folder)
         record.finish(result, Path(runner.config.artifact_dir) / "stdout", translator.hidden)
         self._queue.put(RunFinished(at=result.seconds, result=result))
+
+
+@contextlib.contextmanager
+def _through_a_pipe(password: str, folder: Path) -> Iterator[dict[str, str]]:
+    """Give ansible-playbook the password of sudo, which no file and no command line ever holds."""
+    if not password:
+        yield {}
+        return
+    # Ansible resolves links, so that a file in memory, which vault takes, would be none to it.
+    pipe = folder / "become"
+    os.mkfifo(pipe, 0o600)
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            pipe.write_bytes(password.encode())
+
+    writer = threading.Thread(target=write, name="rdm-become", daemon=True)
+    writer.start()
+    try:
+        yield {"ANSIBLE_BECOME_PASSWORD_FILE": str(pipe)}
+    finally:
+        # Where Ansible never came to read it, the writer still waits for a reader.
+        with contextlib.suppress(OSError):
+            reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            writer.join()
+            os.close(reader)
 
 
 def _begins(data: Mapping[str, Any], play: str) -> bool:

@@ -20,8 +20,8 @@ _LATE = re.compile(r"Timed out after (\d+) second")
 _SUDO_LATE = re.compile(r"Timeout \((\d+)s\) waiting for privilege escalation prompt")
 _WAITS = "a file that the shell reads at login (.bashrc, .zshenv) may wait there, or a file system hangs"
 _SUDO_ASKS = (
-    "sudo asks for a password there: give it as ansible_become_password, encrypted with ansible-vault, "
-    "or let the user do without one"
+    "sudo asks for a password there: give it with --ask-become-pass, or as ansible_become_password, "
+    "encrypted with ansible-vault, or let the user do without one"
 )
 
 

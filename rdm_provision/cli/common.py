@@ -43,7 +43,7 @@ Command = Callable[..., Any]
 
 _WRITTEN_VARS = "rdm_provision.extra_vars"
 """Where a context keeps the words of ``--extra-vars``."""
-_OF_CLUSTER = ("inventory", "extra_vars", "vault_password_file", "ask_vault_pass")
+_OF_CLUSTER = ("inventory", "extra_vars", "vault_password_file", "ask_vault_pass", "ask_become_pass")
 _NOT_AGAIN = ("limit", "as_json", "show_command", "verbose")
 
 # Terminals obey these, and JSON lets them stand in strings (RFC 8259, section 7).
@@ -66,6 +66,7 @@ class Options:
     extra_vars: Mapping[str, Any] | None = None
     vault_password_file: str = ""
     ask_vault_pass: bool = False
+    ask_become_pass: bool = False
     limit: str = ""
     tags: str | None = None
     forks: int = 0
@@ -77,12 +78,19 @@ class Options:
         """Load the inventory."""
         from rdm_provision.cluster import Cluster
 
-        asked = click.prompt("Vault password", hide_input=True, err=True) if self.ask_vault_pass else ""
+        vault, become = (
+            click.prompt(what, hide_input=True, err=True) if wanted else ""
+            for what, wanted in (
+                ("Vault password", self.ask_vault_pass),
+                ("sudo password", self.ask_become_pass),
+            )
+        )
         return Cluster.load(
             self.inventory,
             extra_vars=self.extra_vars,
             vault_password_file=self.vault_password_file,
-            vault_password=asked,
+            vault_password=vault,
+            become_password=become,
         )
 
     @property
@@ -253,6 +261,9 @@ _VAULT_FILE = click.option(
 _ASK_VAULT = click.option(
     "--ask-vault-pass", is_flag=True, help="Ask for the password of encrypted variables."
 )
+_ASK_BECOME = click.option(
+    "-K", "--ask-become-pass", is_flag=True, help="Ask for the password that sudo wants on the nodes."
+)
 _LIMIT = click.option(
     "-l",
     "--limit",
@@ -299,6 +310,7 @@ def _with(*decorators: Callable[[Command], Command]) -> Callable[[Command], Comm
                 extra_vars=given.pop("extra_vars", None),
                 vault_password_file=given.pop("vault_password_file", ""),
                 ask_vault_pass=given.pop("ask_vault_pass", False),
+                ask_become_pass=given.pop("ask_become_pass", False),
                 limit=given.pop("limit", ""),
                 tags=given.pop("tags", None),
                 forks=given.pop("forks", None) or 0,
@@ -330,15 +342,17 @@ recheck_option = click.option(
 """The option of the verbs that work only where a look finds something to do."""
 
 limited_run_options = _with(
-    _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE
+    _INVENTORY, _LIMIT, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE
 )
 """The options of a verb that runs as a whole or not at all."""
 
-whole_run_options = _with(_INVENTORY, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE)
+whole_run_options = _with(
+    _INVENTORY, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE
+)
 """The options of a verb that runs as a whole, on all nodes."""
 
 run_options = _with(
-    _INVENTORY, _LIMIT, _TAGS, _EXTRA, _VAULT_FILE, _ASK_VAULT, _FORKS, _JSON, _SHOW, _VERBOSE
+    _INVENTORY, _LIMIT, _TAGS, _EXTRA, _VAULT_FILE, _ASK_VAULT, _ASK_BECOME, _FORKS, _JSON, _SHOW, _VERBOSE
 )
 """The options of a verb that runs a playbook of several parts."""
 

@@ -308,6 +308,9 @@ def test_the_password_of_encrypted_variables_is_taken_from_a_file_or_asked_for(
     shown = call("up", "-i", path, "--ask-vault-pass", "--show-command").out
     assert shown.rstrip().endswith("--ask-vault-pass")
 
+    shown = call("up", "-i", path, "--ask-vault-pass", "-K", "--show-command").out
+    assert shown.rstrip().endswith("--ask-vault-pass --ask-become-pass")
+
     encrypted.unlink()
     said = call("plan", "-i", path)
     assert said.code == 3

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,49 @@ def test_secrets_appear_in_no_event_and_no_record(play: Play, tmp_path: Path) ->
     assert result.record is not None
     for file in result.record.iterdir():
         assert SECRET not in file.read_text(encoding="utf-8"), file.name
+
+
+SUDO = """#!/bin/sh
+# Asks as sudo does, and keeps what it is told.
+while :; do
+    case $1 in
+        -p) printf %s "$2" >&2; shift 2 ;;
+        -u) shift 2 ;;
+        -*) shift ;;
+        *) break ;;
+    esac
+done
+read -r password
+printf %s "$password" > "$(dirname "$0")/told"
+exec "$@"
+"""
+
+
+def test_the_password_of_sudo_reaches_it_and_no_command_line_or_record(play: Play, tmp_path: Path) -> None:
+    sudo = tmp_path / "sudo"
+    sudo.write_text(SUDO, encoding="utf-8")
+    sudo.chmod(0o700)
+    run = play(
+        [task("Become root", "raw", "true", become=True)],
+        extra_vars={"ansible_become_exe": str(sudo)},
+        env={"ANSIBLE_BECOME_ALLOW_SAME_USER": "true"},  # root, too, asks it
+        limit="node1",
+        become=SECRET,
+    )
+    assert "--ask-become-pass" in run.command
+    events = list(run)
+    assert run.result().exit_code == 0
+    assert (tmp_path / "told").read_text(encoding="utf-8") == SECRET
+    assert SECRET not in repr(events) + repr(run.spec) + run.command
+    assert run.spec.home is not None
+    (record,) = records(run.spec.home)
+    assert all(SECRET.encode() not in file.read_bytes() for file in record.iterdir())
+
+
+def test_a_run_that_never_reads_the_password_of_sudo_ends_nevertheless(play: Play) -> None:
+    run = play([], limit="node9", become=SECRET)
+    assert run.result().exit_code == 3
+    assert "rdm-become" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_what_a_user_types_is_never_a_template(play: Play) -> None:

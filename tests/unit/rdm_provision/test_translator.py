@@ -347,8 +347,8 @@ def test_an_end_without_a_culprit_is_told() -> None:
         (
             "failed",
             {"msg": "Task failed: Missing sudo password"},
-            "sudo asks for a password there: give it as ansible_become_password, encrypted with "
-            "ansible-vault, or let the user do without one",
+            "sudo asks for a password there: give it with --ask-become-pass, or as "
+            "ansible_become_password, encrypted with ansible-vault, or let the user do without one",
         ),
         ("failed", {"msg": "two\n  lines"}, "two lines"),
         (
