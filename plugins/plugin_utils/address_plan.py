@@ -170,6 +170,23 @@ def check_owner(plan: AddressPlan, hosts: Iterable[str], path: str) -> None:
         raise Refused([Problem(None, path, reason, remedy)])
 
 
+def widened(plan: AddressPlan, previous: AddressPlan | None, subnet: str) -> str | None:
+    """Return a sentence when the nodes got a wider subnet than before, or than the default, unasked.
+
+    Args:
+        plan: the plan.
+        previous: the plan before, or None.
+        subnet: the user's (`rdm_subnet`), or empty.
+    """
+    before = previous.subnet if previous else DEFAULT_SUBNET
+    if subnet or plan.subnet == before or not before.subnet_of(plan.subnet):
+        return None
+    return (
+        f"The subnet {before} is too small for {len(plan.nodes)} nodes, so the container network gets "
+        f"{plan.subnet}; rdm_subnet chooses another."
+    )
+
+
 def notes(plan: AddressPlan, previous: AddressPlan | None, pins: Mapping[str, str]) -> dict[str, str]:
     """Return for each node of the plan how it came to its address: pinned, new, kept or moved."""
     had = {**previous.removed, **previous.nodes} if previous else {}

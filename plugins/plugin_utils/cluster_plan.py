@@ -19,7 +19,11 @@ from ansible_collections.rdm.provision.plugins.module_utils.constants import (
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_spec import container_spec
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import HOST_NAME
 from ansible_collections.rdm.provision.plugins.plugin_utils import fleet_checks, sriov_checks, vf_plan
-from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import AddressPlan, make_plan
+from ansible_collections.rdm.provision.plugins.plugin_utils.address_plan import (
+    AddressPlan,
+    make_plan,
+    widened,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
     RAIL_SUBNETS,
     collisions,
@@ -122,8 +126,12 @@ def plan_cluster(
     bare = inventory.runtime == RUNTIME_HOST
     # Once: whoever has kept the plan knows.
     known = previous is not None and previous.subnet == addresses.subnet
-    warning = None if bare or known else public_space_warning(addresses.subnet)
-    return ClusterPlan(inventory, addresses, [warning] if warning else []), found
+    told = (
+        ()
+        if bare or known
+        else (widened(addresses, previous, inventory.subnet), public_space_warning(addresses.subnet))
+    )
+    return ClusterPlan(inventory, addresses, [sentence for sentence in told if sentence]), found
 
 
 class NodesPlan(NamedTuple):

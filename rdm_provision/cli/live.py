@@ -117,7 +117,8 @@ class View:
             case TaskStarted():
                 self.task, self.progress = event.task, ""
                 self.busy.clear()
-            case TaskGoesOn() if not self.live and self.verbose < 2 and not self.brief:
+            case TaskGoesOn() if not self.live and self.verbose < 2 and self.verb != "exec":
+                # Of exec, stderr is that of the command.
                 self.console.print(Text(f"    {event.task}…", "dim"))
             case Progress():
                 self._tell(event.text)

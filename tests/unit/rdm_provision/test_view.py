@@ -378,8 +378,10 @@ def test_how_far_a_task_is_is_a_line_each_away_from_a_terminal() -> None:
 def test_a_task_that_takes_long_is_named_away_from_a_terminal() -> None:
     long = TaskGoesOn(10.0, "lab", "Make the images")
     assert show([*run_of("a"), long]).splitlines()[-1] == "    Make the images…"
-    for quiet in ({"brief": True}, {"verbose": 2}):
-        assert "Make the images" not in show([*run_of("a"), long], **quiet)
+    assert show([*run_of("a"), long], brief=True) == "    Make the images…\n"
+    of_a_command = [RunStarted(0.0, "exec", ("a",), False), long]
+    for quiet, events in (({"verbose": 2}, [*run_of("a"), long]), ({"brief": True}, of_a_command)):
+        assert "Make the images" not in show(events, **quiet)
 
 
 def test_what_a_run_is_about_may_be_more_than_the_machine_that_it_is_on() -> None:

@@ -48,6 +48,28 @@ def wants(plan: ClusterPlan) -> dict[str, NodePlan]:
     }
 
 
+def test_a_subnet_that_widens_by_itself_is_told_in_a_sentence_once() -> None:
+    hosts = [f"w{number}" for number in range(253)]
+    inventory = (["m"], hosts, dict.fromkeys(["m", *hosts], CPU))
+    plan, _ = plan_cluster(*inventory)
+    assert plan is not None
+    assert plan.warnings[0] == (
+        "The subnet 192.169.16.0/24 is too small for 254 nodes, so the container network gets "
+        "192.169.0.0/16; rdm_subnet chooses another."
+    )
+    again, _ = plan_cluster(*inventory, plan.addresses)
+    assert again is not None
+    assert again.warnings == []
+    before = planned().addresses
+    grown, _ = plan_cluster(*inventory, before, replace_network=True)
+    assert grown is not None
+    assert grown.warnings[0] == plan.warnings[0]
+    wide = CPU | {"rdm_subnet": "10.0.0.0/8"}
+    chosen, _ = plan_cluster(["m"], hosts, dict.fromkeys(["m", *hosts], wide))
+    assert chosen is not None
+    assert chosen.warnings == []
+
+
 def test_inventory_alone_gives_addresses_and_a_warning_about_the_default_subnet() -> None:
     plan = planned()
     assert plan.addresses.nodes == {"m": "192.169.16.100", "w1": "192.169.16.101", "w2": "192.169.16.102"}
