@@ -128,6 +128,9 @@ def _remarks(
         yield "no container network"
     if container is None:
         yield "no training container"
+    elif container.get("state") == "paused":
+        name = container["name"]
+        yield f"the container is paused: rdm-provision up, or docker unpause {name}, lets it go on"
     elif container.get("state") != "running":
         yield f"the container is {container.get('state')}"
     elif network is not None and not found:

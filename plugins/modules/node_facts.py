@@ -173,7 +173,7 @@ node:
       sample: [{table: main, destination: default, interface: eth0, gateway: 10.0.0.254, type: unicast}]
     ssh: {description: "Ends of the ssh connection: C(client), C(server); empty without one.", type: dict}
     docker_state:
-      description: One of C(ok), C(absent), C(stopped), C(forbidden), C(podman).
+      description: One of C(ok), C(absent), C(stopped), C(paused), C(forbidden), C(podman).
       type: str
       sample: ok
     docker_error: {description: Why C(docker) is null; empty when it is not., type: str, sample: ""}
@@ -612,6 +612,9 @@ def _docker(findings: Findings, socket: str, login_user: str, node: str) -> dict
         state, error = "forbidden", str(problem)
     except DockerUnavailable as problem:
         state, error = "stopped" if host_state.installed("dockerd") else "absent", str(problem)
+        if pid and host_state.is_paused(pid):
+            state = "paused"
+            error += "; its process {0} is paused (kill -CONT {0} lets it go on)".format(pid)
     except NotDocker as problem:
         state, error = "podman", str(problem)
     except DockerProblem as problem:

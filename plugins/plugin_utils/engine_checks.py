@@ -46,6 +46,7 @@ def engine(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None
         remedies = {
             "absent": _to_have_an_engine(want, "install Docker Engine 20.10 or newer", elsewhere=not others),
             "stopped": _to_have_an_engine(want, "start the Docker daemon", elsewhere=not others),
+            "paused": "let the Docker daemon go on",
             "forbidden": "add the user to group docker, or set rdm_become: true",
             "podman": (
                 "install Docker Engine 20.10 or newer, and name its socket with rdm_docker_socket while "

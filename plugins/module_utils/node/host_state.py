@@ -149,6 +149,12 @@ def daemon_pid(docker_socket: str, proc: str = "/proc") -> int:
     return next((pid for pid in others if _command(proc, pid) == "dockerd"), 0)
 
 
+def is_paused(pid: int, proc: str = "/proc") -> bool:
+    """Return whether a signal (SIGSTOP), or a debugger, keeps a process from going on."""
+    state = read_text("{0}/{1}/stat".format(proc, pid)).rpartition(")")[2].split()
+    return state[:1] in (["T"], ["t"])
+
+
 def daemon_config(pid: int, proc: str = "/proc") -> str:
     """Return the path of the configuration file of the daemon with this process id."""
     words = read_text("{0}/{1}/cmdline".format(proc, pid)).split("\0") if pid else []

@@ -466,6 +466,10 @@ def test_remarks_on_what_is_not_as_planned(tmp_path: Path) -> None:
     stopped = facts()
     stopped["node"]["docker"]["containers"][1].update(state="exited", networks={})
     assert state(stopped, tmp=tmp_path).remarks == ("the container is exited",)
+    stopped["node"]["docker"]["containers"][1]["state"] = "paused"
+    assert state(stopped, tmp=tmp_path).remarks == (
+        "the container is paused: rdm-provision up, or docker unpause rdm, lets it go on",
+    )
 
 
 RAN = {"container": {"name": "rdm", "state": "running", "image": "i:2"}}

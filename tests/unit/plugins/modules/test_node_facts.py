@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,25 @@ def test_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: b
     assert node["docker_error"] == f"no Docker Engine answers at {socket}: there is no such socket"
     assert node["disk"]["path"] == "/var/lib/docker"
     assert node["disk"]["total"] > 0
+
+
+def test_an_engine_that_is_paused_is_not_one_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = subprocess.Popen(["sleep", "600"])
+    try:
+        monkeypatch.setattr(host_state, "daemon_pid", lambda socket: daemon.pid)
+        assert facts(tmp_path)["docker_state"] in ("stopped", "absent")
+        daemon.send_signal(signal.SIGSTOP)
+        os.waitpid(daemon.pid, os.WUNTRACED)
+        node = facts(tmp_path)
+    finally:
+        daemon.kill()
+        daemon.wait()
+    assert (node["docker"], node["docker_state"]) == (None, "paused")
+    assert node["docker_error"].endswith(
+        f"; its process {daemon.pid} is paused (kill -CONT {daemon.pid} lets it go on)"
+    )
 
 
 def test_an_address_that_is_no_socket(tmp_path: Path) -> None:

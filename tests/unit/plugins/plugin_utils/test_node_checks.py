@@ -65,6 +65,7 @@ def test_sound_node_passes_without_a_word() -> None:
     [
         ("absent", "install Docker"),
         ("stopped", "start the Docker daemon"),
+        ("paused", "let the Docker daemon go on"),
         ("forbidden", "add the user to group docker"),
     ],
 )
