@@ -496,3 +496,20 @@ def test_steps_that_are_none_are_refused(key: str, text: str, said: str) -> None
         base, **{section: dataclasses.replace(getattr(base, section), **{name: text})}
     )
     assert any(said in problem for problem in check(config))
+
+
+@pytest.mark.parametrize(
+    ("gres", "is_taken"),
+    [
+        ("gpu:a10:4", True),
+        ("gpu:4", True),
+        ("gpu", True),
+        ("nvme:1T", True),
+        ("gpu:hgx:4,nvme:100G", True),
+        ("gpu:a10:1234567890123", False),
+        ("gpu:a10:", False),
+    ],
+)
+def test_generic_resources_are_taken_as_slurm_writes_them(gres: str, is_taken: bool) -> None:
+    job = from_dict({**SOUND, "launcher": {"kind": "slurm", "slurm": {"gres": gres}}})
+    assert is_taken is not any("takes it as" in problem for problem in check(job))
