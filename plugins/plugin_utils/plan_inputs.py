@@ -31,6 +31,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.collision import (
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
     container_problems,
+    missing_over_ssh,
     own_memory,
     unlabelled_volumes,
 )
@@ -61,7 +62,7 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.rails import (
     prefix_of,
     rail_subnets,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused
+from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import Problem, Refused, sentences
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import names as listed
 from ansible_collections.rdm.provision.plugins.plugin_utils.role_variables import (
     RoleVariables,
@@ -240,6 +241,7 @@ def _check_roles(
     images: dict[str, Images] = {}
     names: set[str] = set()
     apart: list[str] = []
+    odd: list[Problem] = []
     for host in reader.hosts:
         present = list(reader.variables(host))
         names.update(name for name in present if name not in known)
@@ -258,6 +260,7 @@ def _check_roles(
         bare = variables[host].get("rdm_runtime") == RUNTIME_HOST
         typed = {name: one for name, one in given.items() if name not in untyped}
         wrong += container_problems(host, typed if bare else {"container_hostname": host, **typed})
+        odd += [] if bare else missing_over_ssh(host, typed)
         if bare and accelerator == "rocm":
             wrong += _torch_problems(reader, host)
         if bare:
@@ -277,7 +280,7 @@ def _check_roles(
         told = any(problem.value.endswith("images_list") for problem in images[host].problems)
         problems += images[host].problems
         problems += [one for one in wrong if not (told and one.value == "images_list")]
-    warnings = unknown_variables(names, known, prefixes)
+    warnings = unknown_variables(names, known, prefixes) + sentences(odd)
     if apart and len(reader.hosts) > 1:
         warnings.append(
             f"{listed(apart)}: network_driver bridge reaches the containers of its own node only, and this "

@@ -293,6 +293,14 @@ def test_a_network_that_ends_at_its_node_is_a_warning_where_there_are_several(cl
     assert "bridge" not in str(result.get("warnings"))
 
 
+def test_a_variable_of_the_container_that_ssh_cannot_give_is_a_warning(cluster: Cluster) -> None:
+    cluster.write({"a": {}}, {"b": {}}, {**CPU, "container_env": {"ARGS": '{"key": "s3cret"}'}})
+    rc, result, _ = cluster.run()
+    assert rc == 0
+    assert [text for text in result["warnings"] if text.startswith("a, b: container_env ARGS has a double")]
+    assert "s3cret" not in str(result)
+
+
 def test_variables_may_refer_to_others(cluster: Cluster) -> None:
     cluster.write(
         {"a": {"number": 7}}, {}, {**CPU, "my_ip": "192.169.16.{{ number }}", "rdm_slots": "{{ 2 * 2 }}"}

@@ -8,6 +8,7 @@ import pytest
 from ansible_collections.rdm.provision.plugins.plugin_utils.container_options import (
     MOUNT_OPTIONS,
     container_problems,
+    missing_over_ssh,
     own_memory,
     unlabelled_volumes,
 )
@@ -29,6 +30,18 @@ from hypothesis import strategies as st
 )
 def test_mounts_that_selinux_would_have_to_allow(options: dict[str, Any], found: list[str]) -> None:
     assert unlabelled_volumes({**dict.fromkeys(MOUNT_OPTIONS), **options}) == found
+
+
+@pytest.mark.parametrize("value", ['{"key": "s3cret"}', "s3cret\\", "s3cret\nline"])
+def test_values_that_commands_over_ssh_do_not_get_are_named_without_the_value(value: str) -> None:
+    options = {"container_env": {"GOOD": "it's a $plain one", "COUNT": 3, "ODD": value}}
+    (warning,) = missing_over_ssh("n1", options)
+    assert warning.sentence == (
+        "container_env ODD has a double quote, a backslash or a newline in its value, and commands over ssh "
+        "do not get it: use `rdm-provision exec`, which gets it, or keep the value in a file"
+    )
+    assert missing_over_ssh("n1", {**options, "container_sshd": False}) == []
+    assert missing_over_ssh("n1", {}) == []
 
 
 def sentences(**options: Any) -> list[str]:
