@@ -43,7 +43,7 @@ demo: setup $(DATA)/demo_text_document.idx ## a cluster of lab nodes on this mac
 	@rdm-provision up --inventory inventory/$(LAB)
 	@rdm-provision data --inventory inventory/$(LAB) $(DATA)
 	@rdm-provision train --inventory inventory/$(LAB) trainer/configs/demo.yaml parallel.pipeline=2 \
-	  launcher.nodes=2 'data.blend=[/jobs/data/demo_text_document]' $(TRAIN)
+	  launcher.nodes=2 $(TRAIN)
 	@echo
 	@echo "To run these commands in this shell: . $(BIN)/activate. To take everything away: make demo-down"
 

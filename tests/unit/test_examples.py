@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
+from ansible_collections.rdm.provision.plugins.module_utils.constants import JOBS
 
 from rdm_provision import Cluster
 
@@ -20,6 +22,14 @@ def test_the_example_inventories_are_sound(inventory: Path) -> None:
     plan = Cluster.load(inventory).plan()
     assert plan.nodes
     assert {node.note for node in plan.nodes} == {"pinned" if inventory.name == "mdx" else "new"}
+
+
+def test_the_demo_trains_on_what_the_verb_data_brings() -> None:
+    demo = yaml.safe_load((ROOT / "trainer" / "configs" / "demo.yaml").read_text(encoding="utf-8"))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (made,) = set(re.findall(r"\$\(DATA\)/(\w+)\.idx", makefile))
+    assert demo["data"]["blend"] == [f"{JOBS}/data/{made}"]
+    assert "data.blend=" not in makefile, "the configuration itself says it"
 
 
 def program(name: str) -> ModuleType:

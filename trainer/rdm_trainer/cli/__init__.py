@@ -109,7 +109,7 @@ def cli() -> None:
     \b
     What would it need?     rdm-trainer dry-run gpt-1.3b.yaml --world 16 --gpu H200
     Prepare text:           rdm-trainer preprocess --help
-    Train on this machine:  rdm-trainer train demo.yaml --job-dir /tmp/demo
+    Train on this machine:  rdm-trainer train demo.yaml --job-dir /tmp/demo data.blend=[PREFIX]
     On a cluster:           rdm-provision train demo.yaml
 
     Exit codes: 0 done, 1 failed, 3 bad input, 130 stopped.
