@@ -44,13 +44,15 @@ class ActionModule(Decision):
         judged = self._judged(names, rails, options)
         tables = [f"{name and f'Rail {name}. '}{table(one, waiting)}" for name, one in judged.items()]
         found = fabric.of_rails(judged)
+        changing = set(options["changing"])
         # What a node that is about to change does to others is not their fault, and may be over then.
-        stays = {
-            name: {node: one for node, one in rail.items() if node not in options["changing"]}
-            for name, rail in rails.items()
+        stays = {name: fabric.lasting(rail, changing) for name, rail in rails.items()}
+        lasting = fabric.of_rails(self._judged(names, stays, options)) if changing else found
+        faulty = {
+            node: one["reason"]
+            for node, one in lasting["verdicts"].items()
+            if not one["ok"] and node not in changing
         }
-        lasting = fabric.of_rails(self._judged(names, stays, options)) if options["changing"] else found
-        faulty = {node: one["reason"] for node, one in lasting["verdicts"].items() if not one["ok"]}
         return {"fabric": found, "faulty": faulty, "msg": "\n".join(tables)}
 
     @staticmethod

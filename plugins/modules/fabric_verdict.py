@@ -47,7 +47,7 @@ options:
   changing:
     description:
       - The nodes that the run is going to change, in check mode. They are in RV(fabric), and neither they nor
-        what others measured of them is in RV(faulty).
+        what fails between them and others is in RV(faulty). Their answers count for those who got them.
     type: list
     elements: str
     default: []

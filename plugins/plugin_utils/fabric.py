@@ -6,7 +6,7 @@ Pure: it reads nothing and prints nothing. Times are in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 from ansible_collections.rdm.provision.plugins.module_utils.node.fabric_answers import unpacked
@@ -145,6 +145,35 @@ def measurements(result: Mapping[str, Any], rails: int) -> list[Measurement]:
     first = measurement(result)
     further = [measurement(one) for one in result.get("rails") or ()]
     return [first, *(further or [first] * (rails - 1))]
+
+
+def lasting(measured: Mapping[str, Measurement], changing: Set[str]) -> dict[str, Measurement]:
+    """Return the measurements without the faults that may be over when some nodes have changed.
+
+    The answers of those nodes stay, since they show that who got them is not cut off.
+
+    Args:
+        measured: by node.
+        changing: the nodes that are about to change.
+    """
+
+    def stays(one: str, other: str) -> bool:
+        return not {one, other} & changing
+
+    return {
+        name: own._replace(
+            duplicate=own.duplicate if name not in changing else "",
+            rtt_us={
+                peer: rtt
+                for peer, rtt in own.rtt_us.items()
+                if rtt is not None or own.ssh.get(peer) == "" or stays(name, peer)
+            },
+            ssh={peer: text for peer, text in own.ssh.items() if not text or stays(name, peer)},
+            login={peer: text for peer, text in own.login.items() if not text or stays(name, peer)},
+        )
+        for name, own in measured.items()
+        if own.measured or name not in changing
+    }
 
 
 def of_rails(judged: Mapping[str, Fabric]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ PLAY = """
 """
 
 
-def measured(*peers: str, up: bool = True) -> dict[str, Any]:
-    """What a node measured; a peer is a line of what the probe returns."""
+def measured(*peers: str, up: bool = True, refused_by: str = "") -> dict[str, Any]:
+    """What a node measured; a peer is a line of what the probe returns, and one may refuse a login."""
     return {
         "measured": {
             "measured": True,
@@ -41,7 +41,7 @@ def measured(*peers: str, up: bool = True) -> dict[str, Any]:
             "loss": {},
             "errors": {},
             "ssh": {},
-            "login": {},
+            "login": {refused_by: "Permission denied"} if refused_by else {},
         }
     }
 
@@ -53,8 +53,8 @@ CUT = {
 }
 
 
-def judged(directory: Path, *options: str) -> dict[str, Any]:
-    (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": CUT}}, sort_keys=False))
+def judged(directory: Path, *options: str, hosts: dict[str, Any] = CUT) -> dict[str, Any]:
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}, sort_keys=False))
     (directory / "play.yml").write_text(PLAY)
     done = subprocess.run(
         [
@@ -92,3 +92,14 @@ def test_who_is_about_to_change_is_shown_and_not_failed(tmp_path: Path) -> None:
     result = judged(tmp_path, "-e", '{"changing": ["n3"]}')
     assert result["faulty"] == {}
     assert result["fabric"]["verdicts"]["n3"]["ok"] is False
+
+
+def test_what_a_node_that_is_about_to_change_refuses_is_no_fault_of_who_asks_it(tmp_path: Path) -> None:
+    # That n2 answers n1 shows that not n1 is cut off, but n3, whose interface is up.
+    hosts = {
+        "n1": measured("n2 90 80", "n3 -", refused_by="n2"),
+        "n2": measured("n3 -", "n1 90 80", refused_by="n2"),
+        "n3": measured("n1 -", "n2 -"),
+    }
+    result = judged(tmp_path, "-e", '{"changing": ["n2"]}', hosts=hosts)
+    assert list(result["faulty"]) == ["n3"]
