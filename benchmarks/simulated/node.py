@@ -366,6 +366,7 @@ def fabric_probe(node: Node, parameters: Parameters) -> Result:
     times = [80.0 + (7 * rank + 13 * number) % 400 / 10 for number in range(len(peers))]
     return {
         "container_state": "running",
+        "duplicate": "",
         "errors": {},
         "link": {"name": "eth0", "up": True},
         "loss": {},
