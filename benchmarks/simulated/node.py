@@ -166,6 +166,15 @@ def node_facts(node: Node, parameters: Parameters) -> Result:
     facts["config_owner"] = node.state.get("owner", "")
     facts["hardware"] = "sha256:0f343b0931126a20"
     facts["work"] = _work(node, parameters.get("inputs") or {})
+    facts |= {
+        "config_dir": {"path": "/etc/rdm", "why": ""},
+        "in_use": [],
+        "lock": {},
+        "locked": bool(parameters.get("lock") and facts["work"]),
+        "origin": {"authority": "", "my_ip": ""},
+        "shared_memory": 1 << 33,
+        "strays": [],
+    }
     return {"node": facts}
 
 
