@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -46,30 +45,19 @@ def orders(nodes: Sequence[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
         nodes: In their order.
     """
     kinds = list(dict.fromkeys(nodes))
-    yield from _arrange([kinds.index(node) for node in nodes], kinds)
-
-
-def _arrange(indices: list[int], kinds: list[NodeKind]) -> Iterator[tuple[NodeKind, ...]]:
-    given = tuple(indices)
-    yield tuple(kinds[index] for index in given)
-    left = Counter(indices)
-    order: list[int] = []
-
-    def extend() -> Iterator[tuple[int, ...]]:
-        if len(order) == len(indices):
-            yield tuple(order)
+    given = [kinds.index(node) for node in nodes]
+    yield tuple(nodes)
+    order = sorted(given)
+    while True:
+        if order != given:
+            yield tuple(kinds[index] for index in order)
+        # The next larger order: raise the last place that can be, and let the smallest follow it.
+        place = next((at for at in range(len(order) - 2, -1, -1) if order[at] < order[at + 1]), None)
+        if place is None:
             return
-        for index in sorted(left):
-            if left[index]:
-                left[index] -= 1
-                order.append(index)
-                yield from extend()
-                order.pop()
-                left[index] += 1
-
-    for other in extend():
-        if other != given:
-            yield tuple(kinds[index] for index in other)
+        other = next(at for at in range(len(order) - 1, place, -1) if order[at] > order[place])
+        order[place], order[other] = order[other], order[place]
+        order[place + 1 :] = reversed(order[place + 1 :])
 
 
 def ring_nodes(stage: int, rank: int, tensor: int, data: int, gpus: int) -> list[int]:

@@ -7,7 +7,7 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,12 +86,18 @@ def floor(problem: Problem) -> float:
     return lowest + rest
 
 
-def search(models: Iterable[CostModel], *, keep: int = 10) -> Found:
+def search(
+    models: Iterable[CostModel],
+    *,
+    keep: int = 10,
+    alike: Callable[[Layout], Hashable] = lambda layout: layout,
+) -> Found:
     """Return the fastest layouts.
 
     Args:
         models: One for each placement that is to be tried.
         keep: How many to return.
+        alike: What layouts have in common of which only the fastest is returned.
 
     Returns:
         The ``keep`` fastest layouts, each on its fastest placement and with its fastest cut.
@@ -105,11 +111,11 @@ def search(models: Iterable[CostModel], *, keep: int = 10) -> Found:
     heapq.heapify(waiting)
     layouts = len(waiting)
     solved = unfit = 0
-    best: dict[Layout, Estimate] = {}
+    best: dict[Hashable, Estimate] = {}
     limit = math.inf
     while waiting:
         least, _, model, layout, problem = heapq.heappop(waiting)
-        known = best.get(layout)
+        known = best.get(alike(layout))
         below = min(limit, known.seconds) if known else limit
         if least >= limit:
             break
@@ -120,7 +126,7 @@ def search(models: Iterable[CostModel], *, keep: int = 10) -> Found:
         if cut is None:
             unfit += math.isinf(below)
             continue
-        best[layout] = dataclasses.replace(model.estimate(layout, cut.layers), bound=cut.bound)
+        best[alike(layout)] = dataclasses.replace(model.estimate(layout, cut.layers), bound=cut.bound)
         fastest = heapq.nsmallest(keep, (estimate.seconds for estimate in best.values()))
         if len(fastest) == keep:
             limit = fastest[-1]

@@ -11,6 +11,7 @@ Sources: FLOPs as in PaLM, appendix B (Chowdhery et al. 2022); sums of tensor pa
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,7 +104,7 @@ class PublishedModel:
                 if not self._is_possible(Layout(tensor, data, stages, 1)):
                     continue
                 share = batch // data
-                for size in range(1, min(share, _MOST_MICRO_BATCH) + 1):
+                for size in range(min(share, _MOST_MICRO_BATCH), 0, -1):
                     if share % size == 0:
                         yield Layout(tensor, data, stages, size)
 
@@ -221,8 +222,12 @@ class PublishedModel:
         added = [0.0] * layout.pipeline
         for stage in range(layout.pipeline - 1):
             here, there = stages[stage][-1], stages[stage + 1][0]
-            is_inside = ((stage + 1) * ranks) % self.gpus and ranks < self.gpus
-            bandwidth = here.intra if is_inside else here.link(there) / min(self.gpus, ranks)
+            # Each rank sends to the one that has its place in the next stage.
+            senders = range(stage * ranks, (stage + 1) * ranks)
+            leaving = collections.Counter(
+                rank // self.gpus for rank in senders if rank // self.gpus != (rank + ranks) // self.gpus
+            )
+            bandwidth = here.link(there) / max(leaving.values()) if leaving else here.intra
             # An output one way, a gradient the other.
             seconds = 2 * self._activation_bits(job) / bandwidth
             added[stage] += seconds

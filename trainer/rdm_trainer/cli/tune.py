@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,9 +75,13 @@ def tune(
     from rdm_trainer import flops
 
     job = configuration.load(config, overrides)
-    for option, value in (("--inter", inter), ("--intra", intra)):
-        if value <= 0:
-            raise TrainerError(f"{option} is {value:g}; a bandwidth is above 0 Gbit/s.")
+    for option, value in (("--inter", inter), ("--intra", intra), ("--efficiency", efficiency)):
+        if not (math.isfinite(value) and value > 0):
+            raise TrainerError(f"{option} is {value:g}; it must be a number above 0.")
+    chosen = ("parallel.tensor", "parallel.pipeline", "parallel.data", "parallel.partition")
+    for override in overrides:
+        if override.partition("=")[0] in (*chosen, "optimisation.micro_batch_size"):
+            raise TrainerError(f"{override} is what is searched here; leave it out.")
     nodes = [node for group in groups for node in _nodes(group, inter * 1e9, intra * 1e9)]
     if len({node.gpus for node in nodes}) > 1:
         raise TrainerError("All nodes must have as many GPUs as the others.")
@@ -85,13 +91,15 @@ def tune(
         if (accelerator := flops.find_accelerator(node.gpu)) is not None
     }
     models = _models(job, nodes, peaks, efficiency)
-    found = search(models, keep=top)
+    # Of one layout the best micro-batch; of equal ones the largest, which came first.
+    found = search(models, keep=top, alike=lambda one: (one.tensor, one.data, one.pipeline))
     if not found.layouts:
         raise TrainerError(_no_layout(job, models[0]))
     if not found.best:
+        is_saving = job.parallel.activation_checkpointing == "full"
         raise TrainerError(
-            f"{job.name} fits these {models[0].world_size} GPUs in none of {found.layouts} layouts; take "
-            "more of them, or parallel.activation_checkpointing=full.",
+            f"{job.name} does not fit {models[0].world_size} such GPUs in any of {found.layouts} layouts: "
+            f"take more of them{'' if is_saving else ', or parallel.activation_checkpointing=full'}.",
             exit_code=FAILED,
         )
     rows = [_row(job, estimate, peaks, models[0].gpus) for estimate in found.best]
@@ -134,7 +142,8 @@ def _models(
 
     tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
     if len(tried) > _ORDERS:
-        tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in range(len(nodes))))
+        steps = range(0, len(nodes), -(-len(nodes) // _ORDERS))
+        tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in steps))
     return [PublishedModel(job, order, peaks, efficiency) for order in tried]
 
 
@@ -199,9 +208,7 @@ def _show(job: Config, rows: list[dict[str, Any]], layouts: int, solved: int, co
     from rich.table import Table
 
     console = Console(highlight=False)
-    console.print(
-        f"\n[bold]{job.name}[/]: the fastest of {layouts} layouts ({solved} solved, the others cannot win)."
-    )
+    console.print(f"\n{job.name}: the fastest of {layouts} layouts ({solved} solved, the others cannot win).")
     console.print("[yellow]A guess from published peaks and bandwidths: nothing has been measured.[/]\n")
     table = Table(box=None, padding=(0, 1))
     for name in ("step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "GiB", "bubble"):
@@ -227,4 +234,5 @@ def _show(job: Config, rows: list[dict[str, Any]], layouts: int, solved: int, co
         console.print(
             f"\nThe second is {rows[1]['seconds'] / best['seconds'] - 1:.1%} slower, mostly by its {name}."
         )
-    console.print(f"\nNext: rdm-trainer dry-run {config} {' '.join(best['overrides'])}\n", soft_wrap=True)
+    command = shlex.join(["rdm-trainer", "dry-run", str(config), *best["overrides"]])
+    console.print(f"\nNext: {command}\n", soft_wrap=True, markup=False)

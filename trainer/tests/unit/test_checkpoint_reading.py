@@ -14,7 +14,7 @@ import torch
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rdm_trainer.checkpoint import reading
@@ -60,6 +60,8 @@ def test_what_deepspeed_writes_is_read(tmp_path: Path) -> None:
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 @settings(max_examples=300, deadline=None)
+# In the list of parts: a weight becomes a directory, of which torch reads nothing.
+@example(place=0.90625, bit=4)
 def test_no_flipped_bit_is_loaded(tmp_path_factory: pytest.TempPathFactory, place: float, bit: int) -> None:
     path = tmp_path_factory.mktemp("flipped") / "a.pt"
     content = bytearray(save(path))

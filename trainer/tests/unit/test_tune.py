@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from rdm_planner.nodes import NodeKind
+from rdm_planner.layouts import Layout
+from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.search import search
 from rdm_trainer import config as configuration
 from rdm_trainer import flops
@@ -104,12 +105,35 @@ def test_people_read_that_it_is_a_guess_and_what_to_do_next() -> None:
         (["--nodes", "A10"], 3, "write how many"),
         (["--nodes", "0xA10:4"], 3, "write how many"),
         (["--nodes", "2xA10:4", "--inter", "0"], 3, "--inter is 0"),
+        (["--nodes", "2xA10:4", "--intra", "nan"], 3, "--intra is nan"),
+        (["--nodes", "2xA10:4", "parallel.tensor=4"], 3, "leave it out"),
         (["--nodes", "2xA10:4", "--nodes", "1xA10:2"], 3, "as many GPUs"),
         (["--nodes", "7xA10:1", "model.layers=3"], 3, "No layout divides 7 GPUs"),
-        (["--nodes", "1xA10:1", "model.hidden_size=16000"], 1, "fits these 1 GPUs in none"),
+        (["--nodes", "1xA10:1", "model.hidden_size=16000"], 1, "does not fit 1 such GPUs"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], code: int, problem: str) -> None:
     found, message = _tune(str(CONFIGS / "gpt2-xl.yaml"), *arguments)
     assert found == code
     assert problem in message
+
+
+def test_a_border_within_a_node_is_crossed_by_those_who_leave_it() -> None:
+    slow = NodeKind("A10", gpus=8, inter=1e9, intra=1e15, memory_gib=22.2)
+    model = PublishedModel(
+        configuration.load(CONFIGS / "gpt2-xl.yaml", ["optimisation.global_batch_size=96"]),
+        (slow,) * 3,
+        {"A10": 125.0},
+        0.5,
+    )
+    # Ranks 3 to 5 are stage 1 and 6 to 8 stage 2: rank 5 sends to rank 8, on the next node.
+    layout = Layout(1, 3, 8, 1)
+    job = with_layout(model.config, layout)
+    stages = [model._stage_nodes(stage, layout) for stage in range(8)]
+    added = model._sends(job, layout, stages)
+    assert added[0] < 1e-3
+    assert added[1] > 0.01
+
+
+def test_a_thousand_nodes_of_a_kind_have_one_order() -> None:
+    assert len(list(orders((A10,) * 3000))) == 1
