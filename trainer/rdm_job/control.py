@@ -335,8 +335,8 @@ class ControlClient:
         self._channel: _Channel | None = None
         self._tried = -_RETRY_S
         self._heard = time.monotonic()
-        self.refusals = 0
-        """Connections that the other end closed before both had proved themselves."""
+        self.was_refused = False
+        """The other end closed the last connection before both had proved themselves."""
 
     @property
     def is_proven(self) -> bool:
@@ -364,13 +364,18 @@ class ControlClient:
         if messages:
             self._heard = time.monotonic()
         if not self._lines.is_open:
-            self.refusals += self._channel is None
+            self.was_refused = self._channel is None
             self._lines = self._channel = None
         return messages
 
     def silent_for(self) -> float:
         """Return for how many seconds no message has come from the server."""
         return time.monotonic() - self._heard
+
+    def connect_again(self) -> None:
+        """Give up the connection, of which the other end may know nothing any more."""
+        if self._lines is not None:
+            self._lines.close()
 
     def close(self) -> None:
         """Close the connection, after messages that wait are sent as far as they can be."""
@@ -387,6 +392,7 @@ class ControlClient:
         try:
             connection = socket.create_connection(self._to, timeout=2)
         except OSError:
+            self.was_refused = False
             return
         self._lines = _Lines(connection, self._selector)
 

@@ -8,6 +8,7 @@
     launcher  start    the round that everybody has acknowledged: the command runs
     worker    ended    its exit code and last errors
     launcher  end      the job's exit code and why: whoever still runs stops
+    worker    left     it knows, and its command has ended
 
 A member that goes before the start leaves its place to a successor, and the list goes round again. After the
 start, the first that fails or is lost ends the job for all.
@@ -21,9 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rdm_job.control import ControlClient, ControlServer
-from rdm_job.rendezvous.command import Command
+from rdm_job.rendezvous.command import TERM_S, Command
 from rdm_job.rendezvous.roster import Member, Roster
-from rdm_trainer.errors import DONE, FAILED, TrainerError
+from rdm_log.printable import printable
+from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
 
 __all__ = ["End", "Launcher", "Started", "Worker"]
 
@@ -31,8 +33,11 @@ BEAT_S = 2.0
 SILENT_S = 12.0
 """Who says nothing for so long before the start has gone, in seconds."""
 _LOOK_S = 0.2
-_END_S = 25.0
-"""How long the others' ends are waited for, in seconds; a command that does not end is killed before."""
+_LINGER_S = 15.0
+"""So much longer than commands get to end the launcher waits until all know how the job ended."""
+_MUTE_S = 4 * BEAT_S
+TERMINATED = 143
+_STARTED = "The job has started without this member: all had come."
 _REMIND_S = 30.0
 
 
@@ -94,9 +99,9 @@ class End:
     def read(cls, message: Mapping[str, Any]) -> End:
         """Return an end from what the launcher sent."""
         return cls(
-            int(message.get("code", FAILED)),
-            str(message.get("reason") or ""),
-            tuple(str(line) for line in message.get("errors") or ()),
+            _number(message, "code", FAILED),
+            printable(str(message.get("reason") or "")),
+            _lines(message.get("errors")),
         )
 
 
@@ -140,7 +145,14 @@ class Launcher:
             if roster.is_complete and self._listed != roster.round:
                 self._listed = roster.round
                 listed = [member.to_dict() for member in roster.by_rank()]
-                self._server.send({"type": "members", "members": listed, "round": roster.round})
+                self._server.send(
+                    {
+                        "type": "members",
+                        "members": listed,
+                        "round": roster.round,
+                        "session": self._session,
+                    }
+                )
             if roster.is_agreed:
                 return tuple(roster.by_rank())
             self._send_status()
@@ -149,7 +161,7 @@ class Launcher:
                 self._server.send({"type": "end", "code": FAILED, "reason": reason})
                 raise TrainerError(reason, exit_code=FAILED)
         self._server.send(
-            {"type": "end", "code": FAILED, "reason": "The launcher was stopped before the start."}
+            {"type": "end", "code": STOPPED, "reason": "The launcher was stopped before the start."}
         )
         return None
 
@@ -159,11 +171,16 @@ class Launcher:
         Args:
             port: On this host, for torch's store.
         """
-        self._start = {"type": "start", "round": self._roster.round, "port": port}
+        self._start = {
+            "type": "start",
+            "round": self._roster.round,
+            "port": port,
+            "session": self._session,
+        }
         self._server.send(self._start)
 
     def run(self, command: Command, lost_after: float, should_stop: Callable[[], bool]) -> End:
-        """Watch the job until all have ended.
+        """Watch the job until all have ended, and know how.
 
         Args:
             command: This member's own.
@@ -175,30 +192,36 @@ class Launcher:
             for connection in self._roster.connections
             if (member := self._roster.member(connection)) is not None
         }
+        for connection in self._roster.waiting:
+            self._refuse(connection, _STARTED)
         codes: dict[str, int] = {}
+        left: set[str] = set()
         end: End | None = None
         ended_at = 0.0
-        own: int | None = None
         while True:
             for connection, messages in self._server.receive(_LOOK_S).items():
                 for message in messages:
-                    if message.get("type") == "join" and connection in names:
+                    kind = message.get("type")
+                    if kind == "join" and connection not in names:
+                        self._refuse(connection, _STARTED)
+                    elif kind == "join" and end is None:
                         # Its connection broke before it heard of the start.
                         self._server.send(self._start, to=connection)
-                    elif message.get("type") == "join":
-                        self._refuse(connection, "The job has started without this member: all had come.")
-                    if message.get("type") == "ended" and connection in names and connection not in codes:
-                        codes[connection] = int(message.get("code", FAILED))
+                    elif kind in ("ended", "left") and connection in names:
+                        codes[connection] = _number(message, "code", FAILED)
+                        if kind == "left":
+                            left.add(connection)
                         if codes[connection] and end is None:
                             end = _failed(names[connection], codes[connection], message.get("errors"))
-            if own is None and (own := command.poll()) is not None and own and end is None:
+            own = command.poll()
+            if own and end is None:
                 end = _failed(self._roster.launcher.name, own, command.errors())
-            for connection, name in names.items():
-                silent = self._server.silent_for(connection) or 0.0
-                if connection not in codes and end is None and silent > lost_after:
-                    end = End(FAILED, f"{name} has not been heard of for {silent:.0f} s.")
+            lost = {one for one in names if (self._server.silent_for(one) or 0.0) > lost_after}
+            for connection in lost - codes.keys():
+                if end is None:
+                    end = End(FAILED, f"{names[connection]} has not been heard of for {lost_after:g} s.")
             if end is None and should_stop():
-                end = End(130, "The launcher was stopped.")
+                end = End(STOPPED, "The launcher was stopped.")
             if end is None and own == 0 and len(codes) == len(names):
                 end = End(DONE)
             if end is None:
@@ -207,21 +230,26 @@ class Launcher:
             if not ended_at:
                 ended_at = time.monotonic()
                 command.stop()
+            # Again and again, since a connection may break just now.
             self._server.send(
                 {"type": "end", "code": end.code, "reason": end.reason, "errors": list(end.errors)}
             )
-            all_ended = own is not None and len(codes) == len(names)
-            if all_ended or (own is not None and time.monotonic() - ended_at > _END_S):
+            if own is not None and (
+                names.keys() <= left | lost or time.monotonic() - ended_at > _LINGER_S + TERM_S
+            ):
                 return end
 
     def _hear(self, connection: str, message: Mapping[str, Any]) -> None:
         kind = message.get("type")
         if kind == "ack":
-            self._roster.agree(connection, int(message.get("round", -1)))
+            self._roster.agree(connection, _number(message, "round", -1))
+        if kind == "leave" and (gone := self._roster.leave(connection)) is not None:
+            self._show(f"{gone} has gone. {self._state()}")
         if kind != "join":
             return
+        given = message.get("member")
         try:
-            member = Member.read(message.get("member") or {})
+            member = Member.read(given if isinstance(given, dict) else {})
             known = self._roster.member(connection)
             replaced = self._roster.join(connection, member)
         except ValueError as error:
@@ -282,7 +310,9 @@ class Worker:
         self._client, self._member, self._show = client, member, show
         self._beat = 0.0
         self._was_proven = False
+        self._connected = 0.0
         self._session = ""
+        self._ended: dict[str, Any] | None = None
         self._listed: tuple[int, list[Member]] | None = None
         self._reminded = time.monotonic()
 
@@ -317,7 +347,9 @@ class Worker:
             self._remind(where)
             if time.monotonic() > until:
                 raise TrainerError(f"After {timeout:g} s, {self._trouble(where)}.", exit_code=FAILED)
-        return End(130, "This member was stopped before the start.")
+        self._client.send({"type": "leave"})
+        self._client.receive(_LOOK_S)
+        return End(STOPPED, "This member was stopped before the start.")
 
     def run(self, command: Command, lost_after: float, should_stop: Callable[[], bool]) -> End:
         """Run the command until the launcher says how the job has ended.
@@ -330,41 +362,49 @@ class Worker:
         own: int | None = None
         end: End | None = None
         session = self._session
+        is_stopped = False
         while end is None:
             for message in self._receive(joins=False):
                 if message.get("type") == "end":
                     end = End.read(message)
-            if end is None and session and self._session != session:
+            if end is None and self._session != session:
                 end = End(FAILED, "The launcher was started again, and knows nothing of this job.")
             if end is None and self._client.silent_for() > lost_after:
                 end = End(FAILED, f"The launcher has not been heard of for {lost_after:g} s.")
-            if should_stop():
+            if should_stop() and not is_stopped:
+                is_stopped = True
                 command.stop()
+                if own == 0:
+                    self._tell(TERMINATED, ["This member was stopped."])
             if own is None and (own := command.poll()) is not None:
-                errors = command.errors() if own else []
-                self._ended = {"type": "ended", "code": own, "errors": errors}
-                self._client.send(self._ended)
+                self._tell(own or (TERMINATED if is_stopped else DONE), command.errors() if own else [])
         command.stop()
         while own is None and (own := command.poll()) is None:
-            time.sleep(_LOOK_S)
-        self._client.send({"type": "ended", "code": own})
+            self._receive(joins=False)
+        self._client.send({"type": "left", "code": own})
         self._client.receive(_LOOK_S)
         return end
 
-    _ended: dict[str, Any] | None = None
+    def _tell(self, code: int, errors: list[str]) -> None:
+        """Say how this member's command has ended, on later connections too."""
+        self._ended = {"type": "ended", "code": code, "errors": errors}
+        self._client.send(self._ended)
 
     def _receive(self, *, joins: bool) -> list[dict[str, Any]]:
         messages = self._client.receive(_LOOK_S)
         if self._client.is_proven and not self._was_proven:
+            self._connected = time.monotonic()
             if joins:
                 self._client.send({"type": "join", "member": self._member.to_dict()})
             elif self._ended is not None:
                 self._client.send(self._ended)
         self._was_proven = self._client.is_proven
         for message in messages:
-            if message.get("type") == "status":
-                self._session = str(message.get("session"))
+            self._session = str(message.get("session") or self._session)
         now = time.monotonic()
+        if self._client.is_proven and self._client.silent_for() > _MUTE_S < now - self._connected:
+            # Four signs of life are missing: a way between may have forgotten the connection.
+            self._client.connect_again()
         if now - self._beat >= BEAT_S:
             self._beat = now
             self._client.send({"type": "alive"})
@@ -378,11 +418,20 @@ class Worker:
     def _trouble(self, where: str) -> str:
         if self._client.is_proven:
             return f"the launcher at {where} still waits for other members"
-        if self._client.refusals:
+        if self._client.was_refused:
             return f"what answers at {where} does not know this job and its secret"
         return f"nothing answers at {where}"
 
 
 def _failed(name: str, code: int, errors: Any) -> End:
-    lines = tuple(str(line) for line in errors) if isinstance(errors, (list, tuple)) else ()
-    return End(code, f"{name} ended with exit code {code}.", lines)
+    return End(code, f"{name} ended with exit code {code}.", _lines(errors))
+
+
+def _lines(given: Any) -> tuple[str, ...]:
+    """Return another member's lines as a terminal can show them."""
+    return tuple(printable(str(line)) for line in given) if isinstance(given, list) else ()
+
+
+def _number(message: Mapping[str, Any], key: str, otherwise: int) -> int:
+    value = message.get(key, otherwise)
+    return value if isinstance(value, int) else otherwise

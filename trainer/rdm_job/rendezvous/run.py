@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,16 +26,28 @@ from rdm_job.rendezvous import hosts_file as hosts
 from rdm_job.rendezvous.command import Command
 from rdm_job.rendezvous.meeting import End, Launcher, Started, Worker
 from rdm_job.rendezvous.roster import Member, Roster
-from rdm_trainer.errors import FAILED, TrainerError
+from rdm_trainer.errors import FAILED, STOPPED, TrainerError
 
 if TYPE_CHECKING:
     from rdm_job.rendezvous.fabric import Fabric
 
-__all__ = ["Plan", "launch", "own_member", "session_secret", "work"]
+__all__ = ["OWN_WORKLOADS", "Plan", "launch", "own_member", "session_secret", "work"]
 
 _VARIABLE = "RDZV_SECRET"
 _SHORTEST = 16
-_OWN_WORKLOADS = ("train",)
+_RETRY_S = 1.0
+# What a service that started this member may have said of a job of its own.
+_OTHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+)
+_TORCHRUN_LOGS = ("--log-dir", "--log_dir", "--redirects", "--tee", "-r", "-t")
+OWN_WORKLOADS = ("train",)
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,8 @@ def session_secret(job: str, file: Path | None, *, is_insecure: bool) -> bytes:
     if file is not None:
         try:
             text = file.read_text().strip()
+            if file.stat().st_mode & 0o077:
+                _show(f"Others can read the secret in {file}: chmod 600 {file}.")
         except (OSError, UnicodeDecodeError) as error:
             raise TrainerError(f"The secret in {file} cannot be read: {error}.") from None
     else:
@@ -89,11 +104,12 @@ def session_secret(job: str, file: Path | None, *, is_insecure: bool) -> bytes:
         )
     if len(text) < _SHORTEST:
         raise TrainerError(f"The secret has {len(text)} characters; it needs {_SHORTEST} at least.")
-    return hmac.digest(text.encode(), f"rdm-rendezvous {job}".encode(), "sha256")
+    # Whatever bytes the environment has.
+    return hmac.digest(os.fsencode(text), os.fsencode(f"rdm-rendezvous {job}"), "sha256")
 
 
 def own_member(
-    name: str | None, interface: str, launcher: str, processes: int | None
+    name: str | None, interface: str, launcher: str, processes: int | None, timeout: float
 ) -> tuple[Member, Fabric]:
     """Return what this member says of itself, and its fabric.
 
@@ -102,15 +118,13 @@ def own_member(
         interface: Where others reach it, if the user said so.
         launcher: The launcher's address or name; nothing on the launcher itself.
         processes: How many it runs; as many as it has GPUs when not given.
+        timeout: Seconds for which the launcher's name may not be known yet, as that of a pod.
 
     Raises:
         TrainerError: Others could not reach it, or it has a name that cannot be used.
     """
     if launcher:
-        try:
-            launcher = str(socket.getaddrinfo(launcher, None, socket.AF_INET)[0][4][0])
-        except OSError:
-            raise TrainerError(f"The launcher's name {launcher} has no IPv4 address here.") from None
+        launcher = _resolved(launcher, timeout)
     fabric = fabrics.find_fabric(interface, launcher)
     host = socket.gethostname().partition(".")[0]
     found = next(
@@ -130,6 +144,23 @@ def own_member(
     except ValueError as error:
         raise TrainerError(f"This member cannot take part: {error}.") from None
     return member, fabric
+
+
+def _resolved(name: str, timeout: float) -> str:
+    """Return the IPv4 address of the launcher's name, once it has one."""
+    until = time.monotonic() + timeout
+    is_told = False
+    while True:
+        try:
+            return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
+        except (OSError, UnicodeError) as error:
+            is_final = not isinstance(error, socket.gaierror)
+            if is_final or time.monotonic() > until:
+                raise TrainerError(f"The launcher's name {name} has no IPv4 address here.") from None
+        if not is_told:
+            is_told = True
+            _show(f"The launcher's name {name} has no IPv4 address yet.")
+        time.sleep(_RETRY_S)
 
 
 def launch(plan: Plan, count: int, rank_by: str) -> int:
@@ -157,12 +188,12 @@ def launch(plan: Plan, count: int, rank_by: str) -> int:
     _show(f"{plan.member} waits for {count - 1} members at {plan.member.address}:{server.port}.")
     with contextlib.closing(server), _signalled() as is_signalled:
         launcher = Launcher(server, roster, secrets.token_hex(8), _show)
-        members = launcher.gather(plan.timeout, is_signalled)
-        if members is None:
-            return _ended(End(130, "The launcher was stopped before the start."))
         ports = take_free_ports(plan.member.address, 1, secrets.randbelow(1 << 16))
         if ports is None:
             raise TrainerError("No port is free here for torch's store.", exit_code=FAILED)
+        members = launcher.gather(plan.timeout, is_signalled)
+        if members is None:
+            return _ended(End(STOPPED, "The launcher was stopped before the start."))
         launcher.start(ports[0])
         with _names(plan, members), _command(plan, Started(members, 0, ports[0])) as command:
             end = launcher.run(command, plan.lost_after, is_signalled)
@@ -206,15 +237,20 @@ def _prepare(plan: Plan) -> None:
 @contextlib.contextmanager
 def _command(plan: Plan, started: Started) -> Iterator[Command]:
     """Run the command, and leave nothing of it."""
-    environment = dict(os.environ)
     # The job is together: its processes need no secret.
-    for name in (_VARIABLE, f"{_VARIABLE}_FILE"):
-        environment.pop(name, None)
+    left_out = {_VARIABLE, f"{_VARIABLE}_FILE", *_OTHERS}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in left_out and (not name.startswith("PET_") or name == "PET_LOG_DIR")
+    }
     environment |= started.variables()
     _show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
     with tempfile.TemporaryDirectory(prefix="rdm-rendezvous-", ignore_cleanup_errors=True) as scratch:
-        # torchrun leaves a directory behind wherever it writes its logs.
-        settings = {"PET_LOG_DIR": scratch, **fabrics.library_settings(plan.fabric)}
+        settings = fabrics.library_settings(plan.fabric)
+        if not any(word.startswith(_TORCHRUN_LOGS) for word in plan.command):
+            # torchrun leaves an empty directory behind, wherever that is.
+            settings["PET_LOG_DIR"] = scratch
         fabrics.adopt(settings, environment)
         command = Command(_arguments(plan.command), environment)
         try:
@@ -225,7 +261,7 @@ def _command(plan: Plan, started: Started) -> Iterator[Command]:
 
 def _arguments(command: Sequence[str]) -> list[str]:
     """Return a command, with torchrun before a workload of ours."""
-    if command[0] not in _OWN_WORKLOADS:
+    if command[0] not in OWN_WORKLOADS:
         return list(command)
     return [sys.executable, "-m", "torch.distributed.run", "-m", "rdm_trainer", *command]
 
@@ -237,8 +273,10 @@ def _names(plan: Plan, members: Sequence[Member]) -> Iterator[None]:
     if file is None:
         yield
         return
+    # Two members, or jobs, of one host have a block each.
+    name = secrets.token_hex(4)
     try:
-        hosts.write_in_place(file, hosts.with_block(file.read_text(), members))
+        hosts.change_in_place(file, lambda text: hosts.with_block(text, name, members))
     except (OSError, UnicodeDecodeError) as error:
         _show(f"The members' names are not in {file}, which cannot be written: {error}.")
         yield
@@ -247,7 +285,7 @@ def _names(plan: Plan, members: Sequence[Member]) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            hosts.write_in_place(file, hosts.without_block(file.read_text()))
+            hosts.change_in_place(file, lambda text: hosts.without_block(text, name))
 
 
 @contextlib.contextmanager
@@ -256,7 +294,7 @@ def _signalled() -> Iterator[Callable[[], bool]]:
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _frame: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     }
     try:
         yield lambda: bool(came)

@@ -21,7 +21,7 @@ A secret:       head -c 32 /dev/urandom | base64 > key; chmod 600 key
 """
 
 
-@click.command(epilog=_EPILOG, context_settings={"ignore_unknown_options": True})
+@click.command(epilog=_EPILOG, context_settings={"allow_interspersed_args": False})
 @click.argument(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND [ARGUMENT]..."
 )
@@ -120,15 +120,25 @@ def rendezvous(
     as its options, so that `-- torchrun script.py` needs none. `-- train CONFIG` trains with this program.
     All members exit with the code of the first that fails.
     """
-    from rdm_job.rendezvous.run import Plan, launch, own_member, session_secret, work
+    import math
+    import shutil
+
+    from rdm_job.rendezvous.run import OWN_WORKLOADS, Plan, launch, own_member, session_secret, work
 
     if role == "launcher" and nodes is None:
         raise TrainerError("The launcher must know how many members there are: --nodes or NUM_NODES.")
     if role == "worker" and not master:
         raise TrainerError("A worker must know the launcher's address: --master or MASTER_ADDR.")
+    for option, seconds in (("--timeout", timeout), ("--lost-after", lost_after)):
+        if not math.isfinite(seconds):
+            raise TrainerError(f"{option} is {seconds}; it must be a number of seconds.")
+    if not job.strip():
+        raise TrainerError("The job needs a name, the same on all members: --id or RDZV_ID.")
+    if command[0] not in OWN_WORKLOADS and shutil.which(command[0]) is None:
+        raise TrainerError(f"There is no program {command[0]!r} here; what is to run stands behind --.")
     secret = session_secret(job, secret_file, is_insecure=insecure)
     member, fabric = own_member(
-        name, interface or "", master or "" if role == "worker" else "", gpus_per_node
+        name, interface or "", master or "" if role == "worker" else "", gpus_per_node, timeout
     )
     plan = Plan(command, member, fabric, port, secret, timeout, lost_after, hosts_file)
     return launch(plan, nodes or 1, rank_by) if role == "launcher" else work(plan, master or "")

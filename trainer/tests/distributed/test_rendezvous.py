@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rdm_job.processes import alive
 from tests.waiting import DEADLINE_S, wait_until
 
 PROGRAM = [sys.executable, "-m", "rdm_trainer", "rendezvous"]
@@ -150,10 +151,13 @@ def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Me
 
 
 def test_a_command_that_one_member_lacks_ends_all(members: Members) -> None:
+    script = members.folder / "script"
+    script.write_text("#!/no/such/interpreter\n")
+    script.chmod(0o755)
     launcher = members.start("n0", ["sleep", "1000"], count=2)
-    worker = members.start("n1", ["no-such-program"])
+    worker = members.start("n1", [str(script)])
     assert _codes(worker, launcher) == [127, 127]
-    assert "no-such-program cannot be started: No such file or directory." in members.log("n0")
+    assert "script cannot be started: No such file or directory." in members.log("n0")
 
 
 def test_errors_without_an_end_of_line_are_passed_on_and_bounded(members: Members) -> None:
@@ -242,6 +246,61 @@ def test_a_flood_of_connections_that_prove_nothing_holds_nobody_up(members: Memb
     assert memory < 200e6
 
 
+def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = ["sh", "-c", f"setsid sleep 1000 & echo $! >> {pids}; exit $((NODE_RANK * 3))"]
+    launcher = members.start("n0", command, count=2)
+    worker = members.start("n1", command)
+    assert _codes(launcher, worker) == [3, 3]
+    assert not any(alive(int(line)) for line in pids.read_text().split())
+
+
+def test_a_command_does_not_outlive_its_member(members: Members, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    launcher = members.start("n0", ["sleep", "1000"], "--lost-after", "5", count=2)
+    worker = members.start("n1", ["sh", "-c", f"echo $$ > {pid}; exec sleep 1000"])
+    members.said("n1", "All 2 members start")
+    wait_until("the command runs", pid.exists)
+    number = int(wait_until("its number is there", pid.read_text))
+    worker.send_signal(signal.SIGKILL)
+    wait_until("the command is gone", lambda: not alive(number))
+    assert _codes(launcher) == [1]
+
+
+def test_a_launcher_that_is_started_again_during_the_job_ends_it(members: Members) -> None:
+    launcher = members.start("n0", ["sleep", "1000"], count=2)
+    worker = members.start("n1", ["sleep", "1000"])
+    members.said("n1", "All 2 members start")
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    again = members.start("n0", ["sleep", "1000"], "--timeout", "20", count=2)
+    assert _codes(worker) == [1]
+    assert "The launcher was started again" in members.log("n1")
+    assert _codes(again) == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_that_is_stopped_after_its_command_has_ended_ends_the_job(
+    members: Members, number: signal.Signals
+) -> None:
+    launcher = members.start("n0", ["sleep", "1000"], count=2)
+    worker = members.start("n1", ["sh", "-c", "echo has ended"])
+    members.said("n1", "has ended")
+    worker.send_signal(number)
+    assert _codes(worker, launcher) == [143, 143]
+
+
+def test_a_batch_services_own_ranks_are_not_the_jobs(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "PET_STANDALONE"):
+        monkeypatch.setenv(name, "64")
+    show = ["sh", "-c", "env | grep -c =64$ || true"]
+    launcher = members.start("n0", show, "--gpus-per-node", "2", count=1)
+    assert _codes(launcher) == [0]
+    assert "\n0\n" in members.log("n0")
+
+
 def test_names_are_in_the_hosts_file_while_the_job_runs(members: Members, tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("127.0.0.1 localhost\n")
@@ -265,12 +324,15 @@ def test_a_launcher_that_is_stopped_stops_all(members: Members) -> None:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
+        (["--role", "launcher", "--id", "x", "--nodes", "2", "--timout", "5"], "--timout"),
+        (["--role", "launcher", "--id", " ", "--nodes", "2"], "needs a name"),
+        (["--role", "launcher", "--id", "x", "--nodes", "2", "--timeout", "nan"], "--timeout is nan"),
         (["--role", "launcher", "--id", "x", "--insecure"], "how many members"),
         (["--role", "worker", "--id", "x", "--insecure"], "must know the launcher's address"),
         (["--role", "launcher", "--id", "x", "--nodes", "2"], "There is no secret"),
         (["--role", "launcher", "--id", "x", "--nodes", "2", "--insecure", "--interface", "lo"], "127.0.0.1"),
         (
-            ["--role", "worker", "--id", "x", "--insecure", "--master", "no.such.host.invalid"],
+            ["--role", "worker", "--id", "x", "--insecure", "--master", "no.host.invalid", "--timeout", "1"],
             "no IPv4 address",
         ),
     ],

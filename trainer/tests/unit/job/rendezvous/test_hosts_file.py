@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_job.rendezvous.hosts_file import with_block, without_block, write_in_place
+from rdm_job.rendezvous.hosts_file import change_in_place, with_block, without_block
 from rdm_job.rendezvous.roster import Member
 
 MEMBERS = [
@@ -21,29 +21,39 @@ MEMBERS = [
 
 @given(text=st.text(alphabet="abc.1 #\n\t"))
 def test_it_is_as_before_afterwards(text: str) -> None:
-    once = with_block(text, MEMBERS)
-    assert with_block(once, MEMBERS) == once
-    assert without_block(once).rstrip("\n") == text.rstrip("\n")
+    once = with_block(text, "job", MEMBERS)
+    assert with_block(once, "job", MEMBERS) == once
+    assert without_block(once, "job").rstrip("\n") == text.rstrip("\n")
 
 
 def test_each_member_has_its_rank_and_a_name_stands_for_one_address() -> None:
-    text = with_block("127.0.0.1 localhost\n", MEMBERS)
+    text = with_block("127.0.0.1 localhost\n", "job", MEMBERS)
     assert text.splitlines() == [
         "127.0.0.1 localhost",
-        "# BEGIN rdm-trainer rendezvous",
+        "# BEGIN rdm-trainer rendezvous job",
         "10.0.0.1 trainer rank0",
         "10.0.0.2 other rank1",
         "10.0.0.3 rank2",
-        "# END rdm-trainer rendezvous",
+        "# END rdm-trainer rendezvous job",
     ]
+
+
+def test_a_block_without_an_end_takes_no_line_of_others_along() -> None:
+    text = "127.0.0.1 localhost\n# BEGIN rdm-trainer rendezvous job\n10.9.9.9 mydb\n"
+    assert without_block(text, "job") == "127.0.0.1 localhost\n10.9.9.9 mydb\n"
+
+
+def test_two_jobs_of_a_host_have_a_block_each() -> None:
+    both = with_block(with_block("", "one", MEMBERS), "other", MEMBERS)
+    assert without_block(both, "one") == with_block("", "other", MEMBERS)
 
 
 def test_the_file_itself_stays(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("a long line that was here before\n")
     before = file.stat().st_ino
-    write_in_place(file, "short\n")
-    assert file.read_text() == "short\n"
+    change_in_place(file, lambda text: text[:6] + "\n")
+    assert file.read_text() == "a long\n"
     assert file.stat().st_ino == before
     with pytest.raises(OSError, match="none"):
-        write_in_place(tmp_path / "none", "x")
+        change_in_place(tmp_path / "none", lambda text: text)
