@@ -51,6 +51,7 @@ def answer(**changes: Any) -> ExecResult:
         "method": "icmp",
         "note": "",
         "link": {"name": "eth0", "up": True},
+        "also": "",
         "rtt_us": [10.0 * (place + 1) for place in range(peers)],
         "min_us": [1.0] * peers,
         "sent": [3] * peers,

@@ -162,9 +162,11 @@ def test_another_driver_of_the_network_asks_for_no_vfs(node: Node) -> None:
     assert node.says(SriovSettings(("ib0",)), driver="macvlan") == ([], [])
 
 
-def test_a_virtual_interface_in_the_parents_place_is_left_alone(node: Node) -> None:
+def test_a_virtual_interface_in_the_parents_place_is_refused(node: Node) -> None:
     (node.tree / "sys/class/net/veth0").mkdir()
-    assert node.says(SriovSettings(("veth0",), vfs=4)) == ([], [])
+    problems, warnings = node.says(SriovSettings(("veth0",), vfs=4))
+    assert ["veth0 is no PCI device" in problem for problem in problems] == [True]
+    assert warnings == []
 
 
 OFF, ON = (False, 0), (True, 8)
