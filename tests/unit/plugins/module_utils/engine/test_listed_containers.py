@@ -56,7 +56,7 @@ def test_a_container_without_a_name_goes_by_its_id(names: dict[str, Any]) -> Non
 
 def test_down_removes_a_container_without_a_name() -> None:
     there = Engine()
-    params = {"cluster": "rdm", "role": "container", "driver": "", "stop_timeout": 0}
+    params = {"cluster": "rdm", "role": "container", "driver": "", "stop_timeout": 0, "config_dir": ""}
     assert docker_owned.remove_containers(cast("DockerAPI", there), params, False) == [SHORT]
     assert f"/containers/{BARE['Id']}" in there.calls
 
