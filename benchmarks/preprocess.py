@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
-from rdm_trainer.config import TokenizerConfig  # noqa: E402
+from rdm_core.config import TokenizerConfig  # noqa: E402
 from rdm_trainer.data.indexed_dataset import IndexedDataset, IndexedWriter, best_dtype, paths  # noqa: E402
 from rdm_trainer.tools.download import corpora  # noqa: E402
 from rdm_trainer.tools.preprocess.run import Settings, preprocess  # noqa: E402

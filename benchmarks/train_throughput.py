@@ -228,7 +228,7 @@ def our_engine(leg: Leg, device: Any) -> tuple[Callable[[], object], Iterator[An
     """Return a step of our engine, a second reader's micro-batches of the same data, and the last loss."""
     import torch.distributed as dist
 
-    from rdm_trainer import config as configuration
+    from rdm_core import config as configuration
     from rdm_trainer.data import loaders
     from rdm_trainer.distributed.topology import Topology
     from rdm_trainer.engine import Engine
@@ -516,7 +516,8 @@ def main() -> int:
         return 0
 
     facts = machine_in_a_process()
-    from rdm_trainer import config, flops
+    from rdm_core import config
+    from rdm_core.cost import flops
 
     peak = args.peak_tflops or flops.peak_tflops(facts["device"]) or 0.0
     print(json.dumps(facts), flush=True)

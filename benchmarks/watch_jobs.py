@@ -24,12 +24,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "trainer")]
 
 from benchmarks.tables import markdown  # noqa: E402
+from rdm_core.config import Config  # noqa: E402
 from rdm_job import wire  # noqa: E402
 from rdm_job.directory import JobDirectory  # noqa: E402
 from rdm_job.health import Health  # noqa: E402
 from rdm_job.info import asked  # noqa: E402
 from rdm_job.protocol import Node, Request, State  # noqa: E402
-from rdm_trainer.config import Config  # noqa: E402
 
 NODES, EACH, ROUNDS = 1000, 8, 5
 REQUEST = Request("gpt", "n0", tuple(Node(f"n{n}", f"10.0.{n // 250}.{n % 250}", EACH) for n in range(NODES)))

@@ -16,13 +16,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "trainer"))
 
-from rdm_trainer.config import schema  # noqa: E402
+from rdm_core.config import schema  # noqa: E402
 
 PAGE = ROOT / "docs" / "training-configuration.md"
 HEAD = """# A job's configuration
 
 Every key of a job's YAML file, written by `make docs` from the trainer's dataclasses
-(`trainer/rdm_trainer/config/schema.py`). A key that is left out has its default; an unknown key is an error.
+(`trainer/rdm_core/config/schema.py`). A key that is left out has its default; an unknown key is an error.
 On the command line, `key.sub=value` goes over the file, as in
 `rdm-provision train job.yaml parallel.pipeline=4 data.blend=[corpus_text_document]`; values are YAML.
 

@@ -25,7 +25,7 @@ LOCK_FILE = "python_env.lock"
 _LIMIT_S = 1800.0
 """How long uv and hatchling may take: an index can be slow, and a package have to be built to be known."""
 _NEEDS = "install it: pip install 'rdm-provision[env]'"
-_SOURCES = ("pyproject.toml", "README.md", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
+_SOURCES = ("pyproject.toml", "README.md", "rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
 
 
 class Sources(NamedTuple):

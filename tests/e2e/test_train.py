@@ -144,7 +144,8 @@ def test_a_change_of_the_trainer_makes_only_its_layer_anew(cluster: Containers, 
     assert (real["changed"], left) == (False, [])
     source = Path(real["archives"])
     copy = tmp_path / "trainer"
-    for name in ("configs", "images", "requirements", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer"):
+    sources = ("rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
+    for name in ("configs", "images", "requirements", *sources):
         shutil.copytree(ROOT / "trainer" / name, copy / name)
     (copy / "rdm_trainer/added.py").write_text("x = 1\n")
     cache = source.parent.parent / f"test-{os.getpid()}"  # on the same disk, for the links

@@ -55,8 +55,6 @@ def test_the_pictures_are_up_to_date_and_name_what_there_is() -> None:
         assert name in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
         said = " ".join(f"{hop.text} {hop.note}" for hop in picture.hops)
         for file in re.findall(r"[\w/]+\.py", said):
-            assert [*ROOT.glob(f"rdm_provision/**/{file}"), *ROOT.glob(f"trainer/rdm_trainer/**/{file}")], (
-                file
-            )
+            assert [*ROOT.glob(f"rdm_provision/**/{file}"), *ROOT.glob(f"trainer/rdm_*/**/{file}")], file
     called = {hop.text.partition(",")[0] for hop in drawing.UP.hops if hop.start == 1 and hop.end in (1, 2)}
     assert called - {"docker_network"} <= modules

@@ -96,12 +96,18 @@ SIDES = {
     "the collection does not need the API": (("plugins",), (), ("rdm_provision",)),
     "the control side has no torch": (("rdm_provision", "plugins"), (), ("torch", "rdm_trainer", "rdm_job")),
     "the node side has no Ansible": (
-        ("trainer/rdm_job", "trainer/rdm_log", "trainer/rdm_planner", "trainer/rdm_trainer"),
+        (
+            "trainer/rdm_core",
+            "trainer/rdm_job",
+            "trainer/rdm_log",
+            "trainer/rdm_planner",
+            "trainer/rdm_trainer",
+        ),
         (),
         ("ansible", "rdm_provision"),
     ),
     "who reads logs or plans needs neither torch nor the trainer": (
-        ("trainer/rdm_log", "trainer/rdm_planner"),
+        ("trainer/rdm_core", "trainer/rdm_log", "trainer/rdm_planner"),
         (),
         ("torch", "rdm_trainer", "rdm_job"),
     ),
@@ -110,6 +116,7 @@ SIDES = {
         (
             "rdm_provision",
             "plugins",
+            "trainer/rdm_core",
             "trainer/rdm_job",
             "trainer/rdm_log",
             "trainer/rdm_planner",

@@ -64,7 +64,7 @@ def test_what_pip_is_told_does_not_stay_in_the_image(path: Path) -> None:
             copied.append(rest)
     assert told == ["python"]
     assert "--from=python /opt/rdm /opt/rdm" in copied
-    for package in ("rdm_job", "rdm_log", "rdm_planner", "rdm_trainer"):
+    for package in ("rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer"):
         assert f"{package} /opt/rdm/trainer/{package}" in copied
 
 

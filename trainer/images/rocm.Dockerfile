@@ -24,6 +24,7 @@ RUN sh /build/images/install.sh python present
 FROM system
 COPY --from=python /opt/rdm /opt/rdm
 COPY configs /opt/rdm/trainer/configs
+COPY rdm_core /opt/rdm/trainer/rdm_core
 COPY rdm_job /opt/rdm/trainer/rdm_job
 COPY rdm_log /opt/rdm/trainer/rdm_log
 COPY rdm_planner /opt/rdm/trainer/rdm_planner

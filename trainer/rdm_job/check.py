@@ -16,16 +16,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import rdm_trainer
+import rdm_core
+from rdm_core import config as configuration
+from rdm_core.config import Config
+from rdm_core.cost import flops
+from rdm_core.errors import ConfigError, TrainerError, Unfit
 from rdm_job import data_place, devices, network
 from rdm_job.directory import JobDirectory, here, jobs_root
 from rdm_job.job_key import job_key
 from rdm_job.launchers import LAUNCHERS
 from rdm_job.protocol import Node, Request
-from rdm_trainer import config as configuration
-from rdm_trainer import flops, writers
-from rdm_trainer.config import Config
-from rdm_trainer.errors import ConfigError, TrainerError, Unfit
+from rdm_trainer import writers
 
 __all__ = ["check", "data_problems", "program_missing", "read_config", "standing_in_the_way", "with_slots"]
 
@@ -53,7 +54,7 @@ def check(request: Request) -> dict[str, Any]:
     problems: list[str] = [*standing_in_the_way(request), *_place(request)]
     facts: dict[str, Any] = {
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "rdm_trainer": rdm_trainer.__version__,
+        "rdm_trainer": rdm_core.__version__,
     }
     for package in ("torch", "deepspeed"):
         try:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rdm_core.config import Config
+from rdm_core.config.schema import Blend
 from rdm_job.directory import JOBS
-from rdm_trainer.config import Config
-from rdm_trainer.config.schema import Blend
 
 __all__ = ["here", "moved"]
 

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rdm_core.errors import TrainerError
+from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job import processes
 from rdm_job.agent_lock import AgentLock, holder
 from rdm_job.protocol import JOB_NAME, Request, State
-from rdm_trainer.errors import TrainerError
-from rdm_trainer.pace import NODE_VARIABLE
 
 __all__ = [
     "JOBS",
@@ -236,7 +236,7 @@ class JobDirectory:
         return sorted(found, key=lambda record: int(record["rank"]))
 
     def pace(self, rank: int) -> Path:
-        """Return where a process of this node tells how it gets on; see ``rdm_trainer.pace``."""
+        """Return where a process of this node tells how it gets on; see ``rdm_core.heartbeat``."""
         return self._own_ranks / f"{rank}.pace"
 
     def forget_ranks(self) -> None:

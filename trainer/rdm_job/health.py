@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rdm_core.config import Config
 from rdm_job.info import asked as asked_of
 from rdm_job.protocol import Request, State
 from rdm_log import peers
@@ -17,7 +18,6 @@ from rdm_log.errors import Finding
 from rdm_log.peers import RankPace
 from rdm_log.signs import Sign
 from rdm_log.verdict import DONE, Observed, judge
-from rdm_trainer.config import Config
 
 __all__ = ["Health", "observed", "of_state"]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from rdm_core.config import Config
+from rdm_core.partition import explicit
 from rdm_job.protocol import Request
 from rdm_log.heads import ARGUMENT_OF
-from rdm_trainer.config import Config
-from rdm_trainer.distributed.pipeline_parallel.partition import explicit
 
 __all__ = ["ARGUMENTS", "asked", "job_info"]
 

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rdm_core.config.schema import LauncherConfig
 from rdm_job.directory import NODE_VARIABLE
 from rdm_job.processes import JOB_VARIABLE
 from rdm_job.protocol import Node
 from rdm_job.rank import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE
-from rdm_trainer.config.schema import LauncherConfig
 
 __all__ = [
     "LAUNCHERS",

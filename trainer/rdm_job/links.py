@@ -15,7 +15,7 @@ import stat
 import sys
 from pathlib import Path
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 __all__ = ["Links"]
 

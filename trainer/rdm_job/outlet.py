@@ -8,9 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+from rdm_core.config import LoggingConfig
 from rdm_job.directory import write_atomically
 from rdm_job.exporter import Exporter
-from rdm_trainer.config import LoggingConfig
 
 __all__ = ["Outlet", "file_of"]
 

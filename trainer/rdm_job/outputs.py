@@ -12,9 +12,9 @@ import os
 import time
 from pathlib import Path
 
+from rdm_core.config import Config
+from rdm_core.cost import flops
 from rdm_job.directory import JobDirectory
-from rdm_trainer import flops
-from rdm_trainer.config import Config
 
 __all__ = ["OUTPUTS", "link", "name_of"]
 

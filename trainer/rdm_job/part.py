@@ -13,6 +13,7 @@ import time
 import traceback
 from typing import Any
 
+from rdm_core import config as configuration
 from rdm_job import processes
 from rdm_job.culprit import GONE, lines_of
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
@@ -21,7 +22,6 @@ from rdm_job.links import Links
 from rdm_job.slurm.script import srun_of_ranks
 from rdm_job.watch import LOOK_S, SAMPLE_S, Watch
 from rdm_log.tails import tail
-from rdm_trainer import config as configuration
 
 __all__ = ["Part"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 __all__ = ["FINAL", "JOB_NAME", "VERSION", "Failure", "Node", "Offer", "Request", "State"]
 

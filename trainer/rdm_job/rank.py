@@ -21,6 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdm_core import config as configuration
+from rdm_core.config import LauncherConfig
+from rdm_core.errors import FAILED, TrainerError
+from rdm_core.heartbeat import PACE_VARIABLE
 from rdm_job import processes
 from rdm_job.culprit import LINES, why_it_ended
 from rdm_job.directory import NODE_VARIABLE, JobDirectory
@@ -29,10 +33,6 @@ from rdm_job.marking import Marked
 from rdm_job.network import interface_of
 from rdm_job.processes import allow_files
 from rdm_job.profilers import PROFILED_VARIABLE, PROFILES, wrapped
-from rdm_trainer import config as configuration
-from rdm_trainer.config import LauncherConfig
-from rdm_trainer.errors import FAILED, TrainerError
-from rdm_trainer.pace import PACE_VARIABLE
 
 __all__ = ["main"]
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rdm_core.errors import TrainerError
 from rdm_job.directory import JobDirectory, jobs_root
 from rdm_job.verbs import state
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["LEFT", "remove"]
 

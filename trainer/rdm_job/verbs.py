@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
 from rdm_job import outputs, processes
 from rdm_job.agent import GOES_ON
 from rdm_job.check import read_config, with_slots
@@ -30,8 +32,6 @@ from rdm_log.sections import sections as sections_of
 from rdm_log.summary import NothingToRead
 from rdm_log.tails import tail
 from rdm_log.wanted import Wanted
-from rdm_trainer import config as configuration
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["jobs", "logs", "report", "revive", "sections", "start", "state", "stop"]
 

@@ -17,6 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdm_core import heartbeat
+from rdm_core.config import Config
+from rdm_core.cost import flops
+from rdm_core.progress import thin as thinned
 from rdm_job import measure, metrics, processes
 from rdm_job.devices import Sampler, line
 from rdm_job.directory import JobDirectory
@@ -34,9 +38,6 @@ from rdm_log.lines import Checkpoint, EngineStep, Evaluation, Memory, Milestone,
 from rdm_log.runs import Run, followed, with_engine
 from rdm_log.scan import records
 from rdm_log.summary import plain, progress
-from rdm_trainer import flops, pace
-from rdm_trainer.config import Config
-from rdm_trainer.progress import thin as thinned
 
 __all__ = ["LOOK_S", "SAMPLE_S", "Watch"]
 
@@ -253,7 +254,7 @@ class Watch:
         said: dict[str, set[str]] = {}
         for one in ranks:
             rank = int(one["rank"])
-            if rank not in self._shapes and (shape := pace.shape(self._directory.pace(rank))):
+            if rank not in self._shapes and (shape := heartbeat.shape(self._directory.pace(rank))):
                 self._shapes[rank] = shape
             world = {"WORLD_SIZE": str(one["world"])} if one.get("world") else {}
             for key, value in {**self._shapes.get(rank, {}), **world}.items():
@@ -278,7 +279,7 @@ class Watch:
     def _rank(self, rank: int, process: int) -> dict[str, Any] | None:
         """Return a rank's pace, as ``peers.RankPace`` has it; None of a program that tells none."""
         try:
-            record, iteration, since = pace.read(self._directory.pace(rank))
+            record, iteration, since = heartbeat.read(self._directory.pace(rank))
         except OSError:
             return None
         paces = self._paces.setdefault(rank, deque(maxlen=_PACES))

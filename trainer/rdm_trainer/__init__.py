@@ -3,6 +3,6 @@
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from rdm_core import __version__
 
-__version__ = "0.1.0"
+__all__ = ["__version__"]

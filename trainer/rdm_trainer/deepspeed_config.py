@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rdm_trainer import flops
-from rdm_trainer.config.schema import Config, OptimisationConfig
+from rdm_core.config.schema import Config, OptimisationConfig
+from rdm_core.cost import flops
 
 __all__ = ["deepspeed_json"]
 

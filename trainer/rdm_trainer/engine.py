@@ -24,11 +24,11 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rdm_core import partition
+from rdm_core.config import Config
 from rdm_trainer import models
-from rdm_trainer.config import Config
 from rdm_trainer.deepspeed_config import deepspeed_json
 from rdm_trainer.distributed.parameters import placement_of, seed_of
-from rdm_trainer.distributed.pipeline_parallel import partition
 from rdm_trainer.distributed.topology import Topology, quiet
 from rdm_trainer.models.transformer import Block, LayerNorm
 from rdm_trainer.optim.distributed_optimizer import DistributedOptimizer

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rdm_trainer.pace import Pace
+from rdm_core.heartbeat import Pace
 
 __all__ = ["OwnTime", "waiting"]
 

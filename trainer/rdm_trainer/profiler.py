@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from rdm_core.config import Config
 from rdm_job.profilers import PROFILES
-from rdm_trainer.config import Config
 from rdm_trainer.engine import Engine
 
 __all__ = ["Profiler"]

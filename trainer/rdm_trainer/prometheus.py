@@ -21,16 +21,16 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from rdm_core.config import Config
+from rdm_core.heartbeat import NODE_VARIABLE
+from rdm_core.progress import Progress
 from rdm_job import health, metrics
 from rdm_job.devices import Sampler
 from rdm_job.measure import measure
 from rdm_job.outlet import Outlet, file_of
 from rdm_job.processes import JOB_VARIABLE
 from rdm_job.protocol import State
-from rdm_trainer.config import Config
 from rdm_trainer.distributed.collective import Collective
-from rdm_trainer.pace import NODE_VARIABLE
-from rdm_trainer.progress import Progress
 
 __all__ = ["telling"]
 

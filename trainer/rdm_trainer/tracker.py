@@ -9,8 +9,9 @@ from pathlib import Path
 
 from deepspeed.accelerator import get_accelerator
 
-from rdm_trainer import flops, metrics
-from rdm_trainer.config import Config
+from rdm_core.config import Config
+from rdm_core.cost import flops
+from rdm_trainer import metrics
 from rdm_trainer.writers import Writers
 
 __all__ = ["Tracker"]

@@ -24,10 +24,13 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from rdm_core.config import Config
+from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
+from rdm_core.heartbeat import NODE_VARIABLE, Pace
+from rdm_core.progress import Progress
 from rdm_trainer import metrics
 from rdm_trainer.checkpoint.files import CHECKPOINTS
 from rdm_trainer.checkpoint.store import Checkpoints
-from rdm_trainer.config import Config
 from rdm_trainer.data import loaders
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.order import Order
@@ -35,12 +38,9 @@ from rdm_trainer.distributed.collective import Collective, Flags
 from rdm_trainer.distributed.leaders import find_leaders
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
-from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
 from rdm_trainer.optim.schedule import LearningRate
 from rdm_trainer.own_time import OwnTime
-from rdm_trainer.pace import NODE_VARIABLE, Pace
 from rdm_trainer.profiler import Profiler
-from rdm_trainer.progress import Progress
 from rdm_trainer.prometheus import telling
 from rdm_trainer.step_trace import StepTrace
 from rdm_trainer.tracker import Tracker

@@ -3,7 +3,7 @@
 
 The shape of a step is this trainer's: 1F1B, sends that block, ZeRO-1's reduction after the last micro-batch.
 Its times are guesses: FLOPs over a share of the published peak, bytes over the published bandwidth. Memory is
-that of :mod:`rdm_trainer.dry_run`.
+that of :mod:`rdm_core.cost.dry_run`.
 
 Sources: FLOPs as in PaLM, appendix B (Chowdhery et al. 2022); sums of tensor parallelism as in Megatron-LM
 (Shoeybi et al. 2019), four of a block's activations per micro-batch; rings as in Patarasuk and Yuan 2009.
@@ -17,15 +17,15 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rdm_core.config.checks import check
+from rdm_core.config.schema import Config
+from rdm_core.cost import flops
+from rdm_core.cost.dry_run import GIB, stage_memory
+from rdm_core.cost.flops import LayerSize
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind
 from rdm_planner.partition import Problem
 from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
-from rdm_trainer import flops
-from rdm_trainer.config.checks import check
-from rdm_trainer.config.schema import Config
-from rdm_trainer.dry_run import GIB, stage_memory
-from rdm_trainer.flops import LayerSize
 
 __all__ = ["PublishedModel", "with_layout"]
 

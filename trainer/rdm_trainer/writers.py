@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rdm_trainer.config import Config
-from rdm_trainer.errors import TrainerError
+from rdm_core.config import Config
+from rdm_core.errors import TrainerError
 
 __all__ = ["Writer", "Writers", "missing"]
 

@@ -30,7 +30,7 @@ FORMAT = 1
 
 # Below the directory `trainer`.
 _INSTALLATION = ("images/install.sh", "images/python.sh", "images/packages", "requirements/runtime.txt")
-_SOURCES = ("configs", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
+_SOURCES = ("configs", "rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
 _AT = "opt/rdm/trainer"
 _NAME = re.compile(r"train-([0-9a-f]{8})-[0-9a-f]{8}\.tar")
 _KEPT = 2

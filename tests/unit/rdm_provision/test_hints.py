@@ -25,6 +25,7 @@ SOURCES = (
     "rdm_provision",
     "plugins",
     "rdm_sriov",
+    "trainer/rdm_core",
     "trainer/rdm_job",
     "trainer/rdm_log",
     "trainer/rdm_trainer",

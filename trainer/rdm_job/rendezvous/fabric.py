@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdm_core.errors import TrainerError
 from rdm_job.network import address_of, interface_of, outward_address
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["Fabric", "Port", "adopt", "find_fabric", "library_settings", "missing_libraries", "rdma_ports"]
 

@@ -21,11 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rdm_core.errors import DONE, FAILED, STOPPED, TrainerError
 from rdm_job.control import ControlClient, ControlServer
 from rdm_job.rendezvous.command import TERM_S, Command
 from rdm_job.rendezvous.roster import Member, Roster
 from rdm_log.printable import printable
-from rdm_trainer.errors import DONE, FAILED, STOPPED, TrainerError
 
 __all__ = ["End", "Launcher", "Started", "Worker"]
 

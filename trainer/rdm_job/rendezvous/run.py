@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rdm_core.errors import FAILED, STOPPED, TrainerError
 from rdm_job import devices
 from rdm_job.control import ControlClient, ControlServer
 from rdm_job.network import take_free_ports
@@ -26,7 +27,6 @@ from rdm_job.rendezvous import hosts_file as hosts
 from rdm_job.rendezvous.command import Command
 from rdm_job.rendezvous.meeting import End, Launcher, Started, Worker
 from rdm_job.rendezvous.roster import Member, Roster
-from rdm_trainer.errors import FAILED, STOPPED, TrainerError
 
 if TYPE_CHECKING:
     from rdm_job.rendezvous.fabric import Fabric

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rdm_trainer.config.slurm import limit_seconds
+from rdm_core.config.slurm import limit_seconds
 
 __all__ = [
     "ASSOCIATION_FORMAT",

@@ -12,6 +12,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+from rdm_core.errors import FAILED, TrainerError
 from rdm_job.slurm import limits, reasons, states
 from rdm_job.slurm.accounting import (
     ASSOCIATION_FORMAT,
@@ -22,7 +23,6 @@ from rdm_job.slurm.accounting import (
     qualities,
 )
 from rdm_job.slurm.states import Seen
-from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = [
     "SlurmError",

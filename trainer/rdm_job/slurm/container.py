@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rdm_trainer.config.slurm import image_kind, takes
+from rdm_core.config.slurm import image_kind, takes
 
 __all__ = ["PROGRAMS", "command", "import_commands", "key", "mounted", "pyxis", "ready"]
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from rdm_core import config as configuration
+from rdm_core.config.schema import SlurmConfig
+from rdm_core.config.slurm import can_run, image_kind
+from rdm_core.errors import FAILED, TrainerError
 from rdm_job.directory import JobDirectory
 from rdm_job.slurm import container, docker_archive
 from rdm_job.slurm.image_paths import is_there
-from rdm_trainer import config as configuration
-from rdm_trainer.config.schema import SlurmConfig
-from rdm_trainer.config.slurm import can_run, image_kind
-from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["enter", "of_pyxis", "prepare", "problems"]
 

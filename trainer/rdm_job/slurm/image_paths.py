@@ -10,9 +10,9 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rdm_core.config import Config
 from rdm_job.check import data_problems
 from rdm_job.data_place import moved
-from rdm_trainer.config import Config
 
 __all__ = ["is_there", "problems"]
 

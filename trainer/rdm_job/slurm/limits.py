@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rdm_trainer.config import Config
-from rdm_trainer.config.slurm import Component, components, generic_resources, limit_seconds
+from rdm_core.config import Config
+from rdm_core.config.slurm import Component, components, generic_resources, limit_seconds
 
 __all__ = [
     "ClusterNode",

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rdm_core.config import Config
+from rdm_core.config.slurm import Component, components, limit_seconds
 from rdm_job.slurm.accounting import Accounting, Association, Limits, Qos
 from rdm_job.slurm.limits import Partition, its_partition, mebibytes, near, span
-from rdm_trainer.config import Config
-from rdm_trainer.config.slurm import Component, components, limit_seconds
 
 __all__ = ["problems"]
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from rdm_core.config.schema import SlurmConfig
 from rdm_job.slurm import commands, rest_forms, states, token
 from rdm_job.slurm.accounting import Accounting, Association
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.limits import ClusterNode, Partition
 from rdm_job.slurm.states import Seen
-from rdm_trainer.config.schema import SlurmConfig
 
 __all__ = ["Access", "Rest", "access", "of_config"]
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from rdm_core.config.slurm import generic_resources, limit_seconds
 from rdm_job.slurm.limits import ClusterNode, Partition, mebibytes
 from rdm_job.slurm.states import counted
-from rdm_trainer.config.slurm import generic_resources, limit_seconds
 
 __all__ = ["APIS", "accounts", "name", "newest", "nodes", "partitions", "said", "submission"]
 

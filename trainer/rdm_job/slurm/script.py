@@ -2,7 +2,7 @@
 """The sbatch script of a job, to be read by people as well. A pure function.
 
 Values stand in lines of ``#SBATCH``, where no shell sees them, and have been checked by
-:mod:`rdm_trainer.config.slurm`. Paths are quoted.
+:mod:`rdm_core.config.slurm`. Paths are quoted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 
-from rdm_trainer.config import Config
-from rdm_trainer.config.slurm import Component, components, image_kind, runs_in_image, takes
+from rdm_core.config import Config
+from rdm_core.config.slurm import Component, components, image_kind, runs_in_image, takes
 
 __all__ = ["OUTPUT", "RUN_VARIABLE", "script", "srun_of_ranks"]
 

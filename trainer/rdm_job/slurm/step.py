@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rdm_core import config as configuration
+from rdm_core.config.slurm import components
+from rdm_core.errors import DONE, FAILED, TrainerError
 from rdm_job import agent, network, outputs
 from rdm_job.directory import NODE_VARIABLE, SLURM, TIME, JobDirectory, write_atomically
 from rdm_job.protocol import Failure, Node, Offer, State
 from rdm_job.slurm import view
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.versions import versions
-from rdm_trainer import config as configuration
-from rdm_trainer.config.slurm import components
-from rdm_trainer.errors import DONE, FAILED, TrainerError
 
 __all__ = ["again", "before_this_run", "differing", "nodes_of", "refuse", "run", "time_is_up"]
 

@@ -18,7 +18,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import rdm_trainer
+import rdm_core
+from rdm_core import config as configuration
+from rdm_core.config.schema import SlurmConfig
+from rdm_core.config.slurm import can_run, components, runs_in_image, world_size
+from rdm_core.errors import ConfigError, TrainerError
 from rdm_job.check import data_problems, program_missing, standing_in_the_way
 from rdm_job.directory import JobDirectory, jobs_root, write_atomically
 from rdm_job.health import of_state
@@ -29,11 +33,7 @@ from rdm_job.slurm.rest import Access
 from rdm_job.slurm.script import OUTPUT, script
 from rdm_job.slurm.states import Seen, the_job
 from rdm_log.tails import tail
-from rdm_trainer import config as configuration
 from rdm_trainer import writers
-from rdm_trainer.config.schema import SlurmConfig
-from rdm_trainer.config.slurm import can_run, components, runs_in_image, world_size
-from rdm_trainer.errors import ConfigError, TrainerError
 
 __all__ = ["check", "start", "state", "states", "stop"]
 
@@ -61,7 +61,7 @@ def check(request: Request, config: configuration.Config) -> dict[str, Any]:
     problems = list(standing_in_the_way(request))
     facts: dict[str, Any] = {
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "rdm_trainer": rdm_trainer.__version__,
+        "rdm_trainer": rdm_core.__version__,
     }
     in_image = runs_in_image(config.launcher.slurm)
     if not in_image:

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from rdm_trainer.errors import FAILED, TrainerError
+from rdm_core.errors import FAILED, TrainerError
 
 __all__ = ["error", "is_sound", "naming", "refuse"]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rdm_trainer.config import Config
-from rdm_trainer.errors import TrainerError
+from rdm_core.config import Config
+from rdm_core.errors import TrainerError
 
 __all__ = ["fingerprint", "layout_of", "model_of", "require_same_model", "same_layout"]
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import files
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.distributed.collective import CHUNK, Collective
 from rdm_trainer.distributed.leaders import find_leaders
-from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["Storage"]
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
+from rdm_core.config import Config
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer import models
 from rdm_trainer.checkpoint import damage, files, identity, reading, restore, universal
 from rdm_trainer.checkpoint.files import Inventory, Manifest
 from rdm_trainer.checkpoint.names import has_former_names
 from rdm_trainer.checkpoint.storage import Storage
 from rdm_trainer.checkpoint.writer import RankWriter
-from rdm_trainer.config import Config
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
-from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["Checkpoints"]
 

@@ -27,11 +27,11 @@ from typing import Any
 import torch
 from deepspeed.checkpoint import constants as keys
 
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Manifest
 from rdm_trainer.checkpoint.names import present_name
 from rdm_trainer.checkpoint.reading import load_mapped
-from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["STATES", "abandon", "begin", "convert", "convert_part", "finish", "parameter_folder", "shares"]
 

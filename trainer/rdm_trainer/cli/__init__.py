@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import click
 
-from rdm_trainer.errors import BAD_INPUT, DONE, FAILED, STOPPED, TrainerError
+from rdm_core.errors import BAD_INPUT, DONE, FAILED, STOPPED, TrainerError
 
 __all__ = ["cli", "main"]
 

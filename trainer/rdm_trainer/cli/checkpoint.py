@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from rdm_core.errors import DONE, FAILED, TrainerError
 from rdm_trainer.checkpoint import damage, files
 from rdm_trainer.checkpoint.files import Inventory, Step
-from rdm_trainer.errors import DONE, FAILED, TrainerError
 
 __all__ = ["checkpoint"]
 

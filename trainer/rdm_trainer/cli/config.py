@@ -36,8 +36,8 @@ def check(config: Path, overrides: tuple[str, ...], world: int | None, as_json: 
 
     Keys that follow from others are filled in. The word check may be left out.
     """
-    from rdm_trainer import config as configuration
-    from rdm_trainer.errors import ConfigError
+    from rdm_core import config as configuration
+    from rdm_core.errors import ConfigError
 
     try:
         job = configuration.load(config, overrides)
@@ -60,7 +60,7 @@ def import_(settings: Path) -> None:
     Its variables are read; nothing of it is run. What it does not decide is said on standard error:
     rdm-trainer config import _00_conf.sh > job.yaml
     """
-    from rdm_trainer.config import read, shell, tdpp
+    from rdm_core.config import read, shell, tdpp
 
     imported = tdpp.job_of(shell.variables(read.text_of(settings), str(settings)), str(settings))
     click.echo(read.to_yaml(imported.job).strip())

@@ -45,7 +45,7 @@ def info(
     import dataclasses
     import json
 
-    from rdm_trainer.config import TokenizerConfig
+    from rdm_core.config import TokenizerConfig
     from rdm_trainer.tokenizers.load import load
     from rdm_trainer.tools.inspect import inspect
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from rdm_trainer.config import Config
-    from rdm_trainer.dry_run import Report, Stage
-    from rdm_trainer.flops import Accelerator
+    from rdm_core.config import Config
+    from rdm_core.cost.dry_run import Report, Stage
+    from rdm_core.cost.flops import Accelerator
 
 __all__ = ["dry_run"]
 
@@ -56,10 +56,10 @@ def dry_run(
 
     Exits with 1 when it does not fit the named GPU.
     """
-    from rdm_trainer import config as configuration
-    from rdm_trainer import dry_run as estimate
-    from rdm_trainer import flops
-    from rdm_trainer.errors import DONE, FAILED, TrainerError
+    from rdm_core import config as configuration
+    from rdm_core.cost import dry_run as estimate
+    from rdm_core.cost import flops
+    from rdm_core.errors import DONE, FAILED, TrainerError
 
     job = configuration.load(config, overrides)
     accelerator = None
@@ -151,7 +151,7 @@ def _table(report: Report, accelerator: Accelerator | None, *, wide: bool) -> Ta
     from rich import box
     from rich.table import Table
 
-    from rdm_trainer.dry_run import GIB
+    from rdm_core.cost.dry_run import GIB
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("stage", justify="right", no_wrap=True)
@@ -208,8 +208,8 @@ def _bar(sizes: list[int], whole: float, width: int = 24) -> str:
 
 
 def _verdict(job: Config, report: Report, accelerator: Accelerator | None) -> Iterator[str]:
-    from rdm_trainer import flops
-    from rdm_trainer.dry_run import GIB
+    from rdm_core.cost import flops
+    from rdm_core.cost.dry_run import GIB
 
     need = report.peak.memory.total / GIB
     if accelerator is None:
@@ -234,8 +234,8 @@ def _verdict(job: Config, report: Report, accelerator: Accelerator | None) -> It
 
 def _remedies(job: Config, report: Report) -> Iterator[tuple[str, Report]]:
     """Try what would need less, on as many GPUs; return what helps."""
-    from rdm_trainer import config as configuration
-    from rdm_trainer.dry_run import dry_run as estimate
+    from rdm_core import config as configuration
+    from rdm_core.cost.dry_run import dry_run as estimate
 
     parallel, optimisation = job.parallel, job.optimisation
     tries: list[dict[str, Any]] = [
@@ -272,6 +272,6 @@ def _scaled(number: float, unit: str) -> str:
 
 
 def _gib(size: int) -> str:
-    from rdm_trainer.dry_run import GIB
+    from rdm_core.cost.dry_run import GIB
 
     return f"{size / GIB:.1f}" if size >= 0.05 * GIB else "-"

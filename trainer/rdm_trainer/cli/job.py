@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from rdm_core.errors import BAD_INPUT, DONE, FAILED, TrainerError
 from rdm_job.protocol import Request
-from rdm_trainer.errors import BAD_INPUT, DONE, FAILED, TrainerError
 
 __all__ = ["job"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rdm_trainer.errors import DONE, TrainerError
+from rdm_core.errors import DONE, TrainerError
 
 if TYPE_CHECKING:
     from rich.console import Console

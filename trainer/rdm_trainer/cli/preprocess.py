@@ -68,7 +68,7 @@ def preprocess(
     """
     import os
 
-    from rdm_trainer.config import TokenizerConfig
+    from rdm_core.config import TokenizerConfig
     from rdm_trainer.tools.preprocess import run as work
 
     settings = work.Settings(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 __all__ = ["rendezvous"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from rdm_trainer.errors import DONE, TrainerError
+from rdm_core.errors import DONE, TrainerError
 
 __all__ = ["report"]
 

@@ -33,7 +33,7 @@ def train(
 
     Without a launcher this is one process on one device.
     """
-    from rdm_trainer import config as configuration
+    from rdm_core import config as configuration
 
     job = configuration.load(config, overrides)
     if print_config:
@@ -42,10 +42,10 @@ def train(
         return 0
     import os
 
+    from rdm_core.errors import ConfigError
     from rdm_job.environment import adopt_launcher_environment
     from rdm_job.processes import allow_files
     from rdm_trainer.data.checks import checks as data_problems
-    from rdm_trainer.errors import ConfigError
 
     if local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(local_rank))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rdm_trainer.errors import DONE, FAILED, TrainerError
+from rdm_core.errors import DONE, FAILED, TrainerError
 
 if TYPE_CHECKING:
+    from rdm_core.config import Config
     from rdm_planner.layouts import Estimate
     from rdm_planner.nodes import NodeKind
-    from rdm_trainer.config import Config
     from rdm_trainer.tune import PublishedModel
 
 __all__ = ["tune"]
@@ -70,9 +70,9 @@ def tune(
 
     Times are guesses from published peaks; nothing has been measured. Exits with 1 when no layout fits.
     """
+    from rdm_core import config as configuration
+    from rdm_core.cost import flops
     from rdm_planner.search import search
-    from rdm_trainer import config as configuration
-    from rdm_trainer import flops
 
     job = configuration.load(config, overrides)
     for option, value in (("--inter", inter), ("--intra", intra), ("--efficiency", efficiency)):
@@ -113,8 +113,8 @@ def tune(
 
 def _nodes(group: str, inter: float, intra: float) -> list[NodeKind]:
     """Return the nodes of one ``--nodes``."""
+    from rdm_core.cost import flops
     from rdm_planner.nodes import NodeKind
-    from rdm_trainer import flops
 
     count, _, rest = group.partition("x")
     name, _, gpus = rest.rpartition(":")
@@ -150,8 +150,8 @@ def _models(
 def _no_layout(job: Config, model: PublishedModel) -> str:
     import dataclasses
 
+    from rdm_core.config import check
     from rdm_planner.layouts import Layout
-    from rdm_trainer.config import check
     from rdm_trainer.tune import with_layout
 
     alone = with_layout(job, Layout(1, 1, 1, 1))
@@ -166,7 +166,7 @@ def _no_layout(job: Config, model: PublishedModel) -> str:
 
 
 def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) -> dict[str, Any]:
-    from rdm_trainer import flops
+    from rdm_core.cost import flops
     from rdm_trainer.tune import blocks_of, with_layout
 
     layout = estimate.layout

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.splits import SPLITS, bounds
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.tokenizers.special_tokens import special_tokens
 
 __all__ = ["ADDED_TOKENS", "checks"]

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.index_maps.gpt import GPTIndex
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
-from rdm_trainer.errors import FAILED, TrainerError
 
 __all__ = ["Arrays", "Blended", "Chained", "GPTDataset", "SampleSource", "T5Dataset", "WindowDataset"]
 

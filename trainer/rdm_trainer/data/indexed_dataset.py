@@ -23,7 +23,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.errors import FAILED, TrainerError
+from rdm_core.errors import FAILED, TrainerError
 
 __all__ = ["DTYPES", "IndexedDataset", "IndexedWriter", "best_dtype", "merge", "paths", "write_index"]
 

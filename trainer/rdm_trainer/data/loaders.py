@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
 from rdm_trainer.data.datasets import SampleSource
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.order import Order

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
 from rdm_trainer.data.splits import evaluations
 
 __all__ = ["Order", "samples_wanted"]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rdm_trainer.config import Blend, Config
+from rdm_core.config import Blend, Config
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.checks import ADDED_TOKENS
 from rdm_trainer.data.datasets import Blended, Chained, GPTDataset, SampleSource, T5Dataset, WindowDataset
 from rdm_trainer.data.index_maps import gpt as gpt_index
@@ -22,7 +23,6 @@ from rdm_trainer.data.mock import MockGPT, MockT5
 from rdm_trainer.data.order import Order
 from rdm_trainer.data.span_corruption import SpanCorruption
 from rdm_trainer.data.splits import SPLITS, bounds, share
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.tokenizers.special_tokens import of_job
 
 __all__ = ["sources", "span_corruption"]

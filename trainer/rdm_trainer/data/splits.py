@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 __all__ = ["SPLITS", "bounds", "evaluations", "share"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 __all__ = ["Topology", "quiet"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, Layer, PipelineModel
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.models import gpt, t5

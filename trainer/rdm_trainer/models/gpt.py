@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from rdm_trainer.config import Config, ModelConfig
+from rdm_core.config import Config, ModelConfig
 from rdm_trainer.distributed.pipeline_parallel.pipeline import Layer
 from rdm_trainer.distributed.tensor_parallel.layers import VocabParallelEmbedding
 from rdm_trainer.distributed.topology import Topology

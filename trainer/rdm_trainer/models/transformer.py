@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rdm_trainer.config import Config, ModelConfig
+from rdm_core.config import Config, ModelConfig
 from rdm_trainer.distributed.parameters import Placement, parameter
 from rdm_trainer.distributed.tensor_parallel.layers import (
     ColumnParallelLinear,

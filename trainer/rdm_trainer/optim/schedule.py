@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from rdm_trainer.config import Config
+    from rdm_core.config import Config
 
 __all__ = ["LearningRate"]
 

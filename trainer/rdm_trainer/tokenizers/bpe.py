@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 from rdm_trainer.tokenizers.pretokens import cut, word_begin
 
 __all__ = ["GPT2Encoder"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 from rdm_trainer.tokenizers.bpe import GPT2Encoder
 from rdm_trainer.tokenizers.special_tokens import (
     SpecialTokens,

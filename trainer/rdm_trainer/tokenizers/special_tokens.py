@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 if TYPE_CHECKING:
-    from rdm_trainer.config import Config
+    from rdm_core.config import Config
 
 __all__ = ["SpecialTokens", "of_job", "read_json", "read_wordpieces", "special_tokens"]
 
@@ -19,7 +19,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class TokenizerFiles(Protocol):
-    """What :class:`rdm_trainer.config.TokenizerConfig` has."""
+    """What :class:`rdm_core.config.TokenizerConfig` has."""
 
     @property
     def kind(self) -> Literal["gpt2", "wordpiece", "huggingface"]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rdm_core.config import CheckpointConfig, Config, DataConfig, LoggingConfig
 from rdm_log import lines
 from rdm_trainer import metrics
 from rdm_trainer.checkpoint.universal import convert
-from rdm_trainer.config import CheckpointConfig, Config, DataConfig, LoggingConfig
 from rdm_trainer.train import Training
 from tests.distributed import training
 

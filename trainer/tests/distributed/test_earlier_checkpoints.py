@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
 from rdm_trainer.models import t5
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import parallel

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint import files
 from rdm_trainer.checkpoint.universal import convert
 from rdm_trainer.distributed.collective import Collective
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import GPT, Log, parallel

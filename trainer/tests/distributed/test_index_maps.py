@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
+from rdm_core.config import Blend, DataConfig
+from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.storage import Storage
-from rdm_trainer.config import Blend, DataConfig
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.distributed import leaders
 from rdm_trainer.distributed.collective import Collective
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming
 

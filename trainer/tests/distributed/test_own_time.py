@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rdm_trainer import config as configuration
-from rdm_trainer import pace as pace_module
+from rdm_core import config as configuration
+from rdm_core import heartbeat
+from rdm_core.heartbeat import Pace
 from rdm_trainer.own_time import OwnTime
-from rdm_trainer.pace import Pace
 from rdm_trainer.train import Training
 from tests.distributed import processes
 
@@ -43,10 +43,10 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     rank = dist.get_rank()
     path = Path(folder) / f"{rank}.json"
     path.write_text(json.dumps({**TINY, "parallel": parallel}))
-    os.environ[pace_module.PACE_VARIABLE] = str(Path(folder) / f"{rank}.pace")
+    os.environ[heartbeat.PACE_VARIABLE] = str(Path(folder) / f"{rank}.pace")
     # Two stages on two nodes; replicas, and those who share tensors, on one.
-    os.environ[pace_module.NODE_VARIABLE] = f"n{rank}" if "pipeline" in parallel else "n0"
-    pace_module._EACH_S = 0.0
+    os.environ[heartbeat.NODE_VARIABLE] = f"n{rank}" if "pipeline" in parallel else "n0"
+    heartbeat._EACH_S = 0.0
     training = Training(configuration.load(path), Path(folder) / "job", write=lambda line: None)
     step = training.engine.train_step
     nan = torch.full((), float("nan"))
@@ -54,7 +54,7 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
 
     def slow(batches: Any) -> Any:
         with contextlib.suppress(OSError):
-            told.append(pace_module.read(Path(folder) / f"{rank}.pace")[0].get("own_s"))
+            told.append(heartbeat.read(Path(folder) / f"{rank}.pace")[0].get("own_s"))
         if rank == 1:
             time.sleep(SLEEP_S)
             if training.iteration == 2:
@@ -64,10 +64,10 @@ def train(folder: str, parallel: dict[str, Any]) -> dict[str, Any]:
     training.engine.train_step = slow  # type: ignore[method-assign]
     training.run()
     training.close()
-    record, iteration, waits = pace_module.read(Path(folder) / f"{rank}.pace")
+    record, iteration, waits = heartbeat.read(Path(folder) / f"{rank}.pace")
     assert (iteration, waits) == (4, 0.0)
     # Others may use the processors in one step or another.
-    shape = pace_module.shape(Path(folder) / f"{rank}.pace")
+    shape = heartbeat.shape(Path(folder) / f"{rank}.pace")
     return {**record, "own_s": min([*filter(None, told), record["own_s"]]), "shape": shape}
 
 
@@ -109,16 +109,16 @@ def test_the_mark_says_that_a_rank_waits(tmp_path: Path) -> None:
     own = OwnTime(pace, torch.device("cpu"))
     own.begin(7, measured=True)
     with own.waiting(), own.waiting():
-        _, iteration, since = pace_module.read(tmp_path / "ranks/n1/0.pace")
+        _, iteration, since = heartbeat.read(tmp_path / "ranks/n1/0.pace")
         assert iteration == 7
         assert since == pytest.approx(time.time(), abs=60)
     own.end()
     own.tell("stage 0")
-    record, _, since = pace_module.read(tmp_path / "ranks/n1/0.pace")
+    record, _, since = heartbeat.read(tmp_path / "ranks/n1/0.pace")
     assert since == 0.0
     assert record["own_s"] >= 0
     own.close()
     # Outside of a job nobody asks.
     Pace().write(own_s=1.0)
     with pytest.raises(OSError, match="mark"):
-        pace_module.read(tmp_path / "absent.pace")
+        heartbeat.read(tmp_path / "absent.pace")

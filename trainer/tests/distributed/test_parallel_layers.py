@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from rdm_core.config import Config
 from rdm_trainer import models
-from rdm_trainer.config import Config
 from rdm_trainer.distributed.parameters import initialise
 from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 from rdm_trainer.distributed.tensor_parallel.layers import (

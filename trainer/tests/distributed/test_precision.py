@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
 from tests.distributed import processes, training
 from tests.distributed.training import GPT, T5, configure
 

@@ -14,11 +14,11 @@ import pytest
 import torch.distributed as dist
 from prometheus_client.parser import text_string_to_metric_families
 
+from rdm_core import config as configuration
+from rdm_core.heartbeat import NODE_VARIABLE
 from rdm_job import network
 from rdm_job.processes import JOB_VARIABLE
-from rdm_trainer import config as configuration
 from rdm_trainer import prometheus
-from rdm_trainer.pace import NODE_VARIABLE
 from rdm_trainer.train import Training
 from tests.distributed import processes
 from tests.waiting import wait_until

@@ -13,10 +13,10 @@ import pytest
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 
+from rdm_core.config import Blend, DataConfig
+from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint.universal import convert
-from rdm_trainer.config import Blend, DataConfig
 from rdm_trainer.data.indexed_dataset import IndexedWriter
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.train import Training
 from tests.distributed import processes, resuming, training
 from tests.distributed.resuming import GPT, T5, Case, parallel

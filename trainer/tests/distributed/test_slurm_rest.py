@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
+from rdm_core import config as configuration
 from rdm_job.slurm import rest_forms
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.rest import Rest
 from rdm_job.slurm.script import script
-from rdm_trainer import config as configuration
 from tests.distributed.slurm_cluster import EACH_RELEASE, NODES, RELEASES, Slurm, running
 from tests.distributed.slurm_root import inside, root
 from tests.distributed.test_slurm import WHOLE

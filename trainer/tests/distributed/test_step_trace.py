@@ -17,9 +17,9 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_core import config as configuration
 from rdm_log.report.write import write
 from rdm_log.timeline import bubble, of_paths
-from rdm_trainer import config as configuration
 from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.collective import Collective
 from rdm_trainer.distributed.collective_watch import CollectiveWatch

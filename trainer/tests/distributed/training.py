@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rdm_trainer.config import Config, ModelConfig, OptimisationConfig
+from rdm_core.config import Config, ModelConfig, OptimisationConfig
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.engine import Engine
 

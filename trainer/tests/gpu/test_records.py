@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rdm_core import config as configuration
 from rdm_job import metrics
 from rdm_job.devices import Sampler, count, nvidia
 from rdm_job.directory import JobDirectory
@@ -24,7 +25,6 @@ from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
 from rdm_log.report.devices import history
 from rdm_log.signs import Device, Sample
-from rdm_trainer import config as configuration
 from tests.waiting import wait_until
 
 GIB = 1 << 30

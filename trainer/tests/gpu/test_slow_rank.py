@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rdm_core import config as configuration
+from rdm_core import heartbeat
 from rdm_log.peers import RankPace, slow, usual
-from rdm_trainer import config as configuration
-from rdm_trainer import pace
 from tests.gpu import processes
 
 SLEEP_S = 0.2
@@ -43,9 +43,9 @@ def _train(folder: str) -> list[dict[str, Any]]:
     file = Path(folder) / f"{rank}.pace"
     given = Path(folder) / f"{rank}.json"
     given.write_text(json.dumps(TINY))
-    os.environ[pace.PACE_VARIABLE] = str(file)
-    os.environ[pace.NODE_VARIABLE] = f"n{rank}"
-    pace._EACH_S = 0.0
+    os.environ[heartbeat.PACE_VARIABLE] = str(file)
+    os.environ[heartbeat.NODE_VARIABLE] = f"n{rank}"
+    heartbeat._EACH_S = 0.0
     training = Training(configuration.load(given), Path(folder) / "job", write=lambda line: None)
     sleep = processes.sleeper(SLEEP_S)
     step = training.engine.train_step
@@ -53,7 +53,7 @@ def _train(folder: str) -> list[dict[str, Any]]:
 
     def slow_step(batches: Any) -> Any:
         with contextlib.suppress(OSError):
-            records.append(pace.read(file)[0])
+            records.append(heartbeat.read(file)[0])
         if rank == 1:
             sleep()
         return step(batches)
@@ -61,7 +61,7 @@ def _train(folder: str) -> list[dict[str, Any]]:
     training.engine.train_step = slow_step  # type: ignore[method-assign]
     training.run()
     training.close()
-    return [*records, pace.read(file)[0]]
+    return [*records, heartbeat.read(file)[0]]
 
 
 def test_a_slow_kernel_is_its_rank_s_own_time_and_its_peer_waits(tmp_path: Path) -> None:

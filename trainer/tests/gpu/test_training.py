@@ -64,7 +64,7 @@ def _train(folder: str) -> dict[str, Any]:
     """Train with a slow kernel in each forward pass; return what each step was seen to do."""
     import torch
 
-    from rdm_trainer import config as configuration
+    from rdm_core import config as configuration
     from rdm_trainer.train import Training
 
     directory = Path(folder)

@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer import config as configuration
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
 from rdm_trainer.checkpoint import damage, files, identity
 from rdm_trainer.checkpoint.files import Inventory, Manifest, Step
 from rdm_trainer.cli.checkpoint import checkpoint
-from rdm_trainer.errors import TrainerError
 
 LAYOUT = {"tensor": 1, "pipeline": 1, "data": 1, "zero_stage": 1, "precision": "fp32"}
 

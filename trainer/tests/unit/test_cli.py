@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rdm_core.config import from_dict, load
 from rdm_trainer import cli
-from rdm_trainer.config import from_dict, load
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 XL = str(CONFIGS / "gpt2-xl.yaml")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer import config as configuration
-from rdm_trainer.config import Blend, Config, check, dump, from_dict, load, resolve
-from rdm_trainer.errors import BAD_INPUT, ConfigError
+from rdm_core import config as configuration
+from rdm_core.config import Blend, Config, check, dump, from_dict, load, resolve
+from rdm_core.errors import BAD_INPUT, ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SOUND: dict[str, Any] = {
@@ -472,8 +472,8 @@ def test_the_schema_is_frozen() -> None:
 
 def test_nothing_here_imports_torch() -> None:
     code = (
-        "import sys; from rdm_trainer import config, flops, dry_run, deepspeed_config, cli; "
-        "from rdm_trainer.distributed.pipeline_parallel import partition; "
+        "import sys; from rdm_core import config, partition; from rdm_core.cost import flops, dry_run; "
+        "from rdm_trainer import deepspeed_config, cli; "
         "from rdm_trainer.cli import train, config as c, dry_run as d; "
         "sys.exit('torch' in sys.modules or 'deepspeed' in sys.modules)"
     )

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdm_core.config import check, from_dict, load, shell, tdpp
+from rdm_core.errors import ConfigError
 from rdm_trainer import cli
-from rdm_trainer.config import check, from_dict, load, shell, tdpp
-from rdm_trainer.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DOCUMENT = """\

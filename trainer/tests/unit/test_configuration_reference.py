@@ -8,7 +8,7 @@ import typing
 from pathlib import Path
 from types import ModuleType
 
-from rdm_trainer.config import schema
+from rdm_core.config import schema
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rdm_trainer.config import from_dict
+from rdm_core.config import from_dict
 from rdm_trainer.deepspeed_config import deepspeed_json
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rdm_trainer import flops
-from rdm_trainer.config import Config, check, from_dict, load
-from rdm_trainer.dry_run import GIB, Report, dry_run
+from rdm_core.config import Config, check, from_dict, load
+from rdm_core.cost import flops
+from rdm_core.cost.dry_run import GIB, Report, dry_run
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -207,7 +207,7 @@ def test_the_loss_takes_the_memory_of_its_estimate(
     torch = pytest.importorskip("torch")
     from torch.profiler import ProfilerActivity, profile
 
-    from rdm_trainer.distributed.tensor_parallel import chunks
+    from rdm_core.cost import chunks
     from rdm_trainer.distributed.tensor_parallel.cross_entropy import linear_cross_entropy
 
     tokens, rows, hidden = 256, 4096, 64

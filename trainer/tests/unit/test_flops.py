@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rdm_trainer import flops
-from rdm_trainer.config import Config, from_dict, load
+from rdm_core.config import Config, from_dict, load
+from rdm_core.cost import flops
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

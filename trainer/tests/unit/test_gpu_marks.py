@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rdm_trainer.config import Config, LauncherConfig
+from rdm_core.config import Config, LauncherConfig
 from rdm_trainer.distributed import clocks
 from rdm_trainer.distributed.topology import Topology
 from rdm_trainer.profiler import Profiler

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rdm_trainer import flops, models
-from rdm_trainer.config import Config, ModelConfig, ParallelConfig
+from rdm_core.config import Config, ModelConfig, ParallelConfig
+from rdm_core.cost import flops
+from rdm_core.errors import TrainerError
+from rdm_trainer import models
 from rdm_trainer.distributed.parameters import placement_of
 from rdm_trainer.distributed.pipeline_parallel.pipeline import FlatModel, bounds
 from rdm_trainer.distributed.topology import Topology
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.models.t5 import DecoderBlock, EncoderBlock
 
 GPT = ModelConfig(

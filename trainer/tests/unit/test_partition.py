@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer.distributed.pipeline_parallel.partition import explicit, is_block, stage_bounds, work_of
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
+from rdm_core.partition import explicit, is_block, stage_bounds, work_of
 
 
 def gpt(blocks: int) -> list[str]:

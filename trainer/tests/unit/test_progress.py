@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_trainer.progress import POINTS, Progress, thin
+from rdm_core.progress import POINTS, Progress, thin
 
 
 @given(st.integers(0, 2000), st.integers(2, 400))

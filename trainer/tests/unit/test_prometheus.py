@@ -10,15 +10,15 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
+from rdm_core import config as configuration
+from rdm_core.heartbeat import NODE_VARIABLE
+from rdm_core.progress import Progress
 from rdm_job import metrics, outlet
 from rdm_job.directory import write_atomically
 from rdm_job.measure import measure
 from rdm_job.processes import JOB_VARIABLE
-from rdm_trainer import config as configuration
 from rdm_trainer import prometheus
 from rdm_trainer.distributed.collective import Collective
-from rdm_trainer.pace import NODE_VARIABLE
-from rdm_trainer.progress import Progress
 from rdm_trainer.prometheus import telling
 from tests.waiting import wait_until
 

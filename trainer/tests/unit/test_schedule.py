@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdm_trainer import config as configuration
+from rdm_core import config as configuration
 from rdm_trainer.optim.schedule import LearningRate
 
 

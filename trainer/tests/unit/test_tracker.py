@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from rdm_trainer import config as configuration
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
 from rdm_trainer import metrics
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.tracker import Tracker
 from rdm_trainer.writers import missing
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rdm_core import config as configuration
+from rdm_core.cost import flops
+from rdm_core.cost.dry_run import GIB, dry_run
+from rdm_core.errors import TrainerError
 from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind, orders
 from rdm_planner.search import search
-from rdm_trainer import config as configuration
-from rdm_trainer import flops
 from rdm_trainer.cli import cli
-from rdm_trainer.dry_run import GIB, dry_run
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.tune import PublishedModel, with_layout
 
 CONFIGS = Path(__file__).parents[2] / "configs"

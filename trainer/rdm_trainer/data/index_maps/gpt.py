@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.files import misfit, read
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["GPTIndex", "build", "epochs_needed", "load", "load_or_build", "map_paths"]
 

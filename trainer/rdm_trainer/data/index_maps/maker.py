@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.files import require_writable, save
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["Build", "MapMaker", "Progress"]
 

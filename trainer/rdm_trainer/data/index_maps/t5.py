@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.files import misfit, read
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
 from rdm_trainer.data.index_maps.mersenne import blocks, mt19937
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["build", "load_or_build", "map_path"]
 

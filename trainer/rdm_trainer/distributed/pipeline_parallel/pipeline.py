@@ -16,11 +16,11 @@ from deepspeed.runtime.pipe.module import LayerSpec, PipelineModule, TiedLayerSp
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from rdm_trainer.config import Config
+from rdm_core.config import Config
+from rdm_core.errors import TrainerError
+from rdm_core.partition import is_block
 from rdm_trainer.distributed.parameters import initialise
-from rdm_trainer.distributed.pipeline_parallel.partition import is_block
 from rdm_trainer.distributed.topology import Topology, quiet
-from rdm_trainer.errors import TrainerError
 
 __all__ = ["FlatModel", "Layer", "PipelineModel", "bounds"]
 

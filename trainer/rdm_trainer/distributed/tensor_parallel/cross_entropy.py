@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rdm_trainer.distributed.tensor_parallel.chunks import chunk_tokens
+from rdm_core.cost.chunks import chunk_tokens
 
 __all__ = ["linear_cross_entropy"]
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import IndexedDataset
-from rdm_trainer.errors import FAILED, TrainerError
 from rdm_trainer.tools.download.fetch import FRUITLESS, Transfer, digest, fetch
 
 __all__ = ["COLLECTIONS", "download"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rdm_trainer.errors import FAILED, TrainerError
+from rdm_core.errors import FAILED, TrainerError
 
 __all__ = ["FRUITLESS", "Transfer", "digest", "fetch"]
 

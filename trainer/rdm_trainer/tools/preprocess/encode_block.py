@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 from rdm_trainer.tokenizers.load import Tokenizer
 from rdm_trainer.tools.preprocess.sentences import sentences
 from rdm_trainer.tools.preprocess.text_input import Block

@@ -31,8 +31,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import best_dtype, paths, write_index
-from rdm_trainer.errors import FAILED, TrainerError
 from rdm_trainer.tokenizers.load import Tokenizer, load
 from rdm_trainer.tokenizers.special_tokens import TokenizerFiles
 from rdm_trainer.tools.preprocess.encode_block import Encoded, Recipe, encode_block

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 __all__ = ["BLOCK", "Block", "blocks"]
 

@@ -11,7 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from rdm_trainer.config import TokenizerConfig
+from rdm_core.config import TokenizerConfig
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 from rdm_trainer.tools.download import corpora
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.indexed_dataset import IndexedWriter
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.tools.download import corpora
 from rdm_trainer.tools.download.fetch import Transfer, fetch
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.datasets import GPTDataset
 from rdm_trainer.data.index_maps.gpt import GPTIndex, build, epochs_needed, load_or_build, map_paths
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.indexed_dataset import IndexedDataset, IndexedWriter
-from rdm_trainer.errors import TrainerError
 
 
 def described(sizes: list[int], documents: list[int], n: int, s: int, seed: int) -> tuple[Any, Any, Any]:

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_core.errors import FAILED, TrainerError
 from rdm_trainer.data.indexed_dataset import DTYPES, IndexedDataset, IndexedWriter, best_dtype, merge
-from rdm_trainer.errors import FAILED, TrainerError
 
 DOCUMENTS = [[[1, 2, 3], [4]], [], [[5, 65499]]]
 

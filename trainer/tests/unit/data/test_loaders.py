@@ -16,13 +16,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from rdm_core.config import Config, TokenizerConfig, from_dict
+from rdm_core.errors import TrainerError
 from rdm_trainer.cli.data import data as data_verb
-from rdm_trainer.config import Config, TokenizerConfig, from_dict
 from rdm_trainer.data import checks
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.loaders import Loaders, MicroBatch, MicroBatches, build
 from rdm_trainer.data.order import Order
-from rdm_trainer.errors import TrainerError
 
 VOCABULARY = 300
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps import files, maker
 from rdm_trainer.data.index_maps.maker import MapMaker, Progress
-from rdm_trainer.errors import TrainerError
 
 Arrays = Iterator[tuple[Path, np.ndarray]]
 

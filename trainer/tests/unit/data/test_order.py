@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.index_maps.blend import blend, load_or_build, normalise
 from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.sampler import Sampler
 from rdm_trainer.data.splits import bounds, evaluations, share
-from rdm_trainer.errors import TrainerError
 
 
 @pytest.mark.parametrize(

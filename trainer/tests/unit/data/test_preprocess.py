@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from rdm_trainer.config import TokenizerConfig
+from rdm_core.config import TokenizerConfig
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.indexed_dataset import IndexedDataset
-from rdm_trainer.errors import TrainerError
 from rdm_trainer.tokenizers import load as tokenizers
 from rdm_trainer.tools.preprocess import run as module
 from rdm_trainer.tools.preprocess import text_input

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_core.errors import TrainerError
 from rdm_trainer.data.datasets import T5Dataset
 from rdm_trainer.data.index_maps import t5 as t5_index
 from rdm_trainer.data.index_maps import windows
@@ -20,7 +21,6 @@ from rdm_trainer.data.index_maps.maker import MapMaker
 from rdm_trainer.data.index_maps.mersenne import mt19937, mt19937_64
 from rdm_trainer.data.indexed_dataset import IndexedDataset
 from rdm_trainer.data.span_corruption import SpanCorruption
-from rdm_trainer.errors import TrainerError
 
 
 def test_generators_give_the_numbers_that_the_c_plus_plus_standard_demands() -> None:

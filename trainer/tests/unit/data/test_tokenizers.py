@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rdm_trainer.config import TokenizerConfig
-from rdm_trainer.errors import TrainerError
+from rdm_core.config import TokenizerConfig
+from rdm_core.errors import TrainerError
 from rdm_trainer.tokenizers import bpe
 from rdm_trainer.tokenizers import load as tokenizers
 from rdm_trainer.tokenizers.pretokens import cut, word_begin

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rdm_trainer.config import TokenizerConfig
+from rdm_core.config import TokenizerConfig
 from tests.waiting import DEADLINE_S
 
 TRAINER = Path(__file__).resolve().parents[3]

@@ -15,10 +15,10 @@ from typing import IO, Any
 
 import pytest
 
+from rdm_core.errors import FAILED
 from rdm_job import agent_lock, processes, rotation
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
-from rdm_trainer.errors import FAILED
 from tests.waiting import DEADLINE_S
 
 HOLDS = """

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core import config as configuration
 from rdm_job import data_place
 from rdm_job.check import check
 from rdm_job.directory import JOBS
 from rdm_job.protocol import Node, Request
-from rdm_trainer import config as configuration
 
 CONFIG = """\
 model: {layers: 2, attention_heads: 4, hidden_size: 64}

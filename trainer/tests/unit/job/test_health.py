@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from rdm_core.cost import flops
+from rdm_core.heartbeat import Pace
+from rdm_core.progress import POINTS
 from rdm_job import health as health_module
 from rdm_job import thinning
 from rdm_job.agent import Master
@@ -23,9 +26,6 @@ from rdm_job.measure import measure
 from rdm_job.protocol import Failure
 from rdm_job.watch import Watch
 from rdm_log import signs
-from rdm_trainer import flops
-from rdm_trainer.pace import Pace
-from rdm_trainer.progress import POINTS
 from tests.unit.job.two_nodes import REQUEST, STATE, config
 
 LINE = (

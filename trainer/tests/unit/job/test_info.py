@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core.heartbeat import Pace
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.info import asked
 from rdm_job.watch import Watch
-from rdm_trainer.pace import Pace
 from tests.unit.job.two_nodes import REQUEST, STATE, config
 
 OURS = {

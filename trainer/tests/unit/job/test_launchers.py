@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rdm_job
+from rdm_core.config.schema import LauncherConfig
 from rdm_job.environment import adopt_launcher_environment
 from rdm_job.launchers import LAUNCHERS, Attempt, environment, environment_of_launcher, exports
 from rdm_job.protocol import Node
-from rdm_trainer.config.schema import LauncherConfig
 
 ATTEMPT = Attempt(
     job="gpt-1",

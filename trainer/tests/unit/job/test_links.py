@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core.errors import TrainerError
 from rdm_job.links import Links
-from rdm_trainer.errors import TrainerError
 
 
 def test_the_python_of_the_links_is_that_of_the_environment(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core import config as configuration
 from rdm_job.directory import JobDirectory
 from rdm_job.outputs import link, name_of
 from rdm_job.protocol import Node, Request
-from rdm_trainer import config as configuration
 
 MDX = Path(__file__).parents[3] / "configs" / "gpt-1.3b.yaml"
 

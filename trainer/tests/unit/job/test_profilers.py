@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
 from rdm_job.directory import JobDirectory
 from rdm_job.profilers import wrapped
 from rdm_job.protocol import Node, Request
-from rdm_trainer import config as configuration
-from rdm_trainer.errors import TrainerError
 
 # It records its words and then, as the real ones, runs what comes after its own options.
 STAND_IN = """#!/bin/sh

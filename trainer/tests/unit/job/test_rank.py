@@ -12,11 +12,11 @@ from typing import IO, Any
 
 import pytest
 
+from rdm_core import config as configuration
 from rdm_job.culprit import LINES, Ended
 from rdm_job.directory import JobDirectory
 from rdm_job.part import Part
 from rdm_job.protocol import Node, Request
-from rdm_trainer import config as configuration
 from tests.waiting import DEADLINE_S
 
 RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core import config as configuration
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
 from rdm_trainer import cli
-from rdm_trainer import config as configuration
 
 CONFIG = """
 name: demo

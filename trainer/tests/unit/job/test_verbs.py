@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rdm_core.errors import TrainerError
 from rdm_job import verbs
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Offer
 from rdm_job.slurm import verbs as slurm
 from rdm_log.wanted import Wanted
-from rdm_trainer.errors import TrainerError
 from tests.unit.job.two_nodes import REQUEST, STATE
 
 BEGUN = dataclasses.replace(REQUEST, offer=Offer(4000, 4001, "x"))

@@ -20,14 +20,14 @@ from typing import Any
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.config import Config
 from rdm_job import processes
 from rdm_job.directory import JobDirectory
 from rdm_job.health import Health
 from rdm_job.protocol import Node, Offer, Request, State
 from rdm_job.watch import Watch
 from rdm_log.signs import Device
-from rdm_trainer import config as configuration
-from rdm_trainer.config import Config
 
 MIB = 1024 * 1024
 REQUEST = Request(

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rdm_core import config as configuration
+from rdm_core.config import Config
 from rdm_job.protocol import Node, Offer, Request, State
-from rdm_trainer import config as configuration
-from rdm_trainer.config import Config
 
 REQUEST = Request(
     "gpt", "n1", (Node("n1", "127.0.0.1", 2), Node("n2", "127.0.0.2", 2)), offer=Offer(mark="x")

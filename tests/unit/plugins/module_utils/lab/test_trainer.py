@@ -22,7 +22,8 @@ FILES = ROOT / "roles/lab/files"
 @pytest.fixture
 def trainer(tmp_path: Path) -> Path:
     """A copy of what the image is made of."""
-    for name in ("configs", "images", "requirements", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer"):
+    sources = ("rdm_core", "rdm_job", "rdm_log", "rdm_planner", "rdm_trainer")
+    for name in ("configs", "images", "requirements", *sources):
         shutil.copytree(
             ROOT / "trainer" / name,
             tmp_path / "trainer" / name,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core.errors import TrainerError
 from rdm_job.rendezvous import fabric
 from rdm_job.rendezvous.fabric import Fabric, Port
-from rdm_trainer.errors import TrainerError
 
 
 def _device(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_core import config as configuration
 from rdm_job.slurm import accounting, limits, policy
 from rdm_job.slurm.accounting import Accounting, Association, Qos
-from rdm_trainer import config as configuration
 
 RECORDS = Path(__file__).parent / "records"
 PARTITIONS = limits.partitions((RECORDS / "partitions-22.05.txt").read_text())

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
 from rdm_job.slurm import commands, verbs
-from rdm_trainer import config as configuration
-from rdm_trainer.errors import TrainerError
 
 StandIn = Callable[[str, str], Path]
 

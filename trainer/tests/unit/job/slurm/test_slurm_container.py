@@ -11,11 +11,11 @@ from typing import IO, Any
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.config import Config
+from rdm_core.errors import TrainerError
 from rdm_job.slurm import container, docker_archive
 from rdm_job.slurm.script import script
-from rdm_trainer import config as configuration
-from rdm_trainer.config import Config
-from rdm_trainer.errors import TrainerError
 from tests.unit.job.slurm.archives import archive, layer
 
 LONG = "d" * 120

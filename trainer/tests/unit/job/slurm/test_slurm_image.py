@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request
 from rdm_job.slurm import commands, image, verbs
 from rdm_job.slurm.script import RUN_VARIABLE
-from rdm_trainer import config as configuration
 from rdm_trainer.cli import main
-from rdm_trainer.errors import TrainerError
 from tests.unit.job.slurm.archives import archive, layer
 
 

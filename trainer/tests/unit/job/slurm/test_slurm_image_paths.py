@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.config.schema import SlurmConfig
 from rdm_job.slurm import container, image, image_paths
-from rdm_trainer import config as configuration
-from rdm_trainer.config.schema import SlurmConfig
 from rdm_trainer.data.indexed_dataset import IndexedWriter
 
 

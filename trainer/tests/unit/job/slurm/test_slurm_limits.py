@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from rdm_core import config as configuration
 from rdm_job.slurm import limits
 from rdm_job.slurm.script import script
-from rdm_trainer import config as configuration
 
 RECORDS = Path(__file__).parent / "records"
 PARTITIONS = limits.partitions((RECORDS / "partitions-22.05.txt").read_text())

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.config.schema import SlurmConfig
 from rdm_job.slurm import rest_forms, token
 from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import script
-from rdm_trainer import config as configuration
-from rdm_trainer.config.schema import SlurmConfig
 
 ALL: dict[str, Any] = {
     "nodes": {"hgx": 1, "gpu2": 7},

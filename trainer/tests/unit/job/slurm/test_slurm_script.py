@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_core import config as configuration
+from rdm_core.config import Config
+from rdm_core.config import slurm as slurm_options
 from rdm_job.launchers import Attempt, launcher_of
 from rdm_job.slurm.script import script, srun_of_ranks
-from rdm_trainer import config as configuration
-from rdm_trainer.config import Config
-from rdm_trainer.config import slurm as slurm_options
 
 HETEROGENEOUS: dict[str, Any] = {
     "nodes": {"hgx": 1, "gpu2": 7},

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rdm_core.errors import TrainerError
 from rdm_job import agent
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Failure, Node, Request, State
@@ -24,7 +25,6 @@ from rdm_job.slurm import reasons, states, step, view
 from rdm_job.slurm.states import Seen
 from rdm_job.slurm.step import before_this_run, nodes_of
 from rdm_job.versions import versions as here
-from rdm_trainer.errors import TrainerError
 
 RECORDS = Path(__file__).parent / "records"
 NOW = 1795321900.0

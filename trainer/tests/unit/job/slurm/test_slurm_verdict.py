@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from rdm_core import config as configuration
+from rdm_core.errors import TrainerError
 from rdm_job.directory import JobDirectory
 from rdm_job.protocol import Node, Request, State
 from rdm_job.slurm import commands, verbs, view
@@ -18,8 +20,6 @@ from rdm_job.slurm.commands import SlurmError
 from rdm_job.slurm.script import RUN_VARIABLE
 from rdm_job.slurm.states import Seen
 from rdm_job.slurm.step import again, refuse
-from rdm_trainer import config as configuration
-from rdm_trainer.errors import TrainerError
 
 
 @pytest.mark.parametrize(

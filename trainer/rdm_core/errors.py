@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rdm_trainer.config import Config
+    from rdm_core.config import Config
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "STOPPED", "ConfigError", "TrainerError", "Unfit"]
 

@@ -15,7 +15,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
-from rdm_trainer.errors import TrainerError
+from rdm_core.errors import TrainerError
 
 __all__ = ["explicit", "is_block", "stage_bounds", "work_of"]
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rdm_trainer.config.checks import require
-from rdm_trainer.config.read import from_dict
-from rdm_trainer.errors import ConfigError
+from rdm_core.config.checks import require
+from rdm_core.config.read import from_dict
+from rdm_core.errors import ConfigError
 
 __all__ = ["Imported", "job_of"]
 

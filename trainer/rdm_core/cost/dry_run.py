@@ -14,10 +14,10 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from rdm_trainer import flops
-from rdm_trainer.config.schema import Config
-from rdm_trainer.distributed.tensor_parallel.chunks import chunk_tokens
-from rdm_trainer.flops import Accelerator, LayerSize
+from rdm_core.config.schema import Config
+from rdm_core.cost import flops
+from rdm_core.cost.chunks import chunk_tokens
+from rdm_core.cost.flops import Accelerator, LayerSize
 
 __all__ = ["GIB", "Memory", "Report", "Stage", "dry_run", "stage_memory"]
 

@@ -14,7 +14,7 @@ import re
 import typing
 from dataclasses import dataclass
 
-from rdm_trainer.errors import ConfigError
+from rdm_core.errors import ConfigError
 
 __all__ = ["variables"]
 

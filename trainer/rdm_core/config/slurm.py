@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from rdm_trainer.config.schema import Config, SlurmConfig
+from rdm_core.config.schema import Config, SlurmConfig
 
 __all__ = [
     "Component",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rdm_trainer.config.schema import Config, ModelConfig
+from rdm_core.config.schema import Config, ModelConfig
 
 __all__ = [
     "ACCELERATORS",

@@ -7,9 +7,9 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from rdm_trainer.config import slurm
-from rdm_trainer.config.schema import Config, step_range
-from rdm_trainer.errors import ConfigError, TrainerError, Unfit
+from rdm_core.config import slurm
+from rdm_core.config.schema import Config, step_range
+from rdm_core.errors import ConfigError, TrainerError, Unfit
 
 __all__ = ["MOST_TRACED", "as_far_as_it_fits", "check", "has_sound_data", "require"]
 

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from rdm_trainer.distributed.pipeline_parallel import partition as partitions
+from rdm_core import partition as partitions
 
 __all__ = [
     "MOST",
@@ -548,7 +548,7 @@ class Config:
 
     def stage_bounds(self) -> list[int]:
         """Return the bounds of the pipeline's stages in the list of layers, one more than stages."""
-        from rdm_trainer import flops
+        from rdm_core.cost import flops
 
         weights = flops.layer_parameters(self) if self.parallel.partition == "parameters" else None
         names = self.model.layer_names()

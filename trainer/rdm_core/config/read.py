@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From YAML and ``key.sub=value`` overrides to a :class:`~rdm_trainer.config.schema.Config`, and back."""
+"""From YAML and ``key.sub=value`` overrides to a :class:`~rdm_core.config.schema.Config`, and back."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from rdm_trainer.config.schema import Blend, Bounds, ByPartition, Config
-from rdm_trainer.errors import ConfigError, Unfit
+from rdm_core.config.schema import Blend, Bounds, ByPartition, Config
+from rdm_core.errors import ConfigError, Unfit
 
 __all__ = ["dump", "from_dict", "load", "load_text", "resolve", "text_of", "to_yaml"]
 
@@ -107,7 +107,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
     Returns:
         The configuration, each key of the right type and within its bounds. What must hold between keys is
-        :func:`~rdm_trainer.config.checks.check`'s.
+        :func:`~rdm_core.config.checks.check`'s.
 
     Raises:
         ConfigError: With every problem that was found.
