@@ -173,7 +173,7 @@ def node_facts(node: Node, parameters: Parameters) -> Result:
         "locked": bool(parameters.get("lock") and facts["work"]),
         "origin": {"authority": "", "my_ip": ""},
         "shared_memory": 1 << 33,
-        "strays": [],
+        "strays": node.state.get("strays", []),
     }
     return {"node": facts}
 
@@ -291,7 +291,7 @@ def docker_network(node: Node, parameters: Parameters) -> Result:
 def container(node: Node, parameters: Parameters) -> Result:
     """`rdm.provision.container`."""
     containers, name = node.kind("containers"), parameters["name"]
-    passing = {"directories", "files", "blocks", "claims", "lock", "receipt", "recreate"}
+    passing = {"directories", "files", "blocks", "repairs", "claims", "lock", "receipt", "recreate"}
     wanted = digest({key: value for key, value in given(parameters).items() if key not in passing})
     was = containers.get(name, {"state": "absent", "digest": ""})
     claims = parameters.get("claims") or [None]

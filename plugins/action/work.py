@@ -8,6 +8,7 @@ from typing import Any
 from ansible import context
 from ansible_collections.rdm.provision.plugins.modules.work import ARGUMENT_SPEC
 from ansible_collections.rdm.provision.plugins.plugin_utils.decision import Decision
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import with_strays
 from ansible_collections.rdm.provision.plugins.plugin_utils.registered import registered
 from ansible_collections.rdm.provision.plugins.plugin_utils.work import BESIDE, decide
 
@@ -27,7 +28,7 @@ class ActionModule(Decision):
         parts = [*(variables.get("ansible_run_tags") or ["all"]), *(variables.get("ansible_skip_tags") or [])]
         whole = parts == ["all"] and not context.CLIARGS.get("step")
         work = decide(
-            {host: node["work"] for host, node in found.items()},
+            {host: with_strays(node, receipts[host]["repairs"]) for host, node in found.items()},
             {
                 host: [*([] if host in bare else ["docker_engine"]), *receipts[host]["inputs"]]
                 for host in found

@@ -113,4 +113,26 @@ options:
         type: str
         choices: [present, absent]
         default: present
+  repairs:
+    description:
+      - Variables whose value no line of somebody else's may change, in the files that the shells of the user
+        who logged in read. A line that does becomes a comment, and the file as it was is kept beside it, as
+        C(.bashrc.PID.DATE~).
+      - A line that does more than set the variable is left alone.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      variable:
+        description: Its name.
+        type: str
+        required: true
+      value:
+        description: The right one.
+        type: str
+        required: true
+      system:
+        description: Whether it is set for all users, or for this one.
+        type: bool
+        required: true
 """

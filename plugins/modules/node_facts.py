@@ -157,10 +157,10 @@ node:
     strays:
       description: >-
         Lines of others that set MY_IP in a shell of the user who logged in, after our own lines:
-        C(file), C(line), C(value) and C(shells).
+        C(file), C(line), C(value), C(shells), and C(plain), whether the line does nothing else.
       type: list
       elements: dict
-      sample: [{file: /home/me/.bashrc, line: 12, value: 10.0.0.9, shells: [login shells]}]
+      sample: [{file: /home/me/.bashrc, line: 12, value: 10.0.0.9, shells: [login shells], plain: true}]
     interfaces:
       description: Network interfaces with C(name), C(mac), C(mtu), C(state) and C(addresses).
       type: list

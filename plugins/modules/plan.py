@@ -256,6 +256,9 @@ receipts:
     bare:
       description: Whether it is a bare host, which has no containers.
       type: bool
+    repairs:
+      description: The MY_IP that no line of somebody else's may change; empty where such lines stay.
+      type: str
     key_digests:
       description: For each ssh key of the cluster, its digest on the controller; empty before it is made.
       type: dict

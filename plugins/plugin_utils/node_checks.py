@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -96,13 +96,37 @@ def check_host(want: NodePlan, facts: Mapping[str, Any]) -> Findings:
 
 
 def shells(want: NodePlan, facts: Mapping[str, Any], findings: Findings) -> None:
-    """Note lines of others by which shells have another MY_IP than the node."""
+    """Note lines of others by which shells have another MY_IP than the node, unless they are repaired."""
     for stray in facts.get("strays") or ():
-        if stray["value"] != want.my_ip:
-            what = f"{stray['file']}:{stray['line']}"
-            where = " and in ".join(stray["shells"])
-            reason = f"sets MY_IP to {stray['value'] or 'nothing'}, which wins over {want.my_ip} in {where}"
-            findings.warnings.append(Problem(want.node, what, reason, "remove that line"))
+        if stray["value"] == want.my_ip or (want.repairs and stray["plain"]):
+            continue
+        hint = "remove that line"
+        if stray["plain"]:
+            hint += ", or set my_ip_repair_strays: true, which comments it out"
+        what = f"{stray['file']}:{stray['line']}"
+        findings.warnings.append(Problem(want.node, what, _stray_sentence(stray, want.my_ip), hint))
+
+
+def with_strays(facts: Mapping[str, Any], my_ip: str) -> Mapping[str, Sequence[str]]:
+    """Return which roles have work on a node, the lines of others that are to be commented out included.
+
+    Args:
+        facts: what a look found.
+        my_ip: what no line of others may change; empty where such lines stay.
+    """
+    work: Mapping[str, Sequence[str]] = facts["work"]
+    lines = [
+        f"{stray['file']}:{stray['line']} {_stray_sentence(stray, my_ip)}"
+        for stray in facts["strays"]
+        if my_ip and stray["plain"] and stray["value"] != my_ip
+    ]
+    return {**work, "my_ip": [*work.get("my_ip", ()), *lines]} if lines else work
+
+
+def _stray_sentence(stray: Mapping[str, Any], my_ip: str) -> str:
+    """Return what a line of others does to MY_IP."""
+    where = " and in ".join(stray["shells"])
+    return f"sets MY_IP to {stray['value'] or 'nothing'}, which wins over {my_ip} in {where}"
 
 
 def check_engine(want: NodePlan, facts: Mapping[str, Any]) -> list[Problem]:

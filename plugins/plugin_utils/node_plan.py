@@ -102,6 +102,7 @@ class NodePlan(NamedTuple):
         sriov: what is wanted of the interfaces below the network.
         plugin: the SR-IOV network plugin, `rdm-sriov` or `upstream`; empty where none is needed.
         origin: where the cluster was made; None where nobody asks for its keys.
+        repairs: whether lines of others that give shells another MY_IP are commented out.
     """
 
     node: str
@@ -139,6 +140,7 @@ class NodePlan(NamedTuple):
     sriov: SriovSettings = SriovSettings()
     plugin: str = ""
     origin: Origin | None = None
+    repairs: bool = False
 
 
 def parents(want: NodePlan) -> list[str]:

@@ -404,6 +404,7 @@ def bare_node_plan(reader: HostVariables, node: str, plan: ClusterPlan) -> NodeP
         network_driver="",
         docker_socket=reader.text(node, "rdm_docker_socket"),
         engine_install=reader.true(node, "docker_engine_install"),
+        repairs=reader.true(node, "my_ip_repair_strays"),
     )
 
 

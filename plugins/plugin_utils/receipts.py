@@ -97,6 +97,7 @@ def receipts(
             .look(),
             "addresses": wire_addresses(reader, node, plan),
             "bare": one.bare,
+            "repairs": plan["nodes"][node]["my_ip"] if reader.true(node, "my_ip_repair_strays") else "",
             "watch": one.watch(),
             "key_digests": key_digests(keys, plan["cluster"], node, plan["nodes"][node]["my_ip"]),
         }

@@ -61,6 +61,16 @@ FILE_ARGUMENTS: Dict[str, Any] = {
             "state": _STATE,
         },
     },
+    "repairs": {
+        "type": "list",
+        "elements": "dict",
+        "default": [],
+        "options": {
+            "variable": {"type": "str", "required": True},
+            "value": {"type": "str", "required": True},
+            "system": {"type": "bool", "required": True},
+        },
+    },
 }
 
 CLAIM: Dict[str, Any] = {

@@ -20,7 +20,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff impor
     difference,
     prepared,
 )
+from ansible_collections.rdm.provision.plugins.module_utils.node.host_state import installed, login_user
 from ansible_collections.rdm.provision.plugins.module_utils.node.local_path import local_path
+from ansible_collections.rdm.provision.plugins.module_utils.node.shell_variable import repaired
 from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import (
     BlockError,
@@ -65,6 +67,7 @@ class Entry:
         self.mode: Optional[int] = None  # None: as it is
         self.owner = Owner(-1, -1)
         self.secret = False
+        self.backup = False  # whether what was there is kept beside it
 
     @property
     def stays(self) -> bool:
@@ -139,6 +142,8 @@ class Plan:
             self._file(item)
         for item in params["blocks"]:
             self._block(item)
+        for item in params.get("repairs") or ():
+            self._repair(item)
         # The deepest first, so that a directory whose only content is another one of ours goes as well.
         absent = (item for item in params["directories"] if item["state"] == "absent")
         self._named = {_absolute(item["path"]) for item in absent}
@@ -182,6 +187,8 @@ class Plan:
                 if os.path.lexists(entry.path):
                     os.unlink(entry.path)
             elif entry.rewritten:
+                if entry.backup:
+                    module.backup_local(entry.path)
                 _replace(module, entry)
             elif entry.mode_changes and entry.mode is not None:
                 os.chmod(entry.path, entry.mode)
@@ -243,6 +250,31 @@ class Plan:
                 entry.after = put_block(entry.after, item["name"], item["content"], item["insert"] == "start")
         except BlockError as error:
             raise Problem("{0}: {1}".format(path, error)) from error
+
+    def _repair(self, item: Dict[str, Any]) -> None:
+        """Comment out the lines by which shells have another value of a variable than the blocks give it."""
+        texts = repaired(
+            item["variable"],
+            item["value"],
+            login_user()["home"],
+            item["system"],
+            installed("zsh"),
+            self._planned,
+        )
+        for path, text in texts.items():
+            entry = self._entry(path)
+            entry.after = text.encode("utf-8", "surrogateescape")
+            entry.secret = entry.secret or entry.old_mode & 0o077 == 0
+            entry.backup = True
+
+    def _planned(self, path: str) -> str:
+        """Return what a file is going to hold; empty text where nobody can read it."""
+        real = os.path.realpath(path)
+        try:
+            data = self.entries[real].after if real in self.entries else _read(real)[0]
+        except (OSError, Problem):
+            return ""
+        return (data or b"").decode("utf-8", "surrogateescape")
 
     def _remove(self, path: str) -> None:
         if not os.path.lexists(path):

@@ -19,6 +19,7 @@ from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files imp
 _SOURCE = re.compile(r"(?:^|[;&{(]|then)\s*(?:\.|source)\s+[\"']?([~$/A-Za-z{][^\s;\"'&|)]*)")
 _BEGIN, _END = "# BEGIN rdm-provision MY_IP (", "# END rdm-provision MY_IP ("
 _DEEP = 4
+_BY = "commented out by rdm-provision"
 
 Read = Callable[[str], str]
 
@@ -31,12 +32,14 @@ class Line(NamedTuple):
         number: of the line, from 1.
         value: without quotes, as it stands there.
         own: whether it is ours.
+        plain: whether it does nothing else, so that a shell does without it.
     """
 
     file: str
     number: int
     value: str
     own: bool
+    plain: bool = False
 
 
 def strays(
@@ -91,9 +94,68 @@ def strays(
         if lines and not lines[-1].own:
             found.setdefault(lines[-1], []).append(kind)
     return [
-        {"file": line.file, "line": line.number, "value": line.value, "shells": shells}
+        {
+            "file": line.file,
+            "line": line.number,
+            "value": line.value,
+            "shells": shells,
+            "plain": line.plain,
+        }
         for line, shells in found.items()
     ]
+
+
+def repaired(
+    name: str,
+    value: str,
+    home: str,
+    system: bool,
+    zsh: bool,
+    read: Read = read_text,
+    profiles: Optional[List[str]] = None,
+) -> Dict[str, str]:
+    """Return the files' texts without the lines of others that give the variable another value.
+
+    Such a line becomes a comment that keeps it. One that does more than set the variable stays.
+
+    Args:
+        name: as of strays(), like the rest.
+        value: the right one.
+        home: see strays().
+        system: see strays().
+        zsh: see strays().
+        read: see strays().
+        profiles: see strays().
+    """
+    texts: Dict[str, str] = {}
+
+    def now(path: str) -> str:
+        real = os.path.realpath(path)
+        return texts[real] if real in texts else read(path)
+
+    while True:
+        # Without the last line, the one before it wins.
+        found = [
+            one
+            for one in strays(name, home, system, zsh, now, profiles)
+            if one["plain"] and one["value"] != value
+        ]
+        if not found:
+            return texts
+        for one in found:
+            file = str(one["file"])
+            texts[os.path.realpath(file)] = _commented(now(file), int(str(one["line"])), file)
+
+
+def _commented(text: str, number: int, file: str) -> str:
+    """Return a file's text with a line commented out."""
+    lines = text.split("\n")
+    line = lines[number - 1]
+    command = line.lstrip()
+    # A shell wants a command between `then` and `fi`; PAM's file has none.
+    mark = "# {0}: " if file == "/etc/environment" else ": # {0}: "
+    lines[number - 1] = line[: len(line) - len(command)] + mark.format(_BY) + command
+    return "\n".join(lines)
 
 
 class _Look:
@@ -104,6 +166,11 @@ class _Look:
             r"(?:^|[;&{{]|then\s)\s*(?:export\s+|(?:declare|typeset)\s+-x\s+)?"
             r"{0}=(\"[^\"]*\"|'[^']*'|\$\([^)]*\)|[^\s;#]*)".format(re.escape(name))
         )
+        self.plain = re.compile(
+            r"\s*(?:export\s+|(?:declare|typeset)\s+-x\s+)?"
+            r"{0}=(?:\"[^\"]*\"|'[^']*'|\$\([^()]*\)|[^\s;#&|\"'$`\\()]*)"
+            r"(?:\s*;\s*export\s+{0})?\s*;?\s*(?:#.*)?".format(re.escape(name))
+        )
         self.home = home
         self.inserts = inserts
         self.read = read
@@ -113,7 +180,9 @@ class _Look:
         text = self.read(file)
         found: List[Line] = []
         inside = seen = False
-        for number, line in enumerate(text.splitlines(), 1):
+        before = ""
+        for number, line in enumerate(text.split("\n"), 1):
+            continued, before = before.endswith("\\"), line
             if line.startswith((_BEGIN, _END)):
                 inside = line.startswith(_BEGIN)
                 seen = True
@@ -123,7 +192,8 @@ class _Look:
                 continue
             match = self.sets.search(line)
             if match:
-                found.append(Line(file, number, match.group(1).strip("\"'"), False))
+                plain = not continued and self.plain.fullmatch(line) is not None
+                found.append(Line(file, number, match.group(1).strip("\"'"), False, plain))
             for other in map(self.path, _SOURCE.findall(line)):
                 if other and other != file and other not in above and len(above) < _DEEP:
                     found += self.lines(other, (*above, file))

@@ -33,3 +33,16 @@ def test_the_parts_of_a_run_that_tags_choose_are_done_and_nothing_beside_them(tm
     checked = cluster.playbook("site", "--check").expect(0)
     assert (checked.changed, checked.calls[CONTAINER]) == (["n2"], 1)
     assert cluster.playbook().expect(0).changed == ["n2"]
+
+
+def test_a_line_of_others_by_which_shells_have_another_address_is_work_when_told_so(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "cluster", 2)
+    cluster.playbook().expect(0)
+    stray = {"file": "/home/u/.bashrc", "line": 2, "value": "1.1.1.1", "shells": ["zsh"], "plain": True}
+    node = Node(cluster.state, "n2")
+    node.state["strays"] = [stray]
+    node.state["receipt"]["inputs"] = None
+    node.save()
+    assert cluster.playbook().expect(0).calls[FILES] == 0
+    repaired = cluster.playbook("site", "-e", "my_ip_repair_strays=true").expect(0)
+    assert (repaired.calls[FILES], repaired.calls[CONTAINER]) == (2, 0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.rdm.provision.plugins.module_utils.node import file_plan
+from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import shell_blocks
 from ansible_collections.rdm.provision.plugins.module_utils.node.ssh_files import ssh_client_config
 from ansible_collections.rdm.provision.plugins.modules import node_files
 
@@ -322,3 +325,51 @@ def test_claim_goes_with_the_last_thing_in_its_directory(tmp_path: Path) -> None
     run(**claimed(tmp_path, "a", "absent"))
     assert not (tmp_path / "etc").exists()
     assert not run(**claimed(tmp_path, "a", "absent"))["changed"]
+
+
+def shells_of(home: Path) -> list[str]:
+    """MY_IP in a login shell and in an interactive one, as the user's own files make it."""
+    env = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    found = []
+    for how in ("-lc", "-ic"):
+        command = ["bash", how, "echo MY_IP is $MY_IP; alias fine"]
+        run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        found.append(run.stdout)
+    return found
+
+
+def test_a_line_of_somebody_elses_is_commented_out_once_and_shells_have_the_right_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_plan, "login_user", lambda: {"home": str(tmp_path)})
+    text = "if true; then\n  export MY_IP=10.0.0.9\nfi\n# caf\xe9\nalias fine=true\n"
+    (tmp_path / "dotfiles").mkdir()
+    real = tmp_path / "dotfiles/bashrc"
+    real.write_bytes(text.encode("latin-1"))
+    real.chmod(0o600)
+    (tmp_path / ".bashrc").symlink_to(real)
+    (tmp_path / ".profile").write_text(". ~/.bashrc\n")
+    blocks = shell_blocks({"MY_IP": "192.169.16.100"}, "rdm", system=False, zsh=False, home=str(tmp_path))
+    run(blocks=blocks)
+    before = real.read_bytes()
+    assert all("MY_IP is 10.0.0.9" in shell for shell in shells_of(tmp_path))
+
+    repair = {"variable": "MY_IP", "value": "192.169.16.100", "system": False}
+    checked = run(check=True, diff=True, blocks=blocks, repairs=[repair])
+    assert real.read_bytes() == before
+    first = run(diff=True, blocks=blocks, repairs=[repair])
+    assert first == checked
+    # Nobody else may read it.
+    assert [part["after"] for part in first["diff"]] == ["(another secret)\n"]
+    assert first["paths"] == [str(real)]
+    changed = b"  : # commented out by rdm-provision: export MY_IP=10.0.0.9"
+    assert real.read_bytes() == before.replace(b"  export MY_IP=10.0.0.9", changed)
+    assert mode(real) == 0o600
+    (kept,) = real.parent.glob("bashrc.*~")
+    assert (kept.read_bytes(), mode(kept)) == (before, 0o600)
+    for shell in shells_of(tmp_path):
+        assert "MY_IP is 192.169.16.100" in shell
+        assert "alias fine=.true" in shell.replace("'", ".")
+
+    assert not run(blocks=blocks, repairs=[repair])["changed"]
+    assert len(list(real.parent.iterdir())) == 2

@@ -14,7 +14,11 @@ from ansible_collections.rdm.provision.plugins.plugin_utils.existing_checks impo
     network_differences,
     network_present,
 )
-from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import check_host, check_node
+from ansible_collections.rdm.provision.plugins.plugin_utils.node_checks import (
+    check_host,
+    check_node,
+    with_strays,
+)
 from ansible_collections.rdm.provision.plugins.plugin_utils.node_plan import Findings, NodePlan, SriovSettings
 from ansible_collections.rdm.provision.plugins.plugin_utils.rails import Rail
 from ansible_collections.rdm.provision.plugins.plugin_utils.refusal import sentences
@@ -296,7 +300,13 @@ def test_unused_gpus_are_a_warning() -> None:
 
 
 def test_a_line_of_others_by_which_shells_have_another_address_is_named() -> None:
-    stray = {"file": "/home/u/.bashrc", "line": 12, "value": "10.0.0.9", "shells": ["login shells", "zsh"]}
+    stray = {
+        "file": "/home/u/.bashrc",
+        "line": 12,
+        "value": "10.0.0.9",
+        "shells": ["login shells", "zsh"],
+        "plain": False,
+    }
     same = {**stray, "value": want().my_ip}
     (said,) = warnings(report(strays=[stray, same]))
     for words in (
@@ -309,6 +319,26 @@ def test_a_line_of_others_by_which_shells_have_another_address_is_named() -> Non
         assert words in said
     on_host = check_host(want(), report(strays=[stray]))
     assert [one.value for one in on_host.warnings] == ["/home/u/.bashrc:12"]
+    assert "my_ip_repair_strays" not in said
+    (said,) = warnings(report(strays=[{**stray, "plain": True}]))
+    assert "remove that line, or set my_ip_repair_strays: true, which comments it out" in said
+
+
+def test_a_line_that_is_repaired_is_work_and_no_warning() -> None:
+    stray = {"file": "/home/u/.bashrc", "line": 2, "value": "10.0.0.9", "shells": ["zsh"], "plain": True}
+    more = {**stray, "line": 9, "plain": False}
+    found = report(strays=[stray, more, {**stray, "value": want().my_ip}])
+    (said,) = warnings(found, repairs=True)
+    assert "/home/u/.bashrc:9" in said
+    found["work"] = {"my_ip": ["MY_IP in ~/.bashrc has changed"], "hostfile": ["it is missing"]}
+    assert with_strays(found, "") == found["work"]
+    assert with_strays(found, want().my_ip) == {
+        "my_ip": [
+            "MY_IP in ~/.bashrc has changed",
+            f"/home/u/.bashrc:2 sets MY_IP to 10.0.0.9, which wins over {want().my_ip} in zsh",
+        ],
+        "hostfile": ["it is missing"],
+    }
 
 
 def test_parent_interface_must_exist() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.node.shell_files import block_name
-from ansible_collections.rdm.provision.plugins.module_utils.node.shell_variable import strays
+from ansible_collections.rdm.provision.plugins.module_utils.node.shell_variable import repaired, strays
 from ansible_collections.rdm.provision.plugins.module_utils.node.text_blocks import put_block
 
 BASH = "interactive shells and ssh commands"
@@ -23,7 +23,7 @@ def found(files: dict[str, str], *, system: bool = True, zsh: bool = False) -> l
 
 
 def stray(file: str, line: int, value: str, *shells: str) -> dict[str, Any]:
-    return {"file": file, "line": line, "value": value, "shells": list(shells)}
+    return {"file": file, "line": line, "value": value, "shells": list(shells), "plain": True}
 
 
 @pytest.mark.parametrize(
@@ -84,3 +84,57 @@ def test_zsh_reads_other_files() -> None:
     files = {"/home/u/.zshrc": "export MY_IP=10.0.0.9\n"}
     assert found(files) == []
     assert found(files, zsh=True) == [stray("/home/u/.zshrc", 1, "10.0.0.9", "zsh")]
+
+
+def mended(text: str, path: str = "/home/u/.bashrc") -> str:
+    """What a file holds when its strays are repaired; itself where nothing is."""
+    files = {path: text}
+    texts = repaired("MY_IP", "192.169.16.100", "/home/u", True, False, lambda one: files.get(one, ""), [])
+    assert set(texts) <= {path}
+    return texts.get(path, text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export MY_IP=10.0.0.9",
+        "  MY_IP='10.0.0.9'; export MY_IP",
+        "\tdeclare -x MY_IP=$(hostname -I | cut -d' ' -f1) # mine",
+        'export MY_IP="10.0.0.9";',
+    ],
+)
+def test_a_line_that_only_sets_it_becomes_a_comment_and_the_rest_stays(line: str) -> None:
+    word = line.lstrip()
+    indent = line[: len(line) - len(word)]
+    text = "alias a=b\nif true; then\n{}\nfi\nno newline"
+    commented = f"{indent}: # commented out by rdm-provision: {word}"
+    assert mended(text.format(line)) == text.format(commented)
+    assert mended(text.format(commented)) == text.format(commented)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export MY_IP=10.0.0.9 PATH=/opt/bin:$PATH\n",
+        "cd /work && export MY_IP=10.0.0.9\n",
+        "export A=1 \\\n  MY_IP=10.0.0.9\n",
+        "export MY_IP=10.0.0.9 \\\n  A=1\n",
+        "export MY_IP=$(first $(second))\n",
+        "export MY_IP=192.169.16.100\n",
+        "# export MY_IP=10.0.0.9\n",
+    ],
+)
+def test_a_line_that_does_more_or_no_harm_stays(text: str) -> None:
+    assert mended(text) == text
+
+
+def test_the_line_that_wins_next_goes_too_and_one_that_is_right_ends_it() -> None:
+    text = "MY_IP=1.1.1.1\nMY_IP=192.169.16.100\nMY_IP=2.2.2.2\nMY_IP=3.3.3.3\n"
+    there = mended(text)
+    assert [line.startswith(":") for line in there.splitlines()] == [False, False, True, True]
+
+
+def test_the_file_of_pam_has_plain_comments() -> None:
+    ours = block("A=b\n", content="MY_IP=192.169.16.100\n")
+    there = mended(ours + "MY_IP=10.0.0.9\n", "/etc/environment")
+    assert there == ours + "# commented out by rdm-provision: MY_IP=10.0.0.9\n"
