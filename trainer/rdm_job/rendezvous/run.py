@@ -30,8 +30,9 @@ from rdm_job.rendezvous.roster import Member, Roster
 
 if TYPE_CHECKING:
     from rdm_job.rendezvous.fabric import Fabric
+    from rdm_job.rendezvous.workers import Workers
 
-__all__ = ["OWN_WORKLOADS", "Plan", "launch", "own_member", "session_secret", "work"]
+__all__ = ["OWN_WORKLOADS", "Plan", "launch", "own_member", "read_secret", "session_key", "show", "work"]
 
 _VARIABLE = "RDZV_SECRET"
 _SHORTEST = 16
@@ -75,13 +76,13 @@ class Plan:
     hosts_file: Path | None = None
 
 
-def session_secret(job: str, file: Path | None, *, is_insecure: bool) -> bytes:
-    """Return what members of a job prove that they know; jobs of other names have another.
+def read_secret(file: Path | None, *, is_insecure: bool, is_made: bool = False) -> str:
+    """Return what the user lets members prove that they know.
 
     Args:
-        job: The job's name.
-        file: Where the users' secret is; RDZV_SECRET has it when not given.
+        file: Where it is; RDZV_SECRET has it when not given.
         is_insecure: There shall be none.
+        is_made: Make one where there is none: this launcher hands it to all others.
 
     Raises:
         TrainerError: There is none, or a short one.
@@ -90,11 +91,13 @@ def session_secret(job: str, file: Path | None, *, is_insecure: bool) -> bytes:
         try:
             text = file.read_text().strip()
             if file.stat().st_mode & 0o077:
-                _show(f"Others can read the secret in {file}: chmod 600 {file}.")
+                show(f"Others can read the secret in {file}: chmod 600 {file}.")
         except (OSError, UnicodeDecodeError) as error:
             raise TrainerError(f"The secret in {file} cannot be read: {error}.") from None
     else:
         text = os.environ.get(_VARIABLE, "").strip()
+    if not text and is_made:
+        text = secrets.token_urlsafe(32)
     if not text and is_insecure:
         text = "no secret at all"
     if not text:
@@ -104,8 +107,22 @@ def session_secret(job: str, file: Path | None, *, is_insecure: bool) -> bytes:
         )
     if len(text) < _SHORTEST:
         raise TrainerError(f"The secret has {len(text)} characters; it needs {_SHORTEST} at least.")
+    if len(text.splitlines()) > 1:
+        raise TrainerError(
+            "The secret has several lines; it must be one, as `openssl rand -base64 32` writes."
+        )
+    return text
+
+
+def session_key(job: str, secret: str) -> bytes:
+    """Return what members of a job prove that they know; jobs of other names have another.
+
+    Args:
+        job: The job's name.
+        secret: The user's.
+    """
     # Whatever bytes the environment has.
-    return hmac.digest(os.fsencode(text), os.fsencode(f"rdm-rendezvous {job}"), "sha256")
+    return hmac.digest(os.fsencode(secret), os.fsencode(f"rdm-rendezvous {job}"), "sha256")
 
 
 def own_member(
@@ -159,23 +176,24 @@ def _resolved(name: str, timeout: float) -> str:
                 raise TrainerError(f"The launcher's name {name} has no IPv4 address here.") from None
         if not is_told:
             is_told = True
-            _show(f"The launcher's name {name} has no IPv4 address yet.")
+            show(f"The launcher's name {name} has no IPv4 address yet.")
         time.sleep(_RETRY_S)
 
 
-def launch(plan: Plan, count: int, rank_by: str) -> int:
+def launch(plan: Plan, count: int, rank_by: str, workers: Workers | None = None) -> int:
     """Be the launcher.
 
     Args:
         plan: What this member does.
         count: Members, this one included.
         rank_by: As :class:`Roster` has it.
+        workers: Those that it starts, if it does.
 
     Returns:
         The job's exit code.
 
     Raises:
-        TrainerError: It could not begin.
+        TrainerError: It could not begin, or not all came.
     """
     _prepare(plan)
     try:
@@ -185,18 +203,29 @@ def launch(plan: Plan, count: int, rank_by: str) -> int:
             f"Port {plan.port} cannot be listened on: {error.strerror}; choose another for all: --port."
         ) from None
     roster = Roster(plan.member, count, rank_by)
-    _show(f"{plan.member} waits for {count - 1} members at {plan.member.address}:{server.port}.")
-    with contextlib.closing(server), _signalled() as is_signalled:
-        launcher = Launcher(server, roster, secrets.token_hex(8), _show)
+    show(f"{plan.member} waits for {count - 1} members at {plan.member.address}:{server.port}.")
+    with contextlib.closing(server), _signalled() as is_signalled, contextlib.ExitStack() as stack:
+        if workers is not None:
+            stack.callback(workers.take_back)
+            workers.start()
+        launcher = Launcher(server, roster, secrets.token_hex(8), show)
         ports = take_free_ports(plan.member.address, 1, secrets.randbelow(1 << 16))
         if ports is None:
             raise TrainerError("No port is free here for torch's store.", exit_code=FAILED)
-        members = launcher.gather(plan.timeout, is_signalled)
+        members = launcher.gather(
+            plan.timeout, lambda: is_signalled() or bool(workers is not None and workers.problem)
+        )
         if members is None:
+            if workers is not None and workers.problem:
+                raise TrainerError(workers.problem, exit_code=FAILED)
             return _ended(End(STOPPED, "The launcher was stopped before the start."))
         launcher.start(ports[0])
         with _names(plan, members), _command(plan, Started(members, 0, ports[0])) as command:
             end = launcher.run(command, plan.lost_after, is_signalled)
+        if workers is not None and not is_signalled():
+            # They have ended with the job.
+            stack.pop_all()
+            workers.leave()
     return _ended(end)
 
 
@@ -217,9 +246,9 @@ def work(plan: Plan, launcher: str) -> int:
     where = f"{launcher}:{plan.port}"
     connection = f"{plan.member.name}#{secrets.token_hex(8)}"
     client = ControlClient(launcher, plan.port, connection, plan.secret)
-    _show(f"{plan.member} looks for the launcher at {where}.")
+    show(f"{plan.member} looks for the launcher at {where}.")
     with contextlib.closing(client), _signalled() as is_signalled:
-        worker = Worker(client, plan.member, _show)
+        worker = Worker(client, plan.member, show)
         found = worker.gather(plan.timeout, where, is_signalled)
         if isinstance(found, End):
             return _ended(found)
@@ -230,7 +259,7 @@ def work(plan: Plan, launcher: str) -> int:
 
 def _prepare(plan: Plan) -> None:
     for library, package in fabrics.missing_libraries(plan.fabric).items():
-        _show(f"This host has an RDMA port, but no {library} for it: install {package}.")
+        show(f"This host has an RDMA port, but no {library} for it: install {package}.")
     allow_files()
 
 
@@ -245,7 +274,7 @@ def _command(plan: Plan, started: Started) -> Iterator[Command]:
         if name not in left_out and (not name.startswith("PET_") or name == "PET_LOG_DIR")
     }
     environment |= started.variables()
-    _show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
+    show(f"All {len(started.members)} members start; this one has rank {started.rank}.")
     with tempfile.TemporaryDirectory(prefix="rdm-rendezvous-", ignore_cleanup_errors=True) as scratch:
         settings = fabrics.library_settings(plan.fabric)
         if not any(word.startswith(_TORCHRUN_LOGS) for word in plan.command):
@@ -278,7 +307,7 @@ def _names(plan: Plan, members: Sequence[Member]) -> Iterator[None]:
     try:
         hosts.change_in_place(file, lambda text: hosts.with_block(text, name, members))
     except (OSError, UnicodeDecodeError) as error:
-        _show(f"The members' names are not in {file}, which cannot be written: {error}.")
+        show(f"The members' names are not in {file}, which cannot be written: {error}.")
         yield
         return
     try:
@@ -305,11 +334,12 @@ def _signalled() -> Iterator[Callable[[], bool]]:
 
 def _ended(end: End) -> int:
     if end.reason:
-        _show(f"The job has ended: {end.reason}")
+        show(f"The job has ended: {end.reason}")
     for line in end.errors:
-        _show(f"  {line}")
+        show(f"  {line}")
     return end.code
 
 
-def _show(line: str) -> None:
+def show(line: str) -> None:
+    """Print a line for the user."""
     print(f"rendezvous: {line}", file=sys.stderr, flush=True)

@@ -18,6 +18,8 @@ On one host:    ROLE=launcher NUM_NODES=2 RDZV_ID=demo RDZV_SECRET_FILE=key \\
 On the other:   ROLE=worker MASTER_ADDR=10.1.2.3 RDZV_ID=demo RDZV_SECRET_FILE=key \\
                   rdm-trainer rendezvous -- torchrun script.py
 A secret:       head -c 32 /dev/urandom | base64 > key; chmod 600 key
+All at once:    ROLE=launcher NUM_NODES=4 RDZV_ID=demo rdm-trainer rendezvous --worker-spec slurm \
+                  --submit 'sbatch {spec}' --cancel 'scancel {id}' -- torchrun script.py
 """
 
 
@@ -97,6 +99,21 @@ A secret:       head -c 32 /dev/urandom | base64 > key; chmod 600 key
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write all members' names into this file, as /etc/hosts, until the end.",
 )
+@click.option(
+    "--job-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="RDZV_JOB_DIR",
+    metavar="DIR",
+    help="What is kept of the job.  [RDZV_JOB_DIR; $RDM_JOBS/ID or jobs/ID when not given]",
+)
+@click.option(
+    "--worker-spec",
+    metavar="TEMPLATE",
+    help="Launcher only: start the workers from this jinja2 file, or ours: docker, kubernetes, slurm, vessl.",
+)
+@click.option("--submit", metavar="'COMMAND {spec}'", help="What starts a worker from its filled-in spec.")
+@click.option("--cancel", metavar="'COMMAND {spec}'", help="What takes it back; {id} is what --submit said.")
+@click.option("--set", "values", multiple=True, metavar="KEY=VALUE", help="A value for the template.")
 def rendezvous(
     command: tuple[str, ...],
     role: str,
@@ -113,6 +130,11 @@ def rendezvous(
     timeout: float,
     lost_after: float,
     hosts_file: Path | None,
+    job_dir: Path | None,
+    worker_spec: str | None,
+    submit: str | None,
+    cancel: str | None,
+    values: tuple[str, ...],
 ) -> int:
     """Find the other members of a job, start COMMAND on all at once, and end together.
 
@@ -121,9 +143,11 @@ def rendezvous(
     All members exit with the code of the first that fails.
     """
     import math
+    import os
     import shutil
 
-    from rdm_job.rendezvous.run import OWN_WORKLOADS, Plan, launch, own_member, session_secret, work
+    from rdm_job.rendezvous import run
+    from rdm_job.rendezvous.workers import Workers, job_name, read_spec
 
     if role == "launcher" and nodes is None:
         raise TrainerError("The launcher must know how many members there are: --nodes or NUM_NODES.")
@@ -134,11 +158,35 @@ def rendezvous(
             raise TrainerError(f"{option} is {seconds}; it must be a number of seconds.")
     if not job.strip():
         raise TrainerError("The job needs a name, the same on all members: --id or RDZV_ID.")
-    if command[0] not in OWN_WORKLOADS and shutil.which(command[0]) is None:
+    if command[0] not in run.OWN_WORKLOADS and shutil.which(command[0]) is None:
         raise TrainerError(f"There is no program {command[0]!r} here; what is to run stands behind --.")
-    secret = session_secret(job, secret_file, is_insecure=insecure)
-    member, fabric = own_member(
+    spec = None
+    if worker_spec is not None:
+        if role == "worker" or insecure:
+            raise TrainerError("--worker-spec is for a launcher, which makes the workers' secret if need be.")
+        spec = read_spec(worker_spec, submit, cancel, values)
+    elif submit or cancel or values:
+        raise TrainerError("--submit, --cancel and --set say how workers are started from a --worker-spec.")
+    secret = run.read_secret(secret_file, is_insecure=insecure, is_made=spec is not None)
+    member, fabric = run.own_member(
         name, interface or "", master or "" if role == "worker" else "", gpus_per_node, timeout
     )
-    plan = Plan(command, member, fabric, port, secret, timeout, lost_after, hosts_file)
-    return launch(plan, nodes or 1, rank_by) if role == "launcher" else work(plan, master or "")
+    key = run.session_key(job, secret)
+    plan = run.Plan(command, member, fabric, port, key, timeout, lost_after, hosts_file)
+    if role == "worker":
+        return run.work(plan, master or "")
+    if spec is None:
+        return run.launch(plan, nodes or 1, rank_by)
+    folder = job_dir or Path(os.environ.get("RDM_JOBS") or "jobs", job_name(job))
+    variables = {
+        "MASTER_ADDR": member.address,
+        "RDZV_PORT": port,
+        "RDZV_ID": job,
+        "NUM_NODES": nodes,
+        "GPUS_PER_NODE": member.gpus,
+        "COMMAND": list(command),
+    }
+    if secret_file is not None:
+        variables["RDZV_SECRET_FILE"] = str(secret_file.absolute())
+    workers = Workers(spec, folder.absolute() / "workers", secret, variables, run.show)
+    return run.launch(plan, nodes or 1, rank_by, workers)
