@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from rdm_job.processes import alive
-from tests.waiting import DEADLINE_S, wait_until
+from tests.distributed.members import PROGRAM, Members, codes, interface
+from tests.waiting import wait_until
 
-PROGRAM = [sys.executable, "-m", "rdm_trainer", "rendezvous"]
 SAY_RANK = 'echo "$NODE_RANK of $NNODES at $MASTER_ADDR" && env | grep -c ^RDZV_SECRET'
 
 ALL_REDUCE = """
@@ -31,80 +31,12 @@ dist.destroy_process_group()
 """
 
 
-def _interface() -> str:
-    """Return an interface of this machine that others could reach."""
-    for name, entries in sorted(psutil.net_if_addrs().items()):
-        for entry in entries:
-            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
-                return name
-    raise AssertionError("this machine has no address but its loopback's")
-
-
-class Members:
-    """The members of one job.
-
-    Args:
-        folder: Where their output and the secret go.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._running: list[subprocess.Popen[bytes]] = []
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        (folder / "secret").write_text("a secret of tests, long enough\n")
-
-    def start(
-        self, name: str, command: list[str], *options: str, count: int = 0, secret: str = "secret"
-    ) -> subprocess.Popen[bytes]:
-        """Start a member; a count makes it the launcher."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("RDZV_")}
-        environment |= {
-            "ROLE": "launcher" if count else "worker",
-            "NUM_NODES": str(count or 1),
-            "MASTER_ADDR": "127.0.0.1",
-            "RDZV_ID": "test",
-            "RDZV_PORT": str(self.port),
-            "RDZV_NAME": name,
-            "RDZV_SECRET_FILE": str(self.folder / secret),
-        }
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [*PROGRAM, "--interface", _interface(), *options, "--", *command],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self._running.append(process)
-        return process
-
-    def log(self, name: str) -> str:
-        """Return what a member has written."""
-        file = self.folder / f"{name}.log"
-        return file.read_text() if file.exists() else ""
-
-    def said(self, name: str, text: str) -> None:
-        """Wait until a member has written something."""
-        wait_until(f"{name} says {text!r}", lambda: self.log(name), lambda log: text in log)
-
-    def end(self) -> None:
-        """End what still runs."""
-        for process in self._running:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
 @pytest.fixture
 def members(tmp_path: Path) -> Iterator[Members]:
     """A job's members; none is left."""
     made = Members(tmp_path)
     yield made
     made.end()
-
-
-def _codes(*processes: subprocess.Popen[bytes]) -> list[int]:
-    return [process.wait(timeout=DEADLINE_S) for process in processes]
 
 
 def test_members_that_come_in_any_order_have_their_ranks_by_name_and_no_secret(members: Members) -> None:
@@ -114,9 +46,9 @@ def test_members_that_come_in_any_order_have_their_ranks_by_name_and_no_secret(m
     launcher = members.start("n0", command, count=4)
     members.said("n0", "3 of 4 are here")
     workers.append(members.start("n2", command))
-    assert _codes(launcher, *workers) == [0, 0, 0, 0]
+    assert codes(launcher, *workers) == [0, 0, 0, 0]
     for number in range(4):
-        address = psutil.net_if_addrs()[_interface()]
+        address = psutil.net_if_addrs()[interface()]
         own = next(entry.address for entry in address if entry.family == socket.AF_INET)
         assert f"{number} of 4 at {own}\n0\n" in members.log(f"n{number}")
 
@@ -132,7 +64,7 @@ def test_torchrun_takes_all_that_it_needs_from_its_environment_and_leaves_nothin
     command = [sys.executable, "-m", "torch.distributed.run", str(script)]
     launcher = members.start("n0", command, "--gpus-per-node", "2", count=2)
     worker = members.start("n1", command, "--gpus-per-node", "1")
-    assert _codes(launcher, worker) == [0, 0], members.log("n0") + members.log("n1")
+    assert codes(launcher, worker) == [0, 0], members.log("n0") + members.log("n1")
     assert members.log("n0").count("3 ranks, sum 3") == 2
     assert members.log("n1").count("3 ranks, sum 3") == 1
     assert not list(scratch.iterdir())
@@ -144,7 +76,7 @@ def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Me
     launcher = members.start("n0", lasting, count=3)
     worker = members.start("n1", ["sh", "-c", "sleep 1000"])
     failing = members.start("n2", ["sh", "-c", "echo CUDA out of memory >&2; exit 7"])
-    assert _codes(failing, worker, launcher) == [7, 7, 7]
+    assert codes(failing, worker, launcher) == [7, 7, 7]
     for name in ("n0", "n1"):
         assert "n2 ended with exit code 7." in members.log(name)
         assert "CUDA out of memory" in members.log(name)
@@ -156,7 +88,7 @@ def test_a_command_that_one_member_lacks_ends_all(members: Members) -> None:
     script.chmod(0o755)
     launcher = members.start("n0", ["sleep", "1000"], count=2)
     worker = members.start("n1", [str(script)])
-    assert _codes(worker, launcher) == [127, 127]
+    assert codes(worker, launcher) == [127, 127]
     assert "script cannot be started: No such file or directory." in members.log("n0")
 
 
@@ -164,7 +96,7 @@ def test_errors_without_an_end_of_line_are_passed_on_and_bounded(members: Member
     write = "import os, sys; os.write(2, b'\\xff' * 3_000_000 + b' the end'); sys.exit(3)"
     launcher = members.start("n0", ["sleep", "1000"], count=2)
     worker = members.start("n1", [sys.executable, "-c", write])
-    assert _codes(worker, launcher) == [3, 3]
+    assert codes(worker, launcher) == [3, 3]
     assert (members.folder / "n1.log").stat().st_size > 3_000_000
     assert len(members.log("n0")) < 50_000
 
@@ -177,7 +109,7 @@ def test_a_worker_that_dies_before_the_start_is_replaced_by_its_successor(member
     again = members.start("n1", ["true"])
     members.said("n0", "has come again. 2 of 3 are here.")
     last = members.start("n2", ["true"])
-    assert _codes(launcher, again, last) == [0, 0, 0]
+    assert codes(launcher, again, last) == [0, 0, 0]
 
 
 def test_a_worker_that_dies_after_the_start_ends_the_job(members: Members) -> None:
@@ -185,7 +117,7 @@ def test_a_worker_that_dies_after_the_start_ends_the_job(members: Members) -> No
     worker = members.start("n1", ["sleep", "1000"])
     members.said("n1", "All 2 members start")
     worker.send_signal(signal.SIGKILL)
-    assert _codes(launcher) == [1]
+    assert codes(launcher) == [1]
     assert "n1 has not been heard of for" in members.log("n0")
 
 
@@ -197,18 +129,18 @@ def test_a_launcher_that_is_killed_and_started_again_finds_all(members: Members)
     launcher.wait()
     again = members.start("n0", ["true"], count=3)
     last = members.start("n2", ["true"])
-    assert _codes(again, worker, last) == [0, 0, 0]
+    assert codes(again, worker, last) == [0, 0, 0]
 
 
 def test_who_does_not_know_the_secret_takes_no_part(members: Members, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("another secret, just as long\n")
     launcher = members.start("n0", ["true"], count=2)
     stranger = members.start("n1", ["touch", str(tmp_path / "ran")], "--timeout", "15", secret="other")
-    assert _codes(stranger) == [1]
+    assert codes(stranger) == [1]
     assert "does not know this job and its secret" in members.log("n1")
     assert not (tmp_path / "ran").exists()
     worker = members.start("n2", ["true"])
-    assert _codes(launcher, worker) == [0, 0]
+    assert codes(launcher, worker) == [0, 0]
 
 
 def test_a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> None:
@@ -216,7 +148,7 @@ def test_a_deadline_says_how_many_are_missing_and_who_came(members: Members) -> 
     members.said("n1", "looks for the launcher")
     # So long that the worker, which asks every second, has come, however busy the machine.
     launcher = members.start("n0", ["true"], "--timeout", "30", count=4)
-    assert _codes(launcher, worker) == [1, 1]
+    assert codes(launcher, worker) == [1, 1]
     for name in ("n0", "n1"):
         assert "2 of 4 members have not come" in members.log(name)
         assert "n1 (" in members.log(name)
@@ -227,7 +159,7 @@ def test_one_too_many_is_told_so(members: Members) -> None:
     worker = members.start("n1", ["true"])
     members.said("n1", "All 2 members start")
     late = members.start("n2", ["true"])
-    assert _codes(late, worker, launcher) == [1, 0, 0]
+    assert codes(late, worker, launcher) == [1, 0, 0]
     assert "The job has started without this member" in members.log("n2")
 
 
@@ -242,7 +174,7 @@ def test_a_flood_of_connections_that_prove_nothing_holds_nobody_up(members: Memb
                     connection.send(b'{"name": "x", "proof": "no"}\n' * 10)
         memory = psutil.Process(launcher.pid).memory_info().rss
         worker = members.start("n1", ["true"])
-        assert _codes(worker, launcher) == [0, 0]
+        assert codes(worker, launcher) == [0, 0]
     assert memory < 200e6
 
 
@@ -251,7 +183,7 @@ def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members
     command = ["sh", "-c", f"setsid sleep 1000 & echo $! >> {pids}; exit $((NODE_RANK * 3))"]
     launcher = members.start("n0", command, count=2)
     worker = members.start("n1", command)
-    assert _codes(launcher, worker) == [3, 3]
+    assert codes(launcher, worker) == [3, 3]
     assert not any(alive(int(line)) for line in pids.read_text().split())
 
 
@@ -264,7 +196,7 @@ def test_a_command_does_not_outlive_its_member(members: Members, tmp_path: Path)
     number = int(wait_until("its number is there", pid.read_text))
     worker.send_signal(signal.SIGKILL)
     wait_until("the command is gone", lambda: not alive(number))
-    assert _codes(launcher) == [1]
+    assert codes(launcher) == [1]
 
 
 def test_a_launcher_that_is_started_again_during_the_job_ends_it(members: Members) -> None:
@@ -274,9 +206,9 @@ def test_a_launcher_that_is_started_again_during_the_job_ends_it(members: Member
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     again = members.start("n0", ["sleep", "1000"], "--timeout", "20", count=2)
-    assert _codes(worker) == [1]
+    assert codes(worker) == [1]
     assert "The launcher was started again" in members.log("n1")
-    assert _codes(again) == [1]
+    assert codes(again) == [1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -287,7 +219,7 @@ def test_a_worker_that_is_stopped_after_its_command_has_ended_ends_the_job(
     worker = members.start("n1", ["sh", "-c", "echo has ended"])
     members.said("n1", "has ended")
     worker.send_signal(number)
-    assert _codes(worker, launcher) == [143, 143]
+    assert codes(worker, launcher) == [143, 143]
 
 
 def test_a_batch_services_own_ranks_are_not_the_jobs(
@@ -297,7 +229,7 @@ def test_a_batch_services_own_ranks_are_not_the_jobs(
         monkeypatch.setenv(name, "64")
     show = ["sh", "-c", "env | grep -c =64$ || true"]
     launcher = members.start("n0", show, "--gpus-per-node", "2", count=1)
-    assert _codes(launcher) == [0]
+    assert codes(launcher) == [0]
     assert "\n0\n" in members.log("n0")
 
 
@@ -307,7 +239,7 @@ def test_names_are_in_the_hosts_file_while_the_job_runs(members: Members, tmp_pa
     show = ["sh", "-c", f"cat {file}"]
     launcher = members.start("n0", show, "--hosts-file", str(file), count=2)
     worker = members.start("n1", ["true"], "--hosts-file", "/proc/version")
-    assert _codes(launcher, worker) == [0, 0]
+    assert codes(launcher, worker) == [0, 0]
     assert "rank1" in members.log("n0")
     assert file.read_text() == "127.0.0.1 localhost\n"
     assert "The members' names are not in /proc/version" in members.log("n1")
@@ -318,7 +250,7 @@ def test_a_launcher_that_is_stopped_stops_all(members: Members) -> None:
     worker = members.start("n1", ["sleep", "1000"])
     members.said("n1", "All 2 members start")
     launcher.send_signal(signal.SIGTERM)
-    assert _codes(launcher, worker) == [130, 130]
+    assert codes(launcher, worker) == [130, 130]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rdm_core.errors import TrainerError
 from rdm_job.rendezvous.workers import SPECS, Workers, WorkerSpec, job_name, read_spec
-from rdm_trainer.errors import TrainerError
 from tests.waiting import wait_until
 
 SECRET = "a secret of tests, long enough"

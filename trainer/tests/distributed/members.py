@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Members of a rendezvous as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from tests.waiting import DEADLINE_S, wait_until
+
+__all__ = ["PROGRAM", "Members", "codes", "interface"]
+
+PROGRAM = [sys.executable, "-m", "rdm_trainer", "rendezvous"]
+
+
+def interface() -> str:
+    """Return an interface of this machine that others could reach."""
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        for entry in entries:
+            if entry.family == socket.AF_INET and not entry.address.startswith("127."):
+                return name
+    raise AssertionError("this machine has no address but its loopback's")
+
+
+class Members:
+    """The members of one job.
+
+    Args:
+        folder: Where their output and the secret go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[subprocess.Popen[bytes]] = []
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        (folder / "secret").write_text("a secret of tests, long enough\n")
+
+    def start(
+        self, name: str, command: list[str], *options: str, count: int = 0, secret: str = "secret"
+    ) -> subprocess.Popen[bytes]:
+        """Start a member; a count makes it the launcher."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RDZV_")}
+        environment |= {
+            "ROLE": "launcher" if count else "worker",
+            "NUM_NODES": str(count or 1),
+            "MASTER_ADDR": "127.0.0.1",
+            "RDZV_ID": "test",
+            "RDZV_PORT": str(self.port),
+            "RDZV_NAME": name,
+        }
+        if secret:
+            environment["RDZV_SECRET_FILE"] = str(self.folder / secret)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [*PROGRAM, "--interface", interface(), *options, "--", *command],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._running.append(process)
+        return process
+
+    def log(self, name: str) -> str:
+        """Return what a member has written."""
+        file = self.folder / f"{name}.log"
+        return file.read_text() if file.exists() else ""
+
+    def said(self, name: str, text: str) -> None:
+        """Wait until a member has written something."""
+        wait_until(f"{name} says {text!r}", lambda: self.log(name), lambda log: text in log)
+
+    def end(self) -> None:
+        """End what still runs."""
+        for process in self._running:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def codes(*processes: subprocess.Popen[bytes]) -> list[int]:
+    """Wait for processes, and return their exit codes."""
+    return [process.wait(timeout=DEADLINE_S) for process in processes]
