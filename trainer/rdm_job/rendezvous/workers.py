@@ -209,8 +209,8 @@ class Workers:
     def take_back(self) -> None:
         """Name all that was submitted, and take it back where there is a command for that."""
         self._stop_submitting()
-        kept = [one for one in reversed(self._submitted) if not self._cancel(one)]
-        if not kept or not self._spec.cancel:
+        remain = [self._cancel(one) for one in reversed(self._submitted)]
+        if not any(remain):
             self._forget()
 
     def leave(self) -> None:
@@ -295,21 +295,19 @@ class Workers:
         self._record.unlink(missing_ok=True)
 
     def _cancel(self, one: _Submitted) -> bool:
-        """Take one back; say so, or why not."""
+        """Take one back, and say so, or why not. Return whether a later launcher should try again."""
         command = self._spec.cancel
+        are = "are" if one.what.startswith("All") else "is"
         if not command:
-            self._show(f"{one} was submitted and may go on: there is no --cancel that would take it back.")
-            return False
-        if not one.name and any("{id}" in word for word in command):
+            self._show(f"{one} may go on: there is no --cancel that would take back what was submitted.")
+        elif not one.name and any("{id}" in word for word in command):
             # The command that should have named it failed.
-            self._show(f"{one} was perhaps submitted, and has no name by which it could be taken back.")
-            return False
-        code, _, said = self._run(command, one)
-        if code:
-            self._show(f"{one} was not taken back: {said}.")
-            return False
-        self._show(f"{one} {'are' if one.what.startswith('All') else 'is'} taken back.")
-        return True
+            self._show(f"{one} may have been submitted: nothing names what --cancel should take back.")
+        else:
+            code, _, said = self._run(command, one)
+            self._show(f"{one} {are} taken back." if code == 0 else f"{one} {are} not taken back: {said}.")
+            return code != 0
+        return False
 
     def _run(self, command: Sequence[str], one: _Submitted) -> tuple[int, str, str]:
         """Run a command on a submission; return its code, its output, and what to tell of it."""

@@ -154,7 +154,7 @@ def test_a_submission_that_fails_is_named_and_the_others_are_taken_back(tmp_path
     workers.take_back()
     assert service.words[3:] == [["cancel", "19"], ["cancel", "18"]]
     assert "Worker 2 (19) is taken back." in said
-    assert any("Worker 3" in line and "has no name by which it could be taken back" in line for line in said)
+    assert any("Worker 3" in line and "nothing names what --cancel" in line for line in said)
 
 
 def test_what_is_not_taken_back_is_named(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_is_not_taken_back_is_named(tmp_path: Path) -> None:
     workers.start()
     _submitted(workers, service, 1)
     workers.take_back()
-    assert said[-1].startswith("All workers (18) was submitted and may go on")
+    assert said[-1].startswith("All workers (18) may go on")
 
 
 def test_workers_of_a_launcher_that_was_killed_are_taken_back_by_the_next(tmp_path: Path) -> None:
