@@ -18,12 +18,16 @@ class Layout:
         data: Replicas.
         pipeline: Stages.
         micro_batch: Samples that a replica computes at a time.
+        checkpointing: The backward pass computes the blocks' activations again instead of keeping them.
+        zero_stage: What replicas share: optimiser states (1), gradients too (2), weights too (3).
     """
 
     tensor: int
     data: int
     pipeline: int
     micro_batch: int
+    checkpointing: bool = False
+    zero_stage: int = 0
 
     def accumulation(self, batch: int) -> int:
         """Return the micro-batches of a step.
@@ -45,6 +49,7 @@ class Estimate:
         seconds: Of a step.
         parts: Where the time goes, seconds by name.
         memory_gib: Of the fullest GPU, GiB.
+        stage_memory_gib: Of a GPU of each stage, GiB; empty when nobody asked.
         fits: Every stage fits its GPUs.
         bound: What any cut of this layout takes at least on this placement; None when nobody asked.
     """
@@ -55,5 +60,6 @@ class Estimate:
     seconds: float
     parts: Mapping[str, float] = field(default_factory=dict)
     memory_gib: float = 0.0
+    stage_memory_gib: tuple[float, ...] = ()
     fits: bool = True
     bound: float | None = None

@@ -14,9 +14,8 @@ from typing import NamedTuple, Protocol
 
 __all__ = ["BlockingSends", "OneForwardOneBackward", "Path", "Schedule"]
 
-# Of a stage's time, what its forward and its backward take.
+# The share of a forward in a stage's time where a backward takes twice as long.
 _FORWARD = 1 / 3
-_BACKWARD = 2 / 3
 
 # Two steps of a pipeline differ by the same time on all stages when they do so within this part of it.
 _SAME = 1e-12
@@ -66,8 +65,9 @@ class Schedule(Protocol):
 class OneForwardOneBackward:
     """1F1B as FASOP simulates it: a send ends when the receiver is ready, and the sender waits for that.
 
-    Only the first stage's outputs and the last stage's gradients take time to send. A forward is a third of a
-    stage's time. Of the program, it keeps that a forward send does not wait in the steady phase.
+    Only the first stage's outputs and the last stage's gradients take time to send. A forward is the same
+    share of every stage's time, a third in FASOP. Of the program, it keeps that a forward send does not wait
+    in the steady phase.
 
     Source: Hwang et al., "FASOP", HPDC 2024, and its program; the schedule is PipeDream's (Narayanan et al.
     2021, figure 4).
@@ -77,20 +77,22 @@ class OneForwardOneBackward:
         micro_batches: Micro-batches m of a step.
         first_send: Of the first stage's output, seconds.
         last_send: Of the last stage's gradient, seconds.
+        forward: The share of a forward in a stage's time.
     """
 
     stages: int
     micro_batches: int
     first_send: float = 0.0
     last_send: float = 0.0
+    forward: float = _FORWARD
 
     def ends(self, times: Sequence[float]) -> list[float]:
         """See :class:`Schedule`; work grows with stages times micro-batches until the pipeline is regular."""
         p, m = self.stages, self.micro_batches
         if p == 1:
             return [m * times[0]]
-        f = [time * _FORWARD for time in times]
-        g = [time * _BACKWARD for time in times]
+        f = [time * self.forward for time in times]
+        g = [time * (1 - self.forward) for time in times]
         forward, sent = self._warm_up(f)
         first = max(0, p - m)
         for i in range(p - 1, first - 1, -1):
@@ -175,6 +177,7 @@ class OneForwardOneBackward:
         and ends either with the stage's own last backwards or with the last micro-batch's way down and back.
         """
         p, m = self.stages, self.micro_batches
+        f, g = self.forward, 1 - self.forward
         if p == 1:
             return [Path(float(m), 0.0, 0.0)]
         is_last = stage == p - 1
@@ -188,32 +191,32 @@ class OneForwardOneBackward:
         way = (0.0 if stage else self.first_send) + (0.0 if is_last else self.last_send)
         if warm >= m:
             return [
-                Path(_FORWARD + m * _BACKWARD, 1.0, begin + way + (m - 1) * to_backward),
-                Path(m * _FORWARD + _BACKWARD, 1.0, begin + way + (m - 1) * between_forwards),
+                Path(f + m * g, 1.0, begin + way + (m - 1) * to_backward),
+                Path(m * f + g, 1.0, begin + way + (m - 1) * between_forwards),
             ]
         steady = m - warm
         own_sends = max(0, warm - 1) * between_forwards + (self.first_send if warm and not stage else 0.0)
         starts = [
-            ((warm + 1) * _FORWARD, 0.0, begin + own_sends + to_backward),
-            (_FORWARD, 1.0, begin + way),
+            ((warm + 1) * f, 0.0, begin + own_sends + to_backward),
+            (f, 1.0, begin + way),
         ]
         around = to_backward + to_forward
         finishes = [
             (
-                steady - 1 + (warm + 1) * _BACKWARD,
+                steady - 1 + (warm + 1) * g,
                 0.0,
                 (steady - 1) * around + warm * to_backward,
             )
         ]
         if steady > 1:
-            finishes.append((steady - 1 + _BACKWARD, 1.0, (steady - 2) * around + to_forward + way))
+            finishes.append((steady - 1 + g, 1.0, (steady - 2) * around + to_forward + way))
         paths = [
             Path(start[0] + finish[0], start[1] + finish[1], start[2] + finish[2] + end)
             for start in starts
             for finish in finishes
         ]
         if steady == 1:
-            paths.append(Path((warm + 1) * _FORWARD + _BACKWARD, 1.0, begin + own_sends + way + end))
+            paths.append(Path((warm + 1) * f + g, 1.0, begin + own_sends + way + end))
         return paths
 
     def bound(self, before: float, times: Sequence[float]) -> float:
@@ -228,7 +231,7 @@ class OneForwardOneBackward:
         stage = p - len(times)
         steady = m - len(times) + 1
         own = times[0]
-        f, g = own * _FORWARD, own * _BACKWARD
+        f, g = own * self.forward, own * (1 - self.forward)
         begin = before + (self.first_send if stage else 0.0)
         way = 0.0 if stage else self.first_send
         # Micro-batches that go down before the first comes back from there, and come back after the last.

@@ -7,14 +7,14 @@ import dataclasses
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.partition import Problem, best_cut
 
-__all__ = ["CostModel", "Found", "floor", "search"]
+__all__ = ["CostModel", "Found", "floor", "ideal_sums", "paces", "search"]
 
 
 class CostModel(Protocol):
@@ -22,6 +22,14 @@ class CostModel(Protocol):
 
     def layouts(self) -> Iterator[Layout]:
         """Yield the layouts that are possible."""
+        ...
+
+    def placement(self, layout: Layout) -> Hashable:
+        """Return what orders of the nodes have in common on which a layout costs the same."""
+        ...
+
+    def ideal(self, layout: Layout) -> Problem:
+        """Return a problem that is never slower than the layout's, in whatever order the nodes are."""
         ...
 
     def problem(self, layout: Layout) -> Problem:
@@ -43,15 +51,56 @@ class Found:
 
     Args:
         best: The fastest, one for each layout, the fastest first.
-        layouts: Layouts on placements that were looked at.
-        solved: Those whose cut was searched.
-        unfit: Those of which no cut fits, of the ones that were solved.
+        layouts: Layouts that there are.
+        solved: How often a cut was searched: of a layout, for each order of nodes that makes a difference.
+        unfit: Layouts of which no cut fits in some order, of those.
     """
 
     best: tuple[Estimate, ...]
     layouts: int
     solved: int
     unfit: int
+
+
+def paces(running: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return how much slower each kind of device is, at every layer, than the fastest device for each layer.
+
+    Args:
+        running: For each kind the running sums of the layers' times, seconds.
+    """
+    if len(running) == 1:
+        return dict.fromkeys(running, 1.0)
+    times = {kind: [b - a for a, b in itertools.pairwise(sums)] for kind, sums in running.items()}
+    least = [min(column) for column in zip(*times.values(), strict=True)]
+    return {
+        kind: min((time / base for time, base in zip(own, least, strict=True) if base), default=1.0)
+        for kind, own in times.items()
+    }
+
+
+def ideal_sums(
+    running: Mapping[str, Sequence[float]], stages: int, room: Callable[[Sequence[str]], int]
+) -> list[Sequence[float]]:
+    """Return running sums that are never slower than a pipeline's, in whatever order its nodes are.
+
+    Args:
+        running: For each kind of device the running sums of the layers' times, seconds.
+        stages: Stages.
+        room: How many stages can be at most on devices of only these kinds.
+    """
+    if len(running) == 1:
+        return list(running.values()) * stages
+    pace = paces(running)
+    least = [0.0]
+    for column in zip(*(itertools.pairwise(sums) for sums in running.values()), strict=True):
+        least.append(least[-1] + min(b - a for a, b in column))
+    kinds = sorted(running, key=lambda kind: pace[kind])
+    found: list[Sequence[float]] = []
+    for count, kind in enumerate(kinds, start=1):
+        most = stages if count == len(kinds) else min(stages, room(kinds[:count]))
+        if most > len(found):
+            found += [[seconds * pace[kind] for seconds in least]] * (most - len(found))
+    return found
 
 
 def floor(problem: Problem) -> float:
@@ -87,39 +136,51 @@ def floor(problem: Problem) -> float:
 
 
 def search(
-    models: Iterable[CostModel],
+    models: Sequence[CostModel],
     *,
     keep: int = 10,
     alike: Callable[[Layout], Hashable] = lambda layout: layout,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Found:
     """Return the fastest layouts.
 
     Args:
-        models: One for each placement that is to be tried.
+        models: One for each order of the nodes that is to be tried.
         keep: How many to return.
         alike: What layouts have in common of which only the fastest is returned.
+        progress: Called with the layouts that are done and all of them, whenever one more is.
 
     Returns:
         The ``keep`` fastest layouts, each on its fastest placement and with its fastest cut.
     """
-    waiting: list[tuple[float, int, CostModel, Layout, Problem]] = []
-    for model in models:
-        for layout in model.layouts():
-            problem = model.problem(layout)
-            if problem.layers >= len(problem.sums):
-                waiting.append((floor(problem), len(waiting), model, layout, problem))
+    first = models[0]
+    # A layout waits with a bound for all orders of nodes, then each order that differs with its own.
+    waiting: list[tuple[float, int, Layout, CostModel | None, Problem]] = []
+    for layout in first.layouts():
+        problem = first.ideal(layout)
+        if problem.layers >= layout.pipeline:
+            waiting.append((floor(problem), len(waiting), layout, None, problem))
     heapq.heapify(waiting)
-    layouts = len(waiting)
-    solved = unfit = 0
+    layouts = order = len(waiting)
+    opened = solved = unfit = 0
     best: dict[Hashable, Estimate] = {}
     limit = math.inf
     while waiting:
-        least, _, model, layout, problem = heapq.heappop(waiting)
-        known = best.get(alike(layout))
-        below = min(limit, known.seconds) if known else limit
+        least, _, layout, model, problem = heapq.heappop(waiting)
         if least >= limit:
             break
+        known = best.get(alike(layout))
+        below = min(limit, known.seconds) if known else limit
+        if model is None:
+            opened += 1
+            progress(opened, layouts)
         if least >= below:
+            continue
+        if model is None:
+            for one in {model.placement(layout): model for model in reversed(models)}.values():
+                order += 1
+                problem = one.problem(layout)
+                heapq.heappush(waiting, (max(least, floor(problem)), order, layout, one, problem))
             continue
         solved += 1
         cut = best_cut(problem, below=below, tries=model.tries(layout))

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rdm_planner.fasop.minmax import minmax
 from rdm_planner.fasop.shapes import Shape, layer_seconds
@@ -15,6 +17,7 @@ from rdm_planner.layouts import Estimate, Layout
 from rdm_planner.nodes import NodeKind, ring_nodes
 from rdm_planner.partition import Problem
 from rdm_planner.schedules import OneForwardOneBackward
+from rdm_planner.search import ideal_sums
 
 __all__ = ["FasopModel", "rotations"]
 
@@ -78,30 +81,66 @@ class FasopModel:
                     if share % size == 0:
                         yield Layout(tensor, data, replicas // data, size)
 
+    def placement(self, layout: Layout) -> Hashable:
+        """Return what orders of nodes have in common on which a layout costs the same."""
+        stages = self._stage_gpus(layout.pipeline)
+        schedule = self._schedule(layout)
+        rates = tuple(self._reduce_rate(layout, gpu) for gpu in dict.fromkeys(stages))
+        limits = tuple(self._memory_limits(layout.pipeline)) if self.within_memory else ()
+        return tuple(stages), schedule, rates, self._embedding_reduce(layout), limits
+
+    def ideal(self, layout: Layout) -> Problem:
+        """Return a problem that is never slower than the layout's, in whatever order the nodes are."""
+        stages, count = layout.pipeline, len(self.nodes)
+        by_gpu = collections.Counter(node.gpu for node in self.nodes)
+
+        def room(kinds: Sequence[str]) -> int:
+            # A stage with one A10 is as slow as that.
+            if "A10" in kinds:
+                return stages
+            nodes = sum(by_gpu[gpu] for gpu in kinds)
+            return nodes // (count // stages) if stages < count else nodes * -(-stages // count)
+
+        running = {gpu: self._sums(gpu, layout) for gpu in by_gpu}
+        schedule = OneForwardOneBackward(stages, layout.accumulation(self.shape.batch))
+        return Problem(ideal_sums(running, stages, room), schedule, lambda _cut, ends: max(ends))
+
     def problem(self, layout: Layout) -> Problem:
         """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
-        by_gpu = {gpu: self._costs(gpu, layout) for gpu in {node.gpu for node in self.nodes}}
-        sums = {gpu: [0.0, *itertools.accumulate(costs)] for gpu, costs in by_gpu.items()}
+        sums = {node.gpu: self._sums(node.gpu, layout) for node in self.nodes}
         stages = self._stage_gpus(layout.pipeline)
-        reduce = {gpu: self._reduce_rate(layout, gpu) for gpu in set(stages)}
+        rate, embedding = self._reduce_rate(layout, stages[0]), self._embedding_reduce(layout)
+        held = _first_stage_parameters(self.shape, layout.tensor)
+        return Problem(
+            [sums[gpu] for gpu in stages],
+            self._schedule(layout),
+            self._total(layout),
+            lambda first: held[first] * rate + embedding,
+            self._fits(layout),
+        )
+
+    def _total(self, layout: Layout) -> Callable[[Sequence[int], Sequence[float]], float]:
+        """Return what a step takes, by the first stage's layers and each stage's end."""
+        stages = self._stage_gpus(layout.pipeline)
+        by_gpu = {gpu: self._reduce_rate(layout, gpu) for gpu in set(stages)}
         embedding = self._embedding_reduce(layout)
+        held = _first_stage_parameters(self.shape, layout.tensor)
 
         def total(cut: Sequence[int], ends: Sequence[float]) -> float:
-            held = self._first_stage_parameters(layout, cut[0])
-            return max(end + held * reduce[gpu] for end, gpu in zip(ends, stages, strict=True)) + embedding
+            reduce = {gpu: held[cut[0]] * rate for gpu, rate in by_gpu.items()}
+            if len(reduce) == 1:
+                return max(ends) + reduce[stages[0]] + embedding
+            return max(end + reduce[gpu] for end, gpu in zip(ends, stages, strict=True)) + embedding
 
-        def rest(first: int) -> float:
-            return self._first_stage_parameters(layout, first) * reduce[stages[0]] + embedding
-
-        return Problem([sums[gpu] for gpu in stages], self._schedule(layout), total, rest, self._fits(layout))
+        return total
 
     def _fits(self, layout: Layout) -> Callable[[int, int, int], bool]:
         """Return whether a stage can hold some layers: a T5's stage never has blocks of both halves."""
         half = (self.shape.layers + 2) // 2 if self.shape.name == "T5" and layout.pipeline > 1 else 0
-        used = self._memory_sums(layout)
-        limits = [self._memory_limit(stage, layout.pipeline) for stage in range(layout.pipeline)]
         if not self.within_memory:
-            limits = [math.inf] * layout.pipeline
+            return lambda _stage, begin, end: not begin < half < end
+        used = self._memory_sums(layout)
+        limits = self._memory_limits(layout.pipeline)
 
         def fits(stage: int, begin: int, end: int) -> bool:
             return not begin < half < end and used[end] - used[begin] <= limits[stage]
@@ -171,19 +210,18 @@ class FasopModel:
         """
         if cut is None:
             cut, ends = self.heuristic(layout)
-        problem = self.problem(layout)
         if ends is None:
+            problem = self.problem(layout)
             ends = problem.schedule.ends(problem.times(cut))
+        rate = self._reduce_rate(layout, self._stage_gpus(layout.pipeline)[0])
+        reduce = _first_stage_parameters(self.shape, layout.tensor)[cut[0]] * rate
         embedding = self._embedding_reduce(layout)
-        reduce = self._first_stage_parameters(layout, cut[0]) * self._reduce_rate(
-            layout, self._stage_gpus(layout.pipeline)[0]
-        )
         memory, fits = self._memory(layout, cut)
         return Estimate(
             layout=layout,
             nodes=tuple(node.gpu for node in self.nodes),
             cut=tuple(cut),
-            seconds=problem.total(cut, ends),
+            seconds=self._total(layout)(cut, ends),
             parts={"pipeline": ends[0], "data reduction": reduce, "embedding reduction": embedding},
             memory_gib=memory,
             fits=fits,
@@ -192,36 +230,45 @@ class FasopModel:
     def _costs(self, gpu: str, layout: Layout) -> list[float]:
         return _costs(self.shape, gpu, layout.tensor, layout.micro_batch)
 
+    def _sums(self, gpu: str, layout: Layout) -> list[float]:
+        return _sums(self.shape, gpu, layout.tensor, layout.micro_batch)
+
     def _schedule(self, layout: Layout) -> OneForwardOneBackward:
-        stages = layout.pipeline
-        boundaries = self._boundaries(layout)
+        boundaries = self._boundaries(layout) or (0.0,)
         return OneForwardOneBackward(
-            stages,
-            layout.accumulation(self.shape.batch),
-            boundaries[0] if stages > 1 else 0.0,
-            boundaries[-1] if stages > 1 else 0.0,
+            layout.pipeline, layout.accumulation(self.shape.batch), boundaries[0], boundaries[-1]
         )
 
-    @functools.cache  # noqa: B019  # as many as there are layouts, and they live as long as the model
     def _boundaries(self, layout: Layout) -> tuple[float, ...]:
         """Return the time of sending between each stage and the next; the slowest replica's."""
-        tensor, data = layout.tensor, layout.data
         volume = layout.micro_batch * self.shape.seq * self.shape.hidden * _BITS
+        slowest = self._known.get(("borders", layout.tensor, layout.data, layout.pipeline))
+        if slowest is None:
+            slowest = self._slowest_links(layout)
+            self._known["borders", layout.tensor, layout.data, layout.pipeline] = slowest
+        return tuple([volume / bandwidth for bandwidth in slowest])
+
+    def _slowest_links(self, layout: Layout) -> list[float]:
+        tensor, data = layout.tensor, layout.data
         replicas = [
             [ring_nodes(stage, rank, tensor, data, self.gpus) for rank in range(tensor)]
             for stage in range(layout.pipeline)
         ]
-        times = []
-        for stage in range(layout.pipeline - 1):
-            slowest = min(
+        return [
+            min(
                 self.nodes[here].intra / 3.5
                 if here == there
                 else self.nodes[here].link(self.nodes[there]) / (data * tensor * 1.05)
                 for rank in range(tensor)
                 for here, there in set(zip(replicas[stage][rank], replicas[stage + 1][rank], strict=True))
             )
-            times.append(volume / slowest)
-        return tuple(times)
+            for stage in range(layout.pipeline - 1)
+        ]
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[object, ...], Any]:
+        """What depends on the order of nodes and less than a whole layout."""
+        return {}
 
     def _group(self, stage: int, stages: int) -> range:
         """Return the nodes of a stage."""
@@ -233,48 +280,51 @@ class FasopModel:
 
     def _stage_gpus(self, stages: int) -> list[str]:
         """Return the GPU of each stage: an A10 if one of its nodes has one."""
-        gpus = []
-        for stage in range(stages):
-            names = {self.nodes[node].gpu for node in self._group(stage, stages)}
-            gpus.append("A10" if "A10" in names else names.pop())
-        return gpus
-
-    def _first_stage_parameters(self, layout: Layout, first: int) -> float:
-        """Return the parameters of the first stage; FASOP reduces those on every stage."""
-        kinds = self.shape.kinds[:first]
-        blocks = sum(kind not in ("embedding", "post") for kind in kinds)
-        parameters = blocks * (12 * self.shape.hidden**2 + 20800) / layout.tensor
-        return parameters + (self.shape.hidden * self.shape.vocab if blocks < first else 0)
+        found: list[str] | None = self._known.get(("GPUs", stages))
+        if found is None:
+            found = []
+            for stage in range(stages):
+                names = {self.nodes[node].gpu for node in self._group(stage, stages)}
+                found.append("A10" if "A10" in names else names.pop())
+            self._known["GPUs", stages] = found
+        return found
 
     def _reduce_rate(self, layout: Layout, gpu: str) -> float:
         """Return the seconds of reducing one parameter over the replicas, for a stage of such GPUs."""
         tensor, data = layout.tensor, layout.data
         if data == 1:
             return 0.0
-        ring = ring_nodes(0, tensor - 1, tensor, data, self.gpus)
-        bandwidth = min(
-            self._link(here, there) for here, there in zip(ring, ring[1:] + ring[:1], strict=True)
-        )
-        if tensor * data >= self.gpus:
-            bandwidth /= tensor
-        elif tensor > 1 and gpu == "A10":
-            bandwidth /= self.gpus / data
-        return 2 * (data - 1) * _BITS / (data * bandwidth)
+        found: float | None = self._known.get(("rate", tensor, data, gpu))
+        if found is None:
+            ring = ring_nodes(0, tensor - 1, tensor, data, self.gpus)
+            bandwidth = min(
+                self._link(here, there) for here, there in zip(ring, ring[1:] + ring[:1], strict=True)
+            )
+            if tensor * data >= self.gpus:
+                bandwidth /= tensor
+            elif tensor > 1 and gpu == "A10":
+                bandwidth /= self.gpus / data
+            found = self._known["rate", tensor, data, gpu] = 2 * (data - 1) * _BITS / (data * bandwidth)
+        return found
 
     def _embedding_reduce(self, layout: Layout) -> float:
         """Return the time of summing the tied embedding's gradients between the first and the last stage."""
         if layout.pipeline == 1 or self.shape.name == "T5":
             return 0.0
         tensor, data = layout.tensor, layout.data
-        slowest = min(
-            self._link(
-                ring_nodes(0, rank, tensor, data, self.gpus)[-1],
-                ring_nodes(layout.pipeline - 1, rank, tensor, data, self.gpus)[-1],
+        found: float | None = self._known.get(("embedding", tensor, data))
+        if found is None:
+            slowest = min(
+                self._link(
+                    ring_nodes(0, rank, tensor, data, self.gpus)[-1],
+                    ring_nodes(layout.pipeline - 1, rank, tensor, data, self.gpus)[-1],
+                )
+                for rank in range(tensor)
             )
-            for rank in range(tensor)
-        )
-        bandwidth = slowest / min(data, self.gpus)
-        return self.shape.hidden * self.shape.vocab * _BITS / bandwidth / tensor
+            bandwidth = slowest / min(data, self.gpus)
+            found = self.shape.hidden * self.shape.vocab * _BITS / bandwidth / tensor
+            self._known["embedding", tensor, data] = found
+        return found
 
     def _link(self, here: int, there: int) -> float:
         if here == there:
@@ -286,37 +336,65 @@ class FasopModel:
 
         FASOP never looks at the last of several nodes of a stage.
         """
-        used = self._memory_sums(layout)
+        used, limits = self._memory_sums(layout), self._memory_limits(layout.pipeline)
         fullest, fits, begin = 0.0, True, 0
-        for stage, count in enumerate(cut):
+        for limit, count in zip(limits, cut, strict=True):
             held = used[begin + count] - used[begin]
             begin += count
             fullest = max(fullest, held)
-            fits = fits and held <= self._memory_limit(stage, layout.pipeline)
+            fits = fits and held <= limit
         return fullest, fits
 
-    def _memory_limit(self, stage: int, stages: int) -> float:
-        """Return the GiB of a stage's GPUs."""
-        nodes = self._group(stage, stages)
-        looked_at = nodes[:-1] if stages < len(self.nodes) else nodes
-        return min((self.nodes[node].memory_gib for node in looked_at), default=math.inf)
+    def _memory_limits(self, stages: int) -> list[float]:
+        """Return the GiB of each stage's GPUs."""
+        found: list[float] | None = self._known.get(("limits", stages))
+        if found is None:
+            groups = [self._group(stage, stages) for stage in range(stages)]
+            if stages < len(self.nodes):
+                groups = [group[:-1] for group in groups]
+            found = [
+                min((self.nodes[node].memory_gib for node in group), default=math.inf) for group in groups
+            ]
+            self._known["limits", stages] = found
+        return found
 
     def _memory_sums(self, layout: Layout) -> list[float]:
         """Return the running sums of what layers hold, GiB."""
-        shape, tensor, stages = self.shape, layout.tensor, layout.pipeline
-        hidden, seq, size = shape.hidden, shape.seq, layout.micro_batch
-        in_flight = min(stages, layout.accumulation(shape.batch))
-        words = 18 * hidden * shape.vocab / tensor
-        attention = 10 + 24 / tensor + 5 * shape.heads * seq / (hidden * tensor)
-        block = 18 * 12 * hidden**2 / tensor + seq * size * in_flight * hidden * attention
-        by_kind = {
-            "embedding": words + seq * size * hidden * stages * in_flight / tensor,
-            "post": words + 4 * seq * size * (hidden + shape.vocab) / tensor,
-        }
-        held = (by_kind.get(kind, block) / _GIB * _MARGIN for kind in shape.kinds)
-        return [0.0, *itertools.accumulate(held)]
+        in_flight = min(layout.pipeline, layout.accumulation(self.shape.batch))
+        return _memory_sums(self.shape, layout.tensor, layout.pipeline, layout.micro_batch, in_flight)
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
+def _memory_sums(shape: Shape, tensor: int, stages: int, size: int, in_flight: int) -> list[float]:
+    hidden, seq = shape.hidden, shape.seq
+    words = 18 * hidden * shape.vocab / tensor
+    attention = 10 + 24 / tensor + 5 * shape.heads * seq / (hidden * tensor)
+    block = 18 * 12 * hidden**2 / tensor + seq * size * in_flight * hidden * attention
+    by_kind = {
+        "embedding": words + seq * size * hidden * stages * in_flight / tensor,
+        "post": words + 4 * seq * size * (hidden + shape.vocab) / tensor,
+    }
+    held = [by_kind.get(kind, block) / _GIB * _MARGIN for kind in shape.kinds]
+    return [0.0, *itertools.accumulate(held)]
+
+
+@functools.lru_cache(maxsize=64)
+def _first_stage_parameters(shape: Shape, tensor: int) -> list[float]:
+    """Return the parameters of a first stage of so many layers; FASOP reduces those on every stage."""
+    found = [0.0]
+    blocks = 0
+    for count, kind in enumerate(shape.kinds, start=1):
+        blocks += kind not in ("embedding", "post")
+        parameters = blocks * (12 * shape.hidden**2 + 20800) / tensor
+        found.append(parameters + (shape.hidden * shape.vocab if blocks < count else 0))
+    return found
+
+
+@functools.lru_cache(maxsize=1024)
+def _sums(shape: Shape, gpu: str, tensor: int, micro_batch: int) -> list[float]:
+    return [0.0, *itertools.accumulate(_costs(shape, gpu, tensor, micro_batch))]
+
+
+@functools.lru_cache(maxsize=1024)
 def _costs(shape: Shape, gpu: str, tensor: int, micro_batch: int) -> list[float]:
     return layer_seconds(shape, gpu, tensor, micro_batch)

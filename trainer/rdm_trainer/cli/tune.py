@@ -15,9 +15,9 @@ from rdm_core.errors import DONE, FAILED, TrainerError
 
 if TYPE_CHECKING:
     from rdm_core.config import Config
+    from rdm_planner.job import Job, TrainerModel
     from rdm_planner.layouts import Estimate
     from rdm_planner.nodes import NodeKind
-    from rdm_trainer.tune import PublishedModel
 
 __all__ = ["tune"]
 
@@ -72,16 +72,24 @@ def tune(
     """
     from rdm_core import config as configuration
     from rdm_core.cost import flops
+    from rdm_planner.job import Job, published_peaks
     from rdm_planner.search import search
+    from rdm_trainer.engine_step import engine_step
 
     job = configuration.load(config, overrides)
     for option, value in (("--inter", inter), ("--intra", intra), ("--efficiency", efficiency)):
         if not (math.isfinite(value) and value > 0):
             raise TrainerError(f"{option} is {value:g}; it must be a number above 0.")
-    chosen = ("parallel.tensor", "parallel.pipeline", "parallel.data", "parallel.partition")
-    for override in overrides:
-        if override.partition("=")[0] in (*chosen, "optimisation.micro_batch_size"):
-            raise TrainerError(f"{override} is what is searched here; leave it out.")
+    searched = {override.partition("=")[0]: override for override in overrides}
+    for key in (
+        "parallel.tensor",
+        "parallel.pipeline",
+        "parallel.data",
+        "parallel.partition",
+        "optimisation.micro_batch_size",
+    ):
+        if key in searched:
+            raise TrainerError(f"{searched[key]} is what is searched here; leave it out.")
     nodes = [node for group in groups for node in _nodes(group, inter * 1e9, intra * 1e9)]
     if len({node.gpus for node in nodes}) > 1:
         raise TrainerError("All nodes must have as many GPUs as the others.")
@@ -90,16 +98,22 @@ def tune(
         for node in nodes
         if (accelerator := flops.find_accelerator(node.gpu)) is not None
     }
-    models = _models(job, nodes, peaks, efficiency)
+    parallel = job.parallel
+    described = Job(job, published_peaks(job, nodes, peaks, efficiency), engine_step)
+    # What the command line says is held.
+    if "parallel.zero_stage" in searched:
+        described.zero_stages = [parallel.zero_stage]
+    if "parallel.activation_checkpointing" in searched:
+        described.checkpointing = [parallel.activation_checkpointing]
+    models = _models(described, nodes)
     # Of one layout the best micro-batch; of equal ones the largest, which came first.
     found = search(models, keep=top, alike=lambda one: (one.tensor, one.data, one.pipeline))
     if not found.layouts:
         raise TrainerError(_no_layout(job, models[0]))
     if not found.best:
-        is_saving = job.parallel.activation_checkpointing == "full"
         raise TrainerError(
             f"{job.name} does not fit {models[0].world_size} such GPUs in any of {found.layouts} layouts: "
-            f"take more of them{'' if is_saving else ', or parallel.activation_checkpointing=full'}.",
+            "take more of them.",
             exit_code=FAILED,
         )
     rows = [_row(job, estimate, peaks, models[0].gpus) for estimate in found.best]
@@ -131,28 +145,26 @@ def _nodes(group: str, inter: float, intra: float) -> list[NodeKind]:
     return [NodeKind(accelerator.name, int(gpus), inter, intra, accelerator.memory_gib)] * int(count)
 
 
-def _models(
-    job: Config, nodes: list[NodeKind], peaks: dict[str, float], efficiency: float
-) -> list[PublishedModel]:
+def _models(described: Job, nodes: list[NodeKind]) -> list[TrainerModel]:
     """Return a model for each order of nodes: all, or of many the rotations."""
     import itertools
 
+    from rdm_planner.job import TrainerModel
     from rdm_planner.nodes import orders
-    from rdm_trainer.tune import PublishedModel
 
     tried = list(itertools.islice(orders(nodes), _ORDERS + 1))
     if len(tried) > _ORDERS:
         steps = range(0, len(nodes), -(-len(nodes) // _ORDERS))
         tried = list(dict.fromkeys((*nodes[place:], *nodes[:place]) for place in steps))
-    return [PublishedModel(job, order, peaks, efficiency) for order in tried]
+    return [TrainerModel(described, order) for order in tried]
 
 
-def _no_layout(job: Config, model: PublishedModel) -> str:
+def _no_layout(job: Config, model: TrainerModel) -> str:
     import dataclasses
 
     from rdm_core.config import check
+    from rdm_planner.job import with_layout
     from rdm_planner.layouts import Layout
-    from rdm_trainer.tune import with_layout
 
     alone = with_layout(job, Layout(1, 1, 1, 1))
     alone = dataclasses.replace(alone, parallel=dataclasses.replace(alone.parallel, data=None))
@@ -167,7 +179,7 @@ def _no_layout(job: Config, model: PublishedModel) -> str:
 
 def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) -> dict[str, Any]:
     from rdm_core.cost import flops
-    from rdm_trainer.tune import blocks_of, with_layout
+    from rdm_planner.job import blocks_of, with_layout
 
     layout = estimate.layout
     tuned = with_layout(job, layout, estimate.cut)
@@ -177,6 +189,8 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
         f"parallel.tensor={layout.tensor}",
         f"parallel.pipeline={layout.pipeline}",
         f"optimisation.micro_batch_size={layout.micro_batch}",
+        f"parallel.activation_checkpointing={tuned.parallel.activation_checkpointing}",
+        f"parallel.zero_stage={layout.zero_stage}",
     ]
     if job.parallel.data is not None:
         overrides.append(f"parallel.data={layout.data}")
@@ -184,13 +198,15 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
         overrides.append(f"launcher.nodes={len(estimate.nodes)}")
     if job.launcher.devices_per_node is not None:
         overrides.append(f"launcher.devices_per_node={gpus}")
-    if layout.pipeline > 1:
+    if tuned.parallel.partition != job.parallel.partition:
         overrides.append(f"parallel.partition={tuned.parallel.partition}")
     return {
         "tensor": layout.tensor,
         "data": layout.data,
         "pipeline": layout.pipeline,
         "micro_batch": layout.micro_batch,
+        "checkpointing": layout.checkpointing,
+        "zero_stage": layout.zero_stage,
         "partition": "-".join(map(str, blocks_of(estimate.cut))),
         "nodes": list(estimate.nodes),
         "seconds": estimate.seconds,
@@ -198,6 +214,7 @@ def _row(job: Config, estimate: Estimate, peaks: dict[str, float], gpus: int) ->
         "tokens_per_second": batch * job.model.tokens_per_sample / estimate.seconds,
         "mfu": flops.flops_per_sample(tuned) * batch / estimate.seconds / peak,
         "memory_gib": estimate.memory_gib,
+        "stage_memory_gib": list(estimate.stage_memory_gib),
         "parts": dict(estimate.parts),
         "overrides": overrides,
     }
@@ -211,7 +228,7 @@ def _show(job: Config, rows: list[dict[str, Any]], layouts: int, solved: int, co
     console.print(f"\n{job.name}: the fastest of {layouts} layouts ({solved} solved, the others cannot win).")
     console.print("[yellow]A guess from published peaks and bandwidths: nothing has been measured.[/]\n")
     table = Table(box=None, padding=(0, 1))
-    for name in ("step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "GiB", "bubble"):
+    for name in ("step s", "tokens/s", "MFU", "tp", "dp", "pp", "micro", "zero", "ckpt", "GiB", "bubble"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("blocks of each stage", overflow="fold")
     for row in rows:
@@ -219,9 +236,10 @@ def _show(job: Config, rows: list[dict[str, Any]], layouts: int, solved: int, co
             f"{row['seconds']:.3f}",
             f"{row['tokens_per_second']:,.0f}",
             f"{row['mfu']:.1%}",
-            *(str(row[name]) for name in ("tensor", "data", "pipeline", "micro_batch")),
+            *(str(row[name]) for name in ("tensor", "data", "pipeline", "micro_batch", "zero_stage")),
+            "full" if row["checkpointing"] else "",
             f"{row['memory_gib']:.1f}",
-            f"{row['parts']['bubble and sends'] / row['seconds']:.0%}",
+            f"{row['parts']['bubble'] / row['seconds']:.0%}",
             row["partition"] if row["pipeline"] > 1 else "",
         )
     console.print(table)

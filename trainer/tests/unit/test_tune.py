@@ -4,30 +4,41 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from rdm_core import config as configuration
+from rdm_core.config import Config
 from rdm_core.cost import flops
 from rdm_core.cost.dry_run import GIB, dry_run
 from rdm_core.errors import TrainerError
+from rdm_planner.engine_step import EngineStep
+from rdm_planner.job import Job, TrainerModel, published_peaks, with_layout
 from rdm_planner.layouts import Layout
 from rdm_planner.nodes import NodeKind, orders
+from rdm_planner.schedules import BlockingSends
 from rdm_planner.search import search
 from rdm_trainer.cli import cli
-from rdm_trainer.tune import PublishedModel, with_layout
+from rdm_trainer.engine_step import engine_step
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 H100 = NodeKind("H100", gpus=4, inter=400e9, intra=3600e9, memory_gib=79.1)
 A10 = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=22.2)
 
 
-def _model(name: str, *nodes: NodeKind) -> PublishedModel:
-    return PublishedModel(
-        configuration.load(CONFIGS / f"{name}.yaml"), nodes, {"H100": 989.4, "A10": 125.0}, 0.5
+_PEAKS = {"H100": 989.4, "A10": 125.0}
+
+
+def _model(name: str, *nodes: NodeKind, overrides: Sequence[str] = (), **options: Any) -> TrainerModel:
+    config = configuration.load(CONFIGS / f"{name}.yaml", overrides)
+    return TrainerModel(
+        Job(config, published_peaks(config, nodes, _PEAKS, 0.5), engine_step, **options), nodes
     )
 
 
@@ -40,11 +51,12 @@ def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2-xl", "t5-11b"])
 def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str) -> None:
-    model = _model(name, H100, H100, A10)
-    found = search([model], keep=30)
+    shallow = ["model.layers=8"] if name.startswith("t5") else []
+    model = _model(name, H100, A10, overrides=shallow)
+    found = search([model], keep=10)
     assert len({estimate.layout.pipeline for estimate in found.best}) > 1
     for estimate in found.best:
-        tuned = with_layout(model.config, estimate.layout, estimate.cut)
+        tuned = with_layout(model.job.config, estimate.layout, estimate.cut)
         tuned = dataclasses.replace(
             tuned, launcher=dataclasses.replace(tuned.launcher, nodes=None, devices_per_node=None)
         )
@@ -65,9 +77,46 @@ def test_the_slower_kind_gets_fewer_blocks() -> None:
 def test_one_gpu_takes_its_flops_at_its_rate() -> None:
     model = _model("gpt-1.3b", NodeKind("H100", 1, 1e9, 1e9, 79.1))
     best = search([model], keep=1).best[0]
-    job = model.config
+    job = model.job.config
     work = flops.flops_per_sample(job) * job.optimisation.global_batch_size
     assert best.seconds == pytest.approx(work / (989.4e12 * 0.5), rel=5e-3)
+
+
+def _stated(step: EngineStep, _config: Config) -> EngineStep:
+    return step
+
+
+def test_the_model_follows_what_the_engine_states() -> None:
+    layout = Layout(1, 2, 4, 1, zero_stage=1)
+    cut = (13, 12, 12, 13)
+    parts = {}
+    changes: dict[str, dict[str, Any]] = {
+        "now": {},
+        "hidden sends": {"hidden_sends": 1.0},
+        "half a gradient": {"gradient_bytes": 2, "weight_bytes": 1, "tied_bytes": 2},
+    }
+    for name, changed in changes.items():
+        model = _model("gpt2-xl", A10, A10)
+        stated = dataclasses.replace(engine_step(with_layout(model.job.config, layout)), **changed)
+        job = Job(model.job.config, model.job.times, functools.partial(_stated, stated))
+        parts[name] = TrainerModel(job, model.nodes).estimate(layout, cut).parts
+    assert parts["now"]["pipeline sends"] > 0
+    assert parts["hidden sends"]["pipeline sends"] == 0
+    for name in ("data reduction", "embedding reduction"):
+        assert parts["half a gradient"][name] == pytest.approx(parts["now"][name] / 2)
+
+
+def test_zero_and_checkpointing_make_room() -> None:
+    small = NodeKind("A10", gpus=4, inter=40e9, intra=128e9, memory_gib=15.0)
+    model = _model("gpt2-xl", small)
+    found = search([model], keep=100, alike=lambda one: (one.zero_stage, one.checkpointing))
+    by_kind = {(one.layout.zero_stage, one.layout.checkpointing): one for one in found.best}
+    assert all(one.fits for one in found.best)
+    assert {zero for zero, _ in by_kind} == {1, 2, 3}
+    # ZeRO 2 and 3 are for a single stage, and each needs less memory than the one before.
+    assert by_kind[3, True].layout.pipeline == 1
+    held = [model.estimate(Layout(1, 4, 1, 4, True, zero), (50,)).memory_gib for zero in (1, 2, 3)]
+    assert held == sorted(held, reverse=True)
 
 
 def _tune(*arguments: str) -> tuple[int, str]:
@@ -120,17 +169,12 @@ def test_bad_input_is_one_sentence(arguments: list[str], code: int, problem: str
 
 def test_a_border_within_a_node_is_crossed_by_those_who_leave_it() -> None:
     slow = NodeKind("A10", gpus=8, inter=1e9, intra=1e15, memory_gib=22.2)
-    model = PublishedModel(
-        configuration.load(CONFIGS / "gpt2-xl.yaml", ["optimisation.global_batch_size=96"]),
-        (slow,) * 3,
-        {"A10": 125.0},
-        0.5,
-    )
+    model = _model("gpt2-xl", slow, slow, slow, overrides=["optimisation.global_batch_size=96"])
     # Ranks 3 to 5 are stage 1 and 6 to 8 stage 2: rank 5 sends to rank 8, on the next node.
-    layout = Layout(1, 3, 8, 1)
-    job = with_layout(model.config, layout)
-    stages = [model._stage_nodes(stage, layout) for stage in range(8)]
-    added = model._sends(job, layout, stages)
+    layout = Layout(1, 3, 8, 1, zero_stage=1)
+    schedule = model.problem(layout).schedule
+    assert isinstance(schedule, BlockingSends)
+    added = schedule.seconds
     assert added[0] < 1e-3
     assert added[1] > 0.01
 

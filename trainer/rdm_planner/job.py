@@ -1,0 +1,544 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What layouts of a trainer's job cost.
+
+A step is as the engine states it (:class:`rdm_planner.engine_step.EngineStep`); times come from
+:class:`rdm_planner.times.Times`; memory is that of :mod:`rdm_core.cost.dry_run`.
+
+Sources: FLOPs as in PaLM, appendix B (Chowdhery et al. 2022); sums of tensor parallelism as in Megatron-LM
+(Shoeybi et al. 2019), two of a block's activations forward and two backward; rings as in Patarasuk and Yuan
+2009; ZeRO's traffic as in Rajbhandari et al. 2020, section 7.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rdm_core.config.checks import check
+from rdm_core.config.schema import Config
+from rdm_core.cost import flops
+from rdm_core.cost.dry_run import GIB, stage_memory
+from rdm_core.cost.flops import LayerSize
+from rdm_planner.engine_step import EngineStep
+from rdm_planner.layouts import Estimate, Layout
+from rdm_planner.nodes import NodeKind
+from rdm_planner.partition import Problem
+from rdm_planner.schedules import BlockingSends, OneForwardOneBackward
+from rdm_planner.search import ideal_sums, paces
+from rdm_planner.times import LayerWork, PublishedPeaks, Times
+
+__all__ = ["Job", "TrainerModel", "blocks_of", "published_peaks", "with_layout"]
+
+_BITS = 8
+_MOST_MICRO_BATCH = 64
+_BOTH = ("none", "full")
+
+
+def with_layout(config: Config, layout: Layout, cut: Sequence[int] | None = None) -> Config:
+    """Return a job with another layout.
+
+    Args:
+        config: The job.
+        layout: The layout.
+        cut: Units of each stage, as :class:`TrainerModel` counts them; the partition is left as it is
+            without.
+    """
+    partition = config.parallel.partition if layout.pipeline > 1 else "even"
+    if cut is not None and layout.pipeline > 1:
+        partition = "-".join(map(str, blocks_of(cut)))
+    data = layout.data if config.parallel.data is not None else None
+    return dataclasses.replace(
+        config,
+        parallel=dataclasses.replace(
+            config.parallel,
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            data=data,
+            partition=partition,
+            zero_stage=layout.zero_stage,
+            activation_checkpointing="full" if layout.checkpointing else "none",
+        ),
+        optimisation=dataclasses.replace(config.optimisation, micro_batch_size=layout.micro_batch),
+    )
+
+
+def blocks_of(cut: Sequence[int]) -> list[int]:
+    """Return the transformer blocks of each stage: the first unit is the embedding, the last the head."""
+    blocks = list(cut)
+    blocks[0] -= 1
+    blocks[-1] -= 1
+    return blocks
+
+
+def published_peaks(
+    config: Config, nodes: Iterable[NodeKind], peaks: Mapping[str, float], efficiency: float
+) -> PublishedPeaks:
+    """Return the times of a job's layers as published figures have them.
+
+    Args:
+        config: The job; its layout is ignored.
+        nodes: The nodes.
+        peaks: Dense peak of each GPU by its name, TFLOP/s.
+        efficiency: The share of the peak that layers reach, from 0 to 1.
+    """
+    work = {
+        layer.name: LayerWork(flops.forward_flops(config, layer), _summed_bits(config, layer))
+        for layer in flops.layer_sizes(config)
+    }
+    return PublishedPeaks(work, {node.gpu: node for node in nodes}, peaks, efficiency)
+
+
+def _width(config: Config) -> int:
+    return 4 if config.optimisation.precision == "fp32" else 2
+
+
+def _summed_bits(config: Config, layer: LayerSize) -> float:
+    """Return what tensor ranks sum in a sample's forward pass: outputs of each attention and of the MLP."""
+    if not _is_block(layer):
+        return 0.0
+    is_decoder = layer.name == "DecoderBlock"
+    tokens = config.model.decoder_length if is_decoder else config.model.seq_length
+    return (3 if is_decoder else 2) * tokens * config.model.hidden_size * _width(config) * _BITS
+
+
+def _is_block(layer: LayerSize) -> bool:
+    return layer.name.endswith("Block")
+
+
+@dataclass(eq=False)
+class Job:
+    """A job, whatever its layout and the nodes' order: what all its :class:`TrainerModel` share.
+
+    Args:
+        config: The job; its layout is ignored, but for what ``checkpointing`` and ``zero_stages`` allow.
+        times: What its layers and the links take.
+        statement: How the engine takes a step of a job with a layout.
+        checkpointing: The values of ``parallel.activation_checkpointing`` that are tried.
+        zero_stages: Those of ``parallel.zero_stage``.
+    """
+
+    config: Config
+    times: Times
+    statement: Callable[[Config], EngineStep]
+    checkpointing: Sequence[str] = _BOTH
+    zero_stages: Sequence[int] = (0, 1, 2, 3)
+
+    def __post_init__(self) -> None:
+        self._shaped: dict[Layout, _Shaped] = {}
+        self._sums: dict[tuple[object, ...], tuple[list[float], list[float]]] = {}
+        self._paces: dict[tuple[object, ...], dict[str, tuple[float, float]]] = {}
+        self._units: dict[int, list[tuple[LayerSize, ...]]] = {}
+
+    @cached_property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.config.optimisation.global_batch_size
+
+    def shaped(self, layout: Layout) -> _Shaped:
+        """Return what there is to know of a layout on whatever nodes."""
+        if layout not in self._shaped:
+            self._shaped[layout] = _Shaped(self, layout)
+        return self._shaped[layout]
+
+    def units(self, config: Config) -> list[tuple[LayerSize, ...]]:
+        """Return what a cut counts, for a tensor degree."""
+        tensor = config.parallel.tensor
+        if tensor not in self._units:
+            self._units[tensor] = _units(flops.layer_sizes(config))
+        return self._units[tensor]
+
+    def sums(self, layout: Layout, gpu: str) -> tuple[list[float], list[float]]:
+        """Return the running sums of the units' times for a micro-batch: forward and backward; backward."""
+        key = (gpu, layout.tensor, layout.micro_batch, layout.checkpointing)
+        if key not in self._sums:
+            known: dict[str, tuple[float, float]] = {}
+            both, backward = [0.0], [0.0]
+            for unit in self.shaped(layout).units:
+                for layer in unit:
+                    if layer.name not in known:
+                        known[layer.name] = self._seconds(layout, gpu, layer)
+                ahead, back = (sum(column) for column in zip(*(known[one.name] for one in unit), strict=True))
+                both.append(both[-1] + ahead + back)
+                backward.append(backward[-1] + back)
+            self._sums[key] = both, backward
+        return self._sums[key]
+
+    def paces(self, layout: Layout, gpus: frozenset[str]) -> dict[str, tuple[float, float]]:
+        """Return how slow GPUs are: at every layer; and all layers together, seconds."""
+        key = (gpus, layout.tensor, layout.micro_batch, layout.checkpointing)
+        if key not in self._paces:
+            running = {gpu: self.sums(layout, gpu)[0] for gpu in gpus}
+            self._paces[key] = {gpu: (pace, running[gpu][-1]) for gpu, pace in paces(running).items()}
+        return self._paces[key]
+
+    def _seconds(self, layout: Layout, gpu: str, layer: LayerSize) -> tuple[float, float]:
+        size, tensor = layout.micro_batch, layout.tensor
+        again = layout.checkpointing and _is_block(layer)
+        return (
+            self.times.forward(gpu, layer.name, size, tensor),
+            self.times.backward(gpu, layer.name, size, tensor, checkpointed=again),
+        )
+
+    def layouts(self, world_size: int, gpus: int) -> Iterator[Layout]:
+        """Yield every layout that the trainer takes.
+
+        Args:
+            world_size: GPUs of all nodes.
+            gpus: GPUs of a node.
+        """
+        for tensor in range(1, gpus + 1):
+            if gpus % tensor:
+                continue
+            replicas = world_size // tensor
+            for data in range(1, min(replicas, self.batch) + 1):
+                stages = replicas // data
+                if replicas % data or self.batch % data or stages > self.config.model.blocks:
+                    continue
+                for zero in self._zero_stages(data, stages):
+                    if self._is_possible(Layout(tensor, data, stages, 1, False, zero), world_size):
+                        yield from self._sizes(tensor, data, stages, zero)
+
+    def _zero_stages(self, data: int, stages: int) -> list[int]:
+        """Return the ZeRO stages that differ: weights of 16 bits always have 1, a pipeline never has 2."""
+        least = 0 if self.config.optimisation.precision == "fp32" else 1
+        most = 1 if stages > 1 else 3
+        stage_by_name = {max(least, zero) for zero in self.zero_stages}
+        if data == 1:
+            return [min(stage_by_name)] if min(stage_by_name) <= most else []
+        return sorted(zero for zero in stage_by_name if zero <= most)
+
+    def _sizes(self, tensor: int, data: int, stages: int, zero: int) -> Iterator[Layout]:
+        share = self.batch // data
+        for size in range(min(share, _MOST_MICRO_BATCH), 0, -1):
+            if share % size == 0:
+                for saved in self.checkpointing:
+                    yield Layout(tensor, data, stages, size, saved == "full", zero)
+
+    def _is_possible(self, layout: Layout, world_size: int) -> bool:
+        tried = with_layout(self.config, layout)
+        parallel = dataclasses.replace(tried.parallel, partition="even")
+        # How many nodes the job asks for is not what is looked for.
+        launcher = dataclasses.replace(tried.launcher, nodes=None, devices_per_node=None)
+        return not check(dataclasses.replace(tried, parallel=parallel, launcher=launcher), world_size)
+
+
+class _Shaped:
+    """A job with a layout, on whatever nodes."""
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self.job = with_layout(job.config, layout)
+        self.layout = layout
+        self.units = job.units(self.job)
+        self.step = job.statement(self.job)
+        self.micro_batches = layout.accumulation(job.batch)
+        tensor = layout.tensor
+        self._held = [0, *itertools.accumulate(sum(map(_own(tensor), unit)) for unit in self.units)]
+        self._tied = [
+            0,
+            *itertools.accumulate(sum(one.tied // tensor for one in unit) for unit in self.units),
+        ]
+        names = sorted({unit[0].name for unit in self.units})
+        # All blocks of a GPT are alike: it matters how many there are, and not which.
+        self._is_uniform = len(names) <= 3
+        self._counts = [(0,) * len(names)]
+        for unit in self.units:
+            last = zip(self._counts[-1], names, strict=True)
+            self._counts.append(tuple(count + (unit[0].name == name) for count, name in last))
+        self._memory: dict[tuple[object, ...], int] = {}
+
+    def own(self, begin: int, end: int) -> int:
+        """Return the parameters that a rank of a stage has; what is tied to its first layer counts once."""
+        tied = self._tied[end] if begin == 0 else 0
+        return self._held[end] - self._held[begin] - tied
+
+    def activation_bits(self) -> float:
+        """Return what a stage hands to the next for a micro-batch."""
+        model = self.job.model
+        tokens = model.tokens_per_sample if model.kind == "t5" else model.seq_length
+        return self.layout.micro_batch * tokens * model.hidden_size * _width(self.job) * _BITS
+
+    def memory(self, stage: int, begin: int, end: int) -> int:
+        """Return the bytes of a rank of a stage with some units."""
+        in_flight = min(self.micro_batches, self.layout.pipeline - stage)
+        is_last = stage == self.layout.pipeline - 1
+        key: tuple[object, ...] = (in_flight, is_last, begin == 0, end - begin)
+        if not self._is_uniform:
+            key = (in_flight, is_last, self._counts[begin], self._counts[end])
+        if key not in self._memory:
+            layers = list(itertools.chain(*self.units[begin:end]))
+            found = stage_memory(self.job, layers, self.layout.data, in_flight, last=is_last)
+            self._memory[key] = found.total
+        return self._memory[key]
+
+
+@dataclass(frozen=True)
+class TrainerModel:
+    """What layouts of a job cost on nodes in one order.
+
+    Args:
+        job: The job.
+        nodes: In their order; all have as many GPUs.
+    """
+
+    job: Job
+    nodes: tuple[NodeKind, ...]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a node."""
+        return self.nodes[0].gpus
+
+    @property
+    def world_size(self) -> int:
+        """GPUs of all nodes."""
+        return self.gpus * len(self.nodes)
+
+    def layouts(self) -> Iterator[Layout]:
+        """Yield every layout that the trainer takes, and of whose tensor degree the times are known."""
+        kinds = {node.gpu for node in self.nodes}
+        known = [tensors for gpu in kinds if (tensors := self.job.times.tensors(gpu)) is not None]
+        for layout in self.job.layouts(self.world_size, self.gpus):
+            if all(layout.tensor in tensors for tensors in known):
+                yield layout
+
+    def tries(self, layout: Layout) -> list[tuple[int, ...]]:
+        """Return the trainer's own cut: blocks evenly."""
+        blocks, stages = self.job.config.model.blocks, layout.pipeline
+        cut = [blocks // stages + (stage < blocks % stages) for stage in range(stages)]
+        cut[0] += 1
+        cut[-1] += 1
+        return [tuple(cut)]
+
+    def placement(self, layout: Layout) -> Hashable:
+        """Return what orders of nodes have in common on which a layout costs the same."""
+        stages = self._stages(layout)
+        if layout.tensor * layout.data >= self.gpus:
+            return tuple(frozenset(node.gpu for node in nodes) for nodes in stages)
+        return tuple(tuple(node.gpu for node in nodes) for nodes in stages)
+
+    def ideal(self, layout: Layout) -> Problem:
+        """Return a problem that is never slower in any order of the nodes: without sends and mixed stages."""
+        ranks = layout.tensor * layout.data
+        count = collections.Counter(node.gpu for node in self.nodes)
+        running = {gpu: self.job.sums(layout, gpu)[0] for gpu in count}
+        sums = ideal_sums(
+            running, layout.pipeline, lambda kinds: sum(count[gpu] for gpu in kinds) * self.gpus // ranks
+        )
+        return Problem(sums, self._schedule(layout), lambda _cut, ends: max(ends))
+
+    def problem(self, layout: Layout) -> Problem:
+        """Return what :func:`rdm_planner.partition.best_cut` needs for a layout."""
+        shaped = self.job.shaped(layout)
+        stages = self._stages(layout)
+        schedule = BlockingSends(self._schedule(layout), tuple(self._sends(shaped, stages)))
+        costs = [self._after(shaped, nodes) for nodes in stages]
+        tied = self._tied_seconds(shaped, stages)
+        limits = [min(self.job.times.memory_gib(node.gpu) for node in nodes) * GIB for nodes in stages]
+
+        def total(cut: Sequence[int], ends: Sequence[float]) -> float:
+            return _total(shaped, costs, tied, cut, ends)
+
+        def rest(first: int) -> float:
+            own = shaped.own(0, first)
+            return tied + costs[0].reduction(own) + costs[0].update(own)
+
+        def fits(stage: int, begin: int, end: int) -> bool:
+            return shaped.memory(stage, begin, end) <= limits[stage]
+
+        slowest = [self._slowest(layout, nodes) for nodes in stages]
+        return Problem([self.job.sums(layout, node.gpu)[0] for node in slowest], schedule, total, rest, fits)
+
+    def estimate(self, layout: Layout, cut: Sequence[int]) -> Estimate:
+        """Return what a layout with a cut takes."""
+        problem = self.problem(layout)
+        times = problem.times(cut)
+        ends = problem.schedule.ends(times)
+        shaped = self.job.shaped(layout)
+        stages = self._stages(layout)
+        costs = [self._after(shaped, nodes) for nodes in stages]
+        tied = self._tied_seconds(shaped, stages)
+        seconds = problem.total(cut, ends)
+        own = _stage_parameters(shaped, cut)
+        optimiser = max(cost.optimiser * held for cost, held in zip(costs, own, strict=True))
+        sends = self._sends(shaped, stages)
+        busiest = max(range(layout.pipeline), key=lambda stage: times[stage] + sends[stage])
+        compute = times[busiest] * shaped.micro_batches
+        sending = sends[busiest] * shaped.micro_batches
+        bounds = [0, *itertools.accumulate(cut)]
+        memory = tuple(
+            shaped.memory(stage, begin, end) / GIB
+            for stage, (begin, end) in enumerate(itertools.pairwise(bounds))
+        )
+        return Estimate(
+            layout=layout,
+            nodes=tuple(node.gpu for node in self.nodes),
+            cut=tuple(cut),
+            seconds=seconds,
+            parts={
+                "compute": compute,
+                "bubble": ends[0] - compute - sending,
+                "pipeline sends": sending,
+                "data reduction": seconds - ends[0] - tied - optimiser,
+                "embedding reduction": tied,
+                "optimiser": optimiser,
+            },
+            memory_gib=max(memory),
+            stage_memory_gib=memory,
+            fits=problem.holds(cut),
+        )
+
+    def _schedule(self, layout: Layout) -> OneForwardOneBackward:
+        gpu = self.nodes[0].gpu
+        both, backward = self.job.sums(layout, gpu)
+        micro_batches = layout.accumulation(self.job.batch)
+        return OneForwardOneBackward(layout.pipeline, micro_batches, forward=1 - backward[-1] / both[-1])
+
+    def _slowest(self, layout: Layout, nodes: Sequence[NodeKind]) -> NodeKind:
+        if len(nodes) == 1:
+            return nodes[0]
+        pace = self.job.paces(layout, frozenset(node.gpu for node in self.nodes))
+        return max(nodes, key=lambda node: pace[node.gpu])
+
+    def _stages(self, layout: Layout) -> list[tuple[NodeKind, ...]]:
+        """Return the distinct kinds of each stage's nodes, in order: its ranks are next to each other."""
+        ranks = layout.tensor * layout.data
+        bounds = [
+            (stage * ranks // self.gpus, ((stage + 1) * ranks - 1) // self.gpus + 1)
+            for stage in range(layout.pipeline)
+        ]
+        return [tuple(dict.fromkeys(self.nodes[first:last])) for first, last in bounds]
+
+    def _sends(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> list[float]:
+        """Return what each stage adds to a micro-batch: it sends and receives at each of its borders."""
+        layout, times = shaped.layout, self.job.times
+        ranks = layout.tensor * layout.data
+        bits = shaped.activation_bits()
+        added = [0.0] * layout.pipeline
+        for stage, (here, there) in enumerate(itertools.pairwise(stages)):
+            leaving = _leaving(stage, ranks, self.gpus)
+            pairs = itertools.product(here, there) if ranks >= self.gpus else [(here[-1], there[0])]
+            slowest = max(
+                times.point_to_point(one.gpu, other.gpu, across=leaving > 0).seconds(bits * max(1, leaving))
+                for one, other in pairs
+            )
+            # An output one way, a gradient the other.
+            seconds = 2 * slowest * (1 - shaped.step.hidden_sends)
+            added[stage] += seconds
+            added[stage + 1] += seconds
+        return added
+
+    def _after(self, shaped: _Shaped, nodes: Sequence[NodeKind]) -> _After:
+        """Return what follows a stage's last micro-batch."""
+        layout, step, times = shaped.layout, shaped.step, self.job.times
+        slowest = self._slowest(layout, nodes)
+        shared = layout.data if step.shards_optimiser else 1
+        optimiser = max(times.optimiser(node.gpu) for node in nodes) / shared
+        if layout.data == 1:
+            return _After(optimiser=optimiser)
+        ranks = layout.tensor * layout.data
+        across = ranks > self.gpus or self.gpus % ranks > 0
+        link = times.all_reduce({node.gpu for node in nodes}, across=across)
+        # As many rings leave a node as there are tensor ranks in it.
+        bandwidth = link.bandwidth / (min(layout.tensor, self.gpus) if across else 1)
+        ring = (layout.data - 1) / layout.data * _BITS / bandwidth
+        passes = 1 if step.shards_optimiser else 2
+        repeats = shaped.micro_batches if step.reduces_each_micro_batch else 1
+        both, backward = self.job.sums(layout, slowest.gpu)
+        return _After(
+            optimiser=optimiser,
+            latency=link.latency,
+            reduce=passes * ring * step.gradient_bytes,
+            hidden_reduction=step.hidden_reduction * backward[-1],
+            reductions=repeats,
+            gather=ring * step.weight_bytes if step.shards_optimiser else 0.0,
+            hidden_gathers=step.hidden_gathers * both[-1],
+            gathers=step.gathers_each_micro_batch,
+            micro_batches=shaped.micro_batches,
+        )
+
+    def _tied_seconds(self, shaped: _Shaped, stages: Sequence[Sequence[NodeKind]]) -> float:
+        """Return the time of summing the tied embedding's gradients between the first and the last stage."""
+        layout, job = shaped.layout, shaped.job
+        if layout.pipeline == 1 or not job.model.tied_embeddings:
+            return 0.0
+        words = job.padded_vocab_size * job.model.hidden_size / layout.tensor
+        across = len(self.nodes) > 1
+        ends = {stages[0][0].gpu, stages[-1][-1].gpu}
+        pairs = min(self.gpus, layout.tensor * layout.data) if across else 1
+        # Of two, an all-reduce moves the data once.
+        return self.job.times.all_reduce(ends, across=across).seconds(
+            words * shaped.step.tied_bytes * _BITS * pairs
+        )
+
+
+@dataclass(frozen=True)
+class _After:
+    """What follows a stage's backward passes, by its ranks' parameters; seconds, rates of one parameter."""
+
+    optimiser: float
+    latency: float = 0.0
+    reduce: float = 0.0
+    hidden_reduction: float = 0.0
+    reductions: int = 0
+    gather: float = 0.0
+    hidden_gathers: float = 0.0
+    gathers: int = 0
+    micro_batches: int = 0
+
+    def reduction(self, own: int) -> float:
+        """Return what nothing hides of reducing gradients, and of gathering weights within the step."""
+        if not self.reductions:
+            return 0.0
+        once = max(0.0, self.latency + own * self.reduce - self.hidden_reduction)
+        seconds = self.reductions * once
+        if self.gathers:
+            gathered = self.gathers * (self.latency + own * self.gather)
+            seconds += self.micro_batches * max(0.0, gathered - self.hidden_gathers)
+        return seconds
+
+    def update(self, own: int) -> float:
+        """Return the time of the optimiser, and of gathering its results."""
+        seconds = own * self.optimiser
+        if self.gather and not self.gathers:
+            seconds += self.latency + own * self.gather
+        return seconds
+
+
+def _stage_parameters(shaped: _Shaped, cut: Sequence[int]) -> list[int]:
+    bounds = [0, *itertools.accumulate(cut)]
+    return [shaped.own(begin, end) for begin, end in itertools.pairwise(bounds)]
+
+
+def _total(
+    shaped: _Shaped, costs: Sequence[_After], tied: float, cut: Sequence[int], ends: Sequence[float]
+) -> float:
+    """Return a step's time: the norm of all gradients is known when the last of them is reduced."""
+    own = _stage_parameters(shaped, cut)
+    reduced = max(end + cost.reduction(held) for end, cost, held in zip(ends, costs, own, strict=True))
+    return tied + reduced + max(cost.update(held) for cost, held in zip(costs, own, strict=True))
+
+
+def _leaving(stage: int, ranks: int, gpus: int) -> int:
+    """Return how many ranks of a node send to another node, from a stage to the next; the most of a node."""
+    if ranks >= gpus:
+        return gpus
+    first = stage * ranks % gpus
+    # Each sends to the one so many ranks on; the stage may go on in a second node.
+    here = min(first + ranks, gpus) - max(first, gpus - ranks)
+    there = first + ranks - gpus - (gpus - ranks)
+    return max(0, here, there)
+
+
+def _own(tensor: int) -> Callable[[LayerSize], int]:
+    return lambda layer: layer.split // tensor + layer.whole
+
+
+def _units(layers: Sequence[LayerSize]) -> list[tuple[LayerSize, ...]]:
+    """Return what a cut counts: what is before the blocks, each block with what follows it, what is after."""
+    blocks = [index for index, layer in enumerate(layers) if _is_block(layer)]
+    bounds = [0, *blocks, blocks[-1] + 1, len(layers)]
+    return [tuple(layers[begin:end]) for begin, end in itertools.pairwise(bounds)]

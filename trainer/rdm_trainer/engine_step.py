@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How :mod:`rdm_trainer.engine` takes a step, for the planner. No torch.
+
+Whoever changes what the engine sends, when, or behind which computing it hides that, changes this file.
+"""
+
+from __future__ import annotations
+
+from rdm_core.config.schema import Config
+from rdm_planner.engine_step import EngineStep
+
+__all__ = ["engine_step"]
+
+
+def engine_step(config: Config) -> EngineStep:
+    """Return how DeepSpeed's engines take a step of a job, as :mod:`rdm_trainer.deepspeed_config` sets them.
+
+    The pipeline engine waits for every send and receive. ZeRO 1 reduces after the last micro-batch, in fp32
+    unless weights are fp16. ZeRO 2 and 3 reduce every micro-batch's gradients beside its backward pass
+    (``overlap_comm``); 3 gathers the weights for each forward and each backward pass, and prefetches them.
+
+    Args:
+        config: The job, with its layout.
+    """
+    precision, zero = config.optimisation.precision, config.zero_stage
+    gradient = 2 if precision == "fp16" else 4
+    return EngineStep(
+        hidden_sends=0.0,
+        gradient_bytes=gradient,
+        reduces_each_micro_batch=zero >= 2,
+        shards_optimiser=zero >= 1,
+        hidden_reduction=1.0 if zero >= 2 else 0.0,
+        weight_bytes=4 if precision == "fp32" else 2,
+        gathers_each_micro_batch=2 if zero >= 3 else 0,
+        hidden_gathers=1.0 if zero >= 3 else 0.0,
+        tied_bytes=gradient,
+    )
