@@ -51,7 +51,7 @@ class Times(Protocol):
         """Return the tensor degrees whose times are known; None if those of any are.
 
         Args:
-            gpu: The GPU.
+            gpu: Its name.
         """
         ...
 
@@ -59,7 +59,7 @@ class Times(Protocol):
         """Return the seconds of one layer's forward pass, with the sums of its tensor parallelism.
 
         Args:
-            gpu: The GPU.
+            gpu: Its name.
             kind: The layer's kind.
             micro_batch: Samples.
             tensor: Tensor degree.
@@ -70,7 +70,7 @@ class Times(Protocol):
         """Return the seconds of one layer's backward pass, with the sums of its tensor parallelism.
 
         Args:
-            gpu: The GPU.
+            gpu: Its name.
             kind: The layer's kind.
             micro_batch: Samples.
             tensor: Tensor degree.
@@ -82,7 +82,7 @@ class Times(Protocol):
         """Return the seconds of the optimiser's step for each parameter that a rank updates.
 
         Args:
-            gpu: The GPU.
+            gpu: Its name.
         """
         ...
 
@@ -109,7 +109,7 @@ class Times(Protocol):
         """Return the memory of a GPU that a program can use, in GiB.
 
         Args:
-            gpu: The GPU.
+            gpu: Its name.
         """
         ...
 

@@ -53,7 +53,7 @@ def test_the_layers_forwards_are_a_third_of_a_sample(name: str) -> None:
 def test_memory_is_the_dry_runs_and_the_trainer_takes_the_layout(name: str) -> None:
     shallow = ["model.layers=8"] if name.startswith("t5") else []
     model = _model(name, H100, A10, overrides=shallow)
-    found = search([model], keep=10)
+    found = search([model], keep=10, alike=lambda one: (one.tensor, one.data, one.pipeline))
     assert len({estimate.layout.pipeline for estimate in found.best}) > 1
     for estimate in found.best:
         tuned = with_layout(model.job.config, estimate.layout, estimate.cut)
