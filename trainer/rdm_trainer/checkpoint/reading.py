@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import struct
 import zipfile
 import zlib
@@ -25,19 +26,28 @@ from deepspeed.utils.tensor_fragment import fragment_address
 __all__ = ["as_data", "load", "load_mapped"]
 
 _DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-# What DeepSpeed writes beside tensors and plain values.
-_CLASSES = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+
+
+def _zero_stage(kind: Any, name: str) -> ZeroStageEnum:
+    if kind is not ZeroStageEnum:
+        raise pickle.UnpicklingError(f"attribute {name} of {kind!r} is not read from a checkpoint")
+    return ZeroStageEnum[name]
+
+
+# What DeepSpeed writes beside tensors and plain values. Python 3.11.0 to 3.11.3 write a member of an
+# enumeration as `getattr` of its class.
+_SAFE = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_zero_stage, "builtins.getattr")]
 # Of a part's header: the lengths of the name and of the extra field, and where they are.
 _LENGTHS = struct.Struct("<26xHH")
 
 
 @contextlib.contextmanager
 def as_data() -> Iterator[None]:
-    """Let ``torch.load``, also DeepSpeed's, make tensors, plain values and the classes above, and no more."""
+    """Let ``torch.load``, also DeepSpeed's, make tensors, plain values and ``_SAFE``, and no more."""
     before = os.environ.get(_DATA_ONLY)
     os.environ[_DATA_ONLY] = "1"
     try:
-        with torch.serialization.safe_globals(_CLASSES):
+        with torch.serialization.safe_globals(_SAFE):
             yield
     finally:
         del os.environ[_DATA_ONLY]

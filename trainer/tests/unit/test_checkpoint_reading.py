@@ -100,6 +100,24 @@ class _Runs:
         return Path.touch, (self.path,)
 
 
+class _Attribute:
+    """Is written as Python 3.11.0 to 3.11.3 write a member of an enumeration."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self.kind, self.name = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.kind, self.name)
+
+
+def test_a_stage_that_an_older_python_wrote_is_read_and_no_other_attribute(tmp_path: Path) -> None:
+    torch.save({"stage": _Attribute(ZeroStageEnum, "gradients")}, tmp_path / "a.pt")
+    assert reading.load(tmp_path / "a.pt") == ({"stage": ZeroStageEnum.gradients}, True)
+    torch.save({"stage": _Attribute(LossScaler, "backward")}, tmp_path / "b.pt")
+    with pytest.raises(pickle.UnpicklingError):
+        reading.load(tmp_path / "b.pt")
+
+
 def test_nothing_is_run_that_a_file_names(tmp_path: Path) -> None:
     torch.save({"weights": _Runs(tmp_path / "made")}, tmp_path / "a.pt")
     with pytest.raises(pickle.UnpicklingError):
