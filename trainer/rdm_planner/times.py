@@ -106,7 +106,7 @@ class Times(Protocol):
         ...
 
     def memory_gib(self, gpu: str) -> float:
-        """Return the memory of a GPU that a program can use, in GiB.
+        """Return the memory of a device that a program can use, in GiB.
 
         Args:
             gpu: Its name.
