@@ -42,6 +42,8 @@ _AT_ONCE = 64
 """So many connections are accepted, and so many blocks of one are read, before others have their turn."""
 _BLOCK = 65536
 _RETRY_S = 1.0
+_REFUSED = 16
+"""So many addresses that sent a wrong proof are known: a port scan must not fill a log."""
 _FILES_LEFT = 64
 """So many files this process must still be able to open."""
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -165,6 +167,8 @@ class _Unproven:
 
     def __init__(self, lines: _Lines, source: str) -> None:
         self.lines, self.source = lines, source
+        self.is_refused = False
+        """Its proof is that of another secret."""
         self._challenge = secrets.token_hex(16)
         lines.send(json.dumps({"challenge": self._challenge}).encode())
 
@@ -178,6 +182,7 @@ class _Unproven:
         name = str(hello.get("name"))
         about = name, self._challenge, str(hello.get("challenge"))
         if not _is_proof(hello.get("proof"), _digest(secret, "member proof", *about)):
+            self.is_refused = "proof" in hello
             self.lines.close()
             return None
         self.lines.send(json.dumps({"proof": _digest(secret, "server proof", *about).hex()}).encode())
@@ -198,6 +203,7 @@ class ControlServer:
 
     Attributes:
         port: Where it listens.
+        refused: Addresses, the first of them, that sent the proof of another secret.
     """
 
     def __init__(self, address: str, port: int, secret: bytes, members: int) -> None:
@@ -211,6 +217,7 @@ class ControlServer:
         self._unproven: dict[_Lines, _Unproven] = {}
         self._members: dict[str, _Channel] = {}
         self._heard: dict[str, float] = {}
+        self.refused: list[str] = []
 
     def send(self, message: dict[str, Any], to: str | None = None) -> None:
         """Queue a message to every member that is connected, or to one.
@@ -309,6 +316,8 @@ class ControlServer:
                 self._members[name] = channel
                 self._heard.setdefault(name, now)
                 found.append((name, channel.receive()))
+            elif one.is_refused and one.source not in self.refused and len(self.refused) < _REFUSED:
+                self.refused.append(one.source)
             elif now - lines.opened > _UNPROVEN_S:
                 lines.close()
             if proven is not None or not lines.is_open:

@@ -108,6 +108,7 @@ class Command:
         """Write what comes to our own standard error, and keep the end."""
         while block := os.read(stream, _BLOCK):
             self._tail = (self._tail + block)[-_KEPT:]
-            with contextlib.suppress(OSError, ValueError):
-                sys.stderr.buffer.write(block)
-                sys.stderr.buffer.flush()
+            if sys.stderr is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.buffer.write(block)
+                    sys.stderr.buffer.flush()

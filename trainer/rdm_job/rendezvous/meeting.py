@@ -121,6 +121,7 @@ class Launcher:
         self._server, self._roster, self._session, self._show = server, roster, session, show
         self._beat = 0.0
         self._listed = -1
+        self._refused = 0
         self._start: dict[str, Any] = {}
 
     def gather(
@@ -141,6 +142,7 @@ class Launcher:
                 for message in messages:
                     self._hear(connection, message)
             self._drop_silent()
+            self._name_refused()
             roster = self._roster
             if roster.is_complete and self._listed != roster.round:
                 self._listed = roster.round
@@ -207,6 +209,11 @@ class Launcher:
                     elif kind == "join" and end is None:
                         # Its connection broke before it heard of the start.
                         self._server.send(self._start, to=connection)
+                    elif kind == "leave" and connection in names and end is None:
+                        # It was stopped before it heard of the start.
+                        codes[connection] = TERMINATED
+                        left.add(connection)
+                        end = End(TERMINATED, f"{names[connection]} was stopped.")
                     elif kind in ("ended", "left") and connection in names:
                         codes[connection] = _number(message, "code", FAILED)
                         if kind == "left":
@@ -271,6 +278,11 @@ class Launcher:
                 member = self._roster.leave(connection)
                 self._show(f"{member} has gone. {self._state()}")
 
+    def _name_refused(self) -> None:
+        for address in self._server.refused[self._refused :]:
+            self._show(f"Somebody at {address} has another secret or RDZV_ID, and takes no part.")
+        self._refused = len(self._server.refused)
+
     def _state(self) -> str:
         wanted, missing = self._roster.wanted, self._roster.missing
         if not missing:
@@ -294,7 +306,9 @@ class Launcher:
         missing = f"{roster.missing} of {roster.wanted} members have not come"
         if roster.is_complete:
             missing = "not all members have acknowledged the list of members"
-        return f"After {timeout:g} s, {missing}; here are {seen}."
+        refused = ", ".join(self._server.refused)
+        others = f"; with another secret or RDZV_ID came {refused}" if refused else ""
+        return f"After {timeout:g} s, {missing}; here are {seen}{others}."
 
 
 class Worker:

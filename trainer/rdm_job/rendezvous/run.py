@@ -341,5 +341,7 @@ def _ended(end: End) -> int:
 
 
 def show(line: str) -> None:
-    """Print a line for the user."""
-    print(f"rendezvous: {line}", file=sys.stderr, flush=True)
+    """Print a line for the user; that nobody reads it any more ends no job."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"rendezvous: {line}", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -42,26 +43,47 @@ class Members:
         (folder / "secret").write_text("a secret of tests, long enough\n")
 
     def start(
-        self, name: str, command: list[str], *options: str, count: int = 0, secret: str = "secret"
+        self,
+        name: str,
+        command: list[str],
+        *options: str,
+        count: int = 0,
+        secret: str = "secret",
+        master: str = "127.0.0.1",
+        port: int = 0,
+        stderr: int = subprocess.STDOUT,
+        within: Sequence[str] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start a member; a count makes it the launcher."""
+        """Start a member.
+
+        Args:
+            name: What it is called.
+            command: What it runs.
+            options: Further ones.
+            count: Members of the job, which makes it the launcher.
+            secret: Its file; nothing lets the member have none.
+            master: The launcher's address, for a worker.
+            port: The launcher's, when it is not the job's own.
+            stderr: Where its errors go.
+            within: The command that starts it.
+        """
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RDZV_")}
         environment |= {
             "ROLE": "launcher" if count else "worker",
             "NUM_NODES": str(count or 1),
-            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_ADDR": master,
             "RDZV_ID": "test",
-            "RDZV_PORT": str(self.port),
+            "RDZV_PORT": str(port or self.port),
             "RDZV_NAME": name,
         }
         if secret:
             environment["RDZV_SECRET_FILE"] = str(self.folder / secret)
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*PROGRAM, "--interface", interface(), *options, "--", *command],
+                [*within, *PROGRAM, "--interface", interface(), *options, "--", *command],
                 env=environment,
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=stderr,
             )
         self._running.append(process)
         return process

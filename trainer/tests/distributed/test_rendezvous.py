@@ -8,14 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rdm_job.processes import alive
+from rdm_job.processes import alive, allow_files
 from tests.distributed.members import PROGRAM, Members, codes, interface
 from tests.waiting import wait_until
 
@@ -138,6 +140,8 @@ def test_who_does_not_know_the_secret_takes_no_part(members: Members, tmp_path: 
     stranger = members.start("n1", ["touch", str(tmp_path / "ran")], "--timeout", "15", secret="other")
     assert codes(stranger) == [1]
     assert "does not know this job and its secret" in members.log("n1")
+    # It tries every second, and is named once.
+    assert members.log("n0").count("Somebody at 127.0.0.1 has another secret or RDZV_ID") == 1
     assert not (tmp_path / "ran").exists()
     worker = members.start("n2", ["true"])
     assert codes(launcher, worker) == [0, 0]
@@ -166,8 +170,9 @@ def test_one_too_many_is_told_so(members: Members) -> None:
 def test_a_flood_of_connections_that_prove_nothing_holds_nobody_up(members: Members) -> None:
     launcher = members.start("n0", ["true"], count=2)
     members.said("n0", "waits for 1 members")
+    allow_files(5200)
     with ExitStack() as stack:
-        for number in range(1500):
+        for number in range(5000):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", members.port)))
             if number % 2:
                 with suppress(OSError):
@@ -176,6 +181,89 @@ def test_a_flood_of_connections_that_prove_nothing_holds_nobody_up(members: Memb
         worker = members.start("n1", ["true"])
         assert codes(worker, launcher) == [0, 0]
     assert memory < 200e6
+
+
+@pytest.mark.parametrize("reader", ["is gone", "was never there"])
+def test_a_job_goes_on_when_nobody_reads_its_errors(members: Members, tmp_path: Path, reader: str) -> None:
+    write = "echo to the log >&2; touch ran-$NODE_RANK; test -e ran-$NODE_RANK"
+    command = ["sh", "-c", f"cd {tmp_path} && {write}"]
+    worker = members.start("n1", command)
+    read, written = os.pipe()
+    os.close(read)
+    closes = ("sh", "-c", 'exec "$@" 2>&-', "closes") if reader == "was never there" else ()
+    launcher = members.start("n0", command, count=2, stderr=written, within=closes)
+    os.close(written)
+    assert codes(launcher, worker) == [0, 0]
+    assert (tmp_path / "ran-0").exists()
+
+
+class Line:
+    """A way to the launcher that can be cut: nothing passes then, and no end learns of it.
+
+    Args:
+        port: The launcher's.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._to, self._open = ("127.0.0.1", port), threading.Event()
+        self._open.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, until: Callable[[], object]) -> None:
+        """Let nothing pass until something is the case."""
+        self._open.clear()
+        until()
+        self._open.set()
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while block := source.recv(65536):
+                self._open.wait()
+                sink.sendall(block)
+            self._open.wait()
+            sink.shutdown(socket.SHUT_WR)
+
+
+def _seconds(count: float) -> Callable[[], object]:
+    until = time.monotonic() + count
+    return lambda: wait_until(f"{count:g} s are over", lambda: time.monotonic() > until)
+
+
+def test_a_network_cut_of_20_s_ends_nothing(members: Members, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    command = ["sh", "-c", f"while ! test -e {go}; do sleep 0.2; done; echo rank $NODE_RANK has ended"]
+
+    def ends_unheard(go: Path) -> None:
+        go.touch()
+        members.said("n1", "rank 1 has ended")
+
+    launcher = members.start("n0", command, count=3)
+    members.said("n0", "waits for 2 members")
+    with closing(Line(members.port)) as line:
+        first = members.start("n1", command, port=line.port)
+        members.said("n0", "n1 (")
+        # Before the start its place is free meanwhile.
+        line.cut(lambda: members.said("n0", "has gone"))
+        second = members.start("n2", command)
+        members.said("n1", "All 3 members start")
+        line.cut(_seconds(20))
+        # It ends while nothing passes; the launcher hears of it later.
+        line.cut(lambda: ends_unheard(go))
+        assert codes(launcher, first, second) == [0, 0, 0], members.log("n0")
 
 
 def test_nothing_of_a_command_is_left_whatever_session_it_is_in(members: Members, tmp_path: Path) -> None:

@@ -62,7 +62,32 @@ def test_a_worker_whose_connection_breaks_before_it_hears_of_the_start_hears_of_
     assert (started["round"], started["port"]) == (listed["round"], 29500)
     second.send({"type": "ended", "code": 0})
     assert _until(second, "end")["code"] == 0
+    second.send({"type": "left", "code": 0})
+    second.receive(0.05)
     thread.join(240)
     second.close()
     server.close()
     assert ends == [End(0)]
+
+
+def test_a_worker_that_is_stopped_before_it_hears_of_the_start_ends_the_job_at_once() -> None:
+    server = ControlServer("127.0.0.1", 0, SECRET, 2)
+    launcher = Launcher(server, Roster(LAUNCHER, 2), "session", lambda line: None)
+    ends: list[End] = []
+
+    def lead() -> None:
+        launcher.gather(240.0)
+        launcher.start(29500)
+        ends.append(launcher.run(Command(["sleep", "1000"], dict(os.environ)), 10_000.0, lambda: False))
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    worker = _join(server)
+    worker.send({"type": "ack", "round": _until(worker, "members")["round"]})
+    _until(worker, "start")
+    worker.send({"type": "leave"})
+    assert _until(worker, "end")["reason"] == "n1 was stopped."
+    thread.join(240)
+    worker.close()
+    server.close()
+    assert [end.code for end in ends] == [143]
