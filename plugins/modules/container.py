@@ -271,9 +271,10 @@ container:
   sample: {name: rdm, state: running, image: "training:1"}
 """
 
-from typing import Any, Dict
+from typing import Any, Dict, Optional, Tuple
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.rdm.provision.plugins.module_utils.engine import host_names
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import Functions
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_request import ends, settings_of
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_swap import (
@@ -290,6 +291,9 @@ from ansible_collections.rdm.provision.plugins.module_utils.engine.readiness imp
 from ansible_collections.rdm.provision.plugins.module_utils.node import node_lock, receipt
 from ansible_collections.rdm.provision.plugins.module_utils.node.echo import echo
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_arguments import CLAIM, FILE_ARGUMENTS
+from ansible_collections.rdm.provision.plugins.module_utils.node.file_diff import (
+    difference as file_difference,
+)
 from ansible_collections.rdm.provision.plugins.module_utils.node.file_plan import Plan, Problem, claimed
 from ansible_collections.rdm.provision.plugins.module_utils.node.former_directory import directory_of, removal
 from ansible_collections.rdm.provision.plugins.module_utils.node.rdma import RdmaProblem
@@ -341,6 +345,8 @@ ARGUMENT_SPEC: Dict[str, Any] = {
     "receipt": {"type": "dict", "options": receipt.ARGUMENTS},
 }
 
+_STARTS = {"make", "replace", "start", "restart"}
+"""The steps by which the container starts."""
 _PATIENCE = 60.0
 """Seconds that the engine may be silent, beside those that a container takes to end."""
 
@@ -368,7 +374,9 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
     # A mount is of the directory that was there when the container started.
     restart = bool(files.made) or functions.incomplete
     todo = steps(api, wanted, found, restart, wanted["recreate"], image)
+    named, names = _names(wanted, found if not _STARTS.intersection(todo.todo) else None)
     actions = ["remove {0}".format(one) for one in gone] + todo.todo
+    actions += ["name nodes"] * (None not in (named, names) and named != names)
     running = jobs_in(found, wanted["node"]) if set(ENDS).intersection(todo.todo) else []
     result: Dict[str, Any] = {"changed": bool(actions or paths), "actions": actions, "running": running}
     result["paths"] = paths
@@ -378,12 +386,17 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             "before": dict(before, **(todo.differs.before if todo.differs else {})),
             "after": dict({"exists": True, "running": True}, **(todo.differs.after if todo.differs else {})),
         }
-        result["diff"] = [*files.diff(), difference] if paths else difference
+        parts = files.diff()
+        if "name nodes" in actions:
+            parts.append(file_difference("/etc/hosts in the container", named or "", names or ""))
+        result["diff"] = [*parts, difference] if parts else difference
     if not check:
         change = Change(api, wanted, found, functions)
         change.spare_jobs(todo)
         files.apply(module)
         change.make(todo)
+        if names and named != names:
+            host_names.write(api, name)
         if wanted["receipt"]:
             receipt.keep(wanted["receipt"], api)
             if wanted["lock"]:
@@ -396,6 +409,18 @@ def run(module: AnsibleModule) -> Dict[str, Any]:
             former.apply(module)
     state = now["State"]["Status"] if now else "created"
     return dict(result, container={"name": name, "state": state, "image": wanted["image"]})
+
+
+def _names(wanted: Dict[str, Any], running: Optional[Dict[str, Any]]) -> Tuple[Optional[str], Optional[str]]:
+    """Return the names of nodes that a container has, and those that it shall have.
+
+    None for the first where only root could tell. Both are None where it does not go on as it is, since a
+    container gets them when it starts.
+    """
+    clients = [item["ssh_client_config"] for item in wanted["files"] if item["ssh_client_config"]]
+    if running is None or not clients:
+        return None, None
+    return host_names.found(running), host_names.block(clients[0]["dictionary"])
 
 
 def _renew(lock: Dict[str, Any]) -> None:

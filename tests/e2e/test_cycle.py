@@ -144,6 +144,16 @@ def test_containers_reach_each_other_by_ssh_with_host_keys_checked(lab: Lab, nas
     assert len(own) == len(NODES), "nodes share a host key"
 
 
+def test_names_of_nodes_mean_their_containers_in_each_container(lab: Lab) -> None:
+    result = lab.json("exec", "--", "getent", "hosts", *NODES)
+    found = {
+        node: dict(line.split()[:2] for line in out["stdout"].splitlines())
+        for node, out in result["nodes"].items()
+    }
+    expected = {address: node for node, address in ADDRESSES.items()}
+    assert [found[node] for node in NODES] == [expected] * len(NODES)
+
+
 def test_the_hostfile_is_where_deepspeed_looks(lab: Lab) -> None:
     expected = "".join(f"{address} slots=2\n" for address in ADDRESSES.values())
     for node in NODES:

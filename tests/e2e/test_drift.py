@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.product import NODES, Lab, changed
+from tests.e2e.product import ADDRESSES, NODES, Lab, changed
 
 # Each: on which node, what is done there, and what the look says, in which phase.
 Plant = tuple[str, str, str, str]
@@ -32,6 +32,14 @@ ROUNDS: dict[str, list[Plant]] = {
         ("n1", "docker stop -t 1 rdm", "the container rdm is exited, not running", "container"),
         ("n2", "docker pause rdm", "the container rdm is paused, not running", "container"),
         ("n3", "docker rm -f rdm", "the container rdm is missing", "container"),
+    ],
+    "what containers hold": [
+        (
+            "n2",
+            "docker exec rdm sh -c 'grep -v n3 /etc/hosts > /tmp/hosts; cat /tmp/hosts > /etc/hosts'",
+            "the container rdm (names of nodes) has changed",
+            "container",
+        ),
     ],
     "settings and what a container needs": [
         (
@@ -98,6 +106,18 @@ def test_what_is_changed_by_hand_is_found_and_mended(right: Lab, name: str) -> N
     assert again["in_sync"], again["nodes"]
     assert again["work"] == {}
     assert right.on("n2", "stat", "--format", "%U", "/etc/rdm/ssh/id_ed25519").strip() == "root"
+
+
+def test_an_older_export_in_the_users_bashrc_is_commented_out_when_told_so(right: Lab) -> None:
+    right.on("n2", "sh", "-c", "echo 'export MY_IP=10.9.9.9' >> /home/rdm/.bashrc")
+    shell = ("n2", "su", "-", "rdm", "-c", "bash -ic 'printenv MY_IP'")
+    assert right.on(*shell).split() == ["10.9.9.9"]
+    result = right.json("up", "-e", "my_ip_repair_strays=true")
+    assert any("sets MY_IP to 10.9.9.9, which wins" in said for said in reasons(result, "n2", "my_ip"))
+    assert changed(result) == ["n2"]
+    assert right.on(*shell).split() == [ADDRESSES["n2"]]
+    # Another value of the variable is no change of a node.
+    assert changed(right.json("up")) == []
 
 
 def test_another_version_of_the_collection_looks_at_everything_and_so_does_recheck(right: Lab) -> None:

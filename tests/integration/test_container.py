@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from ansible_collections.rdm.provision.plugins.module_utils.engine.docker_api import DockerAPI
 from ansible_collections.rdm.provision.plugins.module_utils.engine.ownership import labels
-from ansible_collections.rdm.provision.plugins.module_utils.node.receipt import WATCH, read
+from ansible_collections.rdm.provision.plugins.module_utils.node.receipt import WATCH, drift, observe, read
 from ansible_collections.rdm.provision.plugins.modules import container, docker_owned
 
-from tests.integration.engine import Engine, net
+from tests.integration.engine import Engine, net, wait_until
 from tests.unit.plugins.modules.running import Failed, run_module
 
 NET = net(1)
@@ -413,3 +413,59 @@ def test_no_receipt_is_kept_of_a_container_that_does_not_come_up(options: Option
     with pytest.raises(Failed, match="status 3"):
         up(options, command=["sh", "-c", "exit 3"], receipt={**receipt, "directory": str(tmp_path)})
     assert not (tmp_path / "receipt").exists()
+
+
+def test_it_knows_all_nodes_by_name_whatever_comes_and_restarts(
+    api: DockerAPI, options: Options, tmp_path: Path
+) -> None:
+    role = Path(__file__).parents[2] / "roles" / "container" / "files"
+    home = tmp_path / "etc"
+    start = ["sh", "/etc/rdm/ssh/start", *options["command"]]
+
+    def cluster(dictionary: str) -> Options:
+        return {
+            "command": start,
+            "directories": [{"path": str(home)}, {"path": str(home / "ssh")}],
+            "files": [
+                {"path": str(home / "ssh/config"), "ssh_client_config": {"dictionary": dictionary}},
+                *(
+                    {"path": str(home / f"ssh/{name}"), "content": (role / f"{name}.sh").read_text()}
+                    for name in ("start", "hosts")
+                ),
+            ],
+            "volumes": [*options["volumes"][:1], f"{home}:/etc/rdm:ro"],
+        }
+
+    def known() -> list[str]:
+        lines = Path(found(api)["HostsPath"]).read_text().splitlines()
+        return [line.split(" ")[1] for line in lines if line.startswith(NET) and " " in line]
+
+    def since() -> str:
+        return str(found(api)["State"]["StartedAt"])
+
+    two = cluster(f"n1 {MY_IP}\nn2 {NET}.10\n")
+    assert up(options, **two)["actions"] == ["make"]
+    assert known() == ["n1", "n2"]
+    assert not up(options, **two)["changed"]
+    before = since()
+
+    three = cluster(f"n1 {MY_IP}\nn2 {NET}.10\nn3 {NET}.11\n")
+    predicted = up(options, check=True, **three)
+    assert known() == ["n1", "n2"]
+    done = up(options, **three)
+    assert predicted["actions"] == done["actions"] == ["name nodes"]
+    assert any(f"{NET}.11 n3" in part["after"] for part in predicted["diff"] if "after_header" in part)
+    assert (known(), since()) == (["n1", "n2", "n3"], before)
+
+    watched = watch(config_dirs=[])
+    seen = observe(watched, "none", api)
+    api.exec("rdm", ["sh", "-c", "grep -v n3 /etc/hosts > /tmp/hosts; cat /tmp/hosts > /etc/hosts"], 60)
+    assert drift(seen, observe(watched, "none", api)) == {
+        "container": ["the container rdm (names of nodes) has changed"]
+    }
+    assert up(options, **three)["actions"] == ["name nodes"]
+    assert observe(watched, "none", api) == seen
+
+    api.post("/containers/rdm/restart", t=0)
+    assert wait_until(lambda: known() == ["n1", "n2", "n3"], 60), known()
+    assert not up(options, **three)["changed"]

@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
 from urllib.parse import quote
 
 from ansible_collections.rdm.provision.plugins.module_utils.constants import LABEL_CLUSTER, LABEL_ROLE
+from ansible_collections.rdm.provision.plugins.module_utils.engine import host_names
 from ansible_collections.rdm.provision.plugins.module_utils.engine.container_functions import (
     Given,
     devices,
@@ -309,6 +310,9 @@ def _see_engine(
         _note(found, role, name + _STATE, _state(one))
         for part, settings in _settings(one).items():
             _note(found, role, "{0} ({1})".format(name, part), digest(settings))
+        nodes = host_names.found(one) if role == "container" else None
+        if nodes is not None:
+            _note(found, role, "{0} (names of nodes)".format(name), digest(nodes))
         for network in networks:
             # After a boot, the devices of a function may be called otherwise.
             socket = "/run/docker/plugins/{0}.sock".format(network["Driver"])
