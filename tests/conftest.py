@@ -9,6 +9,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from trainer.tests.temporary import pytest_configure, pytest_sessionfinish, pytest_terminal_summary
+
+__all__ = [
+    "ROOT",
+    "pytest_collection_finish",
+    "pytest_configure",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+]
+
 ROOT = Path(__file__).resolve().parent.parent
 COLLECTIONS = ROOT / ".collections"
 

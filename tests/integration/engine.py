@@ -160,7 +160,7 @@ def private_engine(*options: str, prefix: list[str] | None = None) -> Iterator[E
         pytest.fail("the integration tests start a Docker Engine of their own, which only root can do")
     if shutil.which("dockerd") is None:
         pytest.fail("the integration tests need the dockerd program: apt-get install docker.io")
-    engine = Engine(Path(tempfile.mkdtemp(prefix="rdm-engine-", dir="/tmp")), list(options), prefix or [])
+    engine = Engine(Path(tempfile.mkdtemp(prefix="rdm-engine-")), list(options), prefix or [])
     try:
         engine.start()
         yield engine

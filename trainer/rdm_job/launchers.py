@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rdm_core.config.schema import LauncherConfig
 from rdm_job.directory import NODE_VARIABLE
@@ -195,6 +196,8 @@ def _mpirun(attempt: Attempt, _node: int) -> list[str]:
         *("--mca", "oob_tcp_if_include", attempt.network),
         *("--mca", "btl_tcp_if_include", attempt.network),
         *("--mca", "orte_keep_fqdn_hostnames", "1"),
+        # Killed, it leaves its files behind, which then go with the job's links; each node has these.
+        *("--mca", "orte_tmpdir_base", str(Path(attempt.directory).parent)),
         *(attempt.python, "-m", RANK_MODULE),
     ]
 

@@ -9,17 +9,24 @@ which no two nodes share, with links to what is its node's own.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
 import sys
+import time
 from pathlib import Path
 
 from rdm_core.errors import TrainerError
+from rdm_job import processes
 
 __all__ = ["Links"]
 
 _ROOT = Path("/tmp")  # noqa: S108  # ours alone: made with mode 0700, or refused
+_PREFIX = "rdm-"
+_LOCK = "lock"
+_FRESH_S = 60.0
+"""For so long a directory may be one whose agent does not hold its lock yet."""
 
 
 class Links:
@@ -31,9 +38,10 @@ class Links:
     """
 
     def __init__(self, job: str, root: Path = _ROOT) -> None:
-        self.path = root / f"rdm-{job}"
+        self.path = root / f"{_PREFIX}{job}"
         self.job = self.path / "job"
         self._environment = self.path / "environment"
+        self._lock = -1
 
     @property
     def python(self) -> str:
@@ -44,7 +52,7 @@ class Links:
         return str(self._environment / mine.relative_to(sys.prefix))
 
     def make(self, directory: Path, exports: Path) -> None:
-        """Make the links, or mend them.
+        """Make the links, or repair them, and remove those of jobs whose agents were killed.
 
         Args:
             directory: The job's on this node.
@@ -57,6 +65,7 @@ class Links:
         found = self.path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise TrainerError(f"{self.path} is not this user's alone; remove it.")
+        self._hold()
         for link, target in (
             (self.job, directory),
             (self.path / exports.name, exports),
@@ -67,8 +76,38 @@ class Links:
             partial.unlink(missing_ok=True)
             partial.symlink_to(target)
             partial.replace(link)
+        self._sweep()
 
     def remove(self) -> None:
         """Remove them; what they point to stays."""
         with contextlib.suppress(OSError):
             shutil.rmtree(self.path)
+        self._release()
+
+    def _hold(self) -> None:
+        """Lock the directory for as long as this process lives. The lock is in ``/tmp``, and no server's."""
+        self._release()
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def _release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _sweep(self) -> None:
+        """Remove the directories of jobs that have neither an agent nor a process on this node."""
+        for path in self.path.parent.glob(f"{_PREFIX}*@*"):
+            with contextlib.suppress(OSError):
+                found = path.lstat()
+                fresh = time.time() - found.st_mtime < _FRESH_S
+                if path == self.path or fresh or found.st_uid != os.getuid():
+                    continue
+                # Without a lock it is not ours, or an earlier version's.
+                lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if not processes.of_job(path.name.removeprefix(_PREFIX)):
+                        shutil.rmtree(path)
+                finally:
+                    os.close(lock)

@@ -8,6 +8,10 @@ import gc
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.temporary import pytest_configure, pytest_sessionfinish, pytest_terminal_summary
+
+__all__ = ["pytest_collection_finish", "pytest_configure", "pytest_sessionfinish", "pytest_terminal_summary"]
+
 # A busy machine is no finding.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-machine")

@@ -33,10 +33,15 @@ class Members:
 
     Args:
         folder: Where their output and the secret go.
+
+    Attributes:
+        scratch: Their temporary directory, in which those that are killed leave something.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.scratch = folder / "scratch"
+        self.scratch.mkdir()
         self._running: list[subprocess.Popen[bytes]] = []
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
@@ -75,6 +80,7 @@ class Members:
             "RDZV_ID": "test",
             "RDZV_PORT": str(port or self.port),
             "RDZV_NAME": name,
+            "TMPDIR": str(self.scratch),
         }
         if secret:
             environment["RDZV_SECRET_FILE"] = str(self.folder / secret)

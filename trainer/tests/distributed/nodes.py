@@ -15,6 +15,7 @@ from typing import Any
 
 from rdm_job import processes
 from rdm_job.directory import JobDirectory
+from rdm_job.links import Links
 from tests.waiting import DEADLINE_S, wait_until
 
 __all__ = ["PROGRAM", "TINY", "Nodes", "running"]
@@ -211,4 +212,6 @@ def running(nodes: Nodes) -> Iterator[Nodes]:
         agents = f"rdm_job.agent {nodes.folder}/n[12]/"
         subprocess.run(["pkill", "-KILL", "-f", agents], check=False)
         for path in nodes.folder.glob("n?/*/job.json"):
-            processes.end_all(JobDirectory(path.parent, path.parent.parent.name).request().job_id)
+            job = JobDirectory(path.parent, path.parent.parent.name).request().job_id
+            processes.end_all(job)
+            Links(job).remove()

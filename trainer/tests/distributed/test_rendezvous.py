@@ -56,20 +56,17 @@ def test_members_that_come_in_any_order_have_their_ranks_by_name_and_no_secret(m
 
 
 def test_torchrun_takes_all_that_it_needs_from_its_environment_and_leaves_nothing(
-    members: Members, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    members: Members, tmp_path: Path
 ) -> None:
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
     command = [sys.executable, "-m", "torch.distributed.run", str(script)]
     launcher = members.start("n0", command, "--gpus-per-node", "2", count=2)
     worker = members.start("n1", command, "--gpus-per-node", "1")
     assert codes(launcher, worker) == [0, 0], members.log("n0") + members.log("n1")
     assert members.log("n0").count("3 ranks, sum 3") == 2
     assert members.log("n1").count("3 ranks, sum 3") == 1
-    assert not list(scratch.iterdir())
+    assert not list(members.scratch.iterdir())
 
 
 def test_the_first_that_fails_ends_all_with_its_code_and_last_errors(members: Members) -> None:

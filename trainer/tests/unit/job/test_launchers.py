@@ -129,6 +129,8 @@ def test_mpirun_hands_over_names_and_fills_nodes_by_slot() -> None:
     assert command[command.index("-H") + 1] == "192.169.16.100:8,192.169.16.101:4"
     names = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
     assert names == set(environment(ATTEMPT))
+    # What a killed one leaves goes with the directory of links that is around the job's.
+    assert command[command.index("orte_tmpdir_base") + 1] == "/jobs"
 
 
 @pytest.mark.parametrize("kind", LAUNCHERS)

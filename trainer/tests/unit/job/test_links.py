@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from rdm_core.errors import TrainerError
+from rdm_job import processes
 from rdm_job.links import Links
 
 
@@ -39,6 +42,44 @@ def test_a_link_that_leads_elsewhere_is_mended(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         links.make(tmp_path / name, tmp_path / name / ".deepspeed_env")
     assert links.job.resolve() == tmp_path / "after"
+
+
+def test_links_of_a_job_whose_agent_was_killed_go_with_the_next_job_s(tmp_path: Path) -> None:
+    """Not those of one that has an agent, a process or was made just now, nor anybody else's."""
+    long_ago = time.time() - 3600
+    agent = """
+import sys
+from pathlib import Path
+from rdm_job.links import Links
+
+Links(sys.argv[1], Path(sys.argv[2])).make(Path(sys.argv[2]), Path(sys.argv[2], "exports"))
+print("made", flush=True)
+sys.stdin.read()
+"""
+
+    def start(job: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", agent, job, str(tmp_path)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "made\n"
+        return process
+
+    for job in ("killed@1", "has-ranks@1", "fresh@1"):
+        with start(job) as process:
+            process.kill()
+    (tmp_path / "rdm-somebody@1").mkdir()
+    rank_environment = {**os.environ, processes.JOB_VARIABLE: "has-ranks@1"}
+    with start("alive@1") as alive, subprocess.Popen(["sleep", "1000"], env=rank_environment) as rank:
+        for path in tmp_path.glob("rdm-*"):
+            if path.name != "rdm-fresh@1":
+                os.utime(path, (long_ago, long_ago))
+        links = Links("next@1", tmp_path)
+        links.make(tmp_path, tmp_path / "exports")
+        kept = {path.name.removeprefix("rdm-") for path in tmp_path.glob("rdm-*")}
+        alive.kill()
+        rank.kill()
+    links.remove()
+    assert kept == {"has-ranks@1", "fresh@1", "somebody@1", "alive@1", "next@1"}
 
 
 @pytest.mark.parametrize("how", ["open", "file"])
